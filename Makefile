@@ -1,0 +1,38 @@
+# Every target builds .venv when it is missing; nothing has to be done before any of them.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test fast check format bench clean help
+
+demo: .venv/ready          ## train a small CNN on two workers, then show that one worker gives the same bits
+	$(BIN)/unisono run -n 2 examples/digits.py
+
+test: fast                 ## every test, in under ten minutes on two cores
+	$(BIN)/python -m pytest -q -m slow
+
+fast: .venv/ready          ## the tests that take under a minute together
+	$(BIN)/python -m pytest -q -m "not slow"
+
+check: .venv/ready         ## style, strict types, direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+format: .venv/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/ready         ## every workload against plain torch and DDP, ratios in one sitting
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf .venv
+
+help:
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/'
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch .venv/ready

@@ -1,0 +1,61 @@
+"""Data-parallel training for PyTorch whose result does not depend on how many workers computed it.
+
+The public names, nothing else. Those that need torch are loaded when they are first used, so that
+the launcher, which never computes, does not wait for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from unisono.errors import (
+    DataFormatError,
+    MismatchError,
+    NonFiniteLossError,
+    PeerLostError,
+    UnisonoError,
+    WaitTimeoutError,
+    WorkerError,
+)
+from unisono.launch.api import launch
+from unisono.world import World, world
+
+if TYPE_CHECKING:
+    from unisono.train.run import Run, Step
+    from unisono.train.trainer import Trainer
+
+__version__ = "0.1.0"
+
+_LOADED_ON_FIRST_USE = {
+    "Run": "unisono.train.run",
+    "Step": "unisono.train.run",
+    "Trainer": "unisono.train.trainer",
+}
+
+__all__ = [
+    "DataFormatError",
+    "MismatchError",
+    "NonFiniteLossError",
+    "PeerLostError",
+    "Run",
+    "Step",
+    "Trainer",
+    "UnisonoError",
+    "WaitTimeoutError",
+    "WorkerError",
+    "World",
+    "__version__",
+    "launch",
+    "world",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LOADED_ON_FIRST_USE:
+        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LOADED_ON_FIRST_USE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""One step: shards → gradients → ordered sum → update."""

@@ -1,0 +1,93 @@
+"""What can go wrong in the world, as one tree.
+
+Mistakes of the caller are ``ValueError`` and ``TypeError``; what the world does to a run is::
+
+    UnisonoError
+    ├── WorkerError            a worker raised, was killed, or left at the wrong time
+    ├── PeerLostError          this worker waits for one that has left or failed
+    ├── WaitTimeoutError       this worker waited too long for one that is still there
+    ├── MismatchError          the workers do not run the same program
+    ├── NonFiniteLossError     a loss is NaN or infinite
+    └── DataFormatError        a file is not what its name says (also a ValueError)
+
+Every message says what must hold, what was seen, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class UnisonoError(Exception):
+    """The root: everything that the world, not the caller, did wrong."""
+
+
+class WorkerError(UnisonoError):
+    """A worker raised an exception, was killed by a signal, or left at the wrong time.
+
+    Attributes:
+        rank: which worker, or None when no single one is to blame.
+        exit_code: its exit status; negative for a signal, as in :mod:`subprocess`.
+        remote_traceback: what Python printed in the worker; empty when it died without a word.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        exit_code: int | None = None,
+        remote_traceback: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.exit_code = exit_code
+        self.remote_traceback = remote_traceback
+
+
+class PeerLostError(UnisonoError):
+    """A worker that this one waits for has finished or failed; it will never come.
+
+    Attributes:
+        rank: the worker that left.
+    """
+
+    def __init__(self, message: str, *, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class WaitTimeoutError(UnisonoError):
+    """A worker did not come to a common point in time.
+
+    Attributes:
+        missing: the ranks that did not come.
+        waited_s: how long this worker waited, in seconds.
+    """
+
+    def __init__(self, message: str, *, missing: tuple[int, ...], waited_s: float) -> None:
+        super().__init__(message)
+        self.missing = missing
+        self.waited_s = waited_s
+
+
+class MismatchError(UnisonoError):
+    """The workers do not run the same program on the same data."""
+
+
+class NonFiniteLossError(UnisonoError):
+    """The loss of one shard is NaN or infinite; parameters are still those before the step.
+
+    Attributes:
+        step: the step, counted from 0 over the whole run.
+        shard: the shard whose forward pass gave the value.
+        value: the loss.
+    """
+
+    def __init__(self, message: str, *, step: int, shard: int, value: float) -> None:
+        super().__init__(message)
+        self.step = step
+        self.shard = shard
+        self.value = value
+
+
+class DataFormatError(UnisonoError, ValueError):
+    """A data file is truncated, or not of the format it should have."""

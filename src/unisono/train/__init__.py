@@ -1,0 +1,1 @@
+"""The step loop, the trainer on top of it, evaluation, progress."""
