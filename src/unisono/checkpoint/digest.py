@@ -1,0 +1,47 @@
+"""The digest: a hash of parameters, buffers and optimizer state. Equal digests, equal runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.engine.buffers import homes_of_buffers
+from unisono.engine.contents import named_parameters
+
+
+def digest_of(model: nn.Module, optimizer: Optimizer) -> str:
+    """Hash every tensor with its name, dtype and shape, in an order that only names decide.
+
+    Returns:
+        64 hexadecimal digits (SHA-256).
+    """
+    total = hashlib.sha256()
+    for name, tensor in sorted(_tensors(model, optimizer), key=lambda pair: pair[0]):
+        head = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0"
+        total.update(head.encode())
+        total.update(_bytes(tensor))
+    return total.hexdigest()
+
+
+def _tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    parameters = named_parameters(model, optimizer)
+    for name, parameter in parameters.items():
+        yield f"parameter {name}", parameter
+    for name, homes in homes_of_buffers(model).items():
+        module, key = homes[0]
+        buffer = module._buffers[key]
+        if buffer is not None:
+            yield f"buffer {name}", buffer
+    for name, parameter in parameters.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, (torch.Tensor, int, float)):
+                yield f"optimizer {key} {name}", torch.as_tensor(value)
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    dense = tensor.detach().contiguous().reshape(-1)
+    return memoryview(dense.view(torch.uint8).numpy())

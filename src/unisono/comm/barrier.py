@@ -1,0 +1,129 @@
+"""Where workers meet: nobody goes on before everybody has come, and nobody waits for ever.
+
+A wait spins for a moment (the others are usually microseconds away), then sleeps in the kernel.
+It ends when everyone has come, when one of those missing has left (:class:`PeerLostError`), or
+when the time is up (:class:`WaitTimeoutError`). Somebody who waits long says so in words.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from unisono.comm.control import ControlPage, Departure
+from unisono.errors import PeerLostError, WaitTimeoutError
+
+TIMEOUT_S = 1800.0
+NOTICE_AFTER_S = 10.0
+_SPIN_S = 1e-3
+_SPIN_WHEN_CROWDED_S = 2e-5
+_SLEEP_AT_MOST_S = 0.2
+_COUNTER = 2**32
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+class Barrier:
+    """One worker's view of the meeting point. Every rank makes one; final.
+
+    Args:
+        control: the page shared with the other workers.
+        rank: this worker.
+        timeout_s: how long a wait may last, in seconds.
+        notice_after_s: when a wait is told in words, in seconds.
+        say: where those words go.
+    """
+
+    def __init__(
+        self,
+        control: ControlPage,
+        rank: int,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        notice_after_s: float = NOTICE_AFTER_S,
+        say: Callable[[str], None] = _say,
+    ) -> None:
+        self._control = control
+        self._rank = rank
+        self._others = [other for other in range(control.world_size) if other != rank]
+        self._timeout_s = timeout_s
+        self._notice_after_s = notice_after_s
+        self._say = say
+        crowded = control.world_size > len(os.sched_getaffinity(0))
+        self._spin_s = _SPIN_WHEN_CROWDED_S if crowded else _SPIN_S
+
+    def wait(self) -> None:
+        """Meet the others. Collective: every rank calls it, in the same order.
+
+        Raises:
+            PeerLostError: a worker that has not come never will.
+            WaitTimeoutError: a worker did not come in time.
+        """
+        if not self._others:
+            return
+        control = self._control
+        target = (control.arrivals(self._rank) + 1) % _COUNTER
+        control.arrive(self._rank)
+        missing = [other for other in self._others if not self._has_come(other, target)]
+        if missing:
+            missing = self._spin(missing, target)
+        if missing:
+            self._sleep(missing, target)
+        control.acquire(self._rank)
+
+    def _has_come(self, other: int, target: int) -> bool:
+        return (self._control.arrivals(other) - target) % _COUNTER < _COUNTER // 2
+
+    def _spin(self, missing: list[int], target: int) -> list[int]:
+        end = time.perf_counter() + self._spin_s
+        while missing and time.perf_counter() < end:
+            os.sched_yield()
+            missing = [other for other in missing if not self._has_come(other, target)]
+        return missing
+
+    def _sleep(self, missing: list[int], target: int) -> None:
+        control = self._control
+        start = time.monotonic()
+        told = False
+        while missing:
+            other = missing[0]
+            seen = control.arrivals(other)
+            left = control.departure(other)
+            if self._has_come(other, target):
+                missing = [other for other in missing if not self._has_come(other, target)]
+                continue
+            if left != Departure.PRESENT:
+                raise self._lost(other, left)
+            waited_s = time.monotonic() - start
+            if waited_s >= self._timeout_s:
+                raise WaitTimeoutError(
+                    f"{self._sight(missing, waited_s)} Giving up after {waited_s:.0f} s: look "
+                    f"at what rank {other} does there, or at code that not every worker runs.",
+                    missing=tuple(missing),
+                    waited_s=waited_s,
+                )
+            if waited_s >= self._notice_after_s and not told:
+                told = True
+                if self._rank < min(set(self._others) - set(missing), default=self._rank + 1):
+                    self._say(self._sight(missing, waited_s))
+            control.sleep_until_arrival(other, seen, min(_SLEEP_AT_MOST_S, self._timeout_s))
+
+    def _sight(self, missing: list[int], waited_s: float) -> str:
+        here = self._control.step(self._rank)
+        there = ", ".join(
+            f"rank {other} (last seen in step {self._control.step(other)})" for other in missing
+        )
+        return f"unisono: rank {self._rank} in step {here} has waited {waited_s:.0f} s for {there}."
+
+    def _lost(self, other: int, how: Departure) -> PeerLostError:
+        what = "has finished its program" if how == Departure.FINISHED else "has failed"
+        return PeerLostError(
+            f"every worker must come to this point of step {self._control.step(self._rank)}, but "
+            f"rank {other} {what} (last seen in step {self._control.step(other)}) while rank "
+            f"{self._rank} waits for it: all workers must make the same calls in the same order.",
+            rank=other,
+        )

@@ -1,0 +1,115 @@
+"""The page that launcher and workers share: who came how far, who left, what they say to all.
+
+One memfd, one cache line a rank, then one mailbox a rank::
+
+    line r   │ arrivals u32 │ departure u32 │ step i64 │ …        64 bytes
+    mailbox r│ length u64   │ bytes …                            64 KiB
+
+Each line is written by its rank alone (`departure`: by the launcher alone), so no locks are
+needed. The launcher creates the page, so that it outlives every worker; it does not need torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import mmap
+import os
+
+from unisono.comm import futex
+
+LINE_BYTES = 64
+MAILBOX_BYTES = 64 * 1024
+_LENGTH_BYTES = 8
+_ARRIVALS, _DEPARTURE, _STEP = 0, 4, 8
+_WORDS_PER_LINE = LINE_BYTES // 4
+
+
+class Departure(enum.IntEnum):
+    """Whether a worker may still come to a barrier."""
+
+    PRESENT = 0
+    FINISHED = 1
+    FAILED = 2
+
+
+class ControlPage:
+    """The mapped page. Final; made by :meth:`create` or :meth:`attach`."""
+
+    def __init__(self, fd: int, world_size: int) -> None:
+        self.fd = fd
+        self.world_size = world_size
+        self._map = mmap.mmap(fd, _page_bytes(world_size))
+        self._words = (ctypes.c_uint32 * (world_size * _WORDS_PER_LINE)).from_buffer(self._map)
+        self._steps = (ctypes.c_int64 * (world_size * LINE_BYTES // 8)).from_buffer(self._map)
+        self._address = ctypes.addressof(self._words)
+
+    @classmethod
+    def create(cls, world_size: int) -> ControlPage:
+        """Make a fresh page for `world_size` workers; only launchers do."""
+        fd = os.memfd_create("unisono-control", os.MFD_CLOEXEC)
+        os.ftruncate(fd, _page_bytes(world_size))
+        return cls(fd, world_size)
+
+    @classmethod
+    def attach(cls, fd: int, world_size: int) -> ControlPage:
+        """Map the page behind an inherited `fd`."""
+        return cls(fd, world_size)
+
+    def arrivals(self, rank: int) -> int:
+        """Count the barriers that `rank` has come to, modulo 2³²."""
+        return self._words[rank * _WORDS_PER_LINE]
+
+    def arrive(self, rank: int) -> None:
+        """Count one more arrival of `rank`, with everything it wrote before, and wake the others."""
+        futex.add_and_wake(self._address + rank * LINE_BYTES + _ARRIVALS)
+
+    def acquire(self, rank: int) -> None:
+        """Order this worker's later reads after the arrivals it has just seen."""
+        futex.add_and_wake(self._address + rank * LINE_BYTES + _ARRIVALS, 0)
+
+    def sleep_until_arrival(self, rank: int, seen: int, timeout_s: float) -> None:
+        """Sleep while `rank` has come to `seen` barriers; wakes when it arrives or leaves."""
+        futex.wait(self._address + rank * LINE_BYTES + _ARRIVALS, seen, timeout_s)
+
+    def departure(self, rank: int) -> Departure:
+        """Tell whether `rank` has left."""
+        return Departure(self._words[rank * _WORDS_PER_LINE + _DEPARTURE // 4])
+
+    def leave(self, rank: int, how: Departure) -> None:
+        """Mark that `rank` will never come to a barrier again and wake whoever waits for it."""
+        self._words[rank * _WORDS_PER_LINE + _DEPARTURE // 4] = int(how)
+        futex.wake(self._address + rank * LINE_BYTES + _ARRIVALS)
+
+    def step(self, rank: int) -> int:
+        """Tell the step that `rank` was last seen in."""
+        return self._steps[(rank * LINE_BYTES + _STEP) // 8]
+
+    def set_step(self, rank: int, step: int) -> None:
+        """Note the step that `rank` is in, for those who wait for it."""
+        self._steps[(rank * LINE_BYTES + _STEP) // 8] = step
+
+    def post(self, rank: int, message: bytes) -> None:
+        """Put at most ``MAILBOX_BYTES − 8`` bytes into the mailbox of `rank`."""
+        start = self._mailbox(rank)
+        self._map[start : start + _LENGTH_BYTES] = len(message).to_bytes(_LENGTH_BYTES, "little")
+        self._map[start + _LENGTH_BYTES : start + _LENGTH_BYTES + len(message)] = message
+
+    def posted(self, rank: int) -> bytes:
+        """Read the mailbox of `rank`."""
+        start = self._mailbox(rank)
+        length = int.from_bytes(self._map[start : start + _LENGTH_BYTES], "little")
+        return self._map[start + _LENGTH_BYTES : start + _LENGTH_BYTES + length]
+
+    def close(self) -> None:
+        """Give the page's file descriptor back; the mapping goes with the object."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def _mailbox(self, rank: int) -> int:
+        return self.world_size * LINE_BYTES + rank * MAILBOX_BYTES
+
+
+def _page_bytes(world_size: int) -> int:
+    return world_size * (LINE_BYTES + MAILBOX_BYTES)

@@ -1,0 +1,66 @@
+"""Shared memory as tensors: one memfd, mapped once in each worker.
+
+Pages exist from when they are first written, so a generous size costs nothing. The kernel frees
+them when the launcher and every worker have let go; nothing ever has a name in a file system.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+
+import torch
+
+ALIGNMENT_BYTES = 64
+
+
+def aligned(num_bytes: int) -> int:
+    """Round up to whole cache lines (64 bytes), where kernels compute the same bits everywhere."""
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+class Memory:
+    """A mapping of `num_bytes` bytes, all zero at first. Final."""
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self._mapping = mapping
+        self._bytes = torch.frombuffer(mapping, dtype=torch.uint8)
+
+    @classmethod
+    def map(cls, fd: int, num_bytes: int) -> Memory:
+        """Map the memory behind `fd`, shared with whoever maps it too."""
+        return cls(mmap.mmap(fd, num_bytes))
+
+    @classmethod
+    def private(cls, num_bytes: int) -> Memory:
+        """Take memory that this process shares with nobody."""
+        return cls(mmap.mmap(-1, num_bytes))
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the mapping."""
+        return self._bytes.numel()
+
+    def tensor(
+        self, offset: int, shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None
+    ) -> torch.Tensor:
+        """View bytes from `offset` on as a dense tensor of `shape` (contiguous without `stride`)."""
+        if offset % dtype.itemsize:
+            raise ValueError(f"`offset` must be a multiple of {dtype.itemsize}, but is {offset}.")
+        numel = 1
+        for size in shape:
+            numel *= size
+        flat = self._bytes[offset : offset + numel * dtype.itemsize].view(dtype)
+        return flat.view(*shape) if stride is None else flat.as_strided(shape, stride)
+
+    def flat(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """View `numel` elements from byte `offset` on as a vector."""
+        return self.tensor(offset, (numel,), dtype, None)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Put raw bytes at `offset`."""
+        self._mapping[offset : offset + len(data)] = data
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Take raw bytes from `offset`."""
+        return self._mapping[offset : offset + num_bytes]

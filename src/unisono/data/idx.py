@@ -1,0 +1,200 @@
+"""What is in an IDX file? The format of MNIST and its relatives, packed with gzip or not.
+
+::
+
+    0  0  type  d │ size of dimension 1 │ … │ size of dimension d │ values, last index fastest
+    ── bytes ──── │ 4 bytes each, big-endian                      │ big-endian
+
+A file is untrusted: nothing is allocated on the word of its header. A plain file must have exactly
+the size that the header asks for; a packed one is unpacked piece by piece, never further than one
+byte past that size, and never beyond ``max_unpacked_bytes``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+from unisono.errors import DataFormatError
+
+MAX_UNPACKED_BYTES = 4 << 30
+
+_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_GZIP_MAGIC = b"\x1f\x8b"
+_MAX_DIMENSIONS = 64  # torch computes with no more
+_PIECE_BYTES = 1 << 20
+_AGAIN = "copy or download the file again."
+
+
+def read_idx(
+    path: str | os.PathLike[str], *, max_unpacked_bytes: int = MAX_UNPACKED_BYTES
+) -> torch.Tensor:
+    """Read one IDX file, unpacking it first if its first bytes are gzip's, whatever its name.
+
+    Args:
+        path: the file.
+        max_unpacked_bytes: the most that a packed file may unpack to, since a small one may hold
+            a thousand times its size.
+
+    Returns:
+        A tensor of the file's shape and type: uint8, int8, int16, int32, float32 or float64.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DataFormatError: the file is not IDX, is truncated, too long, damaged or too large.
+    """
+    path = Path(path)
+    with path.open("rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        file.seek(0)
+        if not is_packed:
+            return _read(file, path, size_bytes=size_bytes, max_values_bytes=None)
+        with _damage_reported(path), gzip.GzipFile(fileobj=file) as unpacked:
+            stream = cast(BinaryIO, unpacked)
+            return _read(stream, path, size_bytes=None, max_values_bytes=max_unpacked_bytes)
+
+
+def mnist(folder: str | os.PathLike[str], *, train: bool = True) -> TensorDataset:
+    """Read MNIST, or a data set of its shape (Fashion-MNIST, KMNIST), from its two IDX files.
+
+    Args:
+        folder: where the files lie under their usual names, with or without ``.gz``.
+        train: the 60,000 samples to train on, else the 10,000 to test with.
+
+    Returns:
+        Pairs of an image, float32 (1, 28, 28) in [0, 1], and its label, int64 in 0 … 9.
+
+    Raises:
+        FileNotFoundError: a file is missing; the message names the folder and what was looked for.
+        DataFormatError: a file is damaged, not of MNIST's shape, or the two do not belong together.
+    """
+    prefix = "train" if train else "t10k"
+    images_path = _find(Path(folder), f"{prefix}-images-idx3-ubyte")
+    labels_path = _find(Path(folder), f"{prefix}-labels-idx1-ubyte")
+    images, labels = read_idx(images_path), read_idx(labels_path)
+    _check_mnist(images, images_path, labels, labels_path)
+    pixels = images.unsqueeze(1).to(torch.float32).div_(255)
+    return TensorDataset(pixels, labels.to(torch.int64))
+
+
+def _read(
+    file: BinaryIO, path: Path, *, size_bytes: int | None, max_values_bytes: int | None
+) -> torch.Tensor:
+    """Read header and values; ``size_bytes`` is the true size, None where only the end tells."""
+    code, shape = _read_header(file, path)
+    dtype = np.dtype(_DTYPES[code])
+    values_bytes = math.prod(shape) * dtype.itemsize
+    header_bytes = 4 + 4 * len(shape)
+    must = f"an IDX file of shape {shape} must be {header_bytes + values_bytes:,} bytes long"
+    if size_bytes is not None and size_bytes > header_bytes + values_bytes:
+        raise DataFormatError(f"{path}: {must}, but is {size_bytes:,}: {_AGAIN}")
+    if size_bytes is not None and size_bytes < header_bytes + values_bytes:
+        raise DataFormatError(f"{path}: {must}, but ends after {size_bytes:,}: {_AGAIN}")
+    if max_values_bytes is not None and values_bytes > max_values_bytes:
+        raise DataFormatError(
+            f"{path}: a packed file may hold at most {max_values_bytes:,} bytes, but its header "
+            f"announces {values_bytes:,}: unpack it with gunzip, or pass `max_unpacked_bytes`."
+        )
+    values = _read_at_most(file, values_bytes + 1)
+    if len(values) > values_bytes:
+        raise DataFormatError(f"{path}: {must}, but goes on after that: {_AGAIN}")
+    if len(values) < values_bytes:
+        seen_bytes = header_bytes + len(values)
+        raise DataFormatError(f"{path}: {must}, but ends after {seen_bytes:,}: {_AGAIN}")
+    array = np.frombuffer(values, dtype).astype(dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(array).reshape(shape)
+
+
+def _read_header(file: BinaryIO, path: Path) -> tuple[int, tuple[int, ...]]:
+    """Return the code of the type and the shape, both checked."""
+    magic = _read_at_most(file, 4)
+    if len(magic) < 4:
+        raise DataFormatError(
+            f"{path}: an IDX file must begin with 4 bytes of type and dimensions, "
+            f"but ends after {len(magic)}: {_AGAIN}"
+        )
+    zero, code, num_dimensions = magic[:2], magic[2], magic[3]
+    if zero != b"\0\0" or code not in _DTYPES or not 1 <= num_dimensions <= _MAX_DIMENSIONS:
+        raise DataFormatError(
+            f"{path}: an IDX file must begin with two zero bytes, a type "
+            f"({', '.join(f'{known:02x}' for known in _DTYPES)}) and 1 … {_MAX_DIMENSIONS} "
+            f"dimensions, but begins with {magic.hex(' ')}: check that this is the right file."
+        )
+    sizes = _read_at_most(file, 4 * num_dimensions)
+    if len(sizes) < 4 * num_dimensions:
+        raise DataFormatError(
+            f"{path}: the header must hold the sizes of {num_dimensions} dimensions in "
+            f"{4 * num_dimensions} bytes, but ends after {len(sizes)}: {_AGAIN}"
+        )
+    shape = tuple(int(size) for size in np.frombuffer(sizes, ">u4"))
+    if 0 in shape:
+        raise DataFormatError(
+            f"{path}: every dimension must be at least 1, but the shape is {shape}, "
+            f"so the file is empty or damaged: {_AGAIN}"
+        )
+    return code, shape
+
+
+def _read_at_most(file: BinaryIO, num_bytes: int) -> bytearray:
+    """Read up to ``num_bytes``, holding no more memory than the file has really given."""
+    data = bytearray()
+    while piece := file.read(min(num_bytes - len(data), _PIECE_BYTES)):
+        data += piece
+    return data
+
+
+@contextmanager
+def _damage_reported(path: Path) -> Iterator[None]:
+    """Turn the three ways in which gzip finds damage into one error."""
+    try:
+        yield
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataFormatError(
+            f"{path}: a packed file must unpack without errors, but gzip says “{error}”: {_AGAIN}"
+        ) from error
+
+
+def _find(folder: Path, name: str) -> Path:
+    for candidate in (folder / name, folder / f"{name}.gz"):
+        if candidate.is_file():
+            return candidate
+    state = "has neither" if folder.is_dir() else "is not a folder"
+    raise FileNotFoundError(
+        f"The folder must hold {name} or {name}.gz, but {folder} {state}: "
+        f"download MNIST's four files, or pass the folder that has them."
+    )
+
+
+def _check_mnist(
+    images: torch.Tensor, images_path: Path, labels: torch.Tensor, labels_path: Path
+) -> None:
+    if images.dtype != torch.uint8 or images.shape[1:] != (28, 28):
+        raise DataFormatError(
+            f"{images_path}: the images must be uint8 of shape (n, 28, 28), but are "
+            f"{_name(images)}: check that this is MNIST's file."
+        )
+    if labels.dtype != torch.uint8 or labels.dim() != 1 or int(labels.max()) > 9:
+        raise DataFormatError(
+            f"{labels_path}: the labels must be uint8 of shape (n,), 0 … 9, but are "
+            f"{_name(labels)} up to {labels.max().item()}: check that this is MNIST's file."
+        )
+    if len(images) != len(labels):
+        raise DataFormatError(
+            f"Images and labels must be equally many, but {images_path} has {len(images):,} and "
+            f"{labels_path} has {len(labels):,}: take both from the same data set."
+        )
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -1,0 +1,106 @@
+"""What a run consists of: the model's and the optimizer's tensors by name, checked before training."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.engine.buffers import homes_of_buffers
+from unisono.engine.optimizers import check_optimizer
+
+
+def named_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """Name every parameter that the model has or the optimizer updates, tied ones once.
+
+    The model's come first, under its own names; others are ``optimizer.GROUP.POSITION``.
+    """
+    named = dict(model.named_parameters())
+    seen = {id(parameter) for parameter in named.values()}
+    for number, group in enumerate(optimizer.param_groups):
+        for position, parameter in enumerate(group["params"]):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                named[f"optimizer.{number}.{position}"] = parameter
+    return named
+
+
+def updated_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """Name the parameters that the optimizer updates, in the model's order."""
+    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    named = named_parameters(model, optimizer)
+    return {name: parameter for name, parameter in named.items() if id(parameter) in updated}
+
+
+def check_contents(model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse what cannot be trained here, before any training.
+
+    Raises:
+        TypeError: the model is no module, or the optimizer no optimizer.
+        ValueError: a parameter is not initialised, not on the CPU, or overlaps itself; an
+            embedding makes sparse gradients; the optimizer cannot be supported.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be a torch.nn.Module, but is a {type(model).__name__}.")
+    check_optimizer(optimizer)
+    for name, parameter in named_parameters(model, optimizer).items():
+        _check_parameter(name, parameter)
+    for name, homes in homes_of_buffers(model).items():
+        module, key = homes[0]
+        _check_tensor("buffer", name, module._buffers[key])
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise ValueError(
+                f"gradients must be dense, but `{name}` ({type(module).__name__}) has "
+                f"`sparse=True`: make it with `sparse=False`; the sums are the same."
+            )
+
+
+def signature(model: nn.Module, optimizer: Optimizer) -> str:
+    """Hash the names, shapes and dtypes of everything, for workers to compare."""
+    lines = [type(optimizer).__name__]
+    for name, parameter in named_parameters(model, optimizer).items():
+        lines.append(f"{name} {tuple(parameter.shape)} {parameter.dtype}")
+    for name, homes in homes_of_buffers(model).items():
+        buffer = homes[0][0]._buffers[homes[0][1]]
+        lines.append(f"{name} {None if buffer is None else (tuple(buffer.shape), buffer.dtype)}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _check_parameter(name: str, parameter: nn.Parameter) -> None:
+    if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+        raise ValueError(
+            f"parameters must have their shape before training, but `{name}` is lazy: run the "
+            f"model once on one batch, then make the optimizer."
+        )
+    _check_tensor("parameter", name, parameter)
+
+
+def _check_tensor(kind: str, name: str, tensor: torch.Tensor | None) -> None:
+    if tensor is None:
+        return
+    if tensor.device.type != "cpu":
+        raise ValueError(
+            f"the model must be on the CPU, but {kind} `{name}` is on {tensor.device}: this "
+            f"version trains on CPU workers; make the model, or move it back, with `.to('cpu')`."
+        )
+    if tensor.layout != torch.strided or not _is_dense(tensor):
+        raise ValueError(
+            f"{kind}s must be dense and not overlap themselves, but `{name}` has strides "
+            f"{tensor.stride() if tensor.layout == torch.strided else tensor.layout} for shape "
+            f"{tuple(tensor.shape)}: replace it by its `.contiguous()` copy."
+        )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Tell whether the elements fill one block of memory, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return tensor.numel() == 0
+        expected *= size
+    return True

@@ -1,0 +1,125 @@
+"""What a loss function returned, made uniform: a tensor to differentiate and exact sums to average.
+
+A loss function returns, for one shard,
+
+* a scalar: the mean over the shard's samples, or
+* a pair ``(sum, weight)``: the mean is then taken over the true global weight (tokens, say), or
+* a dict with ``"loss"`` (either of the two) and further scalars or pairs, averaged the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from unisono.errors import NonFiniteLossError
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLoss:
+    """One shard's loss.
+
+    Attributes:
+        tensor: what to differentiate: the mean, or the sum of a pair.
+        is_sum: whether it is the sum of a pair.
+        scalars: by name (``"loss"`` first) the sum over the shard and its weight.
+    """
+
+    tensor: torch.Tensor
+    is_sum: bool
+    scalars: dict[str, tuple[float, float]]
+
+
+def read_loss(value: Any, num_samples: int) -> ShardLoss:
+    """Make one shard's loss uniform.
+
+    Args:
+        value: what the loss function returned.
+        num_samples: the shard's samples, the weight of means.
+
+    Raises:
+        TypeError: it is none of the three forms.
+        ValueError: it has more than one element, or a weight is negative.
+    """
+    values = value if isinstance(value, Mapping) else {"loss": value}
+    if "loss" not in values:
+        raise TypeError(
+            f'a loss function that returns a dict must have "loss" in it, but the keys are '
+            f'{list(values)}: name the value to minimise "loss".'
+        )
+    loss = values["loss"]
+    tensor = loss[0] if _is_pair(loss) else loss
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(
+            f"a loss function must return a scalar tensor, (sum, weight) or a dict, but returned "
+            f"{type(tensor).__name__}: return the mean loss of the batch, as `F.cross_entropy` does."
+        )
+    scalars = {"loss": _sum_and_weight("loss", loss, num_samples)}
+    for name, other in values.items():
+        if name != "loss":
+            scalars[str(name)] = _sum_and_weight(str(name), other, num_samples)
+    return ShardLoss(tensor, _is_pair(loss), scalars)
+
+
+def check_finite(loss: ShardLoss, step: int, shard: int) -> None:
+    """Refuse a loss that is NaN or infinite, before it reaches any parameter.
+
+    Raises:
+        NonFiniteLossError: names the step and the shard.
+    """
+    total, weight = loss.scalars["loss"]
+    if not math.isfinite(total):
+        value = total / weight if weight else total
+        raise NonFiniteLossError(
+            f"the loss must be finite, but is {value} in step {step} for shard {shard}; the "
+            f"parameters are still those before step {step}: lower the learning rate, or look at "
+            f"that shard's samples for values that are not finite.",
+            step=step,
+            shard=shard,
+            value=value,
+        )
+
+
+def check_differentiable(loss: ShardLoss) -> None:
+    """Refuse a loss that no parameter had a part in.
+
+    Raises:
+        ValueError: it carries no graph.
+    """
+    if not loss.tensor.requires_grad:
+        raise ValueError(
+            "the loss must depend on the model's parameters, but has no gradient: compute it from "
+            "the model's output, without `.item()`, `.detach()` or `torch.no_grad()`."
+        )
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2
+
+
+def _sum_and_weight(name: str, value: Any, num_samples: int) -> tuple[float, float]:
+    if not _is_pair(value):
+        return _number(name, value) * num_samples, float(num_samples)
+    weight = _number(f"the weight of {name}", value[1])
+    if not weight >= 0:
+        raise ValueError(f"the weight of {name} must be at least 0, but is {weight}.")
+    return _number(name, value[0]), weight
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
+        raise ValueError(
+            f"{name} must be a scalar, but has shape {tuple(value.shape)}: take the mean over the "
+            f"batch (`.mean()`), or return (sum, weight)."
+        )
+    try:
+        return float(value.item() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{name} must be a number or a tensor with one element, but is a "
+            f"{type(value).__name__}."
+        ) from None

@@ -1,0 +1,89 @@
+"""Which optimizers can be cut into pieces, which must see whole parameters, which cannot run here."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import optim
+
+ELEMENTWISE: tuple[type[optim.Optimizer], ...] = (
+    optim.Adam,
+    optim.AdamW,
+    optim.SGD,
+    optim.RMSprop,
+    optim.Adagrad,
+    optim.Adadelta,
+    optim.Adamax,
+    optim.NAdam,
+    optim.RAdam,
+    optim.ASGD,
+    optim.Rprop,
+)
+
+
+def is_elementwise(optimizer: optim.Optimizer) -> bool:
+    """Tell whether each element's update depends on that element alone.
+
+    Exactly torch's own classes: a subclass may look at whole parameters. Fused SGD computes the
+    last elements of a range otherwise than the others, and with several threads every thread has
+    such a range; then the parameters stay whole.
+    """
+    if type(optimizer) not in ELEMENTWISE:
+        return False
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    return not (type(optimizer) is optim.SGD and fused and torch.get_num_threads() > 1)
+
+
+def check_optimizer(optimizer: optim.Optimizer) -> None:
+    """Refuse, before any training, what cannot be split over workers with the same bits.
+
+    Raises:
+        TypeError: it is no torch optimizer.
+        ValueError: it needs a closure, sparse gradients or differentiable updates.
+    """
+    if not isinstance(optimizer, optim.Optimizer):
+        raise TypeError(
+            f"`optimizer` must be a torch.optim.Optimizer, but is a {type(optimizer).__name__}."
+        )
+    name = type(optimizer).__name__
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"an optimizer must update once per step from gradients that are there, but {name} "
+            f"asks for a closure to evaluate the loss again: use AdamW, Adafactor or Muon, say."
+        )
+    if isinstance(optimizer, optim.SparseAdam):
+        raise ValueError(
+            f"gradients must be dense, but {name} takes sparse ones alone: make the embeddings "
+            f"with `sparse=False` and use Adam."
+        )
+    for group in optimizer.param_groups:
+        for option in ("differentiable", "capturable"):
+            if group.get(option):
+                raise ValueError(
+                    f"`{option}=True` must be off on CPU workers, but is on for {name}: leave it out."
+                )
+
+
+def state_like(optimizer: optim.Optimizer, group: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Find out which tensors an element-wise optimizer keeps for a parameter of `group`.
+
+    A copy of the optimizer takes one step on a parameter of four elements.
+
+    Returns:
+        By name, an example: of four elements where the tensor is like the parameter.
+    """
+    parameter = torch.nn.Parameter(torch.zeros(4, dtype=group["params"][0].dtype))
+    parameter.grad = torch.zeros_like(parameter)
+    probe = copy.copy(optimizer)
+    probe.param_groups = [{**group, "params": [parameter]}]
+    probe.state = defaultdict(dict)
+    if isinstance(optimizer, optim.Adagrad):
+        probe.state[parameter] = {"step": torch.tensor(0.0), "sum": torch.zeros_like(parameter)}
+    probe.step()
+    state = probe.state[parameter]
+    return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}

@@ -1,0 +1,130 @@
+"""What every shard tells about a step besides its gradients: its loss and scalars, exactly summed.
+
+A row is written by the worker that computed the shard and read by all::
+
+    form u32 │ number of names u32 │ bytes of names u32 │ – │ (sum f64, weight f64)… │ names, JSON
+
+Sums over shards are taken in the canonical order, so that means have the same bits everywhere.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import struct
+from dataclasses import dataclass
+
+from unisono.engine.arena import ROW_BYTES, Arena
+from unisono.engine.loss import ShardLoss
+from unisono.errors import MismatchError
+from unisono.plan.summation import Node, additions_over
+
+_HEAD = struct.Struct("<IIII")
+_PAIR_BYTES = 16
+
+
+class Form(enum.IntEnum):
+    """Which form of loss a shard had."""
+
+    EMPTY = 0
+    MEAN = 1
+    SUM = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """What all shards of a step had to say together.
+
+    Attributes:
+        form: the form of the loss, the same for every shard that is not empty.
+        means: by name, the mean over all samples (or the true weight) of the step.
+        weight: the global weight of the loss.
+    """
+
+    form: Form
+    means: dict[str, float]
+    weight: float
+
+
+class Rows:
+    """Writes and reads the rows of one run's shards. Final."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        num_shards = arena.plan.shards
+        self._additions = additions_over([Node(v, v + 1) for v in range(num_shards)], num_shards)
+        self._num_shards = num_shards
+
+    def write(self, shard: int, loss: ShardLoss | None) -> None:
+        """Publish one shard's row; None for an empty shard.
+
+        Raises:
+            ValueError: there are more names than a row can hold.
+        """
+        if loss is None:
+            self._arena.write_row(shard, _HEAD.pack(Form.EMPTY, 0, 0, 0))
+            return
+        names = json.dumps(list(loss.scalars)).encode()
+        pairs = [number for pair in loss.scalars.values() for number in pair]
+        head = _HEAD.pack(Form.SUM if loss.is_sum else Form.MEAN, len(pairs) // 2, len(names), 0)
+        row = head + struct.pack(f"<{len(pairs)}d", *pairs) + names
+        if len(row) > ROW_BYTES:
+            raise ValueError(
+                f"the scalars of a loss must fit {ROW_BYTES} bytes with their names, but "
+                f"{len(loss.scalars)} scalars take {len(row)}: return fewer, or shorter names."
+            )
+        self._arena.write_row(shard, row)
+
+    def totals(self) -> StepTotals:
+        """Read all rows; the same on every worker.
+
+        Raises:
+            MismatchError: shards disagree about the form of the loss or the names.
+            ValueError: the weights add up to nothing.
+        """
+        rows = [_Row(self._arena.read_row(shard, ROW_BYTES)) for shard in range(self._num_shards)]
+        speaker = next(shard for shard, row in enumerate(rows) if row.form != Form.EMPTY)
+        for shard, row in enumerate(rows):
+            if row.form != Form.EMPTY and not row.is_like(rows[speaker]):
+                raise MismatchError(
+                    f"the loss function must return the same form and the same names for every "
+                    f"shard, but shards {speaker} and {shard} differ: return the same keys always."
+                )
+        pairs = [row.pairs(rows[speaker].num_names) for row in rows]
+        for into, other in self._additions:
+            pairs[into] = [a + b for a, b in zip(pairs[into], pairs[other], strict=True)]
+        sums, weights = pairs[0][0::2], pairs[0][1::2]
+        if not weights[0] > 0:
+            raise ValueError(
+                f"the weights of a step's shards must add up to more than 0, but give "
+                f"{weights[0]}: return (sum, weight) with the number of things summed."
+            )
+        means = {
+            name: total / weight if weight else math.nan
+            for name, total, weight in zip(rows[speaker].names(), sums, weights, strict=True)
+        }
+        return StepTotals(rows[speaker].form, means, weights[0])
+
+
+class _Row:
+    """One shard's row, as read. Final."""
+
+    def __init__(self, data: bytes) -> None:
+        form, self.num_names, num_bytes, _ = _HEAD.unpack_from(data)
+        self.form = Form(form)
+        names_at = _HEAD.size + self.num_names * _PAIR_BYTES
+        self._data = data
+        self._names = data[names_at : names_at + num_bytes]
+
+    def is_like(self, other: _Row) -> bool:
+        return self.form == other.form and self._names == other._names
+
+    def names(self) -> list[str]:
+        return [str(name) for name in json.loads(self._names)]
+
+    def pairs(self, num_names: int) -> list[float]:
+        """Give sum, weight, sum, weight, …; all zero where the shard is empty."""
+        if self.form == Form.EMPTY:
+            return [0.0] * (2 * num_names)
+        return list(struct.unpack_from(f"<{2 * num_names}d", self._data, _HEAD.size))

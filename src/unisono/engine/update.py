@@ -1,0 +1,212 @@
+"""From summed gradients to new parameters: in pieces by all workers, or whole by one.
+
+Both use the optimizer that the user made, hooks and schedules and all; for the time of its
+``step()`` its parameters and state are those of this worker.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.optim import Optimizer
+
+from unisono.engine.arena import Arena
+from unisono.plan.slices import Piece
+
+
+@dataclass(frozen=True, slots=True)
+class StateKey:
+    """One tensor of a parameter's optimizer state.
+
+    Attributes:
+        at: its position in ``arena.states``.
+        is_array: whether it has an element for each of the parameter's; else it is a scalar.
+    """
+
+    at: int
+    is_array: bool
+
+
+class Update(Protocol):
+    """One way to apply the summed gradients."""
+
+    def apply(self, present: Sequence[bool]) -> None:
+        """Update this worker's share of the parameters that have a gradient.
+
+        Args:
+            present: for each parameter of the arena, whether it has a gradient in this step.
+        """
+
+    def commit(self) -> None:
+        """Take notice, after everybody has updated, of what the others did."""
+
+
+class SlicedUpdate:
+    """Element-wise optimizers: each worker updates its pieces; state lies in the arena. Final.
+
+    Args:
+        optimizer: the user's.
+        parameters: in the arena's order.
+        arena: with the parameters' values and, where flags say so, their state.
+        keys: for each parameter, its state's names and where they lie.
+        pieces: this worker's.
+        totals: the summed gradients of those pieces.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[torch.nn.Parameter],
+        arena: Arena,
+        keys: Sequence[dict[str, StateKey]],
+        pieces: Sequence[Piece],
+        totals: Sequence[torch.Tensor],
+    ) -> None:
+        self._optimizer = optimizer
+        self._parameters = parameters
+        self._arena = arena
+        self._keys = keys
+        self._pieces = pieces
+        self._totals = totals
+        self._leaves = [
+            torch.nn.Parameter(arena.parameters.piece(p.index, p.start, p.stop)) for p in pieces
+        ]
+        self._state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
+        self._groups = self._group_leaves()
+        self._strangers = {n for n, piece in enumerate(pieces) if keys[piece.index]}
+        self._known = b""
+        self._dense = False
+        self._adopt_existing()
+        self.commit()
+
+    def apply(self, present: Sequence[bool]) -> None:
+        """See :meth:`Update.apply`."""
+        if not (self._dense and all(present)):
+            for leaf, piece, total in zip(self._leaves, self._pieces, self._totals, strict=True):
+                leaf.grad = total if present[piece.index] else None
+            self._dense = all(present)
+        if self._leaves:
+            with self._in_place_of_the_whole():
+                self._optimizer.step()
+        for position in sorted(self._strangers):
+            self._adopt_new(position)
+
+    def commit(self) -> None:
+        """Show the user's optimizer the whole state of parameters that have got theirs."""
+        known = self._arena.read_flags(self._arena.plan.shards)
+        if known == self._known:
+            return
+        for index, parameter in enumerate(self._parameters):
+            if known[index] and not self._known[index : index + 1] == b"\1":
+                self._optimizer.state[parameter] = {
+                    name: self._arena.states.tensor(key.at)
+                    for name, key in self._keys[index].items()
+                }
+        self._known = known
+
+    def _group_leaves(self) -> list[list[torch.nn.Parameter]]:
+        group_of = {
+            id(parameter): which
+            for which, group in enumerate(self._optimizer.param_groups)
+            for parameter in group["params"]
+        }
+        groups: list[list[torch.nn.Parameter]] = [[] for _ in self._optimizer.param_groups]
+        for leaf, piece in zip(self._leaves, self._pieces, strict=True):
+            groups[group_of[id(self._parameters[piece.index])]].append(leaf)
+        return groups
+
+    @contextmanager
+    def _in_place_of_the_whole(self) -> Iterator[None]:
+        optimizer = self._optimizer
+        whole = [group["params"] for group in optimizer.param_groups]
+        state = optimizer.state
+        try:
+            optimizer.state = self._state
+            for group, leaves in zip(optimizer.param_groups, self._groups, strict=True):
+                group["params"] = leaves
+            yield
+        finally:
+            optimizer.state = state
+            for group, parameters in zip(optimizer.param_groups, whole, strict=True):
+                group["params"] = parameters
+
+    def _adopt_existing(self) -> None:
+        """Give pieces the state that the arena already holds."""
+        known = self._arena.read_flags(self._arena.plan.shards)
+        for position, piece in enumerate(self._pieces):
+            if known[piece.index]:
+                for name, key in self._keys[piece.index].items():
+                    home = self._home(piece, key)
+                    shared = key.is_array or piece.is_first
+                    self._state[self._leaves[position]][name] = home if shared else home.clone()
+                self._strangers.discard(position)
+
+    def _adopt_new(self, position: int) -> None:
+        """Move state that the optimizer has just made for a piece into the arena.
+
+        A scalar's home belongs to the worker of the first piece; the others keep copies, which
+        count the same steps.
+        """
+        piece, state = self._pieces[position], self._state[self._leaves[position]]
+        if not any(isinstance(value, torch.Tensor) for value in state.values()):
+            return
+        for name, key in self._keys[piece.index].items():
+            if key.is_array or piece.is_first:
+                home = self._home(piece, key)
+                home.copy_(state[name].reshape(home.shape))
+                state[name] = home
+        if piece.is_first:
+            self._arena.set_flag(self._arena.plan.shards, piece.index)
+        self._strangers.discard(position)
+
+    def _home(self, piece: Piece, key: StateKey) -> torch.Tensor:
+        if key.is_array:
+            return self._arena.states.piece(key.at, piece.start, piece.stop)
+        return self._arena.states.tensor(key.at)
+
+
+class WholeUpdate:
+    """Any other optimizer: rank 0 updates whole parameters, the others wait for it. Final.
+
+    Args:
+        optimizer: the user's; its state stays in rank 0's process.
+        parameters: in the arena's order, already views of it.
+        arena: with the summed gradients in slot 0.
+        acts: whether this worker is the one that updates.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[torch.nn.Parameter],
+        arena: Arena,
+        *,
+        acts: bool,
+    ) -> None:
+        self._optimizer = optimizer
+        self._parameters = parameters
+        self._totals = arena.gradients[0].tensors()
+        self._acts = acts
+
+    def apply(self, present: Sequence[bool]) -> None:
+        """See :meth:`Update.apply`; the caller lets everybody's sums be finished first."""
+        if not self._acts:
+            # A schedule asks whether the optimizer has stepped; elsewhere it has.
+            self._optimizer._opt_called = True  # type: ignore[attr-defined]
+            return
+        for parameter, total, here in zip(self._parameters, self._totals, present, strict=True):
+            parameter.grad = total if here else None
+        try:
+            self._optimizer.step()
+        finally:
+            for parameter in self._parameters:
+                parameter.grad = None
+
+    def commit(self) -> None:
+        """See :meth:`Update.commit`; there is nothing to notice."""
+

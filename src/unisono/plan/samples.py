@@ -1,0 +1,91 @@
+"""Which samples: the global batch of each step, and each shard's part of it.
+
+The order of an epoch is torch's: ``DistributedSampler`` seeds a generator with ``seed + epoch``
+and permutes. Step *t* takes positions *tB* … *(t+1)B − 1* of the order; the sample at position *p*
+belongs to shard *p* mod *S*, which is the sample that ``DistributedSampler`` gives to replica
+*p* mod *S*. Nothing is padded: the last batch may be short and a shard of it empty. ::
+
+    S = 3, B = 5     position  0 1 2 3 4 │ 5 6 7 8 9 │ 10 11
+                     shard     0 1 2 0 1 │ 2 0 1 2 0 │  1  2      (shard 0 of the last is empty)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePlan:
+    """How a dataset is cut into global batches and shards. Pure arithmetic.
+
+    Args:
+        num_samples: N, the dataset's length, at least 1.
+        batch_size: B, samples of one global batch, at least S.
+        shards: S.
+        shuffle: whether each epoch has an order of its own.
+        seed: the run's seed.
+
+    Raises:
+        ValueError: a number does not fit the others.
+    """
+
+    num_samples: int
+    batch_size: int
+    shards: int
+    shuffle: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.shards < 1:
+            raise ValueError(f"`shards` must be at least 1, but is {self.shards}.")
+        if self.num_samples < 1:
+            raise ValueError(
+                "the dataset must have at least one sample, but is empty: check its folder or "
+                "the filter that made it."
+            )
+        if self.batch_size < self.shards:
+            raise ValueError(
+                f"`batch_size` is the global batch and must be at least `shards` "
+                f"({self.shards}), but is {self.batch_size}: pass `batch_size={self.shards}` or "
+                f"more, or `shards={max(1, self.batch_size)}`."
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many global batches an epoch has, a short last one included."""
+        return -(-self.num_samples // self.batch_size)
+
+    def order(self, epoch: int) -> torch.Tensor:
+        """Give the dataset's indices in the order of `epoch`: int64 of shape (num_samples,)."""
+        if not self.shuffle:
+            return torch.arange(self.num_samples)
+        generator = torch.Generator()
+        generator.manual_seed(self.seed + epoch)
+        return torch.randperm(self.num_samples, generator=generator)
+
+    def bounds(self, batch: int) -> tuple[int, int]:
+        """Give the positions [start, stop) of the epoch's `batch`-th global batch."""
+        start = batch * self.batch_size
+        return start, min(start + self.batch_size, self.num_samples)
+
+    def first_position(self, batch: int, shard: int) -> int:
+        """Give the first position at or after the batch's start that belongs to `shard`."""
+        start = batch * self.batch_size
+        return start + (shard - start) % self.shards
+
+    def shard_indices(self, order: torch.Tensor, batch: int, shard: int) -> torch.Tensor:
+        """Cut one shard's indices out of the epoch's order; shape (samples,), maybe none."""
+        stop = self.bounds(batch)[1]
+        return order[min(self.first_position(batch, shard), stop) : stop : self.shards]
+
+    def shard_size(self, batch: int, shard: int) -> int:
+        """Count the samples of one shard of one global batch."""
+        stop = self.bounds(batch)[1]
+        return max(0, -(-(stop - self.first_position(batch, shard)) // self.shards))
+
+    def num_batch_samples(self, batch: int) -> int:
+        """Count the samples of one global batch, all shards together."""
+        start, stop = self.bounds(batch)
+        return stop - start

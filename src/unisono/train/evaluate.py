@@ -1,0 +1,92 @@
+"""Exact means over a dataset: every sample once, the same bits on any number of workers.
+
+The dataset is cut into global batches and shards like an epoch of training, without shuffling.
+Each shard adds up its own sums in the order of the batches; the shards' sums are added in the
+canonical order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from unisono.comm.team import Team
+from unisono.data.fetch import fetcher
+from unisono.engine.loss import read_loss
+from unisono.engine.randomness import generators_put_back, seed_generators
+from unisono.engine.threads import num_threads
+from unisono.errors import MismatchError
+from unisono.plan.samples import SamplePlan
+from unisono.plan.seeds import seed_of
+from unisono.plan.shards import assign
+from unisono.plan.summation import tree_sum
+from unisono.world import threads_per_worker
+
+Pairs = dict[str, tuple[float, float]]
+
+
+def evaluate(
+    model: nn.Module,
+    loss: Callable[[nn.Module, Any], Any],
+    dataset: Any,
+    plan: SamplePlan,
+    team: Team,
+) -> dict[str, float]:
+    """Average the loss and its scalars over a dataset. Collective: every rank calls it.
+
+    Args:
+        model: in whatever mode; it evaluates in ``eval()`` mode and gets its own back.
+        loss: as for training.
+        dataset: map-style.
+        plan: of the dataset, without shuffling.
+        team: the workers.
+
+    Returns:
+        By name, the mean over all samples (or the true weight); the same on every worker.
+    """
+    fetch = fetcher(dataset)
+    order = plan.order(0)
+    mine = assign(plan.shards, team.world.world_size)[team.world.rank]
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad(), generators_put_back(), num_threads(threads_per_worker()):
+            sums: dict[int, Pairs] = {shard: {} for shard in mine}
+            for batch in range(plan.steps_per_epoch):
+                for shard in mine:
+                    indices = plan.shard_indices(order, batch, shard)
+                    if len(indices):
+                        seed_generators(seed_of("evaluate", plan.seed, batch, shard))
+                        value = loss(model, fetch(indices))
+                        _add(sums[shard], read_loss(value, len(indices)).scalars)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    heard = team.gather(json.dumps(list(sums.values())).encode())
+    return _means([pairs for message in heard for pairs in json.loads(message)])
+
+
+def _add(sums: Pairs, scalars: Pairs) -> None:
+    for name, (total, weight) in scalars.items():
+        total_before, weight_before = sums.get(name, (0.0, 0.0))
+        sums[name] = (total_before + total, weight_before + weight)
+
+
+def _means(shards: list[Pairs]) -> dict[str, float]:
+    """Average over shards, one entry each in shard order; empty where a shard had no samples."""
+    names = list(next(pairs for pairs in shards if pairs))
+    if any(pairs and set(pairs) != set(names) for pairs in shards):
+        raise MismatchError(
+            f"the loss function must return the same names for every shard, but returned "
+            f"{sorted(map(sorted, map(list, shards)))}: return the same keys always."
+        )
+    means = {}
+    for name in names:
+        total = tree_sum([pairs.get(name, (0.0, 0.0))[0] for pairs in shards], lambda a, b: a + b)
+        weight = tree_sum([pairs.get(name, (0.0, 0.0))[1] for pairs in shards], lambda a, b: a + b)
+        means[name] = total / weight if weight else float("nan")
+    return means

@@ -1,0 +1,209 @@
+"""The trainer: the step loop with a loss function, validation, progress and a summary."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.checkpoint.digest import digest_of
+from unisono.checkpoint.weights import save_weights
+from unisono.train.evaluate import evaluate
+from unisono.train.progress import Summary, display, told
+from unisono.train.run import Run, check_whole
+from unisono.train.step import Step
+
+Loss = Callable[[nn.Module, Any], Any]
+
+
+class Trainer:
+    """Trains a model to the same bits on any number of workers. Final.
+
+    Args:
+        model: on the CPU.
+        optimizer: over the model's parameters.
+        loss: takes (model, batch) of one shard to its mean loss, to ``(sum, weight)``, or to a
+            dict with ``"loss"`` and further scalars, which are averaged exactly the same way.
+        shards: S, the fixed number of parts of every global batch; at least the number of
+            workers. None: the number of cores, at most 8, or the number of workers if larger.
+        seed: of the order of samples and of all random numbers in training; ≥ 0.
+
+    Raises:
+        TypeError: an argument is of the wrong kind.
+        ValueError: an argument does not fit; the message says what to do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss: Loss,
+        *,
+        shards: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not callable(loss):
+            raise TypeError(
+                f"`loss` must be a function of (model, batch), but is a {type(loss).__name__}: "
+                f"pass `lambda model, batch: …`, or a function."
+            )
+        self.run = Run(model, optimizer, shards=shards, seed=seed)
+        self._loss = loss
+
+    def fit(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        epochs: int | None = None,
+        steps: int | None = None,
+        validate: Any = None,
+        shuffle: bool = True,
+    ) -> Summary:
+        """Train until the run has come to its totals; a finished run's `fit` does nothing.
+
+        Collective: every rank calls it, in the same order.
+
+        Args:
+            dataset: map-style; the same on every worker.
+            batch_size: samples of one global batch, all workers together.
+            epochs: how many epochs the run has in total.
+            steps: how many steps the run has in total; with `epochs`, whichever comes first.
+            validate: a dataset to evaluate after every epoch and at the end.
+            shuffle: whether each epoch has an order of its own.
+
+        Returns:
+            What this call did; its text is the summary line.
+
+        Raises:
+            TypeError: a dataset is not map-style, or the loss returned something else.
+            ValueError: a number does not fit, or the loss is not a scalar.
+            NonFiniteLossError: the loss of a shard is NaN or infinite.
+            MismatchError: the workers do not run the same program.
+        """
+        run = self.run
+        plan = run.plan(dataset, batch_size, shuffle)
+        if validate is not None:
+            run.plan(validate, batch_size, False)
+        loop = run.steps(dataset, batch_size=batch_size, epochs=epochs, steps=steps, shuffle=shuffle)
+        show = display(run.world.rank)
+        ends = [total for total in (steps, epochs and epochs * plan.steps_per_epoch) if total]
+        show.start(run.position.step, max([run.position.step, min(ends, default=0)]))
+        tally = _Tally()
+        run.model.train()
+        try:
+            tally.begin()
+            for step in loop:
+                self._compute(step)
+                tally.count(step)
+                show.step(step.epoch, step.loss, step.num_samples)
+                if validate is not None and step.batch == plan.steps_per_epoch - 1:
+                    tally.pause()
+                    tally.validation = self.evaluate(validate, batch_size=batch_size)
+                    show.say(f"epoch {step.epoch + 1}: validation {told(tally.validation)}")
+                    tally.begin()
+            tally.pause()
+        finally:
+            show.stop()
+        if tally.steps and validate is not None and run.position.batch:
+            tally.validation = self.evaluate(validate, batch_size=batch_size)
+            show.say(f"step {run.position.step}: validation {told(tally.validation)}")
+        summary = tally.summary(run.shards, run.world.world_size, self.digest())
+        if tally.steps:
+            show.say(str(summary))
+        return summary
+
+    def evaluate(self, dataset: Any, *, batch_size: int) -> dict[str, float]:
+        """Average the loss and its scalars over a dataset, every sample once.
+
+        Collective: every rank calls it, in the same order.
+
+        Args:
+            dataset: map-style; the same on every worker.
+            batch_size: samples of one global batch, all workers together.
+
+        Returns:
+            By name, the mean over all samples (or the true weight); the same on every worker,
+            with the same bits for every number of workers.
+        """
+        plan = self.run.plan(dataset, batch_size, False)
+        return evaluate(self.run.model, self._loss, dataset, plan, self.run.team)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the weights as safetensors, under the plain model's names; rank 0 writes.
+
+        Collective: every rank calls it; when it returns, the file is there.
+
+        Raises:
+            OSError: the folder does not exist or cannot be written.
+        """
+        error = b""
+        failure: OSError | None = None
+        if self.run.world.rank == 0:
+            try:
+                save_weights(self.run.model, path)
+            except OSError as caught:
+                failure, error = caught, str(caught).encode()
+        heard = self.run.team.gather(error)[0]
+        if failure is not None:
+            raise failure
+        if heard:
+            raise OSError(heard.decode())
+
+    def digest(self) -> str:
+        """Hash parameters, buffers and optimizer state; equal digests mean equal runs.
+
+        Collective: every rank calls it and gets rank 0's.
+
+        Returns:
+            64 hexadecimal digits.
+        """
+        own = ""
+        if self.run.world.rank == 0:
+            own = digest_of(self.run.model, self.run.optimizer)
+        return self.run.team.gather(own.encode())[0].decode()
+
+    def _compute(self, step: Step) -> None:
+        with step:
+            for batch in step.shards:
+                step.backward(self._loss(self.run.model, batch))
+
+
+class _Tally:
+    """Counts what a call of ``fit`` does. Final."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.samples = 0
+        self.means: Mapping[str, float] = {}
+        self.validation: dict[str, float] | None = None
+        self._seconds = 0.0
+        self._begun_at = 0.0
+
+    def begin(self) -> None:
+        self._begun_at = time.perf_counter()
+
+    def pause(self) -> None:
+        self._seconds += time.perf_counter() - self._begun_at
+
+    def count(self, step: Step) -> None:
+        self.steps += 1
+        self.samples += step.num_samples
+        self.means = step.means
+
+    def summary(self, shards: int, workers: int, digest: str) -> Summary:
+        return Summary(
+            self.steps,
+            self.samples,
+            self._seconds,
+            shards,
+            workers,
+            digest,
+            self.means,
+            self.validation,
+        )

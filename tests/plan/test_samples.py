@@ -1,0 +1,98 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler
+
+from unisono.plan.samples import SamplePlan
+
+plans = st.integers(1, 12).flatmap(
+    lambda shards: st.builds(
+        SamplePlan,
+        num_samples=st.integers(1, 200),
+        batch_size=st.integers(shards, 60),
+        shards=st.just(shards),
+        shuffle=st.booleans(),
+        seed=st.integers(0, 1000),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (0, [[0, 3], [1, 4], [2]]),
+        (1, [[6, 9], [7], [5, 8]]),
+        (2, [[], [10], [11]]),
+    ],
+)
+def test_shards_take_every_s_th_sample_and_the_last_batch_is_short(batch, expected):
+    plan = SamplePlan(num_samples=12, batch_size=5, shards=3, shuffle=False)
+    order = plan.order(0)
+    assert [plan.shard_indices(order, batch, shard).tolist() for shard in range(3)] == expected
+    assert [plan.shard_size(batch, shard) for shard in range(3)] == [len(e) for e in expected]
+
+
+@given(plans, st.integers(0, 3))
+def test_every_sample_counts_once_an_epoch(plan, epoch):
+    order = plan.order(epoch)
+    seen = [
+        index
+        for batch in range(plan.steps_per_epoch)
+        for shard in range(plan.shards)
+        for index in plan.shard_indices(order, batch, shard).tolist()
+    ]
+    assert sorted(seen) == list(range(plan.num_samples))
+
+
+@given(plans, st.integers(0, 3))
+def test_shards_of_a_batch_are_the_batch(plan, epoch):
+    order = plan.order(epoch)
+    for batch in range(plan.steps_per_epoch):
+        start, stop = plan.bounds(batch)
+        parts = [plan.shard_indices(order, batch, shard).tolist() for shard in range(plan.shards)]
+        assert sorted(sum(parts, [])) == sorted(order[start:stop].tolist())
+        assert [plan.shard_size(batch, v) for v in range(plan.shards)] == [len(p) for p in parts]
+        assert plan.num_batch_samples(batch) == stop - start
+
+
+@given(plans, st.integers(0, 3))
+def test_a_shard_gets_what_torchs_sampler_gives_without_its_padding(plan, epoch):
+    order = plan.order(epoch)
+    for shard in range(plan.shards):
+        sampler = DistributedSampler(
+            range(plan.num_samples),
+            num_replicas=plan.shards,
+            rank=shard,
+            shuffle=plan.shuffle,
+            seed=plan.seed,
+        )
+        sampler.set_epoch(epoch)
+        padded = list(sampler)
+        ours = [
+            index
+            for batch in range(plan.steps_per_epoch)
+            for index in plan.shard_indices(order, batch, shard).tolist()
+        ]
+        positions = range(shard, plan.num_samples, plan.shards)
+        assert ours == padded[: len(positions)]
+
+
+def test_epochs_have_orders_of_their_own_and_the_seed_decides_them():
+    plan = SamplePlan(100, 10, 2, shuffle=True, seed=3)
+    assert not torch.equal(plan.order(0), plan.order(1))
+    assert torch.equal(plan.order(1), SamplePlan(100, 20, 4, shuffle=True, seed=3).order(1))
+    assert not torch.equal(plan.order(0), SamplePlan(100, 10, 2, shuffle=True, seed=4).order(0))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ((0, 4, 2), "at least one sample, but is empty"),
+        ((10, 3, 4), r"at least `shards` \(4\), but is 3: pass `batch_size=4`"),
+        ((10, 3, 0), "`shards` must be at least 1"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused_with_the_remedy(numbers, message):
+    with pytest.raises(ValueError, match=message):
+        SamplePlan(*numbers)
