@@ -22,14 +22,15 @@ from unisono.launch.api import launch
 from unisono.world import World, world
 
 if TYPE_CHECKING:
-    from unisono.train.run import Run, Step
+    from unisono.train.run import Run
+    from unisono.train.step import Step
     from unisono.train.trainer import Trainer
 
 __version__ = "0.1.0"
 
 _LOADED_ON_FIRST_USE = {
     "Run": "unisono.train.run",
-    "Step": "unisono.train.run",
+    "Step": "unisono.train.step",
     "Trainer": "unisono.train.trainer",
 }
 

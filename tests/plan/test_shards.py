@@ -28,7 +28,9 @@ def test_every_shard_has_one_worker_and_sizes_differ_by_at_most_one(case):
 
 
 def test_more_workers_than_shards_are_refused_with_the_remedy():
-    with pytest.raises(ValueError, match=r"`shards` must be at least the number of workers \(4\), but is 2: pass"):
+    with pytest.raises(
+        ValueError, match=r"`shards` must be at least the number of workers \(4\), but is 2: pass"
+    ):
         assign(2, 4)
 
 

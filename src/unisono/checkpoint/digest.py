@@ -44,4 +44,4 @@ def _tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, torc
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
     dense = tensor.detach().contiguous().reshape(-1)
-    return memoryview(dense.view(torch.uint8).numpy())
+    return dense.view(torch.uint8).numpy().data

@@ -160,4 +160,3 @@ class Arena:
     @property
     def _flag_bytes(self) -> int:
         return len(self.plan.parameters) + 1
-

@@ -70,7 +70,7 @@ def signature(model: nn.Module, optimizer: Optimizer) -> str:
 
 
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
-    if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+    if isinstance(parameter, nn.UninitializedParameter):
         raise ValueError(
             f"parameters must have their shape before training, but `{name}` is lazy: run the "
             f"model once on one batch, then make the optimizer."

@@ -63,19 +63,26 @@ class OrderedSum:
         present = {lo: _presence(row) for lo, row in zip(self._parts, flags, strict=True)}
         steps: list[_Act] = []
         for into, other in self._additions:
-            both, alone = [], []
+            both: list[int] = []
+            alone: list[int] = []
             for position, piece in enumerate(self.pieces):
                 if present[other][piece.index]:
                     (both if present[into][piece.index] else alone).append(position)
             for act, positions in ((torch._foreach_add_, both), (torch._foreach_copy_, alone)):
                 if positions:
                     views, values = self._views[into], self._views[other]
-                    steps.append((act, [views[n] for n in positions], [values[n] for n in positions]))
+                    steps.append(
+                        (act, [views[n] for n in positions], [values[n] for n in positions])
+                    )
             present[into] = [a or b for a, b in zip(present[into], present[other], strict=True)]
         return _Program(tuple(steps), tuple(present[0]))
 
 
-_Act = tuple[Callable[[list[torch.Tensor], list[torch.Tensor]], object], list[torch.Tensor], list[torch.Tensor]]
+_Act = tuple[
+    Callable[[list[torch.Tensor], list[torch.Tensor]], object],
+    list[torch.Tensor],
+    list[torch.Tensor],
+]
 
 
 @dataclass(frozen=True, slots=True)

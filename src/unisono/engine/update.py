@@ -209,4 +209,3 @@ class WholeUpdate:
 
     def commit(self) -> None:
         """See :meth:`Update.commit`; there is nothing to notice."""
-

@@ -18,4 +18,6 @@ def seed_of(stream: str, seed: int, *place: int) -> int:
         64 bits, evenly spread (BLAKE2b of all arguments).
     """
     key = struct.pack(f"<q{len(place)}q", seed % 2**63, *place)
-    return int.from_bytes(hashlib.blake2b(key, digest_size=8, person=stream.encode()).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(key, digest_size=8, person=stream.encode()).digest(), "little"
+    )

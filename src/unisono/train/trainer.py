@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from unisono.checkpoint.digest import digest_of
 from unisono.checkpoint.weights import save_weights
 from unisono.train.evaluate import evaluate
-from unisono.train.progress import Summary, display, told
+from unisono.train.passes import PassWatch
+from unisono.train.progress import Display, Summary, display, told
 from unisono.train.run import Run, check_whole
 from unisono.train.step import Step
 
@@ -54,6 +55,7 @@ class Trainer:
             )
         self.run = Run(model, optimizer, shards=shards, seed=seed)
         self._loss = loss
+        self._passes = PassWatch(model, loss, self.run.world, self.run.shards)
 
     def fit(
         self,
@@ -90,7 +92,9 @@ class Trainer:
         plan = run.plan(dataset, batch_size, shuffle)
         if validate is not None:
             run.plan(validate, batch_size, False)
-        loop = run.steps(dataset, batch_size=batch_size, epochs=epochs, steps=steps, shuffle=shuffle)
+        loop = run.steps(
+            dataset, batch_size=batch_size, epochs=epochs, steps=steps, shuffle=shuffle
+        )
         show = display(run.world.rank)
         ends = [total for total in (steps, epochs and epochs * plan.steps_per_epoch) if total]
         show.start(run.position.step, max([run.position.step, min(ends, default=0)]))
@@ -99,7 +103,7 @@ class Trainer:
         try:
             tally.begin()
             for step in loop:
-                self._compute(step)
+                self._compute(step, show)
                 tally.count(step)
                 show.step(step.epoch, step.loss, step.num_samples)
                 if validate is not None and step.batch == plan.steps_per_epoch - 1:
@@ -168,10 +172,15 @@ class Trainer:
             own = digest_of(self.run.model, self.run.optimizer)
         return self.run.team.gather(own.encode())[0].decode()
 
-    def _compute(self, step: Step) -> None:
-        with step:
+    def _compute(self, step: Step, show: Display) -> None:
+        batches: list[Any] = []
+        with step, self._passes.watching():
             for batch in step.shards:
                 step.backward(self._loss(self.run.model, batch))
+                batches.append(batch)
+        advice = self._passes.advice(batches)
+        if advice:
+            show.say(advice)
 
 
 class _Tally:

@@ -1,0 +1,49 @@
+import pytest
+
+from tests.comm.test_barrier import as_ranks, page_of  # noqa: F401
+from unisono.comm.memory import Memory
+from unisono.comm.team import Team
+from unisono.errors import MismatchError
+from unisono.world import World
+
+
+@pytest.fixture
+def teams(page_of):  # noqa: F811
+    def make(world_size):
+        page = page_of(world_size)
+        worlds = [World(r, world_size, r, world_size) for r in range(world_size)]
+        return [Team(world, page, Memory.private) for world in worlds]
+
+    return make
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 63_000, 64_512, 200_000])
+def test_everybody_hears_everybody_whatever_the_length(teams, num_bytes):
+    ours = teams(3)
+    messages = [bytes([rank]) * (num_bytes // (rank + 1)) for rank in range(3)]
+    assert as_ranks(3, lambda rank: ours[rank].gather(messages[rank])) == [messages] * 3
+
+
+def test_teams_agree_or_are_told_the_first_difference(teams):
+    ours = teams(2)
+    assert as_ranks(2, lambda rank: ours[rank].agree({"`seed`": 1, "n": [1]})) == [None, None]
+    errors = as_ranks(2, lambda rank: ours[rank].agree({"`seed`": 1, "`batch_size`": 32 + rank}))
+    for error in errors:
+        assert isinstance(error, MismatchError)
+        assert "`batch_size` must be the same" in str(error)
+        assert "32 on rank 0 and 33 on rank 1" in str(error)
+
+
+def test_a_team_of_one_waits_for_nobody(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    team = Team.from_environment()
+    team.meet()
+    assert team.gather(b"alone") == [b"alone"]
+    assert team.memory(100).num_bytes == 100
+
+
+def test_workers_of_another_launcher_are_sent_to_ours(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(RuntimeError, match="use `unisono run -n 4 SCRIPT`"):
+        Team.from_environment()

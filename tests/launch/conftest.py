@@ -1,0 +1,78 @@
+"""Running the command as a user does, and finding every process that comes of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+COMMAND = [sys.executable, "-m", "unisono.cli", "run"]
+
+
+@pytest.fixture
+def unisono_run() -> Callable[..., subprocess.CompletedProcess[str]]:
+    def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+        command = [*COMMAND, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+    return run
+
+
+class Running:
+    """A job of two workers in the middle of its work, and all its processes."""
+
+    def __init__(self, **options: object) -> None:
+        command = [*COMMAND, "-n", "2", str(PROGRAMS / "wait.py")]
+        self.launcher = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            **options,
+        )
+        assert self.launcher.stdout is not None
+        pids = [int(self.launcher.stdout.readline()) for _ in range(2)]
+        self.workers = [psutil.Process(pid) for pid in pids]
+        self.server = self.workers[0].parent()
+        self.all = [psutil.Process(self.launcher.pid), self.server, *self.workers]
+
+    def alive(self) -> list[psutil.Process]:
+        return [process for process in self.all if _lives(process)]
+
+    def all_gone_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self.alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return not self.alive()
+
+    def end(self) -> None:
+        for process in self.alive():
+            process.kill()
+        self.launcher.communicate()
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    started: list[Running] = []
+
+    def start(**options: object) -> Running:
+        started.append(Running(**options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,28 @@
+"""Rank 1 ends in the way that its argument names, while the others wait for it."""
+
+import ctypes
+import os
+import sys
+
+from unisono.comm.team import Team
+
+
+def deep():
+    raise KeyError("the original")
+
+
+way = sys.argv[1]
+if os.environ["RANK"] == "1":
+    if way == "raise":
+        deep()
+    elif way == "exit":
+        sys.exit(7)
+    elif way == "message":
+        sys.exit("out of beer")
+    elif way == "kill":
+        os.kill(os.getpid(), 9)
+    elif way == "segfault":
+        ctypes.string_at(0)
+    elif way == "leave":
+        sys.exit()
+Team.from_environment().meet()

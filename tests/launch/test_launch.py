@@ -1,0 +1,279 @@
+"""``unisono.launch`` from Python: results, exceptions, repetition."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import unisono
+from unisono.comm.link import Link
+from unisono.comm.team import Team
+from unisono.launch.forkserver import ForkServer, server_pool
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+class OddError(Exception):
+    """Does not survive pickle: its __init__ wants more than its args."""
+
+    def __init__(self, message: str, *, detail: int) -> None:
+        super().__init__(message)
+        self.detail = detail
+
+
+def who_am_i(*args: Any) -> tuple[Any, ...]:
+    return (unisono.world().rank, unisono.world().world_size, *args)
+
+
+def fail_on(rank: int, error: BaseException) -> None:
+    if unisono.world().rank == rank:
+        raise error
+    Team.from_environment().meet()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_values_come_back_in_rank_order(workers: int) -> None:
+    values = unisono.launch(who_am_i, "x", workers=workers)
+    assert values == [(rank, workers, "x") for rank in range(workers)]
+
+
+def test_local_functions_and_large_values_travel() -> None:
+    offset = torch.arange(1_000_000)
+    values = unisono.launch(lambda: offset + unisono.world().rank, workers=2)
+    assert torch.equal(values[1], offset + 1)
+
+
+def test_workers_draw_what_the_caller_would_have_drawn() -> None:
+    def draw() -> list[float]:
+        return [random.random(), np.random.rand(), torch.rand(1).item()]
+
+    random.seed(1)
+    np.random.seed(2)
+    torch.manual_seed(3)
+    on_workers = unisono.launch(draw, workers=2)
+    assert on_workers == [draw()] * 2
+
+
+def test_the_exception_of_the_worker_is_raised_from_its_traceback() -> None:
+    with pytest.raises(KeyError, match="original") as raised:
+        unisono.launch(fail_on, 1, KeyError("original"), workers=2)
+    cause = raised.value.__cause__
+    assert isinstance(cause, unisono.WorkerError)
+    assert (cause.rank, cause.exit_code) == (1, 1)
+    first, *_, last = cause.remote_traceback.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert last == "KeyError: 'original'"
+    assert "unisono/launch" not in cause.remote_traceback
+    assert "in fail_on" in cause.remote_traceback.splitlines()[1]
+
+
+def test_exceptions_with_arguments_of_their_own_keep_their_fields() -> None:
+    def fail() -> None:
+        raise OddError("odd", detail=3)
+
+    with pytest.raises(OddError, match="odd") as raised:
+        unisono.launch(fail, workers=1)
+    assert raised.value.detail == 3
+
+
+def test_an_exception_that_cannot_travel_becomes_a_worker_error() -> None:
+    def fail() -> None:
+        raise OSError(threading.Lock())
+
+    with pytest.raises(unisono.WorkerError, match="raised an exception") as raised:
+        unisono.launch(fail, workers=1)
+    assert "OSError" in raised.value.remote_traceback
+
+
+@pytest.mark.parametrize(
+    ("end", "exit_code", "words"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), -9, "worker 1 of 3 was killed by SIGKILL"),
+        (lambda: sys.exit(5), 5, "worker 1 of 3 left with exit status 5"),
+        (lambda: os._exit(0), 0, "worker 1 of 3 left with exit status 0"),
+    ],
+)
+def test_a_worker_that_leaves_while_others_wait_is_named(
+    end: Any, exit_code: int, words: str
+) -> None:
+    def leave() -> None:
+        if unisono.world().rank == 1:
+            end()
+        Team.from_environment().meet()
+
+    with pytest.raises(unisono.WorkerError, match=words) as raised:
+        unisono.launch(leave, workers=3)
+    assert (raised.value.rank, raised.value.exit_code) == (1, exit_code)
+
+
+def test_waiting_for_one_that_has_finished_is_a_lost_peer_not_a_hang() -> None:
+    def leave_early() -> None:
+        if unisono.world().rank == 0:
+            Team.from_environment().meet()
+
+    with pytest.raises(unisono.PeerLostError) as raised:
+        unisono.launch(leave_early, workers=2)
+    assert raised.value.rank == 1
+
+
+def test_launch_again_and_again_reuses_one_server() -> None:
+    pids = {pid for _ in range(5) for pid in unisono.launch(os.getppid, workers=2)}
+    assert len(pids) == 1
+
+
+@pytest.mark.slow
+def test_launch_works_from_threads_at_the_same_time() -> None:
+    values: dict[int, list[Any]] = {}
+
+    def start(name: int) -> None:
+        values[name] = unisono.launch(who_am_i, name, workers=1)
+
+    threads = [threading.Thread(target=start, args=(name,)) for name in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert values == {0: [(0, 1, 0)], 1: [(0, 1, 1)]}
+
+
+@pytest.mark.slow
+def test_variables_that_libraries_read_when_loaded_start_another_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = unisono.launch(os.getppid, workers=1)
+    monkeypatch.setenv("UNISONO_TEST", "harmless")
+    assert unisono.launch(os.getppid, workers=1) == before
+    assert unisono.launch(lambda: os.environ["UNISONO_TEST"], workers=1) == ["harmless"]
+    monkeypatch.setenv("TORCH_TEST", "read when loaded")
+    assert unisono.launch(os.getppid, workers=1) != before
+
+
+@pytest.mark.slow
+def test_a_dead_server_is_replaced() -> None:
+    (pid,) = unisono.launch(os.getppid, workers=1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    server = server_pool().borrow(dict(os.environ))
+    server_pool().give_back(server)
+    assert server.pid != pid
+    assert unisono.launch(who_am_i, workers=1) == [(0, 1)]
+
+
+@pytest.mark.slow
+def test_a_server_killed_during_a_job_is_explained() -> None:
+    def kill_server() -> None:
+        if unisono.world().rank == 0:
+            os.kill(os.getppid(), signal.SIGKILL)
+        Team.from_environment().meet()
+        time.sleep(60)
+
+    with pytest.raises(unisono.WorkerError, match="process that starts the workers") as raised:
+        unisono.launch(kill_server, workers=2)
+    assert raised.value.rank is None
+
+
+def test_shared_memory_is_the_same_on_all_workers() -> None:
+    def write_and_read() -> list[int]:
+        team = Team.from_environment()
+        values = team.memory(64).flat(0, 2, torch.int64)
+        values[team.world.rank] = team.world.rank + 10
+        team.meet()
+        return values.tolist()
+
+    assert unisono.launch(write_and_read, workers=2) == [[10, 11]] * 2
+
+
+def test_memory_of_different_sizes_is_refused() -> None:
+    def ask() -> None:
+        Team.from_environment().memory(64 + unisono.world().rank)
+
+    with pytest.raises(unisono.MismatchError, match="must share memory of the same size"):
+        unisono.launch(ask, workers=2)
+
+
+def test_released_memory_is_given_back() -> None:
+    def release() -> bool:
+        link = Link.from_environment()
+        assert link is not None
+        for _ in range(3):
+            link.release(link.memory(4096))
+        return True
+
+    assert unisono.launch(release, workers=2) == [True, True]
+
+
+def test_only_the_worker_itself_has_a_link() -> None:
+    def fork_and_ask() -> tuple[bool, int]:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(3 if Link.from_environment() is None else 4)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return Link.from_environment() is Link.from_environment(), status
+
+    assert unisono.launch(fork_and_ask, workers=1) == [(True, 3)]
+
+
+def test_descriptors_of_the_link_do_not_reach_subprocesses() -> None:
+    def count() -> str:
+        return subprocess.run(["ls", "/proc/self/fd"], capture_output=True, text=True).stdout
+
+    assert unisono.launch(count, workers=1) == ["0\n1\n2\n3\n"]
+
+
+def test_the_server_forks_with_one_thread() -> None:
+    def threads_of_server() -> int:
+        return len(os.listdir(f"/proc/{os.getppid()}/task"))
+
+    assert unisono.launch(threads_of_server, workers=1) == [1]
+
+
+def test_launch_inside_a_worker_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="call the function directly"):
+        unisono.launch(lambda: unisono.launch(who_am_i, workers=1), workers=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"workers": 0}, ValueError, "`workers` must be at least 1, but is 0"),
+        ({"workers": "2"}, TypeError, "`workers` must be a whole number"),
+        ({"threads": -1}, ValueError, "`threads` must be at least 1, but is -1"),
+    ],
+)
+def test_wrong_numbers_are_refused(
+    arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        unisono.launch(who_am_i, **arguments)
+
+
+def test_what_cannot_be_called_or_pickled_is_refused() -> None:
+    with pytest.raises(TypeError, match="must be a function that every worker calls"):
+        unisono.launch(5, workers=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must be picklable"):
+        unisono.launch(who_am_i, threading.Lock(), workers=1)
+
+
+def test_closing_a_server_that_still_loads_does_not_wait_for_it() -> None:
+    server = ForkServer.start(dict(os.environ))
+    server.close()
+    assert server.wait() in (0, -signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_an_interrupted_launch_can_be_repeated() -> None:
+    done = subprocess.run(
+        [sys.executable, PROGRAMS / "interrupt.py"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("interrupted\n1\n", "", 0)

@@ -1,0 +1,152 @@
+"""What follows from what, by tables; no process is started."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from unisono.comm.control import Departure
+from unisono.launch.policy import (
+    DeadlinePassed,
+    Done,
+    Event,
+    Exited,
+    Failure,
+    Interrupted,
+    JobState,
+    KillServer,
+    Leave,
+    Reported,
+    SendSignal,
+    ServerLost,
+    Stage,
+    decide,
+    start,
+)
+from unisono.launch.report import exit_status, failure_message, interrupt_message
+
+ERROR_0 = Reported(Failure(0, 1, "ValueError: x", "Traceback …\nValueError: x"))
+ERROR_1 = Reported(Failure(1, 1, "ValueError: x", "Traceback …\nValueError: x"))
+PEER_LOST_1 = Reported(Failure(1, 1, "PeerLostError: y", "…", is_consequence=True))
+
+
+def after(*events: Event, workers: int = 2, needs_result: bool = False) -> JobState:
+    state = start(workers, needs_result=needs_result)
+    for now, event in enumerate(events):
+        state = decide(state, event, float(now) / 100).state
+    return state
+
+
+FINISHED = (Done(0), Done(1), Exited(0, 0), Exited(1, 0))
+
+
+@pytest.mark.parametrize(
+    ("events", "status"),
+    [
+        (FINISHED, 0),
+        ((Done(0), Exited(0, -6), Done(1), Exited(1, -6)), 0),  # gloo aborts after its work
+        ((Done(0), Exited(0, 0), Exited(1, 0)), 0),  # os._exit(0)
+        ((ERROR_0, Exited(0, 1), Exited(1, -15)), 1),
+        ((Exited(1, -9), Exited(0, -15)), 137),
+        ((Exited(1, -11), PEER_LOST_1, Exited(0, 1)), 139),
+        ((Exited(1, 5), Exited(0, -15)), 5),
+        ((ServerLost(-9),), 1),
+        ((Done(0), Done(1), ServerLost(-9)), 0),
+        ((Interrupted(2), Exited(0, -15), Exited(1, -15)), 130),
+        ((Interrupted(15), Exited(0, -15), Exited(1, -15)), 143),
+        ((Interrupted(2), ServerLost(-9)), 130),
+    ],
+)
+def test_exit_status_follows_the_first_failure(events: tuple[Event, ...], status: int) -> None:
+    state = after(*events)
+    assert state.over
+    assert exit_status(state) == status
+
+
+def test_quiet_leaving_is_a_failure_where_a_result_is_needed() -> None:
+    state = after(Exited(0, 0), needs_result=True)
+    assert state.cause == Failure(0, 0)
+
+
+def test_consequences_are_not_the_cause_even_when_they_come_first() -> None:
+    assert after(PEER_LOST_1, ERROR_0).cause == ERROR_0.failure
+
+
+def test_a_lost_peer_is_the_cause_when_nothing_else_failed() -> None:
+    assert after(Done(0), PEER_LOST_1).cause == PEER_LOST_1.failure
+
+
+def test_everybody_hears_of_every_departure() -> None:
+    assert decide(start(2), Done(1), 0.0).actions == (Leave(1, Departure.FINISHED),)
+    assert decide(start(2), ERROR_0, 0.0).actions == (Leave(0, Departure.FAILED),)
+    assert decide(start(2), Exited(1, -9), 0.0).actions == (Leave(1, Departure.FAILED),)
+
+
+def test_a_failure_leads_through_all_stages_to_the_end_of_the_server() -> None:
+    state = after(ERROR_0)
+    seen = []
+    while not state.over:
+        assert state.deadline is not None
+        early = decide(state, DeadlinePassed(), state.deadline - 0.01)
+        assert early.state == state
+        decision = decide(state, DeadlinePassed(), state.deadline)
+        state = decision.state
+        seen.append((state.stage, decision.actions))
+    assert seen == [
+        (Stage.TERMINATE, (SendSignal((0, 1), signal.SIGTERM),)),
+        (Stage.KILL, (SendSignal((0, 1), signal.SIGKILL),)),
+        (Stage.ABANDON, (KillServer(),)),
+    ]
+
+
+def test_all_stages_together_take_less_than_two_seconds() -> None:
+    state = after(ERROR_0)
+    while state.deadline is not None:
+        now = state.deadline
+        state = decide(state, DeadlinePassed(), now).state
+    assert now < 1.5
+
+
+def test_an_interrupt_signals_at_once_and_a_second_one_kills() -> None:
+    first = decide(start(3), Interrupted(signal.SIGINT), 0.0)
+    assert first.actions == (SendSignal((0, 1, 2), signal.SIGTERM),)
+    second = decide(first.state, Interrupted(signal.SIGINT), 0.1)
+    assert second.actions == (KillServer(),)
+    assert second.state.over
+
+
+def test_workers_ended_on_purpose_are_no_failures() -> None:
+    state = after(Interrupted(2), Exited(0, -15), Exited(1, -9))
+    assert state.failures == ()
+
+
+def test_every_decision_gives_its_reason() -> None:
+    states = [start(2), after(ERROR_0), after(Interrupted(2)), after(Done(0))]
+    events = [ERROR_0, Done(1), Exited(1, -9), ServerLost(1), Interrupted(2), DeadlinePassed()]
+    for state in states:
+        for event in events:
+            assert decide(state, event, 0.0).reason
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ((ERROR_0, PEER_LOST_1), "worker 0 of 2 raised an exception; the others were ended:"),
+        ((ERROR_0, ERROR_1), "worker 0 of 2 raised an exception (the same on rank 1):"),
+        ((ERROR_0,), "worker 0 of 2 raised an exception; the others were ended:"),
+        ((Exited(1, -9),), "worker 1 of 2 was killed by SIGKILL (most often the system ran out"),
+        ((Exited(1, -11),), "killed by SIGSEGV (a segmentation fault"),
+        ((Exited(1, -40),), "was killed by signal 40"),
+        ((Exited(0, 7),), "worker 0 of 2 left with exit status 7; the others were ended."),
+        ((ServerLost(-9),), "the process that starts the workers must live as long as they do"),
+    ],
+)
+def test_messages_name_rank_and_cause(events: tuple[Event, ...], words: str) -> None:
+    assert words in failure_message(after(*events), 2)
+
+
+def test_an_interrupt_is_told_in_one_line() -> None:
+    state = replace(start(2), interrupted_by=signal.SIGINT)
+    assert interrupt_message(state, 2) == "interrupted by Ctrl-C; all 2 workers were ended."

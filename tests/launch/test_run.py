@@ -1,0 +1,188 @@
+"""``unisono run``: a script sees what plain Python shows it; every way to end is explained."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_a_script_finds_what_plain_python_would_set(unisono_run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    shutil.copy(PROGRAMS / "show.py", folder / "my script.py")
+    arguments = ["a folder/my script.py", "--n", "-n", "3", "x y"]
+    plain = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    done = unisono_run("-n", 2, "--threads", 2, *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = json.loads(plain.stdout)
+    seen = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda s: s["rank"])
+    for rank, one in enumerate(seen):
+        for what in ("argv", "file", "name", "is_main", "spec", "path", "folder"):
+            assert one[what] == expected[what], what
+        assert (one["rank"], one["size"], one["threads"], one["omp"]) == (str(rank), "2", 2, "2")
+    assert seen[0]["draws"] == seen[1]["draws"]
+
+
+@pytest.mark.slow
+def test_a_module_finds_what_plain_python_would_set(unisono_run: Run, tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    shutil.copy(PROGRAMS / "show.py", package / "show.py")
+    arguments = ["-m", "package.show", "-m", "--x"]
+    plain = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    done = unisono_run("-n", 1, *arguments, cwd=tmp_path)
+    expected, seen = json.loads(plain.stdout), json.loads(done.stdout)
+    for what in ("argv", "file", "name", "is_main", "spec", "path", "folder"):
+        assert seen[what] == expected[what], what
+
+
+@pytest.mark.slow
+def test_two_runs_draw_different_numbers(unisono_run: Run) -> None:
+    draws = [
+        json.loads(unisono_run("-n", 1, PROGRAMS / "show.py").stdout)["draws"] for _ in range(2)
+    ]
+    assert draws[0] != draws[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "status", "words"),
+    [
+        ("raise", 1, "worker 1 of 3 raised an exception; the others were ended:\n\nTraceback"),
+        ("exit", 7, "worker 1 of 3 left with exit status 7"),
+        ("message", 1, "left with exit status 1; the others were ended:\nout of beer\n"),
+        ("kill", 137, "worker 1 of 3 was killed by SIGKILL (most often"),
+        ("segfault", 139, "worker 1 of 3 was killed by SIGSEGV (a segmentation fault"),
+        ("leave", 1, "PeerLostError"),
+    ],
+)
+def test_the_first_failure_is_shown_once(
+    unisono_run: Run, way: str, status: int, words: str
+) -> None:
+    done = unisono_run("-n", 3, PROGRAMS / "fail.py", way)
+    assert words in done.stderr
+    assert done.stderr.count("unisono: ") == 1
+    assert done.stderr.count("Traceback") == (way in ("raise", "leave"))
+    assert done.returncode == status
+
+
+@pytest.mark.slow
+def test_the_traceback_is_the_one_of_plain_python(unisono_run: Run, tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text("import json\n\ndef f():\n    json.loads('{')\n\nf()\n")
+    plain = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    done = unisono_run("-n", 2, script)
+    assert done.stderr.endswith(plain.stderr)
+    assert "(the same on rank" in done.stderr
+    assert done.returncode == plain.returncode == 1
+
+
+@pytest.mark.slow
+def test_open_files_threads_and_exit_callbacks_are_finished(
+    unisono_run: Run, tmp_path: Path
+) -> None:
+    done = unisono_run("-n", 2, PROGRAMS / "leave_file.py", tmp_path)
+    assert (done.stdout, done.stderr, done.returncode) == ("bye\nbye\n", "", 0)
+    for rank in range(2):
+        assert (tmp_path / str(rank)).read_text() == "written by a thread"
+        assert gzip.decompress((tmp_path / f"{rank}.gz").read_bytes()) == b"zipped"
+
+
+@pytest.mark.slow
+def test_no_network_socket_and_no_file_exists_while_a_job_runs(running, tmp_path: Path) -> None:
+    in_memory = set(os.listdir("/dev/shm"))
+    job = running(env={**os.environ, "TMPDIR": str(tmp_path)})
+    for process in job.all:
+        assert process.net_connections(kind="inet") == []
+    assert _files_under(tmp_path) == []
+    job.launcher.send_signal(signal.SIGTERM)
+    job.launcher.wait(5)
+    assert _files_under(tmp_path) == []
+    assert set(os.listdir("/dev/shm")) <= in_memory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("signum", "status", "line"),
+    [
+        (signal.SIGINT, 130, "unisono: interrupted by Ctrl-C; all 2 workers were ended.\n"),
+        (signal.SIGTERM, 143, "unisono: interrupted by SIGTERM; all 2 workers were ended.\n"),
+    ],
+)
+def test_an_interrupt_ends_everything_within_two_seconds(running, signum, status, line) -> None:
+    job = running()
+    if signum == signal.SIGINT:
+        os.killpg(job.launcher.pid, signum)  # as a terminal does
+    else:
+        job.launcher.send_signal(signum)
+    assert job.launcher.wait(2) == status
+    assert job.all_gone_within(0.5)
+    assert job.launcher.communicate() == ("", line)
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_torch_still_loads_ends_everything_too(tmp_path: Path) -> None:
+    script = tmp_path / "never.py"
+    script.write_text("print('started')")
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "unisono.cli", "run", "-n", "2", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text():
+        assert launcher.poll() is None
+    launcher.send_signal(signal.SIGINT)
+    out, err = launcher.communicate(timeout=2)
+    assert (out, launcher.returncode) == ("", 130)
+    assert err == "unisono: interrupted by Ctrl-C; all 2 workers were ended.\n"
+
+
+@pytest.mark.slow
+def test_a_killed_launcher_leaves_nobody_behind(running) -> None:
+    job = running()
+    job.launcher.kill()
+    assert job.all_gone_within(1)
+
+
+@pytest.mark.slow
+def test_a_killed_server_takes_its_workers_along_and_is_explained(running) -> None:
+    job = running()
+    job.server.kill()
+    _, err = job.launcher.communicate(timeout=5)
+    assert job.all_gone_within(1)
+    assert "the process that starts the workers must live as long as they do" in err
+    assert job.launcher.returncode == 1
+
+
+@pytest.mark.slow
+def test_a_killed_worker_ends_the_others(running) -> None:
+    job = running()
+    job.workers[0].kill()
+    _, err = job.launcher.communicate(timeout=5)
+    assert job.all_gone_within(1)
+    assert "worker" in err
+    assert "was killed by SIGKILL" in err
+    assert job.launcher.returncode == 137
+
+
+def _files_under(folder: Path) -> list[Path]:
+    # Folders do not count: torch 2.13 makes an empty one, torchinductor_USER, with any optimizer.
+    return [path for path in folder.rglob("*") if not path.is_dir()]

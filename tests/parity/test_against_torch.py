@@ -1,0 +1,119 @@
+"""With one shard, the bits of a plain torch loop; with two, DDP's results to float rounding."""
+
+import tempfile
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+import unisono
+from tests.parity import cases
+
+ALL_OPTIMIZERS = cases.OPTIMIZERS | cases.OTHER_OPTIMIZERS
+
+
+def mean_of(loss, model, batch):
+    value = loss(model, batch)
+    value = value["loss"] if isinstance(value, dict) else value
+    return value if not isinstance(value, tuple) else value[0] / value[1]
+
+
+def plain_loop(model_name, optimizer_name, steps):
+    """What somebody would write without us: the sampler of one replica, batches in its order."""
+    make_model, make_data, loss = cases.MODELS[model_name]
+    torch.manual_seed(11)
+    model, data = make_model(), make_data()
+    optimizer = ALL_OPTIMIZERS[optimizer_name](model)
+    sampler = DistributedSampler(data, num_replicas=1, rank=0, seed=5)
+    done, epoch = 0, 0
+    while done < steps:
+        sampler.set_epoch(epoch)
+        order = list(sampler)
+        for start in range(0, len(order), cases.BATCH_SIZE):
+            if done == steps:
+                break
+            optimizer.zero_grad()
+            mean_of(loss, model, data[order[start : start + cases.BATCH_SIZE]]).backward()
+            optimizer.step()
+            done += 1
+        epoch += 1
+    return model
+
+
+def unisono_loop(model_name, optimizer_name, shards, steps):
+    make_model, make_data, loss = cases.MODELS[model_name]
+    torch.manual_seed(11)
+    model = make_model()
+    optimizer = ALL_OPTIMIZERS[optimizer_name](model)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=shards, seed=5)
+    trainer.fit(make_data(), batch_size=cases.BATCH_SIZE, steps=steps)
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("optimizer", ALL_OPTIMIZERS)
+def test_one_shard_has_the_bits_of_a_plain_loop_with_every_optimizer(optimizer):
+    plain = plain_loop("cnn", optimizer, steps=20).state_dict()
+    ours = unisono_loop("cnn", optimizer, 1, steps=20)
+    assert plain.keys() == ours.keys()
+    assert all(torch.equal(plain[name], ours[name]) for name in plain)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_one_shard_has_the_bits_of_a_plain_loop_with_unused_parameters():
+    plain = plain_loop("sometimes unused", "adam", steps=25).state_dict()
+    ours = unisono_loop("sometimes unused", "adam", 1, steps=25)
+    assert all(torch.equal(plain[name], ours[name]) for name in plain)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_of_one_shard_each_leave_the_plain_loops_weights_to_rounding(workers):
+    plain = plain_loop("cnn", "sgd with momentum", steps=20).state_dict()
+    ours = unisono.launch(unisono_loop, "cnn", "sgd with momentum", workers, 20, workers=workers)
+    for name in plain:
+        torch.testing.assert_close(ours[0][name], plain[name], rtol=1e-3, atol=1e-5)
+
+
+def ddp_loop(store, steps):
+    """torch's DDP over the same batches: each rank its shard of every global batch."""
+    rank, world_size = unisono.world().rank, unisono.world().world_size
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    make_model, make_data, loss = cases.MODELS["cnn"]
+    torch.manual_seed(11)
+    model, data = DistributedDataParallel(make_model()), make_data()
+    optimizer = ALL_OPTIMIZERS["adam"](model)
+    sampler = DistributedSampler(data, seed=5)
+    share, done = cases.BATCH_SIZE // world_size, 0
+    order = list(sampler)
+    for start in range(0, steps * share, share):
+        optimizer.zero_grad()
+        mean_of(loss, model, data[order[start : start + share]]).backward()
+        optimizer.step()
+        done += 1
+    weights = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+    del model, optimizer
+    dist.destroy_process_group()
+    return weights
+
+
+@pytest.mark.slow
+def test_two_shards_agree_with_ddp_on_two_ranks_to_rounding(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    steps = 6  # within the first epoch, whose batches are all full
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = unisono.launch(ddp_loop, f"{folder}/store", steps, workers=2)
+    ours = unisono.launch(unisono_loop, "cnn", "adam", 2, steps, workers=2)
+    assert theirs[0].keys() == ours[0].keys()
+    for name in ours[0]:
+        torch.testing.assert_close(ours[0][name], theirs[0][name], rtol=1e-4, atol=1e-6)

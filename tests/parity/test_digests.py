@@ -1,0 +1,53 @@
+"""Promise 1: the same bits on any number of workers."""
+
+import itertools
+
+import pytest
+
+import unisono
+from tests.parity import cases
+
+SHARDS = (1, 3, 4, 8)
+
+
+def digests_on(workers, wanted):
+    """Train every case on `workers` workers; all ranks must agree."""
+    by_rank = unisono.launch(cases.train_all, wanted, workers=workers)
+    assert all(digests == by_rank[0] for digests in by_rank)
+    return dict(zip(wanted, by_rank[0], strict=True))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("cnn with norm and dropout", "fused adam", 4),
+        ("gpt", "two groups", 3),
+        ("sometimes unused", "sgd with momentum", 4),
+    ],
+)
+def test_digest_is_the_same_on_one_two_and_three_workers(case):
+    alone = cases.train(*case)
+    assert digests_on(2, [case])[case] == alone
+    assert digests_on(3, [case])[case] == alone
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("model", cases.MODELS)
+def test_digest_is_the_same_on_one_to_four_workers(model):
+    wanted = [(model, *rest) for rest in itertools.product(cases.OPTIMIZERS, SHARDS)]
+    one = digests_on(1, wanted)
+    # Fused SGD may round as SGD does; all others are different computations.
+    assert len(set(one.values())) >= len(wanted) - len(SHARDS)
+    for workers in (2, 3, 4):
+        possible = [case for case in wanted if case[2] >= workers]
+        assert digests_on(workers, possible) == {case: one[case] for case in possible}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_digest_is_the_same_with_every_optimizer_of_torch():
+    wanted = [("cnn with norm and dropout", name, 4) for name in cases.OTHER_OPTIMIZERS]
+    one = digests_on(1, wanted)
+    assert digests_on(2, wanted) == one
+    assert digests_on(3, wanted) == one

@@ -1,0 +1,116 @@
+"""Imports run one way, and nothing happens at import."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "unisono"
+
+# Each layer may import those before it, and itself.
+LAYERS = [
+    {"errors", "world", "plan"},
+    {"comm"},
+    {"engine", "data", "checkpoint"},
+    {"train"},
+    {"launch"},
+    {"cli"},
+]
+RANK = {name: number for number, layer in enumerate(LAYERS) for name in layer}
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def part_of(module):
+    return module.split(".")[1]
+
+
+def module_of(path):
+    names = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(names[:-1] if names[-1] == "__init__" else names)
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def edges():
+    for path in FILES:
+        for imported in imports_of(path):
+            if imported.startswith("unisono."):
+                yield module_of(path), imported
+
+
+def test_every_part_has_its_place():
+    assert {part_of(module_of(path)) for path in FILES} <= RANK.keys()
+
+
+def test_imports_never_run_upwards():
+    upward = [(a, b) for a, b in edges() if RANK[part_of(a)] < RANK[part_of(b)]]
+    assert upward == []
+
+
+def test_imports_have_no_circle():
+    graph = {}
+    for importer, imported in edges():
+        graph.setdefault(importer, set()).add(imported)
+    done, path = set(), []
+
+    def visit(module):
+        assert module not in path, f"a circle: {[*path[path.index(module):], module]}"
+        if module in done:
+            return
+        path.append(module)
+        for imported in graph.get(module, ()):
+            visit(imported)
+        path.pop()
+        done.add(module)
+
+    for module in list(graph):
+        visit(module)
+
+
+def test_the_plan_is_pure():
+    allowed = {"__future__", "collections.abc", "dataclasses", "hashlib", "struct", "typing", "torch"}
+    for path in (PACKAGE / "plan").glob("*.py"):
+        foreign = {name for name in imports_of(path) if not name.startswith("unisono.plan")}
+        assert foreign <= allowed, path
+
+
+def test_relative_imports_are_not_used():
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            assert not (isinstance(node, ast.ImportFrom) and node.level), path
+
+
+@pytest.mark.parametrize("module", ["unisono", "unisono.cli", "unisono.launch.api"])
+def test_the_launcher_does_not_wait_for_torch(module):
+    code = f"import sys, {module}; assert not {{'torch', 'numpy'}} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_public_names_are_these():
+    import unisono
+
+    assert unisono.__all__ == [
+        "DataFormatError",
+        "MismatchError",
+        "NonFiniteLossError",
+        "PeerLostError",
+        "Run",
+        "Step",
+        "Trainer",
+        "UnisonoError",
+        "WaitTimeoutError",
+        "WorkerError",
+        "World",
+        "__version__",
+        "launch",
+        "world",
+    ]
+    assert all(getattr(unisono, name) is not None for name in unisono.__all__)

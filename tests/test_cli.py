@@ -1,0 +1,60 @@
+"""The command line refuses wrong input in one sentence, before anything is started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import unisono
+from unisono.cli import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-n", "0", "x.py"], "`-n` must be a whole number of at least 1, but is '0'"),
+        (["-n", "-1", "x.py"], "`-n` must be a whole number of at least 1, but is '-1'"),
+        (["-n", "x", "x.py"], "`-n` must be a whole number of at least 1, but is 'x'"),
+        (["--threads", "0", "x.py"], "`--threads` must be a whole number of at least 1"),
+        (["nowhere.py"], "SCRIPT must be a Python file, but 'nowhere.py' does not exist"),
+        (["."], "SCRIPT must be a Python file, but '.' is a folder"),
+        ([], "SCRIPT must be a Python file, but none is named"),
+        (["-m"], "SCRIPT must be a Python file, but none is named"),
+    ],
+)
+def test_wrong_input_gets_one_sentence_and_status_2(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(main, ["run", *arguments])
+    assert result.exit_code == 2
+    assert result.output.startswith(f"unisono: {words}")
+    assert result.output.count("\n") == 1
+
+
+def test_threads_from_the_environment_are_checked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("UNISONO_THREADS", "many")
+    (tmp_path / "x.py").touch()
+    result = CliRunner().invoke(main, ["run", "-n", "1", str(tmp_path / "x.py")])
+    assert result.exit_code == 2
+    assert "`UNISONO_THREADS` must be a whole number" in result.output
+
+
+def test_version_and_help_say_what_one_wants_to_know() -> None:
+    assert unisono.__version__ in CliRunner().invoke(main, ["--version"]).output
+    assert "unisono run -n 2 train.py" in CliRunner().invoke(main, ["--help"]).output
+    text = CliRunner().invoke(main, ["run", "--help"]).output
+    for words in ("-n WORKERS", "--threads", "Exit status", "unisono run -n 4 train.py"):
+        assert words in text
+
+
+def test_the_launcher_loads_neither_torch_nor_what_else_takes_long() -> None:
+    code = (
+        "import sys, unisono.cli; "
+        "print({'torch', 'numpy', 'rich', 'cloudpickle'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

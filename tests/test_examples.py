@@ -1,0 +1,99 @@
+"""The examples run as they are copied, with the same digest on one worker and on two."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.utils.data import TensorDataset
+
+from unisono.data.idx import mnist
+from unisono.world import num_devices
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+EXAMPLES = REPOSITORY / "examples"
+DATA = REPOSITORY.parent / "shared" / "data"
+MNIST = DATA / "mnist"
+TEXT = DATA / "tinyshakespeare" / "input.txt"
+
+needs_mnist = pytest.mark.skipif(not MNIST.is_dir(), reason=f"MNIST is not in {MNIST}")
+needs_text = pytest.mark.skipif(not TEXT.is_file(), reason=f"tinyshakespeare is not {TEXT}")
+needs_two_cores = pytest.mark.skipif(
+    num_devices() < 2, reason="with one core one worker takes one shard, two workers take two"
+)
+
+
+def run(script: str, *args: object, workers: int | None = None) -> str:
+    """Run an example under plain python, or on workers; return what it printed."""
+    program = [str(EXAMPLES / script), *map(str, args)]
+    starter = [sys.executable]
+    if workers is not None:
+        starter = [str(Path(sys.executable).with_name("unisono")), "run", "-n", str(workers)]
+    done = subprocess.run([*starter, *program], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, f"{script} failed:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def digest(output: str) -> str:
+    (found,) = re.findall(r"digest:? ([0-9a-f]+)", output)
+    return found
+
+
+def validation_accuracy(output: str) -> float:
+    """Return the accuracy that `fit` printed after the last epoch."""
+    return float(re.findall(r"validation .*accuracy ([\d.]+)", output)[-1])
+
+
+def write_idx(dataset: TensorDataset, num_samples: int, folder: Path, prefix: str) -> None:
+    """Write the first samples back as two plain IDX files."""
+    pixels, labels = (tensor[:num_samples] for tensor in dataset.tensors)
+    count = num_samples.to_bytes(4, "big")
+    side = (28).to_bytes(4, "big")
+    images = pixels.mul(255).round().byte().numpy().tobytes()
+    (folder / f"{prefix}-images-idx3-ubyte").write_bytes(
+        b"\0\0\x08\x03" + count + side + side + images
+    )
+    (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(
+        b"\0\0\x08\x01" + count + labels.byte().numpy().tobytes()
+    )
+
+
+@pytest.mark.slow
+@needs_two_cores
+def test_digits_gives_the_same_digest_on_two_workers_and_learns() -> None:
+    alone, together = run("digits.py"), run("digits.py", workers=2)
+    assert digest(alone) == digest(together)
+    assert validation_accuracy(together) == validation_accuracy(alone) > 0.97
+    assert f"test accuracy {validation_accuracy(alone):.2%}" in together
+
+
+@pytest.mark.slow
+@needs_mnist
+def test_mnist_runs_on_a_few_real_samples_in_plain_files(tmp_path: Path) -> None:
+    write_idx(mnist(MNIST), 500, tmp_path, "train")
+    write_idx(mnist(MNIST, train=False), 100, tmp_path, "t10k")
+    output = run("mnist.py", "--data", tmp_path, "--epochs", 2, workers=2)
+    assert digest(output)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@needs_mnist
+def test_mnist_learns_in_three_epochs() -> None:
+    output = run("mnist.py", "--data", MNIST, workers=num_devices())
+    assert validation_accuracy(output) > 0.985
+
+
+@pytest.mark.slow
+@needs_text
+@needs_two_cores
+def test_gpt_writes_the_same_text_on_two_workers() -> None:
+    args = ("--data", TEXT, "--steps", 3)
+    alone, together = run("gpt.py", *args), run("gpt.py", *args, workers=2)
+    assert digest(alone) == digest(together)
+    written = [output.split("per character")[1].strip() for output in (alone, together)]
+    assert written[0] == written[1]
+    assert len(written[0]) > 300
