@@ -62,7 +62,7 @@ def test_imports_have_no_circle():
     done, path = set(), []
 
     def visit(module):
-        assert module not in path, f"a circle: {[*path[path.index(module):], module]}"
+        assert module not in path, f"a circle: {[*path[path.index(module) :], module]}"
         if module in done:
             return
         path.append(module)
@@ -76,7 +76,15 @@ def test_imports_have_no_circle():
 
 
 def test_the_plan_is_pure():
-    allowed = {"__future__", "collections.abc", "dataclasses", "hashlib", "struct", "typing", "torch"}
+    allowed = {
+        "__future__",
+        "collections.abc",
+        "dataclasses",
+        "hashlib",
+        "struct",
+        "typing",
+        "torch",
+    }
     for path in (PACKAGE / "plan").glob("*.py"):
         foreign = {name for name in imports_of(path) if not name.startswith("unisono.plan")}
         assert foreign <= allowed, path

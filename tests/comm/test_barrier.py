@@ -120,7 +120,9 @@ def test_a_wait_ends_when_its_time_is_up_and_names_who_is_missing(page_of):
     page = page_of(3)
     page.set_step(0, 12)
     page.arrive(1)
-    with pytest.raises(WaitTimeoutError, match=r"rank 0 in step 12 .* rank 2 \(last seen in step") as e:
+    with pytest.raises(
+        WaitTimeoutError, match=r"rank 0 in step 12 .* rank 2 \(last seen in step"
+    ) as e:
         Barrier(page, 0, timeout_s=0.05).wait()
     assert e.value.missing == (2,)
 

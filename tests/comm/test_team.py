@@ -1,6 +1,6 @@
 import pytest
-
 from tests.comm.test_barrier import as_ranks, page_of  # noqa: F401
+
 from unisono.comm.memory import Memory
 from unisono.comm.team import Team
 from unisono.errors import MismatchError

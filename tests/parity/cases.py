@@ -22,12 +22,13 @@ class Cnn(nn.Module):
         self.first = nn.Conv2d(1, 6, 3, padding=1)
         self.norm = nn.BatchNorm2d(6) if norm else nn.Identity()
         self.second = nn.Conv2d(6, 8, 3, padding=1)
+        self.second_norm = nn.BatchNorm2d(8) if norm else nn.Identity()
         self.dropout = nn.Dropout(0.25 if norm else 0.0)
         self.last = nn.Linear(8 * 4, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         hidden = F.max_pool2d(torch.relu(self.norm(self.first(images))), 2)
-        hidden = F.max_pool2d(torch.relu(self.second(hidden)), 2)
+        hidden = F.max_pool2d(torch.relu(self.second_norm(self.second(hidden))), 2)
         return self.last(self.dropout(hidden.flatten(1)))
 
 

@@ -5,11 +5,11 @@ import tempfile
 import pytest
 import torch
 import torch.distributed as dist
+from tests.parity import cases
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 import unisono
-from tests.parity import cases
 
 ALL_OPTIMIZERS = cases.OPTIMIZERS | cases.OTHER_OPTIMIZERS
 

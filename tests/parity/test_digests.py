@@ -3,9 +3,9 @@
 import itertools
 
 import pytest
+from tests.parity import cases
 
 import unisono
-from tests.parity import cases
 
 SHARDS = (1, 3, 4, 8)
 

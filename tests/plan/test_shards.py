@@ -8,11 +8,11 @@ from unisono.plan.shards import assign
 @pytest.mark.parametrize(
     ("shards", "workers", "expected"),
     [
-        (1, 1, [range(0, 1)]),
-        (4, 4, [range(0, 1), range(1, 2), range(2, 3), range(3, 4)]),
-        (8, 3, [range(0, 3), range(3, 6), range(6, 8)]),
-        (8, 1, [range(0, 8)]),
-        (7, 2, [range(0, 4), range(4, 7)]),
+        (1, 1, [range(1)]),
+        (4, 4, [range(1), range(1, 2), range(2, 3), range(3, 4)]),
+        (8, 3, [range(3), range(3, 6), range(6, 8)]),
+        (8, 1, [range(8)]),
+        (7, 2, [range(4), range(4, 7)]),
     ],
 )
 def test_shards_are_divided_in_rank_order(shards, workers, expected):

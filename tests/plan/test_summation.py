@@ -39,10 +39,10 @@ def test_the_tree_is_the_designs(shards, expected):
 @pytest.mark.parametrize(
     ("shards", "total", "expected"),
     [
-        (range(0, 3), 8, [Node(0, 2), Node(2, 3)]),
+        (range(3), 8, [Node(0, 2), Node(2, 3)]),
         (range(3, 6), 8, [Node(3, 4), Node(4, 6)]),
         (range(6, 8), 8, [Node(6, 8)]),
-        (range(0, 8), 8, [Node(0, 8)]),
+        (range(8), 8, [Node(0, 8)]),
         (range(1, 3), 3, [Node(1, 2), Node(2, 3)]),
     ],
 )

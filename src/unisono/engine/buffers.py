@@ -10,7 +10,6 @@ import torch
 
 from unisono.engine.arena import Arena, Slot, lay_out, size_of
 
-
 Home = tuple[torch.nn.Module, str]
 
 
@@ -105,4 +104,6 @@ def _move(view: torch.Tensor, homes: list[Home]) -> None:
 
 def _view(block: torch.Tensor, slot: Slot) -> torch.Tensor:
     flat = block[slot.offset : slot.offset + slot.numel * slot.dtype.itemsize].view(slot.dtype)
-    return flat.as_strided(slot.shape, slot.stride)
+    # `.data`, because autograd counts changes of plain views together: one layer's statistics
+    # would seem to change when another's do.
+    return flat.as_strided(slot.shape, slot.stride).data

@@ -12,7 +12,6 @@ from unisono.engine.gradients import ABSENT, COMPLETE
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node, additions_over
 
-
 _PROGRAMS_AT_MOST = 256
 
 

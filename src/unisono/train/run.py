@@ -22,11 +22,11 @@ from torch.optim import Optimizer
 
 from unisono.comm.team import Team
 from unisono.data.fetch import Fetch, fetcher, length_of
-from unisono.engine.contents import check_contents, signature
 from unisono.engine.arena import Arena
+from unisono.engine.contents import check_contents, signature
 from unisono.engine.randomness import generators_put_back
-from unisono.engine.threads import num_threads
 from unisono.engine.shared import SharedEngine
+from unisono.engine.threads import num_threads
 from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import assign
 from unisono.train.step import Step

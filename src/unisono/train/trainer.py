@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -16,7 +15,7 @@ from unisono.checkpoint.weights import save_weights
 from unisono.train.evaluate import evaluate
 from unisono.train.passes import PassWatch
 from unisono.train.progress import Display, Summary, display, told
-from unisono.train.run import Run, check_whole
+from unisono.train.run import Run
 from unisono.train.step import Step
 
 Loss = Callable[[nn.Module, Any], Any]

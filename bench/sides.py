@@ -1,0 +1,237 @@
+"""How is it trained? One function per side; this file is also the program each process runs.
+
+The clock starts after the warm-up steps and stops ``timed_steps`` later, on rank 0. Sides of
+several processes meet at a barrier before each reading; Unisono's clock is read where a forward
+pass begins, which no worker reaches before the step before it is done everywhere.
+
+=================  =========================================================================
+plain              one process, the whole global batch, 1 thread
+plain-threads      the same with the number of threads that torch chooses
+passes             forward and backward alone: a fixed batch, no loading, no optimizer,
+                   on as many independent processes at once as there are workers
+ddp                torch DDP on gloo the usual way
+ddp-tuned          gradients as views of the buckets, static graph, fused optimizer
+unisono            shards = workers, the optimizer as in ``ddp``
+unisono-fused      shards = workers, the optimizer as in ``ddp-tuned``
+=================  =========================================================================
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from bench.workloads import WORKLOADS, Workload
+
+SEED = 0
+TIMEOUT = timedelta(seconds=120)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one process of a side is to measure."""
+
+    workload: Workload
+    dataset: TensorDataset
+    num_workers: int
+    warmup_steps: int
+    timed_steps: int
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.workload.batch_size * self.num_workers
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(SEED)
+        return self.workload.build()
+
+    def adam(self, model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=self.workload.lr, **options)
+
+
+def time_steps(task: Task, step: Callable[[], None], barrier: Callable[[], None]) -> float:
+    """Take the warm-up steps, then the timed ones; return the seconds the latter took."""
+    for _ in range(task.warmup_steps):
+        step()
+    barrier()
+    start_s = time.perf_counter()
+    for _ in range(task.timed_steps):
+        step()
+    barrier()
+    return time.perf_counter() - start_s
+
+
+def batches(loader: DataLoader[Any]) -> Iterator[list[Tensor]]:
+    """Give batches for ever, epoch after epoch."""
+    epoch = 0
+    while True:
+        if isinstance(loader.sampler, DistributedSampler):
+            loader.sampler.set_epoch(epoch)
+        yield from loader
+        epoch += 1
+
+
+def plain(task: Task) -> float:
+    model = task.model()
+    optimizer = task.adam(model)
+    loader = DataLoader(task.dataset, task.global_batch_size, shuffle=True, drop_last=True)
+    endless = batches(loader)
+
+    def step() -> None:
+        batch = next(endless)
+        optimizer.zero_grad()
+        task.workload.loss(model, batch).backward()
+        optimizer.step()
+
+    return time_steps(task, step, barrier=lambda: None)
+
+
+def passes(task: Task) -> float:
+    model = task.model()
+    first = dist.get_rank() * task.workload.batch_size
+    batch = list(task.dataset[first : first + task.workload.batch_size])
+
+    def step() -> None:
+        model.zero_grad()
+        task.workload.loss(model, batch).backward()
+
+    return time_steps(task, step, dist.barrier)
+
+
+def ddp(task: Task) -> float:
+    model = nn.parallel.DistributedDataParallel(task.model())
+    return _time_ddp(task, model, task.adam(model))
+
+
+def ddp_tuned(task: Task) -> float:
+    model = nn.parallel.DistributedDataParallel(
+        task.model(), gradient_as_bucket_view=True, static_graph=True
+    )
+    return _time_ddp(task, model, task.adam(model, fused=True))
+
+
+def _time_ddp(task: Task, model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    sampler: DistributedSampler[Any] = DistributedSampler(task.dataset, seed=SEED, drop_last=True)
+    loader = DataLoader(task.dataset, task.workload.batch_size, sampler=sampler, drop_last=True)
+    endless = batches(loader)
+
+    def step() -> None:
+        batch = next(endless)
+        optimizer.zero_grad()
+        task.workload.loss(model, batch).backward()
+        optimizer.step()
+
+    return time_steps(task, step, dist.barrier)
+
+
+def unisono(task: Task) -> float:
+    return _time_unisono(task)
+
+
+def unisono_fused(task: Task) -> float:
+    return _time_unisono(task, fused=True)
+
+
+def _time_unisono(task: Task, **options: Any) -> float:
+    from unisono import Trainer
+
+    starts_s: list[float] = []
+
+    def timed_loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
+        starts_s.append(time.perf_counter())
+        return task.workload.loss(model, batch)
+
+    model = task.model()
+    optimizer = task.adam(model, **options)
+    trainer = Trainer(model, optimizer, timed_loss, shards=task.num_workers, seed=SEED)
+    last = task.warmup_steps + task.timed_steps
+    trainer.fit(task.dataset, batch_size=task.global_batch_size, steps=last + 1)
+    if len(starts_s) != last + 1:
+        raise RuntimeError(f"expected {last + 1} forward passes, saw {len(starts_s)}")
+    return starts_s[last] - starts_s[task.warmup_steps]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A way to train, and how its processes come about."""
+
+    title: str
+    measure: Callable[[Task], float]
+    started_by: str  # "one process", "a process group" or "unisono run"
+    threads: int | None = 1  # None: as many as torch chooses
+
+
+SIDES = {
+    "plain": Side("one process, 1 thread, global batch", plain, "one process"),
+    "plain-threads": Side("one process, all threads, global batch", plain, "one process", None),
+    "passes": Side("forward + backward alone, all at once", passes, "a process group"),
+    "ddp": Side("torch DDP, usual", ddp, "a process group"),
+    "ddp-tuned": Side("torch DDP, tuned", ddp_tuned, "a process group"),
+    "unisono": Side("Unisono, optimizer as usual", unisono, "unisono run"),
+    "unisono-fused": Side("Unisono, fused optimizer as tuned", unisono_fused, "unisono run"),
+}
+
+
+def main() -> None:
+    """Measure one side in this process; rank 0 writes what it saw as JSON."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--side", choices=SIDES, required=True)
+    parser.add_argument("--workload", choices=WORKLOADS, required=True)
+    parser.add_argument("--workers", type=int, required=True)
+    parser.add_argument("--warmup-steps", type=int, required=True)
+    parser.add_argument("--timed-steps", type=int, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rendezvous", type=Path, help="a new file for the process group")
+    args = parser.parse_args()
+    side, workload = SIDES[args.side], WORKLOADS[args.workload]
+    if side.threads is not None:
+        torch.set_num_threads(side.threads)
+
+    torch.manual_seed(SEED)  # every process draws the same stand-in data
+    num_steps = args.warmup_steps + args.timed_steps + 1
+    dataset, is_real = workload.load(args.data, num_steps * workload.batch_size * args.workers)
+    task = Task(workload, dataset, args.workers, args.warmup_steps, args.timed_steps)
+    rank = int(os.environ.get("RANK", "0"))
+    if side.started_by == "a process group":
+        store = dist.FileStore(str(args.rendezvous), args.workers)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=args.workers, timeout=TIMEOUT
+        )
+    seconds = side.measure(task)
+    if rank == 0:
+        result = {
+            "seconds": seconds,
+            "threads": torch.get_num_threads(),
+            "data": "real" if is_real else "random",
+        }
+        args.out.write_text(json.dumps(result))
+    if side.started_by == "a process group":
+        _leave_group()
+
+
+def _leave_group() -> None:
+    """End at once: gloo's threads now and then abort a process that is already done."""
+    gc.collect()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

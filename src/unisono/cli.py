@@ -1,0 +1,156 @@
+"""The command line: parse, call, exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+import unisono
+from unisono.launch.job import MODULE, SCRIPT
+from unisono.launch.run import run as run_workers
+from unisono.world import num_devices, threads_per_worker
+
+
+class _Refusal(click.ClickException):
+    """Wrong input, told in one sentence."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"unisono: {self.message}", file=file or sys.stderr)
+
+
+def _count(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Read a whole number of at least 1."""
+    if value is None:
+        return None
+    try:
+        count = int(value)
+    except ValueError:
+        count = 0
+    if count < 1:
+        option = param.opts[0]
+        raise _Refusal(
+            f"`{option}` must be a whole number of at least 1, but is {value!r}: "
+            f"use for example `{option} 2`."
+        )
+    return count
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(unisono.__version__, prog_name="unisono")
+def main() -> None:
+    """Train on all devices of this machine, with the same result on any number of them.
+
+    A script that trains with unisono.Trainer runs alone with `python`, and on several workers
+    with `unisono run`. The weights it ends with are the same, bit for bit.
+
+    \b
+    Examples:
+      unisono run train.py                 one worker for each device
+      unisono run -n 2 train.py --lr 0.1   two workers; --lr goes to the script
+      unisono run --help                   all about it
+    """
+
+
+@main.command(
+    context_settings={"allow_interspersed_args": False},
+    short_help="Run a script on several workers.",
+)
+@click.option(
+    "-n",
+    "workers",
+    callback=_count,
+    metavar="WORKERS",
+    help="How many workers to start. Without it: one for each device (GPU, else core; at most 8).",
+)
+@click.option(
+    "--threads",
+    callback=_count,
+    metavar="N",
+    help="How many threads each worker computes with; UNISONO_THREADS by default, else 1. "
+    "The number changes the bits of a result, so it does not depend on the number of workers.",
+)
+@click.option(
+    "-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`."
+)
+@click.argument("script", default="")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(
+    script: str, args: tuple[str, ...], workers: int | None, threads: int | None, is_module: bool
+) -> None:
+    """Run SCRIPT with its ARGS on several workers of this machine.
+
+    Every worker is a Python process that runs the script as `python SCRIPT ARGS` would. All that
+    stands behind SCRIPT goes to the script, dashes included.
+
+    If one worker fails, the others are ended and the first failure is shown once, with its rank.
+    Ctrl-C ends all workers.
+
+    \b
+    Examples:
+      unisono run train.py                       one worker for each device
+      unisono run -n 4 train.py --epochs 3       four workers
+      unisono run -n 2 --threads 4 train.py      two workers with four threads each
+      unisono run -n 2 -m package.train          a module instead of a file
+
+    \b
+    Exit status:
+      0     every worker ended well
+      1     an uncaught exception, or what the script passed to sys.exit
+      2     the command line was wrong; nothing was started
+      130   Ctrl-C; 143 SIGTERM; 128 + N a worker was killed by signal N
+    """
+    if not is_module or not script:
+        _check_script(script)
+    status = run_workers(
+        MODULE if is_module else SCRIPT,
+        script,
+        args,
+        workers=num_devices() if workers is None else workers,
+        threads=_threads_from_environment() if threads is None else threads,
+    )
+    _leave(status)
+
+
+def _check_script(script: str) -> None:
+    if not script:
+        raise _Refusal(
+            "SCRIPT must be a Python file, but none is named: use for example "
+            "`unisono run -n 2 train.py`, and see `unisono run --help`."
+        )
+    if os.path.isdir(script):
+        raise _Refusal(
+            f"SCRIPT must be a Python file, but {script!r} is a folder: "
+            "name a file in it, or use `-m` with the name of a package."
+        )
+    if not os.path.exists(script):
+        raise _Refusal(
+            f"SCRIPT must be a Python file, but {script!r} does not exist in {os.getcwd()!r}: "
+            "check its name, or use `-m` for a module."
+        )
+    if not os.access(script, os.R_OK):
+        raise _Refusal(
+            f"SCRIPT must be a file you may read, but {script!r} is not: change its permissions."
+        )
+
+
+def _threads_from_environment() -> int:
+    try:
+        return threads_per_worker()
+    except ValueError as error:
+        raise _Refusal(str(error)) from None
+
+
+def _leave(status: int) -> NoReturn:
+    """End at once: everything is written, and there is nothing to take down."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

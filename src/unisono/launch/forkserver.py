@@ -1,0 +1,158 @@
+"""The launcher's handle on a fork server: start one, keep it, ask it for workers, end it.
+
+A server is kept for the next job of the same process, as loading torch is the dear part. It is
+lent to one job at a time; a job that finds none idle, or only one whose environment no longer
+fits, starts another.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from unisono.comm.channel import Channel
+
+# Native libraries read these when they are loaded, so a running server cannot follow a change.
+_READ_AT_LOAD = (
+    *("OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_", "ONEDNN_", "DNNL_"),
+    *("TORCH", "PYTORCH_", "ATEN_", "CUDA_", "LD_", "PYTHON"),
+)
+# One thread in the server: OpenBLAS starts its threads when loaded, and forking wants one thread.
+# Workers choose their number with torch.set_num_threads. NVML, unlike CUDA, survives a fork.
+_OVERRIDES = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+# The working folder must not shadow modules while torch loads; workers get a sys.path of their own.
+_START = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; "
+    "sys.argv[3] in sys.path or sys.path.append(sys.argv[3]); "
+    "from unisono.launch.server import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+)
+
+
+class ForkServer:
+    """A running server. Final; made by :meth:`start`."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], channel: Channel, environ: dict[str, str]
+    ) -> None:
+        self.channel = channel
+        self._process = process
+        self._environ = environ
+
+    @classmethod
+    def start(cls, environ: Mapping[str, str]) -> ForkServer:
+        """Start a server; returns at once, while it still loads torch."""
+        ours, theirs = Channel.pair()
+        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        package_folder = str(Path(__file__).resolve().parents[2])
+        arguments = [str(theirs.fileno()), str(os.getpid()), package_folder]
+        process = subprocess.Popen(
+            [sys.executable, *flags, "-c", _START, *arguments],
+            env={**environ, **_OVERRIDES},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+        return cls(process, ours, read_at_load(environ))
+
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        return self._process.pid
+
+    def spawn(self, rank: int, fds: Sequence[int]) -> None:
+        """Ask for one worker; it may start only once torch is loaded."""
+        self.channel.send({"type": "spawn", "rank": rank}, fds=fds)
+
+    def signal(self, ranks: Sequence[int], signum: int) -> None:
+        """Send `signum` to those of `ranks` that still run; a dead server has none."""
+        try:
+            self.channel.send({"type": "signal", "ranks": list(ranks), "signum": signum})
+        except BrokenPipeError:
+            return
+
+    def fits(self, environ: Mapping[str, str]) -> bool:
+        """Tell whether this server lives and loaded its libraries with what `environ` says."""
+        return self._process.poll() is None and self._environ == read_at_load(environ)
+
+    def wait(self) -> int:
+        """Wait for the server's end and return its exit status."""
+        return self._process.wait()
+
+    def kill(self) -> None:
+        """End the server and with it every worker at once."""
+        self._process.kill()
+        self._process.wait()
+        self.channel.close()
+
+    def close(self) -> None:
+        """End the server: it leaves when it sees the end of the channel, or is made to."""
+        self.channel.close()
+        try:
+            self._process.wait(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            # It may be in the middle of loading torch.
+            self._process.kill()
+            self._process.wait()
+
+
+def read_at_load(environ: Mapping[str, str]) -> dict[str, str]:
+    """Pick the variables that libraries read only when they are loaded."""
+    return {name: value for name, value in environ.items() if name.startswith(_READ_AT_LOAD)}
+
+
+class ServerPool:
+    """The idle servers of this process. Final; use :func:`server_pool`."""
+
+    def __init__(self) -> None:
+        self._idle: list[ForkServer] = []
+        self._lock = threading.Lock()
+        self._owner_pid = os.getpid()
+        atexit.register(self.close)
+
+    def borrow(self, environ: Mapping[str, str]) -> ForkServer:
+        """Take an idle server that fits `environ`, or start one; those that do not fit end."""
+        with self._lock:
+            fitting = [server for server in self._idle if server.fits(environ)]
+            for server in self._idle:
+                if server not in fitting:
+                    server.close()
+            self._idle = fitting
+            if self._idle:
+                return self._idle.pop()
+        return ForkServer.start(environ)
+
+    def give_back(self, server: ForkServer) -> None:
+        """Keep a server whose workers are all gone for the next job."""
+        with self._lock:
+            self._idle.append(server)
+
+    def close(self) -> None:
+        """End all idle servers. A fork of this process has none of its own to end."""
+        if os.getpid() != self._owner_pid:
+            return
+        with self._lock:
+            while self._idle:
+                self._idle.pop().close()
+
+
+def server_pool() -> ServerPool:
+    """Return the pool of this process, always the same."""
+    return _pool_of(os.getpid())
+
+
+@functools.cache
+def _pool_of(pid: int) -> ServerPool:
+    # `pid` is the key: a fork of this process must not talk to its parent's servers.
+    return ServerPool()

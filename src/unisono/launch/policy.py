@@ -1,0 +1,260 @@
+"""What follows when a worker ends, fails, or the user interrupts? (state, event, now) → decision.
+
+Pure: no process, clock or socket is touched here; ``supervise`` does what a decision says.
+
+A job ends in stages, each with a deadline after which the next begins::
+
+    RUNNING ──a failure──► GRACE ──0.3 s──► TERMINATE ──0.4 s──► KILL ──0.4 s──► ABANDON
+       └──────an interrupt─────────────────────┘
+
+Invariant: a stage never goes back, and as soon as every worker has exited the job is over.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from dataclasses import dataclass, replace
+
+from unisono.comm.control import Departure
+
+
+class Stage(enum.IntEnum):
+    """How far the end of a job has come."""
+
+    RUNNING = 0
+    GRACE = 1
+    TERMINATE = 2
+    KILL = 3
+    ABANDON = 4
+
+
+SECONDS_IN_STAGE = {Stage.GRACE: 0.3, Stage.TERMINATE: 0.4, Stage.KILL: 0.4}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a worker did not finish.
+
+    Attributes:
+        rank: the worker; None when the fork server itself was lost.
+        exit_code: the status it left or would have left with; negative for a signal.
+        summary: one line, an exception's ``Type: message``; empty when it died without a word.
+        traceback: what Python would have printed.
+        is_consequence: it failed only because another worker was gone.
+        exception: the packed exception, for those who can unpack it.
+    """
+
+    rank: int | None
+    exit_code: int
+    summary: str = ""
+    traceback: str = ""
+    is_consequence: bool = False
+    exception: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A worker says that it fails, before it exits."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A worker says that its program ended well, before it exits."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A worker is gone, with the status that the kernel gave."""
+
+    rank: int
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLost:
+    """The fork server is gone, and its workers with it."""
+
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The user or the system asks the job to end."""
+
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The present stage has lasted long enough."""
+
+
+Event = Reported | Done | Exited | ServerLost | Interrupted | DeadlinePassed
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Tell the other workers that this one will never come again."""
+
+    rank: int
+    how: Departure
+
+
+@dataclass(frozen=True, slots=True)
+class SendSignal:
+    """Signal these workers."""
+
+    ranks: tuple[int, ...]
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillServer:
+    """End the fork server; its workers die with it."""
+
+
+Action = Leave | SendSignal | KillServer
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """What is known of a job.
+
+    Attributes:
+        alive: workers whose process may still run.
+        done: workers whose program ended well.
+        failures: in the order in which they became known.
+        needs_result: a worker that leaves quietly without saying "done" has failed.
+        stage: how far the end has come.
+        deadline: when the stage ends, in the clock of `now`; None for never.
+        interrupted_by: the signal that asked the job to end.
+    """
+
+    alive: frozenset[int]
+    done: frozenset[int] = frozenset()
+    failures: tuple[Failure, ...] = ()
+    needs_result: bool = False
+    stage: Stage = Stage.RUNNING
+    deadline: float | None = None
+    interrupted_by: int | None = None
+
+    @property
+    def over(self) -> bool:
+        """Nothing can happen any more."""
+        return not self.alive or self.stage is Stage.ABANDON
+
+    @property
+    def cause(self) -> Failure | None:
+        """The failure to show: the first that is no consequence of another, else the first."""
+        for failure in self.failures:
+            if not failure.is_consequence:
+                return failure
+        return self.failures[0] if self.failures else None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The new state, what to do now, and why, in words."""
+
+    state: JobState
+    actions: tuple[Action, ...] = ()
+    reason: str = ""
+
+
+def start(world_size: int, *, needs_result: bool = False) -> JobState:
+    """Describe a job whose workers have just been asked for."""
+    return JobState(alive=frozenset(range(world_size)), needs_result=needs_result)
+
+
+def decide(state: JobState, event: Event, now: float) -> Decision:
+    """Say what follows from `event` at time `now` (seconds of a monotonic clock)."""
+    match event:
+        case Reported(failure):
+            return _failed(state, failure, now)
+        case Done(rank):
+            return _done(state, rank)
+        case Exited(rank, exit_code):
+            return _exited(state, rank, exit_code, now)
+        case ServerLost(exit_code):
+            return _server_lost(state, exit_code)
+        case Interrupted(signum):
+            return _interrupted(state, signum, now)
+        case DeadlinePassed():
+            return _next_stage(state, now)
+
+
+def _failed(state: JobState, failure: Failure, now: float) -> Decision:
+    if failure.rank is None or _has_failed(state, failure.rank):
+        return Decision(state, (), f"worker {failure.rank} is already known to have failed")
+    state = replace(state, failures=(*state.failures, failure))
+    leave = Leave(failure.rank, Departure.FAILED)
+    if state.stage is not Stage.RUNNING:
+        return Decision(state, (leave,), f"worker {failure.rank} failed while the job was ending")
+    state = replace(state, stage=Stage.GRACE, deadline=now + SECONDS_IN_STAGE[Stage.GRACE])
+    reason = f"worker {failure.rank} failed first; the others may say what they know, then end"
+    return Decision(state, (leave,), reason)
+
+
+def _done(state: JobState, rank: int) -> Decision:
+    state = replace(state, done=state.done | {rank})
+    return Decision(state, (Leave(rank, Departure.FINISHED),), f"worker {rank} finished")
+
+
+def _exited(state: JobState, rank: int, exit_code: int, now: float) -> Decision:
+    state = replace(state, alive=state.alive - {rank})
+    if rank in state.done:
+        # Libraries may abort while they unload (gloo: SIGABRT); all work was done by then.
+        return Decision(state, (), f"worker {rank} had finished before it exited")
+    if _has_failed(state, rank):
+        return Decision(state, (), f"worker {rank} had said why before it exited")
+    if state.stage >= Stage.TERMINATE:
+        leave = Leave(rank, Departure.FAILED)
+        return Decision(state, (leave,), f"worker {rank} ended because the job ends")
+    if exit_code == 0 and not state.needs_result:
+        return _done(state, rank)
+    return _failed(state, Failure(rank, exit_code), now)
+
+
+def _server_lost(state: JobState, exit_code: int) -> Decision:
+    lost = state.alive
+    state = replace(state, alive=frozenset())
+    if not lost - state.done or state.stage >= Stage.TERMINATE:
+        return Decision(state, (), "the fork server ended after its work")
+    state = replace(state, failures=(*state.failures, Failure(None, exit_code)))
+    leaves = tuple(Leave(rank, Departure.FAILED) for rank in sorted(lost - state.done))
+    return Decision(state, leaves, "the fork server was lost and took its workers with it")
+
+
+def _interrupted(state: JobState, signum: int, now: float) -> Decision:
+    if state.interrupted_by is not None:
+        state = replace(state, stage=Stage.ABANDON, deadline=None)
+        return Decision(state, (KillServer(),), "asked twice to end, so at once")
+    state = replace(state, interrupted_by=signum)
+    if state.stage >= Stage.TERMINATE:
+        return Decision(state, (), "asked to end while ending")
+    return _enter(state, Stage.TERMINATE, now, "asked to end")
+
+
+def _next_stage(state: JobState, now: float) -> Decision:
+    if state.deadline is None or now < state.deadline:
+        return Decision(state, (), "nothing is due")
+    return _enter(state, Stage(state.stage + 1), now, f"{state.stage.name} lasted long enough")
+
+
+def _enter(state: JobState, stage: Stage, now: float, reason: str) -> Decision:
+    seconds = SECONDS_IN_STAGE.get(stage)
+    deadline = None if seconds is None else now + seconds
+    state = replace(state, stage=stage, deadline=deadline)
+    if stage is Stage.ABANDON:
+        return Decision(state, (KillServer(),), f"{reason}; workers outlived SIGKILL")
+    signum = signal.SIGTERM if stage is Stage.TERMINATE else signal.SIGKILL
+    return Decision(state, (SendSignal(tuple(sorted(state.alive)), signum),), reason)
+
+
+def _has_failed(state: JobState, rank: int) -> bool:
+    return any(failure.rank == rank for failure in state.failures)

@@ -1,0 +1,85 @@
+"""What does a worker run? A script or module as ``__main__``, or a function, as Python would.
+
+Invariant: the program finds ``__main__``, ``sys.argv`` and ``sys.path`` as ``python SCRIPT ARGS``
+or ``python -m MODULE ARGS`` would have set them.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import runpy
+import sys
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+from typing import Any
+
+from unisono.launch.generators import start_generators
+from unisono.launch.job import FUNCTION, MODULE, Job
+
+
+def run_program(job: Job) -> bytes:
+    """Run the job's program to its end and return its pickled result; nothing for a script.
+
+    Raises:
+        BaseException: whatever the program raises, ``SystemExit`` included.
+    """
+    if job.kind == FUNCTION:
+        return _call_function(job)
+    start_generators({}, job.seed)
+    if job.kind == MODULE:
+        _run_module(job)
+    else:
+        _run_script(job)
+    return b""
+
+
+def _run_script(job: Job) -> None:
+    path = os.path.abspath(job.target)
+    sys.argv = [job.target, *job.argv]
+    _prepend_to_path(os.path.dirname(os.path.realpath(job.target)))
+    main = _fresh_main()
+    main.__file__ = path
+    main.__dict__.update(__cached__=None, __annotations__={})
+    main.__loader__ = SourceFileLoader("__main__", path)
+    with io.open_code(path) as file:
+        source = file.read()
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+
+
+def _run_module(job: Job) -> None:
+    sys.argv = ["-m", *job.argv]
+    _prepend_to_path(os.getcwd())
+    _fresh_main()
+    # What `python -m` itself calls: it fills in sys.argv[0] and the names of __main__.
+    runpy._run_module_as_main(job.target)  # type: ignore[attr-defined]
+
+
+def _call_function(job: Job) -> bytes:
+    import cloudpickle
+
+    sys.path[:] = job.sys_path
+    sys.argv = list(job.argv)
+    main = _fresh_main()
+    call: dict[str, Any] = cloudpickle.loads(job.payload)
+    function = call["function"]
+    if getattr(function, "__module__", None) == "__main__":
+        # So that classes of the caller's script can be pickled here by their name.
+        names = getattr(function, "__globals__", {})
+        main.__dict__.update({k: v for k, v in names.items() if not k.startswith("__")})
+    start_generators(call["states"], job.seed)
+    result = function(*call["args"])
+    packed: bytes = cloudpickle.dumps(result)
+    return packed
+
+
+def _fresh_main() -> ModuleType:
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = main
+    return main
+
+
+def _prepend_to_path(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, folder)

@@ -1,0 +1,147 @@
+"""The fork server: who starts workers in milliseconds? A process that has loaded torch and waits.
+
+    launcher ──spawn, signal──► server ──fork──► workers
+             ◄──exited────────
+
+Invariant: one thread, so that forking is safe; no worker outlives it (their parent-death signal)
+and it does not outlive its launcher (end of the channel, or another parent).
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import selectors
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from unisono.comm.channel import Channel, Message
+from unisono.launch.worker import be_worker
+
+# What every training script needs; torch loads _dynamo with the first optimizer.
+PRELOADED = ("torch", "torch._dynamo", "numpy.random", "cloudpickle", "unisono.train.trainer")
+_PARENT_CHECK_S = 0.5
+
+
+def main(channel_fd: int, launcher_pid: int) -> NoReturn:
+    """Load torch, then serve until the launcher is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel.from_fd(channel_fd)
+    with _ended_with_launcher(channel_fd):
+        for name in PRELOADED:
+            importlib.import_module(name)
+    # Frozen objects are not visited by the workers' collector, so their pages stay shared.
+    gc.collect()
+    gc.freeze()
+    _Server(channel, launcher_pid).serve()
+
+
+@contextmanager
+def _ended_with_launcher(channel_fd: int) -> Iterator[None]:
+    """End this process if the launcher goes while torch loads, which takes seconds."""
+    stop_reading, stop_writing = os.pipe()
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(channel_fd, select.POLLRDHUP)
+        poll.register(stop_reading, select.POLLIN)
+        if any(fd == channel_fd for fd, _ in poll.poll()):
+            os._exit(0)
+
+    thread = threading.Thread(target=watch, name="launcher-watch")
+    thread.start()
+    try:
+        yield
+    finally:
+        # The thread must be gone before the first fork.
+        os.write(stop_writing, b"x")
+        thread.join()
+        os.close(stop_reading)
+        os.close(stop_writing)
+
+
+class _Server:
+    """The loop: requests from the launcher, deaths of the children."""
+
+    def __init__(self, channel: Channel, launcher_pid: int) -> None:
+        self._channel = channel
+        self._launcher_pid = launcher_pid
+        self._rank_of_pid: dict[int, int] = {}
+        self._wakeup, self._wakeup_writing = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+
+    def serve(self) -> NoReturn:
+        self._wakeup.setblocking(False)
+        self._wakeup_writing.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+        signal.set_wakeup_fd(self._wakeup_writing.fileno(), warn_on_full_buffer=False)
+        self._selector.register(self._channel, selectors.EVENT_READ)
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
+        while not self._channel.at_end and os.getppid() == self._launcher_pid:
+            ready = self._selector.select(_PARENT_CHECK_S)
+            self._turn({key.fileobj for key, _ in ready})
+        self._end()
+
+    def _turn(self, ready: set[object]) -> None:
+        if self._channel in ready:
+            for message in self._channel.receive_ready():
+                self._obey(message)
+        if self._wakeup in ready:
+            self._wakeup.recv(4096)
+        self._reap()
+
+    def _obey(self, message: Message) -> None:
+        if message.header["type"] == "spawn":
+            self._fork(message.header["rank"], message.fds)
+        elif message.header["type"] == "signal":
+            for pid, rank in self._rank_of_pid.items():
+                if rank in message.header["ranks"]:
+                    os.kill(pid, message.header["signum"])
+
+    def _fork(self, rank: int, fds: tuple[int, ...]) -> None:
+        server_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(rank, fds, server_pid)
+        self._rank_of_pid[pid] = rank
+        for fd in fds:
+            os.close(fd)
+
+    def _become_worker(self, rank: int, fds: tuple[int, ...], server_pid: int) -> NoReturn:
+        try:
+            signal.set_wakeup_fd(-1)
+            for owned in (self._selector, self._channel, self._wakeup, self._wakeup_writing):
+                owned.close()
+            be_worker(rank, fds, server_pid)
+        finally:
+            os._exit(70)
+
+    def _reap(self) -> None:
+        while self._rank_of_pid:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            rank = self._rank_of_pid.pop(pid, None)
+            if rank is not None:
+                code = os.waitstatus_to_exitcode(status)
+                self._tell({"type": "exited", "rank": rank, "exit_code": code})
+
+    def _tell(self, header: dict[str, object]) -> None:
+        try:
+            self._channel.send(header)
+        except BrokenPipeError:
+            # The launcher is gone; the next turn of the loop sees it and ends everything.
+            self._channel.at_end = True
+
+    def _end(self) -> NoReturn:
+        for pid in self._rank_of_pid:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._rank_of_pid:
+            os.waitpid(pid, 0)
+        os._exit(0)

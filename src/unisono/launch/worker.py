@@ -1,0 +1,179 @@
+"""What happens in a worker, from the fork to its last breath?
+
+    take over descriptors, signals, environment → run the program → say how it ended → leave
+
+Invariant: every way a program can end is told to the launcher before the process ends, except
+those that no process survives; and nothing of the fork server's own life is left in a worker.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import io
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from unisono.comm.link import CONTROL_VARIABLE, LINK_VARIABLE, PID_VARIABLE, Link
+from unisono.launch.exceptions import is_consequence, pack_exception, summary_line, traceback_text
+from unisono.launch.job import Job, worker_environment
+from unisono.launch.program import run_program
+
+_PR_SET_PDEATHSIG = 1
+_BOOTSTRAP_FAILED = 70  # EX_SOFTWARE of sysexits.h
+
+
+def be_worker(rank: int, fds: tuple[int, ...], server_pid: int) -> NoReturn:
+    """Turn a fresh fork of the server into worker `rank` and never come back.
+
+    Args:
+        rank: which worker to be.
+        fds: standard input, output, error; the job; the control page; the channel.
+        server_pid: the process that forked this one, with which it dies.
+    """
+    exit_code = _BOOTSTRAP_FAILED
+    try:
+        _die_with(server_pid)
+        _take_over_signals()
+        *standard, job_fd, control_fd, link_fd = fds
+        _take_over_standard_streams(standard)
+        job = Job.read(job_fd)
+        os.close(job_fd)
+        link = _take_over_environment(job, rank, control_fd, link_fd)
+        exit_code = _live(job, link)
+    except BaseException:
+        # Nobody else could say it: the launcher sees no more than the exit status.
+        traceback.print_exc()
+    finally:
+        os._exit(exit_code)
+
+
+def _die_with(server_pid: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != server_pid:
+        os._exit(_BOOTSTRAP_FAILED)
+
+
+def _take_over_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Ctrl-C is the launcher's business. A handler, unlike SIG_IGN, is not passed on to programs
+    # that the worker starts, so those still end with Ctrl-C.
+    signal.signal(signal.SIGINT, lambda signum, frame: None)
+
+
+def _take_over_standard_streams(fds: list[int]) -> None:
+    for target, fd in enumerate(fds):
+        os.dup2(fd, target)
+        os.close(fd)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Whole lines in one write, so that those of different workers do not tear; also
+            # under `python -u`, which would write every piece of a line by itself.
+            stream.reconfigure(line_buffering=True, write_through=False)
+
+
+def _take_over_environment(job: Job, rank: int, control_fd: int, link_fd: int) -> Link:
+    names = {LINK_VARIABLE: link_fd, CONTROL_VARIABLE: control_fd, PID_VARIABLE: os.getpid()}
+    environ = worker_environment(job, rank, {name: str(value) for name, value in names.items()})
+    os.environ.clear()
+    os.environ.update(environ)
+    link = Link.from_environment()
+    assert link is not None
+    return link
+
+
+def _live(job: Job, link: Link) -> int:
+    """Run the program and tell how it ended; return the exit status."""
+    result: bytes = b""
+    ended: BaseException | None = None
+    try:
+        import torch
+
+        os.chdir(job.folder)
+        torch.set_num_threads(job.threads)
+        result = run_program(job)
+    except BaseException as error:
+        ended = error
+    exit_code, text = _exit_status(ended)
+    if ended is not None and exit_code:
+        _tell_failure(link, ended, exit_code, text)
+    _finish_as_python_does()
+    if not exit_code:
+        link.tell({"type": "done"}, result)
+    return exit_code
+
+
+def _exit_status(ended: BaseException | None) -> tuple[int, str]:
+    """Say what Python's exit status would be, and what it would print for a ``SystemExit``."""
+    if ended is None:
+        return 0, ""
+    if not isinstance(ended, SystemExit):
+        return 1, ""
+    if ended.code is None:
+        return 0, ""
+    if isinstance(ended.code, int):
+        return ended.code & 0xFF, ""
+    return 1, str(ended.code)
+
+
+def _tell_failure(link: Link, error: BaseException, exit_code: int, text: str) -> None:
+    if not isinstance(error, SystemExit):
+        _call_own_excepthook(error)
+        text = traceback_text(error)
+    header = {
+        "type": "failed",
+        "exit_code": exit_code,
+        "summary": summary_line(error),
+        "traceback": text,
+        "is_consequence": is_consequence(error),
+    }
+    link.tell(header, pack_exception(error))
+
+
+def _call_own_excepthook(error: BaseException) -> None:
+    """Call a hook that the program set (error trackers do); Python's own would only print."""
+    if sys.excepthook is not sys.__excepthook__:
+        _and_go_on(lambda: sys.excepthook(type(error), error, error.__traceback__))
+
+
+def _finish_as_python_does() -> None:
+    _and_go_on(threading._shutdown)  # type: ignore[attr-defined]
+    _and_go_on(atexit._run_exitfuncs)
+    _and_go_on(_close_files)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            _and_go_on(stream.flush)
+
+
+def _close_files() -> None:
+    """Close files that the program left open: `os._exit` would lose what they still hold."""
+    # The class under the abstract one, as asking an abstract class about every object is slow.
+    files = [item for item in gc.get_objects() if issubclass(type(item), io.IOBase.__mro__[1])]
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    ours = {id(owner) for stream in streams for owner in (stream, getattr(stream, "buffer", None))}
+    files = [file for file in files if id(file) not in ours and not isinstance(file, io.RawIOBase)]
+    # Wrappers first: closing one writes what it holds into what it wraps.
+    for file in sorted(files, key=_depth_of_wrapping):
+        _and_go_on(file.close)
+
+
+def _depth_of_wrapping(file: object) -> int:
+    # text → what Python code implements, such as a GzipFile → the plain file
+    if isinstance(file, io.TextIOBase):
+        return 0
+    return 2 if type(file) in (io.BufferedWriter, io.BufferedRandom, io.BufferedReader) else 1
+
+
+def _and_go_on(act: Callable[[], object]) -> None:
+    """Do one of the last things; as in Python, its failure is shown and does not stop the next."""
+    try:
+        act()
+    except BaseException:
+        traceback.print_exc()

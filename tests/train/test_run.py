@@ -1,0 +1,307 @@
+"""The step loop in one process: what it gives, what it refuses, what it leaves behind."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+import unisono
+
+
+def make(shards=2, **options):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return unisono.Run(model, optimizer, shards=shards, **options)
+
+
+def data(num_samples=10):
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(
+        torch.randn(num_samples, 4, generator=generator),
+        torch.randint(0, 2, (num_samples,), generator=generator),
+    )
+
+
+def loss_of(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def train(run, dataset, **options):
+    for step in run.steps(dataset, **options):
+        with step:
+            for batch in step.shards:
+                step.backward(loss_of(run.model, batch))
+        yield step
+
+
+def test_steps_are_numbered_over_the_whole_run_and_epochs_are_totals():
+    run = make()
+    seen = [
+        (s.number, s.epoch, s.batch, s.num_samples)
+        for s in train(run, data(), batch_size=4, epochs=1)
+    ]
+    assert seen == [(0, 0, 0, 4), (1, 0, 1, 4), (2, 0, 2, 2)]
+    seen = [s.number for s in train(run, data(), batch_size=4, epochs=2)]
+    assert seen == [3, 4, 5]
+    assert list(train(run, data(), batch_size=4, epochs=2)) == []
+    assert [s.number for s in train(run, data(), batch_size=4, steps=8, epochs=9)] == [6, 7]
+
+
+def test_a_run_that_stopped_within_an_epoch_goes_on_with_the_rest_of_it():
+    whole, parts = make(), make()
+    for _ in train(whole, data(11), batch_size=3, steps=10):
+        pass
+    for total in (1, 2, 5, 5, 9, 10):
+        for _ in train(parts, data(11), batch_size=3, steps=total):
+            pass
+    assert torch.equal(whole.model.weight, parts.model.weight)
+
+
+def test_the_loss_of_a_step_is_the_mean_over_its_samples():
+    run, dataset = make(shards=3), data(10)
+    before = nn.Linear(4, 2)
+    before.load_state_dict(run.model.state_dict())
+    step = next(train(run, dataset, batch_size=10, epochs=1, shuffle=False))
+    assert step.loss == pytest.approx(loss_of(before, dataset.tensors).item(), abs=1e-6)
+
+
+def test_pairs_are_averaged_over_their_true_weight():
+    run, dataset = make(shards=2), data(8)
+    weights = torch.arange(8.0)
+    dataset = TensorDataset(*dataset.tensors, weights)
+    before = nn.Linear(4, 2)
+    before.load_state_dict(run.model.state_dict())
+    for step in run.steps(dataset, batch_size=8, steps=1, shuffle=False):
+        with step:
+            for inputs, labels, weight in step.shards:
+                losses = F.cross_entropy(run.model(inputs), labels, reduction="none")
+                hits = (run.model(inputs).argmax(1) == labels).float().mean()
+                step.backward({"loss": ((losses * weight).sum(), weight.sum()), "hits": hits})
+        losses = F.cross_entropy(before(dataset.tensors[0]), dataset.tensors[1], reduction="none")
+        expected = (losses * weights).sum() / weights.sum()
+        assert step.loss == pytest.approx(expected.item(), abs=1e-6)
+        expected.backward()
+        torch.testing.assert_close(run.model.weight, before.weight - 0.1 * before.weight.grad)
+        assert 0 <= step.means["hits"] <= 1
+
+
+def test_generators_are_seeded_per_shard_and_put_back_afterwards():
+    def draws(run):
+        drawn = []
+        for step in run.steps(data(), batch_size=4, steps=2):
+            with step:
+                for batch in step.shards:
+                    drawn.append((torch.rand(()).item(), random.random(), np.random.rand()))
+                    step.backward(loss_of(run.model, batch))
+        return drawn
+
+    one, other = make(), make()
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    first = draws(one)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert np.random.get_state()[1].tolist() == states[2]
+    assert draws(other) == first
+    assert len(set(first)) == 4
+
+
+def test_threads_are_those_of_the_run_inside_and_the_callers_outside():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run = make()
+        for _ in train(run, data(), batch_size=4, steps=1):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_model_has_tensors_of_its_own_before_and_after():
+    run = make()
+    before = run.model.weight.data_ptr()
+    loop = train(run, data(), batch_size=4, steps=2)
+    next(loop)
+    inside = run.model.weight.data_ptr()
+    for _ in loop:
+        pass
+    after = run.model.weight.data_ptr()
+    assert len({before, inside, after}) == 3
+    assert run.model.weight.grad is None
+
+
+def test_a_schedule_made_for_the_optimizer_works():
+    run = make()
+    schedule = torch.optim.lr_scheduler.StepLR(run.optimizer, 1, gamma=0.5)
+    for _ in train(run, data(), batch_size=4, steps=3):
+        schedule.step()
+    assert run.optimizer.param_groups[0]["lr"] == pytest.approx(0.0125)
+
+
+def test_optimizer_state_can_be_saved_and_loaded_between_loops():
+    def trained(interrupt):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        run = unisono.Run(model, optimizer, shards=2)
+        for _ in train(run, data(), batch_size=4, steps=4):
+            pass
+        if interrupt:
+            optimizer.load_state_dict(optimizer.state_dict())
+        for _ in train(run, data(), batch_size=4, steps=8):
+            pass
+        return model.weight
+
+    assert torch.equal(trained(True), trained(False))
+
+
+def test_parameters_changed_between_loops_are_trained_on():
+    run = make()
+    for _ in train(run, data(), batch_size=4, steps=1):
+        pass
+    with torch.no_grad():
+        run.model.weight.zero_()
+        run.model.bias.zero_()
+    step = next(train(run, data(), batch_size=4, steps=2))
+    assert step.loss == pytest.approx(0.6931, abs=1e-3)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"batch_size": 1}, ValueError, r"`batch_size` .* at least `shards` \(2\), but is 1"),
+        ({"batch_size": 0}, ValueError, "`batch_size` must be at least 1, but is 0"),
+        ({"batch_size": 2.5}, TypeError, "`batch_size` must be a whole number, but is 2.5"),
+        ({"batch_size": 4, "epochs": None}, ValueError, "`epochs` or `steps` must say"),
+        ({"batch_size": 4, "epochs": -1}, ValueError, "`epochs` must be at least 0, but is -1"),
+        ({"batch_size": 4, "dataset": TensorDataset(torch.zeros(0, 4))}, ValueError, "is empty"),
+        ({"batch_size": 4, "dataset": Endless()}, TypeError, "Endless is an IterableDataset"),
+        ({"batch_size": 4, "dataset": 7}, TypeError, "`__getitem__` and `__len__`, but int"),
+    ],
+)
+def test_wrong_input_is_refused_before_any_training(options, error, message):
+    run = make()
+    options = {"dataset": data(), "epochs": 1} | options
+    with pytest.raises(error, match=message):
+        run.steps(options.pop("dataset"), **options)
+    assert run.position.step == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"shards": 0}, ValueError, "`shards` must be at least 1, but is 0"),
+        ({"shards": "2"}, TypeError, "`shards` must be a whole number, but is '2'"),
+        ({"seed": -1}, ValueError, "`seed` must be at least 0, but is -1"),
+    ],
+)
+def test_wrong_options_are_refused_at_construction(options, error, message):
+    with pytest.raises(error, match=message):
+        make(**options)
+
+
+def test_a_nan_loss_is_named_and_reaches_no_parameter():
+    run = make()
+    before = run.model.weight.clone()
+    with pytest.raises(unisono.NonFiniteLossError, match="is nan in step 0 for shard 1") as caught:
+        for step in run.steps(data(), batch_size=4, steps=3):
+            with step:
+                for number, batch in enumerate(step.shards):
+                    step.backward(loss_of(run.model, batch) * (float("nan") if number else 1.0))
+    assert (caught.value.step, caught.value.shard) == (0, 1)
+    assert torch.equal(run.model.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (lambda p: p.sum(1), ValueError, r"loss must be a scalar, but has shape \(2,\)"),
+        (lambda p: p.sum().item(), TypeError, "must return a scalar tensor.* returned float"),
+        (lambda p: p.sum().detach(), ValueError, "must depend on the model's parameters"),
+        (lambda p: {"accuracy": p.sum()}, TypeError, 'must have "loss" in it'),
+        (lambda p: (p.sum(), -1.0), ValueError, "weight of loss must be at least 0"),
+        (lambda p: (p.sum(), 0.0), ValueError, "must add up to more than 0"),
+        (lambda p: {"loss": p.sum(), "x": "y"}, TypeError, "x must be a number"),
+    ],
+)
+def test_losses_of_other_forms_are_refused(value, error, message):
+    run = make()
+    with pytest.raises(error, match=message):
+        for step in run.steps(data(), batch_size=4, steps=3):
+            with step:
+                for _ in step.shards:
+                    step.backward(value(run.model.weight))
+    assert run.position.step == 0
+
+
+def test_a_loop_written_wrongly_is_told_so():
+    run = make()
+    with pytest.raises(RuntimeError, match="every step must be used as `with step:`"):
+        for _ in run.steps(data(), batch_size=4, steps=3):
+            pass
+    with pytest.raises(RuntimeError, match=r"shards \[0, 1\] of step 0 have no loss"):
+        for step in run.steps(data(), batch_size=4, steps=3):
+            with step:
+                pass
+    with pytest.raises(RuntimeError, match="must be called before the next batch is taken"):
+        for step in run.steps(data(), batch_size=4, steps=3):
+            with step:
+                list(step.shards)
+    with pytest.raises(RuntimeError, match="must be entered"):
+        for step in run.steps(data(), batch_size=4, steps=3):
+            next(iter(step.shards))
+    with pytest.raises(RuntimeError, match="there is no batch without its loss"):
+        for step in run.steps(data(), batch_size=4, steps=3):
+            with step:
+                step.backward(run.model.weight.sum())
+
+
+def test_another_batch_size_must_wait_for_the_epochs_end():
+    run = make()
+    for _ in train(run, data(), batch_size=4, steps=1):
+        pass
+    with pytest.raises(ValueError, match="finish the epoch first"):
+        run.steps(data(), batch_size=5, epochs=2)
+
+
+def test_an_exception_in_the_loop_leaves_an_ordinary_model():
+    run = make()
+    with pytest.raises(ZeroDivisionError):
+        for _ in train(run, data(), batch_size=4, steps=3):
+            1 / 0  # noqa: B018
+    assert not run.is_training
+    run.model(torch.randn(1, 4)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "message"),
+    [
+        (nn.Embedding(4, 2, sparse=True), torch.optim.SGD, "`sparse=True`: make it with"),
+        (nn.LazyLinear(2), torch.optim.SGD, "is lazy: run the model once"),
+        (nn.Linear(2, 2, device="meta"), torch.optim.SGD, "must be on the CPU"),
+        (nn.Linear(2, 2), torch.optim.LBFGS, "LBFGS asks for a closure"),
+        (nn.Linear(2, 2), torch.optim.SparseAdam, "SparseAdam takes sparse ones alone"),
+        (
+            nn.Linear(2, 2),
+            lambda p: torch.optim.Adam(p, differentiable=True),
+            "differentiable=True",
+        ),
+        (nn.Linear(2, 2), lambda p: list(p), "must be a torch.optim.Optimizer, but is a list"),
+        (torch.sum, lambda p: torch.optim.SGD([torch.zeros(1)]), "must be a torch.nn.Module"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_at_construction(model, optimizer, message):
+    parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
+    made = optimizer(parameters)
+    with pytest.raises((ValueError, TypeError), match=message):
+        unisono.Run(model, made, shards=1)

@@ -1,0 +1,204 @@
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+import unisono
+from unisono.data.fetch import fetcher
+
+
+class Items(Dataset):
+    """The same samples one by one."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        return self.dataset[index]
+
+
+class Lists(Items):
+    """The same samples in one call."""
+
+    def __getitem__(self, index):
+        raise AssertionError("__getitems__ is there")
+
+    def __getitems__(self, indices):
+        return [self.dataset[index] for index in indices]
+
+
+def data(num_samples=50):
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(
+        torch.randn(num_samples, 4, generator=generator),
+        torch.randint(0, 2, (num_samples,), generator=generator),
+    )
+
+
+def loss_of(model, batch):
+    outputs = model(batch[0])
+    hits = (outputs.argmax(1) == batch[1]).float().mean()
+    return {"loss": F.cross_entropy(outputs, batch[1]), "accuracy": hits}
+
+
+def make(shards=3):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    return unisono.Trainer(model, torch.optim.Adam(model.parameters()), loss_of, shards=shards)
+
+
+def test_fit_says_what_it_did(capsys):
+    trainer = make()
+    summary = trainer.fit(data(), batch_size=10, epochs=2, validate=data(20))
+    assert (summary.steps, summary.samples, summary.shards, summary.workers) == (10, 100, 3, 1)
+    assert summary.digest == trainer.digest()
+    assert summary.validation.keys() == {"loss", "accuracy"}
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == str(summary)
+    assert "3 shards on 1 worker" in lines[-1]
+    assert summary.digest[:16] in lines[-1]
+    assert sum("validation loss" in line for line in lines) == 2
+
+
+def test_a_finished_run_does_nothing(capsys):
+    trainer = make()
+    first = trainer.fit(data(), batch_size=10, epochs=1)
+    capsys.readouterr()
+    again = trainer.fit(data(), batch_size=10, epochs=1)
+    assert (again.steps, again.digest) == (0, first.digest)
+    assert capsys.readouterr().out == ""
+
+
+def test_fit_in_parts_is_fit_at_once():
+    parts, whole = make(), make()
+    for total in (1, 2, 3):
+        parts.fit(data(), batch_size=10, epochs=total)
+    assert whole.fit(data(), batch_size=10, epochs=3).digest == parts.digest()
+
+
+@pytest.mark.parametrize("wrap", [Items, Lists, lambda d: Subset(d, range(50)), lambda d: list(d)])
+def test_every_kind_of_dataset_gives_the_same_bits(wrap):
+    plain, other = make(), make()
+    plain.fit(data(), batch_size=10, epochs=2)
+    other.fit(wrap(data()), batch_size=10, epochs=2)
+    assert plain.digest() == other.digest()
+
+
+def test_a_subset_of_a_subset_is_indexed_at_once():
+    dataset = data()
+    inner = Subset(dataset, [5, 6, 7, 8])
+    batch = fetcher(Subset(inner, [3, 0]))(torch.tensor([0, 1]))
+    assert torch.equal(batch[0], dataset.tensors[0][[8, 5]])
+
+
+def test_evaluate_counts_every_sample_once_and_leaves_the_modes():
+    trainer, dataset = make(), data(53)
+    trainer.run.model.train()
+    trainer.run.model[0].eval()
+    means = trainer.evaluate(dataset, batch_size=7)
+    assert [module.training for module in trainer.run.model] == [False, True, True]
+    trainer.run.model.eval()
+    exact = loss_of(trainer.run.model, dataset.tensors)
+    assert means["loss"] == pytest.approx(exact["loss"].item(), abs=1e-6)
+    assert means["accuracy"] == pytest.approx(exact["accuracy"].item(), abs=1e-6)
+
+
+def evaluate_in_a_worker():
+    return make(shards=4).evaluate(data(53), batch_size=10)
+
+
+def test_evaluate_has_the_same_bits_on_one_two_and_three_workers():
+    alone = evaluate_in_a_worker()
+    for workers in (2, 3):
+        assert unisono.launch(evaluate_in_a_worker, workers=workers) == [alone] * workers
+
+
+def save_in_a_worker(path):
+    trainer = make()
+    trainer.fit(data(), batch_size=10, epochs=1)
+    trainer.save(path)
+    return os.path.exists(path)
+
+
+def test_save_writes_plain_names_once(tmp_path):
+    path = tmp_path / "with space" / "model.safetensors"
+    path.parent.mkdir()
+    assert unisono.launch(save_in_a_worker, path, workers=2) == [True, True]
+    trainer = make()
+    trainer.fit(data(), batch_size=10, epochs=1)
+    weights = load_file(path)
+    assert weights.keys() == trainer.run.model.state_dict().keys()
+    for name, tensor in trainer.run.model.state_dict().items():
+        assert torch.equal(weights[name], tensor)
+    assert [p.name for p in path.parent.iterdir()] == ["model.safetensors"]
+
+
+def test_saving_into_no_folder_fails_on_every_worker(tmp_path):
+    with pytest.raises(OSError, match="must exist, but does not"):
+        unisono.launch(save_in_a_worker, tmp_path / "none" / "model.safetensors", workers=2)
+
+
+def test_tied_weights_are_saved_once(tmp_path):
+    model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    model["b"].weight = model["a"].weight
+    trainer = unisono.Trainer(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, b: m["b"](b).mean(), shards=1
+    )
+    trainer.save(tmp_path / "tied.safetensors")
+    assert load_file(tmp_path / "tied.safetensors").keys() == {"a.weight", "a.bias", "b.bias"}
+
+
+def disagree():
+    make().fit(data(50 + unisono.world().rank), batch_size=10, epochs=1)
+
+
+def test_workers_with_other_data_are_told_so():
+    with pytest.raises(unisono.MismatchError, match="dataset length must be the same"):
+        unisono.launch(disagree, workers=2)
+
+
+def too_many_workers():
+    make(shards=2)
+
+
+def test_more_workers_than_shards_are_refused():
+    with pytest.raises(ValueError, match=r"at least the number of workers \(3\), but is 2"):
+        unisono.launch(too_many_workers, workers=3)
+
+
+def nan_on_one():
+    trainer = make(shards=4)
+    bad = data()
+    bad.tensors[0][33] = float("nan")
+    trainer.fit(bad, batch_size=10, epochs=1, shuffle=False)
+
+
+def test_a_nan_loss_on_one_worker_ends_all_and_is_named():
+    with pytest.raises(unisono.NonFiniteLossError, match="in step 3 for shard 1"):
+        unisono.launch(nan_on_one, workers=3)
+
+
+def different_starts():
+    torch.manual_seed(unisono.world().rank)
+    model = nn.Linear(4, 2)
+    model.register_buffer("noise", torch.randn(3))
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    whole = nn.Sequential(model, frozen)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(
+        whole, optimizer, lambda m, b: F.cross_entropy(m(b[0]), b[1]), shards=2
+    )
+    trainer.fit(data(), batch_size=10, epochs=1)
+    return [tensor.tolist() for tensor in whole.state_dict().values()]
+
+
+def test_everybody_starts_from_rank_0():
+    one, other = unisono.launch(different_starts, workers=2)
+    assert one == other
