@@ -2,8 +2,8 @@
 
     unisono run -n 2 examples/gpt.py --data tinyshakespeare/input.txt
 
-The last tenth of the text is kept for the test. What it writes is the same on every number of
-workers, letter for letter.
+The last tenth of the text is kept for the test. The weights that write are the same bits on every
+number of workers.
 """
 
 import argparse

@@ -17,6 +17,7 @@ LAYERS = [
     {"train"},
     {"launch"},
     {"cli"},
+    {"__main__"},
 ]
 RANK = {name: number for number, layer in enumerate(LAYERS) for name in layer}
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")

@@ -63,7 +63,7 @@ def world(environ: Mapping[str, str] | None = None) -> World:
 
 
 def num_devices() -> int:
-    """Count the devices that workers and shards default to: cores this process may use, at most 8."""
+    """Count the devices that workers and shards default to: usable cores, at most 8."""
     return min(len(os.sched_getaffinity(0)), DEFAULT_DEVICES_AT_MOST)
 
 

@@ -93,6 +93,42 @@ class SometimesUnused(nn.Module):
         return self.frozen(hidden)
 
 
+class Mixed(nn.Module):
+    """Three dtypes, a parameter without dimensions, one without elements, channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 6, 3, padding=1).to(memory_format=torch.channels_last)
+        self.wide = nn.Conv2d(6, 4, 3).to(memory_format=torch.channels_last)
+        self.exact = nn.Linear(4 * 36, 24).double()
+        self.rough = nn.Linear(24, 16).bfloat16()
+        self.last = nn.Linear(16, 10)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.nothing = nn.Parameter(torch.empty(0, 3))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(10))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.seen += len(images)
+        hidden = torch.relu(self.wide(self.conv(images)))
+        hidden = torch.relu(self.exact(hidden.flatten(1).double()))
+        outputs = self.last(torch.relu(self.rough(hidden.bfloat16())).float()) * self.scale
+        self.mean = 0.9 * self.mean + 0.1 * outputs.detach().mean(0)  # a new tensor each time
+        return outputs + self.nothing.sum()
+
+
+class Matrices(nn.Module):
+    """All parameters are matrices, as Muon wants them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 24, bias=False)
+        self.second = nn.Linear(24, 10, bias=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(images.flatten(1))))
+
+
 def images() -> TensorDataset:
     generator = torch.Generator().manual_seed(1)
     return TensorDataset(
@@ -135,6 +171,11 @@ MODELS = {
     "sometimes unused": (SometimesUnused, images, classify),
 }
 
+OTHER_MODELS = {
+    "mixed": (Mixed, images, classify),
+    "matrices": (Matrices, images, classify),
+}
+
 
 def _two_groups(model: nn.Module) -> torch.optim.Optimizer:
     matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -171,6 +212,7 @@ OTHER_OPTIMIZERS = {
     "asgd": lambda m: torch.optim.ASGD(m.parameters(), lr=0.05),
     "rprop": lambda m: torch.optim.Rprop(m.parameters(), lr=1e-2),
     "adafactor": lambda m: torch.optim.Adafactor(m.parameters(), lr=1e-2),
+    "muon": lambda m: torch.optim.Muon([p for p in m.parameters() if p.ndim == 2], lr=1e-3),
     "own": lambda m: SignOfMean(m.parameters(), lr=1e-3),
 }
 
@@ -194,7 +236,7 @@ class SignOfMean(torch.optim.Optimizer):
 
 def train(model: str, optimizer: str, shards: int, steps: int = STEPS) -> str:
     """Train one case in this worker; returns the digest."""
-    make_model, make_data, loss = MODELS[model]
+    make_model, make_data, loss = (MODELS | OTHER_MODELS)[model]
     torch.manual_seed(11)
     module = make_model()
     made = (OPTIMIZERS | OTHER_OPTIMIZERS)[optimizer](module)

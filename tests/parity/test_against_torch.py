@@ -11,6 +11,7 @@ from torch.utils.data import DistributedSampler
 
 import unisono
 
+ALL_MODELS = cases.MODELS | cases.OTHER_MODELS
 ALL_OPTIMIZERS = cases.OPTIMIZERS | cases.OTHER_OPTIMIZERS
 
 
@@ -22,7 +23,7 @@ def mean_of(loss, model, batch):
 
 def plain_loop(model_name, optimizer_name, steps):
     """What somebody would write without us: the sampler of one replica, batches in its order."""
-    make_model, make_data, loss = cases.MODELS[model_name]
+    make_model, make_data, loss = ALL_MODELS[model_name]
     torch.manual_seed(11)
     model, data = make_model(), make_data()
     optimizer = ALL_OPTIMIZERS[optimizer_name](model)
@@ -43,7 +44,7 @@ def plain_loop(model_name, optimizer_name, steps):
 
 
 def unisono_loop(model_name, optimizer_name, shards, steps):
-    make_model, make_data, loss = cases.MODELS[model_name]
+    make_model, make_data, loss = ALL_MODELS[model_name]
     torch.manual_seed(11)
     model = make_model()
     optimizer = ALL_OPTIMIZERS[optimizer_name](model)
@@ -70,9 +71,13 @@ def test_one_shard_has_the_bits_of_a_plain_loop_with_every_optimizer(optimizer):
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_one_shard_has_the_bits_of_a_plain_loop_with_unused_parameters():
-    plain = plain_loop("sometimes unused", "adam", steps=25).state_dict()
-    ours = unisono_loop("sometimes unused", "adam", 1, steps=25)
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [("sometimes unused", "adam"), ("mixed", "fused adamw"), ("matrices", "muon")],
+)
+def test_one_shard_has_the_bits_of_a_plain_loop_with_unusual_models(model, optimizer):
+    plain = plain_loop(model, optimizer, steps=25).state_dict()
+    ours = unisono_loop(model, optimizer, 1, steps=25)
     assert all(torch.equal(plain[name], ours[name]) for name in plain)
 
 
@@ -94,13 +99,12 @@ def ddp_loop(store, steps):
     model, data = DistributedDataParallel(make_model()), make_data()
     optimizer = ALL_OPTIMIZERS["adam"](model)
     sampler = DistributedSampler(data, seed=5)
-    share, done = cases.BATCH_SIZE // world_size, 0
+    share = cases.BATCH_SIZE // world_size
     order = list(sampler)
     for start in range(0, steps * share, share):
         optimizer.zero_grad()
         mean_of(loss, model, data[order[start : start + share]]).backward()
         optimizer.step()
-        done += 1
     weights = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
     del model, optimizer
     dist.destroy_process_group()

@@ -23,6 +23,8 @@ def digests_on(workers, wanted):
         ("cnn with norm and dropout", "fused adam", 4),
         ("gpt", "two groups", 3),
         ("sometimes unused", "sgd with momentum", 4),
+        ("mixed", "adamw", 4),
+        ("matrices", "muon", 3),
     ],
 )
 def test_digest_is_the_same_on_one_two_and_three_workers(case):

@@ -13,7 +13,7 @@ _WRAPPER_PREFIXES = ("module.", "_orig_mod.")
 
 
 def plain_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Give the model's state dict under plain names; each tied tensor once, under its first name."""
+    """Give the model's state dict under plain names; tied tensors once, under the first name."""
     weights: dict[str, torch.Tensor] = {}
     seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
     for name, tensor in model.state_dict().items():

@@ -1,1 +1,1 @@
-"""Moving bytes between the workers of one host: shared memory, a barrier, a link to the launcher."""
+"""Moving bytes between workers of one host: shared memory, a barrier, a link to the launcher."""

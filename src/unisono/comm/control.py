@@ -61,7 +61,7 @@ class ControlPage:
         return self._words[rank * _WORDS_PER_LINE]
 
     def arrive(self, rank: int) -> None:
-        """Count one more arrival of `rank`, with everything it wrote before, and wake the others."""
+        """Count one more arrival of `rank`, after all that it wrote, and wake the others."""
         futex.add_and_wake(self._address + rank * LINE_BYTES + _ARRIVALS)
 
     def acquire(self, rank: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,6 +45,7 @@ class Link:
         self._lock = threading.Lock()
         self._num_memories = 0
         self._index_of_fd: dict[int, int] = {}
+        self._unused: deque[int] = deque()
 
     @staticmethod
     def from_environment() -> Link | None:
@@ -61,6 +63,8 @@ class Link:
             MismatchError: another worker asked for another size.
         """
         with self._lock:
+            while self._unused:
+                self._release(self._unused.popleft())
             index = self._num_memories
             self._num_memories += 1
             request = {"type": "memory", "index": index, "num_bytes": num_bytes}
@@ -71,19 +75,22 @@ class Link:
             return answer.fds[0]
 
     def release(self, fd: int) -> None:
-        """Close a descriptor that :meth:`memory` gave; mappings of it stay valid.
+        """Give back a descriptor that :meth:`memory` gave; mappings of it stay valid.
 
-        When all workers have released it, the launcher lets go of the memory too.
+        When all workers have released it, the launcher lets go of the memory too. It happens at
+        the next :meth:`memory`, so that a finalizer may call this at any moment.
         """
-        with self._lock:
-            index = self._index_of_fd.pop(fd)
-            os.close(fd)
-            self._channel.send({"type": "release", "index": index})
+        self._unused.append(fd)
 
     def tell(self, header: dict[str, Any], payload: bytes = b"") -> None:
         """Send one message to the launcher that needs no answer, such as a result or a failure."""
         with self._lock:
             self._channel.send(header, payload)
+
+    def _release(self, fd: int) -> None:
+        index = self._index_of_fd.pop(fd)
+        os.close(fd)
+        self._channel.send({"type": "release", "index": index})
 
     def _ask(self, request: dict[str, Any]) -> Message:
         try:

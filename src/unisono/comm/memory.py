@@ -44,7 +44,7 @@ class Memory:
     def tensor(
         self, offset: int, shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None
     ) -> torch.Tensor:
-        """View bytes from `offset` on as a dense tensor of `shape` (contiguous without `stride`)."""
+        """View bytes from `offset` on as a dense tensor (contiguous without `stride`)."""
         if offset % dtype.itemsize:
             raise ValueError(f"`offset` must be a multiple of {dtype.itemsize}, but is {offset}.")
         numel = 1

@@ -6,6 +6,7 @@ A process that nobody launched is a team of one; everything below works for it w
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable, Mapping
 
 from unisono.comm.barrier import Barrier
@@ -45,7 +46,7 @@ class Team:
         """
         link = Link.from_environment()
         if link is not None:
-            return cls(link.world, link.control, lambda n: Memory.map(link.memory(n), n))
+            return cls(link.world, link.control, lambda num_bytes: _shared(link, num_bytes))
         here = world()
         if here.world_size > 1:
             raise RuntimeError(
@@ -103,3 +104,10 @@ class Team:
                         f"and {theirs.get(name)!r} on rank {other}: give every worker the same "
                         f"program and the same data."
                     )
+
+
+def _shared(link: Link, num_bytes: int) -> Memory:
+    fd = link.memory(num_bytes)
+    memory = Memory.map(fd, num_bytes)
+    weakref.finalize(memory, link.release, fd).atexit = False
+    return memory

@@ -14,7 +14,7 @@ Home = tuple[torch.nn.Module, str]
 
 
 def homes_of_buffers(model: torch.nn.Module) -> dict[str, list[Home]]:
-    """Find each distinct buffer by its first full name, with every module and name that holds it."""
+    """Find each distinct buffer by its first full name, with every place that holds it."""
     first_names: dict[int, str] = {}
     homes: dict[str, list[Home]] = {}
     for prefix, module in model.named_modules():

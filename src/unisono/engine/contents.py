@@ -1,4 +1,4 @@
-"""What a run consists of: the model's and the optimizer's tensors by name, checked before training."""
+"""What a run consists of: the tensors of model and optimizer by name, checked beforehand."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def read_loss(value: Any, num_samples: int) -> ShardLoss:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
             f"a loss function must return a scalar tensor, (sum, weight) or a dict, but returned "
-            f"{type(tensor).__name__}: return the mean loss of the batch, as `F.cross_entropy` does."
+            f"{type(tensor).__name__}: return the batch's mean loss, as `F.cross_entropy` does."
         )
     scalars = {"loss": _sum_and_weight("loss", loss, num_samples)}
     for name, other in values.items():

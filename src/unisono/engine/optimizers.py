@@ -1,4 +1,4 @@
-"""Which optimizers can be cut into pieces, which must see whole parameters, which cannot run here."""
+"""Which optimizers can be cut into pieces, which see whole parameters, which cannot run here."""
 
 from __future__ import annotations
 
@@ -65,19 +65,21 @@ def check_optimizer(optimizer: optim.Optimizer) -> None:
         for option in ("differentiable", "capturable"):
             if group.get(option):
                 raise ValueError(
-                    f"`{option}=True` must be off on CPU workers, but is on for {name}: leave it out."
+                    f"`{option}` must be off on CPU workers, but is on for {name}: leave it out."
                 )
 
 
-def state_like(optimizer: optim.Optimizer, group: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Find out which tensors an element-wise optimizer keeps for a parameter of `group`.
+def state_like(
+    optimizer: optim.Optimizer, group: dict[str, Any], dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Find out which tensors an element-wise optimizer keeps for a `dtype` parameter of `group`.
 
     A copy of the optimizer takes one step on a parameter of four elements.
 
     Returns:
         By name, an example: of four elements where the tensor is like the parameter.
     """
-    parameter = torch.nn.Parameter(torch.zeros(4, dtype=group["params"][0].dtype))
+    parameter = torch.nn.Parameter(torch.zeros(4, dtype=dtype))
     parameter.grad = torch.zeros_like(parameter)
     probe = copy.copy(optimizer)
     probe.param_groups = [{**group, "params": [parameter]}]

@@ -163,11 +163,13 @@ class SharedEngine:
             return keys, examples
         index_of = {id(parameter): index for index, parameter in enumerate(self._parameters)}
         for group in self._optimizer.param_groups:
-            if not group["params"]:
-                continue
-            for name, example in sorted(state_like(self._optimizer, group).items()):
-                is_array = example.numel() == 4
-                for parameter in group["params"]:
+            state_of = {
+                dtype: state_like(self._optimizer, group, dtype)
+                for dtype in {parameter.dtype for parameter in group["params"]}
+            }
+            for parameter in group["params"]:
+                for name, example in sorted(state_of[parameter.dtype].items()):
+                    is_array = example.numel() == 4
                     keys[index_of[id(parameter)]][name] = StateKey(len(examples), is_array)
                     like = torch.empty_like(parameter, dtype=example.dtype, device="meta")
                     examples.append(like if is_array else example.reshape(()))

@@ -1,4 +1,4 @@
-"""How many threads compute: part of what fixes a result's bits, so set for a time, then put back."""
+"""How many threads compute: part of what fixes a result's bits; set for a time, then put back."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class SlicedUpdate:
         if known == self._known:
             return
         for index, parameter in enumerate(self._parameters):
-            if known[index] and not self._known[index : index + 1] == b"\1":
+            if known[index] and self._known[index : index + 1] != b"\1":
                 self._optimizer.state[parameter] = {
                     name: self._arena.states.tensor(key.at)
                     for name, key in self._keys[index].items()

@@ -63,9 +63,9 @@ class PassWatch:
             return None
         workers = self._world.world_size
         return (
-            f"{self._shards} shards on {workers} worker{'s' * (workers > 1)}: {len(batches)} passes "
-            f"a step take this worker {self._best_s / together_s:.1f} × the time of one pass over "
-            f"the same samples. Results stay the same on up to {self._shards} workers; "
+            f"{self._shards} shards on {workers} worker{'s' * (workers > 1)}: the {len(batches)} "
+            f"passes of a step take {self._best_s / together_s:.1f} × the time of one pass over "
+            f"the same samples. They keep results the same on up to {self._shards} workers; "
             f"`shards={workers}` is faster here, with other bits."
         )
 

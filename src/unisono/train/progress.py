@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere; rank 0 only."""
+"""What a person sees of a run: a bar on a terminal, plain lines elsewhere; from rank 0 alone."""
 
 from __future__ import annotations
 

@@ -1,0 +1,56 @@
+"""Whatever a test starts ends with it: processes, threads, files in shared memory, variables."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+SETTLE_S = 5.0  # a worker's exit is told before the kernel has buried it
+# pytest's own, and torch's empty folder names
+HARMLESS_VARIABLES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+
+
+def _workers_and_others() -> set[psutil.Process]:
+    """Find every process below this one but idle fork servers, which are kept on purpose."""
+    return {p for p in psutil.Process().children(recursive=True) if not _is_fork_server(p)}
+
+
+def _is_fork_server(process: psutil.Process) -> bool:
+    try:
+        is_direct = process.ppid() == os.getpid()
+        return is_direct and any("unisono.launch.server" in word for word in process.cmdline())
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _in_shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def _variables() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k not in HARMLESS_VARIABLES}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    processes, threads = _workers_and_others(), set(threading.enumerate())
+    files, variables = _in_shared_memory(), _variables()
+    yield
+    deadline = time.monotonic() + SETTLE_S
+    while time.monotonic() < deadline:
+        left = (
+            _workers_and_others() - processes,
+            {thread for thread in threading.enumerate() if thread.is_alive()} - threads,
+            _in_shared_memory() - files,
+        )
+        if not any(left):
+            break
+        time.sleep(0.01)
+    assert not any(left), f"left behind: processes {left[0]}, threads {left[1]}, files {left[2]}"
+    assert _variables() == variables, "the environment was changed"

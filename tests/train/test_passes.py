@@ -1,0 +1,54 @@
+"""The advice about shards is measured on a copy, said once, and changes nothing."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import unisono
+from unisono.train import passes
+
+
+def fit(shards, slower_by, monkeypatch, steps=12):
+    monkeypatch.setattr(passes, "SLOWER_BY", slower_by)
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(
+        torch.randn(64, 4, generator=generator), torch.randint(0, 2, (64,), generator=generator)
+    )
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(
+        model, optimizer, lambda m, b: F.cross_entropy(m(b[0]), b[1]), shards=shards
+    )
+    return trainer.fit(data, batch_size=32, steps=steps).digest
+
+
+def test_more_shards_than_workers_are_told_once(monkeypatch, capsys):
+    fit(4, 0.0, monkeypatch, steps=30)
+    said = [line for line in capsys.readouterr().out.splitlines() if "passes of a step" in line]
+    assert len(said) == 1
+    assert said[0].startswith("4 shards on 1 worker: the 4 passes of a step take")
+    assert "`shards=1` is faster here, with other bits" in said[0]
+
+
+@pytest.mark.parametrize(("shards", "slower_by"), [(1, 0.0), (4, float("inf"))])
+def test_nothing_is_said_where_nothing_is_lost(shards, slower_by, monkeypatch, capsys):
+    fit(shards, slower_by, monkeypatch)
+    assert "passes of a step" not in capsys.readouterr().out
+
+
+def test_measuring_changes_no_bit(monkeypatch):
+    measured = fit(4, 0.0, monkeypatch)
+    monkeypatch.setattr(passes.PassWatch, "advice", lambda *args: None)
+    assert fit(4, 0.0, monkeypatch) == measured
+
+
+def test_batches_of_any_shape_are_joined():
+    one = {"x": torch.ones(2, 3), "y": [torch.zeros(2), (torch.ones(2),)]}
+    both = passes.joined([one, one])
+    assert both["x"].shape == (4, 3)
+    assert both["y"][1][0].tolist() == [1.0] * 4
+    with pytest.raises(TypeError, match="batches of str"):
+        passes.joined(["a", "b"])
