@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from unisono.comm.link import CONTROL_VARIABLE, LINK_VARIABLE, PID_VARIABLE, Link
+from unisono.launch.allocator import keep_freed_memory
 from unisono.launch.exceptions import is_consequence, pack_exception, summary_line, traceback_text
 from unisono.launch.job import Job, worker_environment
 from unisono.launch.program import run_program
@@ -41,6 +42,7 @@ def be_worker(rank: int, fds: tuple[int, ...], server_pid: int) -> NoReturn:
     try:
         _die_with(server_pid)
         _take_over_signals()
+        keep_freed_memory()
         *standard, job_fd, control_fd, link_fd = fds
         _take_over_standard_streams(standard)
         job = Job.read(job_fd)

@@ -1,0 +1,26 @@
+"""Keep freed memory: a worker's next step wants the same blocks again.
+
+glibc gives large blocks back to the kernel when they are freed and takes fresh, zeroed pages for
+the next ones; for large layers that is a third of a training step. Workers exist to train, so they
+keep what they have. Source: mallopt(3).
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
+_NEVER = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Tell the C library to serve large blocks from the heap and never to shrink it.
+
+    Returns:
+        Whether it is glibc and did so; elsewhere nothing changes.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and bool(
+        mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, _NEVER)
+    )
