@@ -97,7 +97,9 @@ def test_relative_imports_are_not_used():
             assert not (isinstance(node, ast.ImportFrom) and node.level), path
 
 
-@pytest.mark.parametrize("module", ["unisono", "unisono.cli", "unisono.launch.api"])
+@pytest.mark.parametrize(
+    "module", ["unisono", "unisono.cli", "unisono.launch.api", "unisono.checkpoint.store"]
+)
 def test_the_launcher_does_not_wait_for_torch(module):
     code = f"import sys, {module}; assert not {{'torch', 'numpy'}} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -107,6 +109,7 @@ def test_public_names_are_these():
     import unisono
 
     assert unisono.__all__ == [
+        "CheckpointError",
         "DataFormatError",
         "MismatchError",
         "NonFiniteLossError",

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from unisono.errors import (
+    CheckpointError,
     DataFormatError,
     MismatchError,
     NonFiniteLossError,
@@ -35,6 +36,7 @@ _LOADED_ON_FIRST_USE = {
 }
 
 __all__ = [
+    "CheckpointError",
     "DataFormatError",
     "MismatchError",
     "NonFiniteLossError",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -114,6 +115,31 @@ def run(
         threads=_threads_from_environment() if threads is None else threads,
     )
     _leave(status)
+
+
+@main.command(short_help="List the checkpoints of a run.")
+@click.argument("directory")
+def checkpoints(directory: str) -> None:
+    """List the checkpoints in DIRECTORY, newest first, each checked to the last byte.
+
+    DIRECTORY is what the script passed as `Trainer(..., directory=...)`. A run that starts again
+    goes on from the first line that says "whole".
+    """
+    from unisono.checkpoint.store import Store
+
+    if not os.path.isdir(directory):
+        raise _Refusal(
+            f"DIRECTORY must be a run's folder, but {directory!r} is none: name what the script "
+            "passes as `directory` to its Trainer."
+        )
+    entries = Store(Path(directory)).entries()
+    for entry in entries:
+        state = (
+            f"damaged: {entry.trouble}" if entry.trouble else f"whole, {entry.num_bytes:,} bytes"
+        )
+        click.echo(f"{entry.path.name}  {state}")
+    if not entries:
+        click.echo(f"no checkpoints in {directory}")
 
 
 def _check_script(script: str) -> None:

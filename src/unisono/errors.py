@@ -8,6 +8,7 @@ Mistakes of the caller are ``ValueError`` and ``TypeError``; what the world does
     ├── WaitTimeoutError       this worker waited too long for one that is still there
     ├── MismatchError          the workers do not run the same program
     ├── NonFiniteLossError     a loss is NaN or infinite
+    ├── CheckpointError        a checkpoint is not whole, or is another run's
     └── DataFormatError        a file is not what its name says (also a ValueError)
 
 Every message says what must hold, what was seen, and what to do.
@@ -87,6 +88,10 @@ class NonFiniteLossError(UnisonoError):
         self.step = step
         self.shard = shard
         self.value = value
+
+
+class CheckpointError(UnisonoError):
+    """A checkpoint is not whole, not of its format, or belongs to another run."""
 
 
 class DataFormatError(UnisonoError, ValueError):

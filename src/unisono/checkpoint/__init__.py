@@ -1,1 +1,1 @@
-"""What a run leaves behind: weights in a file, and the digest that says two runs are equal."""
+"""What a run leaves behind: checkpoints, weights in a file, and the digest of its state."""

@@ -134,6 +134,10 @@ class Run:
         self._agree(plan, epochs, steps)
         return self._steps(plan, fetcher(dataset), epochs, steps)
 
+    def take_position(self, position: Position, plan: SamplePlan) -> None:
+        """Go on from `position`, which a checkpoint of a run with the same plan has kept."""
+        self.position, self._plan = position, plan
+
     def plan(self, dataset: Any, batch_size: int, shuffle: bool) -> SamplePlan:
         """Plan which samples are computed where; raises as :meth:`steps` does."""
         check_whole("batch_size", batch_size, at_least=1)
@@ -169,10 +173,10 @@ class Run:
                     number=position.step,
                     epoch=position.epoch,
                     batch=position.batch,
+                    count=lambda: position.advance(plan.steps_per_epoch),
                 )
                 yield step
                 step.check_finished()
-                position.advance(plan.steps_per_epoch)
 
     @contextmanager
     def _bound(self) -> Iterator[SharedEngine]:

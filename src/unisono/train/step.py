@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -38,11 +38,13 @@ class Step:
         number: int,
         epoch: int,
         batch: int,
+        count: Callable[[], None],
     ) -> None:
         self.number, self.epoch, self.batch = number, epoch, batch
         self.num_samples = plan.num_batch_samples(batch)
         self.means: dict[str, float] = {}
         self._engine, self._plan, self._fetch, self._order = engine, plan, fetch, order
+        self._count = count
         self._waiting: int | None = None
         self._entered = False
         self._done: set[int] = set()
@@ -132,6 +134,7 @@ class Step:
                 f"{missing} of step {self.number} have no loss: loop over all of `step.shards`."
             )
         self.means = self._engine.finish(self.number).means
+        self._count()
         self._is_finished = True
 
     def _check_differentiated(self) -> None:

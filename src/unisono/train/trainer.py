@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -12,10 +13,12 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint.digest import digest_of
 from unisono.checkpoint.weights import save_weights
+from unisono.plan.samples import SamplePlan
+from unisono.train.checkpoints import Checkpoints
 from unisono.train.evaluate import evaluate
 from unisono.train.passes import PassWatch
 from unisono.train.progress import Display, Summary, display, told
-from unisono.train.run import Run
+from unisono.train.run import Position, Run
 from unisono.train.step import Step
 
 Loss = Callable[[nn.Module, Any], Any]
@@ -32,6 +35,12 @@ class Trainer:
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the number of cores, at most 8, or the number of workers if larger.
         seed: of the order of samples and of all random numbers in training; ≥ 0.
+        directory: where checkpoints are kept; None: nowhere.
+        checkpoint_every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``;
+            with a directory there is always one when `fit` ends.
+        keep: how many checkpoints stay.
+        resume: ``"auto"``: the first `fit` goes on from the newest checkpoint that is whole;
+            ``"never"``: it begins anew.
 
     Raises:
         TypeError: an argument is of the wrong kind.
@@ -46,6 +55,10 @@ class Trainer:
         *,
         shards: int | None = None,
         seed: int = 0,
+        directory: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | str | None = None,
+        keep: int = 3,
+        resume: str = "auto",
     ) -> None:
         if not callable(loss):
             raise TypeError(
@@ -55,6 +68,16 @@ class Trainer:
         self.run = Run(model, optimizer, shards=shards, seed=seed)
         self._loss = loss
         self._passes = PassWatch(model, loss, self.run.world, self.run.shards)
+        if directory is None and checkpoint_every is not None:
+            raise ValueError(
+                "`directory` must say where checkpoints go when `checkpoint_every` is given, but "
+                'is None: pass `directory="runs/mnist"`, say.'
+            )
+        self._checkpoints = (
+            None
+            if directory is None
+            else Checkpoints(self.run, Path(directory), checkpoint_every, keep, resume)
+        )
 
     def fit(
         self,
@@ -86,18 +109,20 @@ class Trainer:
             ValueError: a number does not fit, or the loss is not a scalar.
             NonFiniteLossError: the loss of a shard is NaN or infinite.
             MismatchError: the workers do not run the same program.
+            CheckpointError: the newest checkpoint belongs to another run.
         """
         run = self.run
         plan = run.plan(dataset, batch_size, shuffle)
         if validate is not None:
             run.plan(validate, batch_size, False)
+        show = display(run.world.rank)
+        if self._checkpoints is not None:
+            self._checkpoints.take_up(plan, show.say)
         loop = run.steps(
             dataset, batch_size=batch_size, epochs=epochs, steps=steps, shuffle=shuffle
         )
-        show = display(run.world.rank)
-        ends = [total for total in (steps, epochs and epochs * plan.steps_per_epoch) if total]
-        show.start(run.position.step, max([run.position.step, min(ends, default=0)]))
         tally = _Tally()
+        show.start(run.position.step, _last_step(plan, run.position, epochs, steps))
         run.model.train()
         try:
             tally.begin()
@@ -105,17 +130,17 @@ class Trainer:
                 self._compute(step, show)
                 tally.count(step)
                 show.step(step.epoch, step.loss, step.num_samples)
-                if validate is not None and step.batch == plan.steps_per_epoch - 1:
-                    tally.pause()
-                    tally.validation = self.evaluate(validate, batch_size=batch_size)
-                    show.say(f"epoch {step.epoch + 1}: validation {told(tally.validation)}")
-                    tally.begin()
+                if self._checkpoints is not None:
+                    self._checkpoints.after_step(plan, show.say)
+                if validate is not None and run.position.batch == 0:
+                    self._validate(validate, batch_size, f"epoch {step.epoch + 1}", tally, show)
             tally.pause()
+            if tally.steps and validate is not None and run.position.batch:
+                self._validate(validate, batch_size, f"step {run.position.step}", tally, show)
         finally:
             show.stop()
-        if tally.steps and validate is not None and run.position.batch:
-            tally.validation = self.evaluate(validate, batch_size=batch_size)
-            show.say(f"step {run.position.step}: validation {told(tally.validation)}")
+        if tally.steps and self._checkpoints is not None:
+            self._checkpoints.write(plan, show.say)
         summary = tally.summary(run.shards, run.world.world_size, self.digest())
         if tally.steps:
             show.say(str(summary))
@@ -181,6 +206,23 @@ class Trainer:
         if advice:
             show.say(advice)
 
+    def _validate(
+        self, dataset: Any, batch_size: int, when: str, tally: _Tally, show: Display
+    ) -> None:
+        tally.pause()
+        tally.validation = self.evaluate(dataset, batch_size=batch_size)
+        show.say(f"{when}: validation {told(tally.validation)}")
+        tally.begin()
+
+
+def _last_step(plan: SamplePlan, position: Position, epochs: int | None, steps: int | None) -> int:
+    """Count the steps that the run will have done; a loop that has nothing to do stays there."""
+    ends = [] if steps is None else [steps]
+    if epochs is not None:
+        epochs_to_go = max(0, epochs - position.epoch)
+        ends.append(position.step - position.batch + epochs_to_go * plan.steps_per_epoch)
+    return max(position.step, min(ends))
+
 
 class _Tally:
     """Counts what a call of ``fit`` does. Final."""
@@ -197,7 +239,9 @@ class _Tally:
         self._begun_at = time.perf_counter()
 
     def pause(self) -> None:
-        self._seconds += time.perf_counter() - self._begun_at
+        now = time.perf_counter()
+        self._seconds += now - self._begun_at
+        self._begun_at = now
 
     def count(self, step: Step) -> None:
         self.steps += 1

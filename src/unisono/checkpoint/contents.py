@@ -1,0 +1,206 @@
+"""What a checkpoint says: a run's whole state as named tensors and plain JSON, there and back.
+
+Only values travel: tensors in safetensors, numbers and texts in JSON. On the way back every name,
+shape and dtype is compared with the model's and the optimizer's before anything is changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import load as from_safetensors
+from safetensors.torch import save as to_safetensors
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.engine.buffers import homes_of_buffers
+from unisono.engine.contents import named_parameters
+from unisono.errors import CheckpointError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A checkpoint's contents in memory.
+
+    Attributes:
+        tensors: parameters and buffers by name.
+        optimizer: the optimizer's tensors, by ``PARAMETER\\0KEY`` written with a slash.
+        facts: the rest: position, identity, hyperparameters, numbers of the optimizer's state.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    optimizer: dict[str, torch.Tensor]
+    facts: dict[str, Any]
+
+    def files(self) -> dict[str, bytes]:
+        """Write it as the three files of a checkpoint."""
+        return {
+            "model.safetensors": to_safetensors(self.tensors),
+            "optimizer.safetensors": to_safetensors(self.optimizer),
+            "run.json": json.dumps(self.facts, indent=1).encode(),
+        }
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> Snapshot:
+        """Read it from the three files.
+
+        Raises:
+            CheckpointError: a file is not of its format.
+        """
+        try:
+            facts = json.loads(files["run.json"])
+            tensors = from_safetensors(files["model.safetensors"])
+            optimizer = from_safetensors(files["optimizer.safetensors"])
+        except Exception as error:
+            raise CheckpointError(f"its files must have their formats, but: {error}.") from None
+        _check_facts(facts)
+        return cls(tensors, optimizer, facts)
+
+
+def take(model: nn.Module, optimizer: Optimizer, facts: Mapping[str, Any]) -> Snapshot:
+    """Copy the state of a run; `facts` are kept with it.
+
+    Raises:
+        CheckpointError: the optimizer keeps something that is neither tensor nor plain value.
+    """
+    tensors = {name: _copy(tensor) for name, tensor in _model_tensors(model, optimizer).items()}
+    states: dict[str, torch.Tensor] = {}
+    numbers: dict[str, dict[str, Any]] = {}
+    for name, parameter in named_parameters(model, optimizer).items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                states[f"{key}/{name}"] = _copy(value)
+            else:
+                numbers.setdefault(name, {})[str(key)] = _plain(key, value)
+    groups = [
+        {key: _plain(key, value) for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+    rest = {"format": FORMAT, "groups": groups, "numbers": numbers}
+    return Snapshot(tensors, states, {**facts, **rest})
+
+
+def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
+    """Give model and optimizer the state of a snapshot, or leave both as they are.
+
+    Raises:
+        CheckpointError: names, shapes or dtypes differ from the model's.
+    """
+    homes = _model_tensors(model, optimizer)
+    _compare(homes, snapshot.tensors)
+    parameters = named_parameters(model, optimizer)
+    states = _states(snapshot, parameters)
+    if len(snapshot.facts["groups"]) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"the optimizer must have {len(snapshot.facts['groups'])} parameter groups as in the "
+            f"checkpoint, but has {len(optimizer.param_groups)}."
+        )
+    with torch.no_grad():
+        for name, home in homes.items():
+            home.copy_(snapshot.tensors[name])
+    optimizer.state.clear()
+    for name, state in states.items():
+        optimizer.state[parameters[name]] = state
+    put_back_groups(snapshot.facts["groups"], optimizer)
+
+
+def put_back_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
+    """Give an optimizer's groups the hyperparameters of a checkpoint."""
+    for group, values in zip(optimizer.param_groups, groups, strict=True):
+        for key, value in values.items():
+            if key in group and key != "params":
+                here = group[key]
+                if isinstance(here, torch.Tensor):
+                    here.fill_(value)
+                else:
+                    group[key] = tuple(value) if isinstance(here, tuple) else value
+
+
+def _check_facts(facts: Any) -> None:
+    """Believe the form of run.json only when it is seen."""
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        raise CheckpointError(f"run.json must have format {FORMAT}, but has not.")
+    position, groups, numbers = (facts.get(name) for name in ("position", "groups", "numbers"))
+    if (
+        not isinstance(position, dict)
+        or set(position) != {"step", "epoch", "batch"}
+        or not all(type(count) is int and count >= 0 for count in position.values())
+        or not isinstance(facts.get("identity"), dict)
+        or not isinstance(groups, list)
+        or not all(isinstance(group, dict) for group in groups)
+        or not isinstance(numbers, dict)
+        or not all(isinstance(state, dict) for state in numbers.values())
+    ):
+        raise CheckpointError("run.json must have the form that this version writes, but has not.")
+
+
+def _states(
+    snapshot: Snapshot, parameters: Mapping[str, nn.Parameter]
+) -> dict[str, dict[str, Any]]:
+    states: dict[str, dict[str, Any]] = {}
+    for name, numbers in snapshot.facts["numbers"].items():
+        states[name] = dict(numbers)
+    for label, tensor in snapshot.optimizer.items():
+        key, _, name = label.partition("/")
+        states.setdefault(name, {})[key] = tensor
+    for name, state in states.items():
+        if name not in parameters:
+            raise CheckpointError(
+                f"the optimizer must update `{name}` as in the checkpoint, but does not."
+            )
+        for key, tensor in state.items():
+            if (
+                isinstance(tensor, torch.Tensor)
+                and tensor.numel() > 2 * parameters[name].numel() + 1
+            ):
+                raise CheckpointError(f"`{key}` of `{name}` must fit its parameter, but is larger.")
+    return states
+
+
+def _model_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = dict(named_parameters(model, optimizer))
+    for name, homes in homes_of_buffers(model).items():
+        module, key = homes[0]
+        buffer = module._buffers[key]
+        if buffer is not None:
+            tensors[name] = buffer
+    return tensors
+
+
+def _compare(here: Mapping[str, torch.Tensor], there: Mapping[str, torch.Tensor]) -> None:
+    missing, foreign = sorted(here.keys() - there.keys()), sorted(there.keys() - here.keys())
+    if missing or foreign:
+        raise CheckpointError(
+            f"the model must have the checkpoint's tensors, but {missing or 'none'} are only in "
+            f"the model and {foreign or 'none'} only in the checkpoint."
+        )
+    for name, tensor in here.items():
+        old, new = there[name], tensor
+        if old.shape != new.shape or old.dtype != new.dtype:
+            raise CheckpointError(
+                f"`{name}` must be {old.dtype} of shape {tuple(old.shape)} as in the checkpoint, "
+                f"but is {new.dtype} of shape {tuple(new.shape)}."
+            )
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _plain(key: object, value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return [_plain(key, item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise CheckpointError(
+        f"the optimizer's `{key}` must be a tensor, a number or a text to be kept in a checkpoint, "
+        f"but is a {type(value).__name__}."
+    )

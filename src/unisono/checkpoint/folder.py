@@ -1,0 +1,149 @@
+"""One checkpoint as a folder: whole or not there, and never believed unseen.
+
+::
+
+    step-000000000812/
+      model.safetensors       parameters and buffers
+      optimizer.safetensors   the optimizer's tensors
+      run.json                everything else
+      commit.json             name, size and SHA-256 of the three; written last
+
+Written beside under another name, synced, renamed. Reading opens these four names and no others,
+follows no link, and trusts no size before it is compared with the file's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono.errors import CheckpointError
+
+FILES = ("model.safetensors", "optimizer.safetensors", "run.json")
+COMMIT = "commit.json"
+_COMMIT_BYTES_AT_MOST = 64 * 1024
+_CHUNK_BYTES = 1 << 20
+
+
+def write_folder(path: Path, contents: Mapping[str, bytes]) -> None:
+    """Write a checkpoint; when this returns it is on the disk, whole.
+
+    Args:
+        path: the folder to make; must not exist.
+        contents: the bytes of each of :data:`FILES`.
+
+    Raises:
+        OSError: the disk is full, say; nothing is left behind then.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        facts = {}
+        for name in FILES:
+            _write_synced(beside / name, contents[name])
+            digest = hashlib.sha256(contents[name]).hexdigest()
+            facts[name] = {"bytes": len(contents[name]), "sha256": digest}
+        _write_synced(beside / COMMIT, json.dumps(facts, indent=1).encode())
+        _sync_folder(beside)
+        os.rename(beside, path)
+        _sync_folder(path.parent)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def check_folder(path: Path) -> dict[str, int]:
+    """Compare a checkpoint's files with what its commit file says of them.
+
+    Returns:
+        The size of each file, in bytes.
+
+    Raises:
+        CheckpointError: one is missing, a link, of another size, or has other contents.
+    """
+    facts = _read_commit(path)
+    for name in FILES:
+        with _open(path, name) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != facts[name]["bytes"]:
+                raise CheckpointError(
+                    f"{name} must have {facts[name]['bytes']} bytes, but has {size}."
+                )
+            digest = hashlib.sha256()
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+        if digest.hexdigest() != facts[name]["sha256"]:
+            raise CheckpointError(
+                f"{name} must have the SHA-256 that commit.json says, but has not."
+            )
+    return {name: facts[name]["bytes"] for name in FILES}
+
+
+def read_file(path: Path, name: str) -> bytes:
+    """Read one file of a checkpoint that :func:`check_folder` has found whole.
+
+    Raises:
+        CheckpointError: it has changed since.
+    """
+    facts = _read_commit(path)[name]
+    with _open(path, name) as file:
+        data: bytes = file.read(facts["bytes"] + 1)
+    if len(data) != facts["bytes"] or hashlib.sha256(data).hexdigest() != facts["sha256"]:
+        raise CheckpointError(f"{name} must stay as it is while it is read, but has changed.")
+    return data
+
+
+def _read_commit(path: Path) -> dict[str, dict[str, Any]]:
+    with _open(path, COMMIT) as file:
+        text = file.read(_COMMIT_BYTES_AT_MOST + 1)
+    try:
+        facts = json.loads(text) if len(text) <= _COMMIT_BYTES_AT_MOST else None
+    except ValueError:
+        facts = None
+    if not isinstance(facts, dict) or set(facts) != set(FILES):
+        raise CheckpointError(f"{COMMIT} must name {', '.join(FILES)}, but does not.")
+    for name, fact in facts.items():
+        if (
+            not isinstance(fact, dict)
+            or type(fact.get("bytes")) is not int
+            or not isinstance(fact.get("sha256"), str)
+        ):
+            raise CheckpointError(f"{COMMIT} must give size and SHA-256 of {name}, but does not.")
+    return facts
+
+
+def _open(path: Path, name: str) -> Any:
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(name, flags, dir_fd=folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise CheckpointError(f"{name} must be a file, but: {error.strerror}.") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise CheckpointError(f"{name} must be a plain file, but is not.")
+    return os.fdopen(fd, "rb")
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

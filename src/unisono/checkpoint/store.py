@@ -1,0 +1,115 @@
+"""A run directory's checkpoints: list them, find the newest that is whole, keep only the last."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from unisono.checkpoint.folder import FILES, check_folder, read_file, write_folder
+from unisono.errors import CheckpointError
+
+Contents = TypeVar("Contents")
+
+_NAME = re.compile(r"step-(\d{12})")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One checkpoint, as found.
+
+    Attributes:
+        path: its folder.
+        step: steps done, from the folder's name.
+        num_bytes: of its files; 0 where it is not whole.
+        trouble: why it cannot be used; empty where it is whole.
+    """
+
+    path: Path
+    step: int
+    num_bytes: int
+    trouble: str
+
+
+class Store:
+    """The checkpoints below ``directory/checkpoints``. Final.
+
+    Args:
+        directory: the run directory; made when the first checkpoint is written.
+        keep: how many checkpoints stay, at least 1.
+    """
+
+    def __init__(self, directory: Path, keep: int = 3) -> None:
+        self.folder = Path(directory) / "checkpoints"
+        self._keep = keep
+
+    def entries(self) -> list[Entry]:
+        """List all checkpoints, newest first, each checked to the last byte."""
+        return [self._entry(path, step) for step, path in reversed(self._found())]
+
+    def write(self, step: int, files: Mapping[str, bytes]) -> Path:
+        """Write a checkpoint of step `step`, then remove those beyond `keep`.
+
+        Raises:
+            OSError: it could not be written; older ones stay.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._remove_unfinished()
+        path = self.folder / f"step-{step:012}"
+        if path.exists():
+            # The run came here before, after an older checkpoint than this was taken up again.
+            shutil.rmtree(path)
+        write_folder(path, files)
+        for _, old in self._found()[: -self._keep]:
+            shutil.rmtree(old, ignore_errors=True)
+        return path
+
+    def newest(
+        self, read: Callable[[Mapping[str, bytes]], Contents]
+    ) -> tuple[Contents | None, Entry | None, list[Entry]]:
+        """Read the newest checkpoint that is whole.
+
+        Args:
+            read: makes the contents of the three files; its `CheckpointError` passes it over.
+
+        Returns:
+            Its contents and entry (None without any), and the newer ones that were passed over.
+        """
+        passed_over: list[Entry] = []
+        for step, path in reversed(self._found()):
+            entry = self._entry(path, step)
+            if not entry.trouble:
+                try:
+                    contents = read({name: read_file(path, name) for name in FILES})
+                    return contents, entry, passed_over
+                except CheckpointError as error:
+                    entry = Entry(path, step, 0, str(error))
+            passed_over.append(entry)
+        return None, None, passed_over
+
+    def _entry(self, path: Path, step: int) -> Entry:
+        try:
+            return Entry(path, step, sum(check_folder(path).values()), "")
+        except CheckpointError as error:
+            return Entry(path, step, 0, str(error))
+
+    def _found(self) -> list[tuple[int, Path]]:
+        """Find the folders that look like checkpoints, oldest first; links are none."""
+        try:
+            children = list(self.folder.iterdir())
+        except FileNotFoundError:
+            return []
+        named = [(_NAME.fullmatch(child.name), child) for child in children]
+        return sorted(
+            (int(match[1]), child)
+            for match, child in named
+            if match and child.is_dir() and not child.is_symlink()
+        )
+
+    def _remove_unfinished(self) -> None:
+        """Remove what an earlier process left half written; only one writes at a time."""
+        for path in self.folder.glob(".step-*.part"):
+            shutil.rmtree(path, ignore_errors=True)

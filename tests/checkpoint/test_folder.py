@@ -1,0 +1,144 @@
+"""A checkpoint is whole or it is not one: every truncation and every flipped bit is found."""
+
+import errno
+import json
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.checkpoint import folder
+from unisono.checkpoint.folder import COMMIT, FILES, check_folder, read_file, write_folder
+from unisono.checkpoint.store import Store
+from unisono.errors import CheckpointError
+
+CONTENTS = {name: f"the contents of {name}".encode() * 3 for name in FILES}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "step-000000000001"
+    write_folder(path, CONTENTS)
+    return path
+
+
+def test_what_was_written_is_read(whole):
+    assert check_folder(whole) == {name: len(data) for name, data in CONTENTS.items()}
+    assert {name: read_file(whole, name) for name in FILES} == CONTENTS
+    assert sorted(os.listdir(whole)) == sorted([*FILES, COMMIT])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_truncation_is_found(whole, name):
+    data = (whole / name).read_bytes()
+    try:
+        for length in range(len(data)):
+            (whole / name).write_bytes(data[:length])
+            with pytest.raises(CheckpointError, match="must have"):
+                check_folder(whole)
+    finally:
+        (whole / name).write_bytes(data)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_flipped_bit_is_found(whole, name):
+    data = (whole / name).read_bytes()
+    try:
+        for bit in range(8 * len(data)):
+            flipped = bytearray(data)
+            flipped[bit // 8] ^= 1 << bit % 8
+            (whole / name).write_bytes(flipped)
+            with pytest.raises(CheckpointError, match="SHA-256"):
+                check_folder(whole)
+    finally:
+        (whole / name).write_bytes(data)
+
+
+def test_a_damaged_commit_file_is_found_or_says_the_same(whole):
+    data = (whole / COMMIT).read_bytes()
+    try:
+        for place in range(len(data)):
+            for damaged in (
+                data[:place],
+                data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :],
+            ):
+                (whole / COMMIT).write_bytes(damaged)
+                try:
+                    check_folder(whole)
+                except CheckpointError:
+                    continue
+                assert json.loads(damaged) == json.loads(data)
+    finally:
+        (whole / COMMIT).write_bytes(data)
+
+
+@settings(max_examples=50)
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(),
+        lambda s: st.lists(s) | st.dictionaries(st.sampled_from([*FILES, "bytes", "sha256"]), s),
+    )
+)
+def test_no_commit_file_makes_us_fall(whole, facts):
+    data = (whole / COMMIT).read_bytes()
+    try:
+        (whole / COMMIT).write_text(json.dumps(facts))
+        with pytest.raises(CheckpointError):
+            check_folder(whole)
+    finally:
+        (whole / COMMIT).write_bytes(data)
+
+
+def test_links_and_pipes_are_not_followed(whole, tmp_path):
+    name = "run.json"
+    data = (whole / name).read_bytes()
+    (tmp_path / "outside").write_bytes(data)
+    try:
+        for make in (
+            lambda: os.symlink(tmp_path / "outside", whole / name),
+            lambda: os.mkfifo(whole / name),
+            lambda: (whole / name).mkdir(),
+        ):
+            (whole / name).unlink()
+            make()
+            with pytest.raises(CheckpointError, match=r"run\.json must be a"):
+                check_folder(whole)
+            (whole / name).rmdir() if (whole / name).is_dir() and not (
+                whole / name
+            ).is_symlink() else (whole / name).unlink()
+            (whole / name).write_bytes(data)
+    finally:
+        (whole / name).write_bytes(data)
+
+
+def full_disk(path, data):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
+    store = Store(tmp_path, keep=2)
+    store.write(1, CONTENTS)
+    monkeypatch.setattr(folder, "_write_synced", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        store.write(2, CONTENTS)
+    assert os.listdir(store.folder) == ["step-000000000001"]
+
+
+def test_only_the_newest_stay_and_the_newest_whole_one_is_read(tmp_path):
+    store = Store(tmp_path, keep=3)
+    for step in range(1, 6):
+        store.write(step, CONTENTS)
+    (store.folder / ".step-000000000006.1.part").mkdir()
+    (store.folder / "step-000000000005" / "run.json").write_bytes(b"{")
+    assert [entry.step for entry in store.entries()] == [5, 4, 3]
+    files, entry, passed_over = store.newest(dict)
+    assert (files, entry.step) == (CONTENTS, 4)
+    assert [(other.step, "must have" in other.trouble) for other in passed_over] == [(5, True)]
+    store.write(5, CONTENTS)
+    assert sorted(os.listdir(store.folder)) == [f"step-{step:012}" for step in (3, 4, 5)]
+
+
+def test_without_a_folder_there_are_no_checkpoints(tmp_path):
+    assert Store(tmp_path / "none").entries() == []
+    assert Store(tmp_path / "none").newest(dict) == (None, None, [])

@@ -1,0 +1,30 @@
+"""Train with a checkpoint after every step; print the digest. A test kills and starts it again."""
+
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+import unisono
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.parity import cases
+
+
+def main():
+    torch.manual_seed(11)
+    model = cases.Cnn(norm=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    trainer = unisono.Trainer(
+        model, optimizer, cases.classify, shards=4, directory=sys.argv[1], checkpoint_every=1
+    )
+    with contextlib.redirect_stdout(io.StringIO()):
+        digest = trainer.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=300).digest
+    if unisono.world().rank == 0:
+        print(json.dumps(digest))
+
+
+main()

@@ -1,0 +1,170 @@
+"""A stopped run goes on as if it had not stopped: same samples, same bits, whatever W is."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.parity import cases
+
+import unisono
+from unisono.checkpoint import folder
+from unisono.train.checkpoints import compare
+
+PROGRAM = Path(__file__).with_name("resumable.py")
+
+
+def fit(directory, steps, *, model="cnn with norm and dropout", optimizer="adam", **options):
+    """Train up to `steps` in this worker; returns (steps of this call, digest)."""
+    import torch
+
+    make_model, make_data, loss = cases.MODELS[model]
+    torch.manual_seed(11)
+    module = make_model()
+    made = (cases.OPTIMIZERS | cases.OTHER_OPTIMIZERS)[optimizer](module)
+    settings = {"shards": 4, "seed": 5, "directory": directory} | options
+    batch_size = settings.pop("batch_size", cases.BATCH_SIZE)
+    trainer = unisono.Trainer(module, made, loss, **settings)
+    summary = trainer.fit(make_data(), batch_size=batch_size, steps=steps)
+    return summary.steps, summary.digest
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd with momentum", "adafactor", "own"])
+@pytest.mark.parametrize("stop", [1, 7, 14])  # an epoch has 7 steps: in the middle, at the end
+def test_a_run_that_stopped_ends_with_the_same_bits(tmp_path, optimizer, stop):
+    whole = fit(tmp_path / "whole", 17, optimizer=optimizer)
+    assert fit(tmp_path / "parts", stop, optimizer=optimizer)[0] == stop
+    assert fit(tmp_path / "parts", 17, optimizer=optimizer) == (17 - stop, whole[1])
+
+
+def test_a_run_goes_on_with_another_number_of_workers(tmp_path):
+    whole = fit(tmp_path / "whole", 17)
+    done = 0
+    for workers, until in ((3, 4), (1, 9), (2, 11), (4, 17)):
+        results = unisono.launch(fit, tmp_path / "parts", until, workers=workers)
+        assert all(result == results[0] for result in results)
+        assert results[0][0] == until - done
+        done = until
+    assert results[0][1] == whole[1]
+
+
+def test_checkpoints_come_at_their_interval_and_at_the_end(tmp_path, capsys):
+    fit(tmp_path, 8, checkpoint_every=3, keep=9)
+    names = sorted(os.listdir(tmp_path / "checkpoints"))
+    assert names == [f"step-{step:012}" for step in (3, 6, 8)]
+    fit(tmp_path, 8)
+    assert "going on from checkpoint step-000000000008" in capsys.readouterr().out
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_the_reason(tmp_path, capsys):
+    whole = fit(None, 12)
+    fit(tmp_path, 8, checkpoint_every=3)
+    (tmp_path / "checkpoints" / "step-000000000008" / "run.json").write_bytes(b"{}")
+    assert fit(tmp_path, 12) == (6, whole[1])
+    out = capsys.readouterr().out
+    assert "checkpoint step-000000000008 is passed over: run.json must have" in out
+    assert "going on from checkpoint step-000000000006" in out
+
+
+def test_never_resuming_begins_anew(tmp_path):
+    fit(tmp_path, 5)
+    assert fit(tmp_path, 5, resume="never")[0] == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": 6}, "`seed` must be 5 as in the checkpoint, but is 6"),
+        ({"shards": 2}, "`shards` must be 4 as in the checkpoint, but is 2"),
+        ({"batch_size": 20}, "`batch_size` must be 16 as in the checkpoint, but is 20"),
+        ({"model": "cnn"}, "must have the checkpoint's tensors"),
+        ({"model": "tied"}, "must have the checkpoint's tensors"),
+    ],
+)
+def test_another_run_is_refused_by_name(tmp_path, options, message):
+    fit(tmp_path, 3)
+    with pytest.raises(unisono.CheckpointError, match=message):
+        fit(tmp_path, 6, **options)
+
+
+def test_every_worker_is_told_of_a_refusal(tmp_path):
+    fit(tmp_path, 3)
+    with pytest.raises(unisono.CheckpointError, match="`seed` must be 5"):
+        unisono.launch(lambda: fit(tmp_path, 6, seed=6), workers=2)
+
+
+def test_another_torch_is_a_warning():
+    assert compare({"torch": "2.11"}, {"torch": "2.13"}) == [
+        "torch was '2.11' in the checkpoint and is '2.13' now: the run goes on, but its bits will "
+        "not be those of a run without a stop."
+    ]
+
+
+def test_a_full_disk_is_told_and_training_goes_on(tmp_path, monkeypatch, capsys):
+    whole = fit(None, 6)
+
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder, "_write_synced", full)
+    assert fit(tmp_path, 6, checkpoint_every=2) == (6, whole[1])
+    out = capsys.readouterr().out
+    assert out.count("no checkpoint: the disk must have") == 4  # after 2, 4, 6, and at the end
+    assert "training goes on, the next one is tried" in out
+
+
+def test_a_learning_rate_that_changed_is_kept(tmp_path):
+    import torch
+
+    def trainer():
+        torch.manual_seed(0)
+        model = cases.Cnn()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, betas=(0.8, 0.9))
+        return unisono.Trainer(model, optimizer, cases.classify, shards=2, directory=tmp_path)
+
+    one = trainer()
+    one.run.optimizer.param_groups[0]["lr"] = 0.025
+    one.fit(cases.images(), batch_size=16, steps=2)
+    other = trainer()
+    other.fit(cases.images(), batch_size=16, steps=3)
+    assert other.run.optimizer.param_groups[0]["lr"] == 0.025
+    assert other.run.optimizer.param_groups[0]["betas"] == (0.8, 0.9)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", '{"format": 1}', '{"format": 1, "position": {"step": -1}}']
+)
+def test_a_well_sealed_checkpoint_of_another_form_is_passed_over(tmp_path, text, capsys):
+    fit(tmp_path, 2)
+    path = tmp_path / "checkpoints" / "step-000000000002"
+    files = {name: folder.read_file(path, name) for name in folder.FILES}
+    folder.write_folder(path.with_name("step-000000000009"), files | {"run.json": text.encode()})
+    assert fit(tmp_path, 3)[0] == 1
+    assert "step-000000000009 is passed over: run.json must have" in capsys.readouterr().out
+
+
+def test_options_that_do_not_fit_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="`directory` must say where"):
+        fit(None, 1, checkpoint_every=3)
+    with pytest.raises(ValueError, match="`keep` must be at least 1, but is 0"):
+        fit(tmp_path, 1, keep=0)
+    with pytest.raises(ValueError, match="`resume` must be one of"):
+        fit(tmp_path, 1, resume="maybe")
+
+
+@pytest.mark.slow
+def test_a_run_whose_launcher_is_killed_at_any_instant_loses_nothing(tmp_path):
+    generator = random.Random(4)
+    expected = json.loads(subprocess.check_output([sys.executable, PROGRAM, tmp_path / "whole"]))
+    command = [sys.executable, "-m", "unisono", "run", "-n", "2", PROGRAM, tmp_path / "parts"]
+    for _ in range(6):
+        job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(generator.uniform(1.5, 4.5))
+        job.send_signal(signal.SIGKILL)
+        job.wait()
+    assert json.loads(subprocess.check_output(command).splitlines()[-1]) == expected
