@@ -135,8 +135,12 @@ def test_only_the_newest_stay_and_the_newest_whole_one_is_read(tmp_path):
     files, entry, passed_over = store.newest(dict)
     assert (files, entry.step) == (CONTENTS, 4)
     assert [(other.step, "must have" in other.trouble) for other in passed_over] == [(5, True)]
+    assert store.set_aside(4) == ["step-000000000005"]
     store.write(5, CONTENTS)
-    assert sorted(os.listdir(store.folder)) == [f"step-{step:012}" for step in (3, 4, 5)]
+    names = [f"step-{step:012}" for step in (3, 4, 5)]
+    assert sorted(os.listdir(store.folder)) == ["aside-1-step-000000000005", *names]
+    assert store.set_aside(4) == ["step-000000000005"]
+    assert "aside-2-step-000000000005" in os.listdir(store.folder)
 
 
 def test_without_a_folder_there_are_no_checkpoints(tmp_path):

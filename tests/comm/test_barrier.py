@@ -6,7 +6,7 @@ import pytest
 
 from unisono.comm.barrier import Barrier
 from unisono.comm.control import ControlPage, Departure
-from unisono.errors import PeerLostError, WaitTimeoutError
+from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
 
 @pytest.fixture
@@ -111,9 +111,23 @@ def test_a_departure_wakes_a_sleeper(page_of):
 
 def test_one_that_came_and_then_left_held_nobody_up(page_of):
     page = page_of(2)
+    page.set_purpose(1, 1, b"the end")
     page.arrive(1)
     page.leave(1, Departure.FINISHED)
-    Barrier(page, 0).wait()
+    Barrier(page, 0).wait("the end")
+
+
+def test_those_who_come_for_different_reasons_are_told_so(page_of):
+    page = page_of(3)
+
+    def work(rank):
+        barrier = Barrier(page, rank)
+        barrier.wait("digest")
+        barrier.wait("save" if rank == 0 else "step 12")
+
+    for rank, error in enumerate(as_ranks(3, work)):
+        assert isinstance(error, MismatchError)
+        assert f"rank {rank} came to `{'step 12' if rank else 'save'}`" in str(error)
 
 
 def test_a_wait_ends_when_its_time_is_up_and_names_who_is_missing(page_of):

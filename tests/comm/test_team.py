@@ -21,7 +21,7 @@ def teams(page_of):  # noqa: F811
 def test_everybody_hears_everybody_whatever_the_length(teams, num_bytes):
     ours = teams(3)
     messages = [bytes([rank]) * (num_bytes // (rank + 1)) for rank in range(3)]
-    assert as_ranks(3, lambda rank: ours[rank].gather(messages[rank])) == [messages] * 3
+    assert as_ranks(3, lambda rank: ours[rank].gather(messages[rank], "test")) == [messages] * 3
 
 
 def test_teams_agree_or_are_told_the_first_difference(teams):
@@ -37,8 +37,8 @@ def test_teams_agree_or_are_told_the_first_difference(teams):
 def test_a_team_of_one_waits_for_nobody(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     team = Team.from_environment()
-    team.meet()
-    assert team.gather(b"alone") == [b"alone"]
+    team.meet("alone")
+    assert team.gather(b"alone", "alone") == [b"alone"]
     assert team.memory(100).num_bytes == 100
 
 

@@ -46,10 +46,3 @@ def test_workers_get_about_the_same(numels, workers):
     loads = [sum(p.stop - p.start for p in mine) for mine in cut(numels, workers)]
     assert max(loads) - min(loads) <= sum(numels) / workers + 2 * CUT_ELEMENTS
     assert max(loads) <= sum(numels) / workers + CUT_ELEMENTS * (len(numels) + 1)
-
-
-@given(sizes, st.integers(1, 9))
-def test_whole_parameters_stay_whole(numels, workers):
-    for mine in cut(numels, workers, whole=True):
-        for piece in mine:
-            assert (piece.start, piece.stop) == (0, numels[piece.index])

@@ -73,7 +73,17 @@ def test_a_damaged_checkpoint_is_passed_over_with_the_reason(tmp_path, capsys):
 
 def test_never_resuming_begins_anew(tmp_path):
     fit(tmp_path, 5)
-    assert fit(tmp_path, 5, resume="never")[0] == 5
+    assert fit(tmp_path, 3, resume="never")[0] == 3
+    names = ["aside-1-step-000000000005", "step-000000000003"]
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == names
+    assert fit(tmp_path, 4)[0] == 1
+
+
+def test_a_whole_checkpoint_is_never_given_up_for_a_damaged_one(tmp_path):
+    fit(tmp_path, 8, checkpoint_every=4)
+    (tmp_path / "checkpoints" / "step-000000000008" / "run.json").write_bytes(b"{}")
+    fit(tmp_path, 6, keep=1)
+    assert fit(tmp_path, 7, keep=1)[0] == 1
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ class Entry:
 class Store:
     """The checkpoints below ``directory/checkpoints``. Final.
 
+    All that are found lead to the present step: others are set aside when a run begins.
+
     Args:
         directory: the run directory; made when the first checkpoint is written.
         keep: how many checkpoints stay, at least 1.
@@ -60,12 +62,25 @@ class Store:
         self._remove_unfinished()
         path = self.folder / f"step-{step:012}"
         if path.exists():
-            # The run came here before, after an older checkpoint than this was taken up again.
-            shutil.rmtree(path)
+            raise FileExistsError(f"{path} must not be there yet, but is: set it aside first.")
         write_folder(path, files)
         for _, old in self._found()[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
         return path
+
+    def set_aside(self, step: int) -> list[str]:
+        """Rename checkpoints of later steps than `step`: what follows is another past.
+
+        Returns:
+            Their names.
+        """
+        later = [path for number, path in self._found() if number > step]
+        for path in later:
+            number = 1
+            while (aside := path.with_name(f"aside-{number}-{path.name}")).exists():
+                number += 1
+            path.rename(aside)
+        return [path.name for path in later]
 
     def newest(
         self, read: Callable[[Mapping[str, bytes]], Contents]

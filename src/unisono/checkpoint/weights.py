@@ -38,6 +38,10 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
         raise FileNotFoundError(
             f"the folder of {path} must exist, but does not: make it first, or save elsewhere."
         )
+    if path.is_dir():
+        raise IsADirectoryError(
+            f"`path` must name a file, but {path} is a folder: save to a file in it."
+        )
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(beside, "xb") as file:
@@ -45,6 +49,11 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
+    except PermissionError as error:
+        raise PermissionError(
+            f"the folder of {path} must be writable, but is not ({error.strerror}): change its "
+            f"permissions, or save elsewhere."
+        ) from None
     finally:
         beside.unlink(missing_ok=True)
 

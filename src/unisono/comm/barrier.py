@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from unisono.comm.control import ControlPage, Departure
-from unisono.errors import PeerLostError, WaitTimeoutError
+from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
 TIMEOUT_S = 1800.0
 NOTICE_AFTER_S = 10.0
@@ -56,10 +56,14 @@ class Barrier:
         crowded = control.world_size > len(os.sched_getaffinity(0))
         self._spin_s = _SPIN_WHEN_CROWDED_S if crowded else _SPIN_S
 
-    def wait(self) -> None:
+    def wait(self, purpose: str = "") -> None:
         """Meet the others. Collective: every rank calls it, in the same order.
 
+        Args:
+            purpose: what the meeting is for, in at most 24 letters; the same on every rank.
+
         Raises:
+            MismatchError: somebody came for another purpose.
             PeerLostError: a worker that has not come never will.
             WaitTimeoutError: a worker did not come in time.
         """
@@ -67,6 +71,8 @@ class Barrier:
             return
         control = self._control
         target = (control.arrivals(self._rank) + 1) % _COUNTER
+        which = target % 2
+        control.set_purpose(self._rank, which, purpose.encode())
         control.arrive(self._rank)
         missing = [other for other in self._others if not self._has_come(other, target)]
         if missing:
@@ -74,6 +80,19 @@ class Barrier:
         if missing:
             self._sleep(missing, target)
         control.acquire(self._rank)
+        self._check_purpose(which)
+
+    def _check_purpose(self, which: int) -> None:
+        mine = self._control.purpose(self._rank, which)
+        for other in self._others:
+            theirs = self._control.purpose(other, which)
+            if theirs != mine:
+                raise MismatchError(
+                    f"every worker must make the same calls in the same order, but rank "
+                    f"{self._rank} came to `{mine.decode().strip()}` and rank {other} to "
+                    f"`{theirs.decode().strip()}`: call it on every worker, not under "
+                    f"`if rank == 0` nor where only one caught an exception."
+                )
 
     def _has_come(self, other: int, target: int) -> bool:
         return (self._control.arrivals(other) - target) % _COUNTER < _COUNTER // 2
@@ -92,12 +111,13 @@ class Barrier:
         while missing:
             other = missing[0]
             seen = control.arrivals(other)
-            left = control.departure(other)
-            if self._has_come(other, target):
-                missing = [other for other in missing if not self._has_come(other, target)]
+            left = [(rank, control.departure(rank)) for rank in missing]
+            missing = [rank for rank in missing if not self._has_come(rank, target)]
+            for rank, how in left:
+                if rank in missing and how != Departure.PRESENT:
+                    raise self._lost(rank, how)
+            if other not in missing:
                 continue
-            if left != Departure.PRESENT:
-                raise self._lost(other, left)
             waited_s = time.monotonic() - start
             if waited_s >= self._timeout_s:
                 raise WaitTimeoutError(

@@ -2,11 +2,12 @@
 
 One memfd, one cache line a rank, then one mailbox a rank::
 
-    line r   │ arrivals u32 │ departure u32 │ step i64 │ …        64 bytes
+    line r   │ arrivals u32 │ departure u32 │ step i64 │ purpose │ purpose │      64 bytes
     mailbox r│ length u64   │ bytes …                            64 KiB
 
 Each line is written by its rank alone (`departure`: by the launcher alone), so no locks are
-needed. The launcher creates the page, so that it outlives every worker; it does not need torch.
+needed. Purposes say what the last two arrivals were for: nobody can be two meetings ahead. The
+launcher creates the page, so that it outlives every worker; it does not need torch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from unisono.comm import futex
 LINE_BYTES = 64
 MAILBOX_BYTES = 64 * 1024
 _LENGTH_BYTES = 8
-_ARRIVALS, _DEPARTURE, _STEP = 0, 4, 8
+_ARRIVALS, _DEPARTURE, _STEP, _PURPOSES = 0, 4, 8, 16
+PURPOSE_BYTES = 24
 _WORDS_PER_LINE = LINE_BYTES // 4
 
 
@@ -88,6 +90,16 @@ class ControlPage:
     def set_step(self, rank: int, step: int) -> None:
         """Note the step that `rank` is in, for those who wait for it."""
         self._steps[(rank * LINE_BYTES + _STEP) // 8] = step
+
+    def set_purpose(self, rank: int, which: int, purpose: bytes) -> None:
+        """Say what the next arrival of `rank` is for; `which` alternates between 0 and 1."""
+        start = rank * LINE_BYTES + _PURPOSES + which * PURPOSE_BYTES
+        self._map[start : start + PURPOSE_BYTES] = purpose[:PURPOSE_BYTES].ljust(PURPOSE_BYTES)
+
+    def purpose(self, rank: int, which: int) -> bytes:
+        """Read what an arrival of `rank` is for, padded with spaces."""
+        start = rank * LINE_BYTES + _PURPOSES + which * PURPOSE_BYTES
+        return self._map[start : start + PURPOSE_BYTES]
 
     def post(self, rank: int, message: bytes) -> None:
         """Put at most ``MAILBOX_BYTES − 8`` bytes into the mailbox of `rank`."""

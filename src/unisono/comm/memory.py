@@ -24,7 +24,6 @@ class Memory:
 
     def __init__(self, mapping: mmap.mmap) -> None:
         self._mapping = mapping
-        self._bytes = torch.frombuffer(mapping, dtype=torch.uint8)
 
     @classmethod
     def map(cls, fd: int, num_bytes: int) -> Memory:
@@ -39,7 +38,7 @@ class Memory:
     @property
     def num_bytes(self) -> int:
         """The size of the mapping."""
-        return self._bytes.numel()
+        return len(self._mapping)
 
     def tensor(
         self, offset: int, shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None
@@ -50,7 +49,10 @@ class Memory:
         numel = 1
         for size in shape:
             numel *= size
-        flat = self._bytes[offset : offset + numel * dtype.itemsize].view(dtype)
+        if numel == 0:
+            return torch.empty(shape, dtype=dtype)
+        # A storage of its own: what saves or copies a tensor's storage must not take the rest.
+        flat = torch.frombuffer(self._mapping, dtype=dtype, count=numel, offset=offset)
         return flat.view(*shape) if stride is None else flat.as_strided(shape, stride)
 
     def flat(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:

@@ -56,10 +56,14 @@ class Team:
             )
         return cls(here, None, Memory.private)
 
-    def meet(self) -> None:
-        """Wait for everybody. Collective: every rank calls it, in the same order."""
+    def meet(self, purpose: str) -> None:
+        """Wait for everybody. Collective: every rank calls it, in the same order.
+
+        Args:
+            purpose: what for, in at most 24 letters; those who come for another are told so.
+        """
         if self._barrier is not None:
-            self._barrier.wait()
+            self._barrier.wait(purpose)
 
     def note_step(self, step: int) -> None:
         """Tell those who may wait for this worker which step it is in."""
@@ -70,7 +74,7 @@ class Team:
         """Share memory with everybody. Collective: every rank calls it, in the same order."""
         return self._share(num_bytes)
 
-    def gather(self, message: bytes) -> list[bytes]:
+    def gather(self, message: bytes, purpose: str) -> list[bytes]:
         """Tell everybody `message`; hear theirs, in rank order. Collective: every rank calls it."""
         if self._control is None:
             return [message]
@@ -79,9 +83,9 @@ class Team:
         while going_on:
             chunk, message = message[:_CHUNK_BYTES], message[_CHUNK_BYTES:]
             self._control.post(self.world.rank, (_MORE if message else _LAST) + chunk)
-            self.meet()
+            self.meet(purpose)
             posts = [self._control.posted(rank) for rank in range(self.world.world_size)]
-            self.meet()
+            self.meet(purpose)
             heard = [sofar + post[1:] for sofar, post in zip(heard, posts, strict=True)]
             going_on = any(post[:1] == _MORE for post in posts)
         return heard
@@ -95,7 +99,8 @@ class Team:
         Raises:
             MismatchError: the first name whose value differs, with both values.
         """
-        said = [json.loads(m) for m in self.gather(json.dumps(facts, default=str).encode())]
+        message = json.dumps(facts, default=str).encode()
+        said = [json.loads(heard) for heard in self.gather(message, "start of a loop")]
         for other, theirs in enumerate(said):
             for name, value in said[0].items():
                 if theirs.get(name) != value:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import IterableDataset, Subset, TensorDataset, default_collate
 
 Fetch = Callable[[torch.Tensor], Any]
 
@@ -52,6 +52,3 @@ def fetcher(dataset: Any) -> Fetch:
 
 def _rows(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return tensor.index_select(0, indices)
-
-
-__all__ = ["Dataset", "Fetch", "fetcher", "length_of"]

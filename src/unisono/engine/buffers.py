@@ -1,10 +1,14 @@
 """Buffers of the model (BatchNorm's statistics, say): every shard starts from the same ones.
 
 Those that the first non-empty shard leaves behind are kept, as DDP keeps rank 0's. The arena
-holds them twice: the step reads one copy and writes the other, then the two change places.
+holds them twice: a step reads one copy and writes the other, then the two change places. A buffer
+keeps its identity, as a parameter does; only its memory is exchanged.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -26,14 +30,28 @@ def homes_of_buffers(model: torch.nn.Module) -> dict[str, list[Home]]:
     return homes
 
 
+def lazy_homes(model: torch.nn.Module) -> list[Home]:
+    """Find the buffers that are registered but None."""
+    return [
+        (module, name)
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is None
+    ]
+
+
 class Buffers:
     """The model's buffers, in one private block that is saved and restored as a whole. Final."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._homes = list(homes_of_buffers(model).values())
-        self._slots = lay_out(_buffer(homes[0]) for homes in self._homes)
+        named = homes_of_buffers(model)
+        self._names = list(named)
+        self._homes = list(named.values())
+        self._lazy = lazy_homes(model)
+        self._tensors = [_buffer(homes[0]) for homes in self._homes]
+        self._slots = lay_out(self._tensors)
         self._block = torch.zeros(size_of(self._slots), dtype=torch.uint8)
-        self._views = [_view(self._block, slot) for slot in self._slots]
+        self._start = torch.zeros_like(self._block)
         self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
         self._now = 0
 
@@ -44,66 +62,121 @@ class Buffers:
 
     def bind(self, arena: Arena, *, is_first: bool) -> None:
         """Move the buffers into the block; rank 0 (`is_first`) also gives its values to all."""
-        for view, homes in zip(self._views, self._homes, strict=True):
-            _move(view, homes)
+        for tensor, slot in zip(self._tensors, self._slots, strict=True):
+            view = _view(self._block, slot)
+            view.copy_(tensor)
+            tensor.data = view
         if self._slots:
             self._shared = (arena.buffers[0].everything(), arena.buffers[1].everything())
             self._now = 0
             if is_first:
                 self._shared[0].copy_(self._block)
 
+    def load(self) -> None:
+        """Take over the values that rank 0 has shared."""
+        if self._shared is not None:
+            self._block.copy_(self._shared[self._now])
+
     def unbind(self) -> None:
-        """Give the model buffers of its own again."""
-        for view, homes in zip(self._views, self._homes, strict=True):
-            own = view.clone()
-            for module, name in homes:
-                module._buffers[name] = own
+        """Give the model buffers with memory of their own again."""
+        for tensor in self._tensors:
+            tensor.data = tensor.data.clone()
         self._shared = None
+
+    def begin(self) -> None:
+        """Start a step: every shard will start from the buffers as they are now."""
+        self._collect()
+        if self._shared is not None:
+            self._start.copy_(self._block)
 
     def restore(self) -> None:
         """Start a shard: the buffers are those that the step began with."""
+        self._collect()
         if self._shared is not None:
-            self._collect()
-            self._block.copy_(self._shared[self._now])
+            self._block.copy_(self._start)
 
     def keep(self) -> None:
         """Publish what the first non-empty shard left, for the next step."""
+        self._collect()
         if self._shared is not None:
-            self._collect()
             self._shared[1 - self._now].copy_(self._block)
 
     def commit(self) -> None:
-        """Finish a step: what was kept is now what every shard starts from."""
+        """Finish a step: the buffers are those that were kept."""
         if self._shared is not None:
+            self._collect()
             self._now = 1 - self._now
-            self.restore()
+            self._block.copy_(self._shared[self._now])
 
     def _collect(self) -> None:
-        """Take back buffers that the forward pass replaced by new tensors."""
-        for view, homes in zip(self._views, self._homes, strict=True):
-            if _buffer(homes[0]) is not view:
-                _move(view, homes)
+        """Take back the values of buffers that the forward pass replaced by new tensors.
+
+        Raises:
+            RuntimeError: one has another shape, another dtype, or was None before.
+        """
+        for name, tensor, homes in zip(self._names, self._tensors, self._homes, strict=True):
+            for module, key in homes:
+                if module._buffers[key] is not tensor:
+                    if len(homes) > 1:
+                        raise RuntimeError(
+                            f"buffer `{name}` belongs to {len(homes)} modules and must stay one, "
+                            f"but {type(module).__name__} replaced it: change it in place."
+                        )
+                    _move(name, tensor, module, key)
+        for module, key in self._lazy:
+            if module._buffers[key] is not None:
+                raise RuntimeError(
+                    f"buffers must be tensors before training, but `{key}` of "
+                    f"{type(module).__name__} was None and was filled in a forward pass: run the "
+                    f"model once on one batch, then train."
+                )
+
+
+@contextmanager
+def buffers_put_back(model: torch.nn.Module) -> Iterator[Callable[[], None]]:
+    """Leave a model's buffers as they are; gives a function that puts them back in between."""
+    saved = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    lazy = lazy_homes(model)
+
+    def put_back() -> None:
+        with torch.no_grad():
+            for module, name, buffer, value in saved:
+                module._buffers[name] = buffer
+                buffer.copy_(value)
+        for module, name in lazy:
+            module._buffers[name] = None
+
+    try:
+        yield put_back
+    finally:
+        put_back()
 
 
 def _buffer(home: Home) -> torch.Tensor:
     module, name = home
     buffer = module._buffers[name]
-    if buffer is None:
-        raise ValueError(
-            f"buffer `{name}` of {type(module).__name__} must stay a tensor while training, but "
-            f"is None now: assign a tensor of the same shape instead."
-        )
+    assert buffer is not None
     return buffer
 
 
-def _move(view: torch.Tensor, homes: list[Home]) -> None:
-    view.copy_(_buffer(homes[0]).detach())
-    for module, name in homes:
-        module._buffers[name] = view
+def _move(name: str, tensor: torch.Tensor, module: torch.nn.Module, key: str) -> None:
+    value = module._buffers[key]
+    if value is None or value.shape != tensor.shape or value.dtype != tensor.dtype:
+        seen = "None" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"
+        raise RuntimeError(
+            f"buffer `{name}` must stay {tensor.dtype} of shape {tuple(tensor.shape)} while "
+            f"training, but became {seen}: run the model once on one batch before, or keep the "
+            f"value elsewhere."
+        )
+    tensor.data.copy_(value.detach())
+    module._buffers[key] = tensor
 
 
 def _view(block: torch.Tensor, slot: Slot) -> torch.Tensor:
     flat = block[slot.offset : slot.offset + slot.numel * slot.dtype.itemsize].view(slot.dtype)
-    # `.data`, because autograd counts changes of plain views together: one layer's statistics
-    # would seem to change when another's do.
-    return flat.as_strided(slot.shape, slot.stride).data
+    return flat.as_strided(slot.shape, slot.stride)

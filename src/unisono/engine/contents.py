@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 
 import torch
 from torch import nn
@@ -43,24 +44,38 @@ def check_contents(model: nn.Module, optimizer: Optimizer) -> None:
             embedding makes sparse gradients; the optimizer cannot be supported.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be a torch.nn.Module, but is a {type(model).__name__}.")
+        raise TypeError(
+            f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}."
+        )
     check_optimizer(optimizer)
-    for name, parameter in named_parameters(model, optimizer).items():
+    named = named_parameters(model, optimizer)
+    for name, parameter in named.items():
         _check_parameter(name, parameter)
+    _check_apart(named)
+    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not any(id(parameter) in updated for parameter in model.parameters()):
+        raise ValueError(
+            "the optimizer must update parameters of the model, but updates none of them: make it "
+            "from `model.parameters()`, after the last change to the model's layers."
+        )
     for name, homes in homes_of_buffers(model).items():
         module, key = homes[0]
         _check_tensor("buffer", name, module._buffers[key])
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) is True:
             raise ValueError(
-                f"gradients must be dense, but `{name}` ({type(module).__name__}) has "
+                f"gradients must be dense, but `{name or 'model'}` ({type(module).__name__}) has "
                 f"`sparse=True`: make it with `sparse=False`; the sums are the same."
             )
 
 
 def signature(model: nn.Module, optimizer: Optimizer) -> str:
-    """Hash the names, shapes and dtypes of everything, for workers to compare."""
+    """Hash names, shapes, dtypes and the optimizer's options, for workers to compare."""
     lines = [type(optimizer).__name__]
+    names = {id(p): name for name, p in named_parameters(model, optimizer).items()}
+    for group in optimizer.param_groups:
+        options = sorted((key, str(value)) for key, value in group.items() if key != "params")
+        lines.append(f"{options} {[names[id(parameter)] for parameter in group['params']]}")
     for name, parameter in named_parameters(model, optimizer).items():
         lines.append(f"{name} {tuple(parameter.shape)} {parameter.dtype}")
     for name, homes in homes_of_buffers(model).items():
@@ -76,6 +91,21 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
             f"model once on one batch, then make the optimizer."
         )
     _check_tensor("parameter", name, parameter)
+
+
+def _check_apart(named: dict[str, nn.Parameter]) -> None:
+    """Refuse parameters that share memory without being the same parameter."""
+    places = sorted(
+        (parameter.data_ptr(), parameter.data_ptr() + parameter.nbytes, name)
+        for name, parameter in named.items()
+        if parameter.numel()
+    )
+    for (_, end, name), (start, _, other) in itertools.pairwise(places):
+        if start < end:
+            raise ValueError(
+                f"parameters must be the same object or lie apart, but `{name}` and `{other}` are "
+                f"two objects over the same memory: tie them with `a.weight = b.weight`."
+            )
 
 
 def _check_tensor(kind: str, name: str, tensor: torch.Tensor | None) -> None:

@@ -65,23 +65,21 @@ def read_loss(value: Any, num_samples: int) -> ShardLoss:
     return ShardLoss(tensor, _is_pair(loss), scalars)
 
 
-def check_finite(loss: ShardLoss, step: int, shard: int) -> None:
-    """Refuse a loss that is NaN or infinite, before it reaches any parameter.
+def is_finite(loss: ShardLoss) -> bool:
+    """Tell whether a loss is neither NaN nor infinite."""
+    return math.isfinite(loss.scalars["loss"][0])
 
-    Raises:
-        NonFiniteLossError: names the step and the shard.
-    """
-    total, weight = loss.scalars["loss"]
-    if not math.isfinite(total):
-        value = total / weight if weight else total
-        raise NonFiniteLossError(
-            f"the loss must be finite, but is {value} in step {step} for shard {shard}; the "
-            f"parameters are still those before step {step}: lower the learning rate, or look at "
-            f"that shard's samples for values that are not finite.",
-            step=step,
-            shard=shard,
-            value=value,
-        )
+
+def non_finite(value: float, step: int, shard: int) -> NonFiniteLossError:
+    """Make the error that every worker raises when the loss of one shard is not finite."""
+    return NonFiniteLossError(
+        f"the loss must be finite, but is {value} in step {step} for shard {shard}; the "
+        f"parameters are still those before step {step}: lower the learning rate, or look at "
+        f"that shard's samples for values that are not finite.",
+        step=step,
+        shard=shard,
+        value=value,
+    )
 
 
 def check_differentiable(loss: ShardLoss) -> None:
@@ -118,8 +116,9 @@ def _number(name: str, value: Any) -> float:
         )
     try:
         return float(value.item() if isinstance(value, torch.Tensor) else value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
+        kind = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
         raise TypeError(
-            f"{name} must be a number or a tensor with one element, but is a "
-            f"{type(value).__name__}."
+            f"{name} must be a real number or a tensor with one, but is of type {kind}: return "
+            f"the mean over the batch."
         ) from None

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import optim
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 ELEMENTWISE: tuple[type[optim.Optimizer], ...] = (
     optim.Adam,
@@ -30,12 +31,23 @@ def is_elementwise(optimizer: optim.Optimizer) -> bool:
 
     Exactly torch's own classes: a subclass may look at whole parameters. Fused SGD computes the
     last elements of a range otherwise than the others, and with several threads every thread has
-    such a range; then the parameters stay whole.
+    such a range; then the parameters stay whole. So they do for hooks of ``step()``, which may look
+    at whatever they like: they clip gradients by their norm, say.
     """
-    if type(optimizer) not in ELEMENTWISE:
+    if type(optimizer) not in ELEMENTWISE or has_hooks(optimizer):
         return False
     fused = any(group.get("fused") for group in optimizer.param_groups)
     return not (type(optimizer) is optim.SGD and fused and torch.get_num_threads() > 1)
+
+
+def has_hooks(optimizer: optim.Optimizer) -> bool:
+    """Tell whether somebody else's code runs before or after ``step()``."""
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+    )
 
 
 def check_optimizer(optimizer: optim.Optimizer) -> None:
@@ -47,7 +59,8 @@ def check_optimizer(optimizer: optim.Optimizer) -> None:
     """
     if not isinstance(optimizer, optim.Optimizer):
         raise TypeError(
-            f"`optimizer` must be a torch.optim.Optimizer, but is a {type(optimizer).__name__}."
+            f"`optimizer` must be a torch.optim.Optimizer, but is of type "
+            f"{type(optimizer).__name__}: pass `torch.optim.Adam(model.parameters())`, say."
         )
     name = type(optimizer).__name__
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")

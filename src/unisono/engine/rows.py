@@ -76,6 +76,16 @@ class Rows:
             )
         self._arena.write_row(shard, row)
 
+    def non_finite_shard(self) -> tuple[int, float] | None:
+        """Find the first shard whose loss is NaN or infinite, and that loss."""
+        for shard in range(self._num_shards):
+            row = _Row(self._arena.read_row(shard, _HEAD.size + _PAIR_BYTES))
+            if row.form != Form.EMPTY:
+                total, weight = struct.unpack_from("<2d", row.data, _HEAD.size)
+                if not math.isfinite(total):
+                    return shard, total / weight if weight else total
+        return None
+
     def totals(self) -> StepTotals:
         """Read all rows; the same on every worker.
 
@@ -114,7 +124,7 @@ class _Row:
         form, self.num_names, num_bytes, _ = _HEAD.unpack_from(data)
         self.form = Form(form)
         names_at = _HEAD.size + self.num_names * _PAIR_BYTES
-        self._data = data
+        self.data = data
         self._names = data[names_at : names_at + num_bytes]
 
     def is_like(self, other: _Row) -> bool:
@@ -127,4 +137,4 @@ class _Row:
         """Give sum, weight, sum, weight, …; all zero where the shard is empty."""
         if self.form == Form.EMPTY:
             return [0.0] * (2 * num_names)
-        return list(struct.unpack_from(f"<{2 * num_names}d", self._data, _HEAD.size))
+        return list(struct.unpack_from(f"<{2 * num_names}d", self.data, _HEAD.size))

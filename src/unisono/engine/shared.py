@@ -26,7 +26,7 @@ from unisono.engine.arena import Arena, Plan, lay_out
 from unisono.engine.buffers import Buffers
 from unisono.engine.contents import updated_parameters
 from unisono.engine.gradients import GradientStack
-from unisono.engine.loss import ShardLoss, check_differentiable, check_finite
+from unisono.engine.loss import ShardLoss, check_differentiable, is_finite, non_finite
 from unisono.engine.optimizers import is_elementwise, state_like
 from unisono.engine.rows import Form, Rows, StepTotals
 from unisono.engine.summing import OrderedSum
@@ -64,6 +64,7 @@ class SharedEngine:
         self._parameters = list(updated_parameters(model, optimizer).values())
         updated = set(map(id, self._parameters))
         self._fixed = [p for p in model.parameters() if id(p) not in updated]
+        self._all = [*self._parameters, *self._fixed]
         self._buffers = Buffers(model)
         self._sliced = is_elementwise(optimizer)
         keys, examples = self._plan_state()
@@ -95,17 +96,18 @@ class SharedEngine:
 
     def begin(self, step: int, keeper: int) -> None:
         """Start a step whose first non-empty shard is `keeper`."""
+        self._check_untouched()
         self._keeper = keeper
+        self._buffers.begin()
         self._team.note_step(step)
         self._stack.discard()
-        for parameter in (*self._parameters, *self._fixed):
+        for parameter in self._all:
             parameter.grad = None
 
     def start_shard(self, step: int, shard: int) -> None:
         """Prepare generators and buffers for one shard's forward pass."""
         randomness.seed_generators(seed_of("train", self._seed, step, shard))
-        if shard != self.shards.start:
-            self._buffers.restore()
+        self._buffers.restore()
 
     def finish_shard(self, step: int, shard: int, loss: ShardLoss, share: float) -> None:
         """Differentiate one shard's loss and take its gradients.
@@ -116,14 +118,17 @@ class SharedEngine:
             loss: what the loss function returned.
             share: the shard's part of the global batch's samples, the weight of a mean.
         """
-        check_finite(loss, step, shard)
+        self._rows.write(shard, loss)
+        if not is_finite(loss):
+            # Everybody will read the row and raise the same error; nobody updates anything.
+            self._stack.push_nothing(shard)
+            return
         check_differentiable(loss)
         weight = 1.0 if loss.is_sum else share
         torch.autograd.backward(loss.tensor, torch.full_like(loss.tensor, weight))
         self._stack.push(shard)
         for parameter in self._fixed:
             parameter.grad = None
-        self._rows.write(shard, loss)
         if shard == self._keeper:
             self._buffers.keep()
 
@@ -133,27 +138,66 @@ class SharedEngine:
         self._rows.write(shard, None)
 
     def finish(self, step: int) -> StepTotals:
-        """Sum and update. Collective: every rank calls it once its shards are done."""
-        self._team.meet()
+        """Sum and update. Collective: every rank calls it once its shards are done.
+
+        Raises:
+            NonFiniteLossError: the loss of a shard is NaN or infinite; nothing was updated.
+            RuntimeError: something else changed the parameters meanwhile.
+        """
+        self._check_untouched()
+        self._team.meet(f"gradients of step {step}")
+        bad = self._rows.non_finite_shard()
+        if bad is not None:
+            self._team.meet(f"bad loss in step {step}")
+            shard, value = bad
+            raise non_finite(value, step, shard)
         totals = self._rows.totals()
         present = self._sum.add()
         if totals.form == Form.SUM:
             self._divide(present, totals.weight)
         if not self._sliced:
-            self._team.meet()
+            self._team.meet(f"sums of step {step}")
         self._update.apply(present)
-        self._team.meet()
+        self._team.meet(f"update of step {step}")
         self._update.commit()
         self._buffers.commit()
+        self._remember()
         randomness.seed_generators(seed_of("between", self._seed, step))
         return totals
 
     def unbind(self) -> None:
         """Give this worker's model tensors of its own again; values stay those of the last step."""
-        for parameter in (*self._parameters, *self._fixed):
+        for parameter in self._all:
             parameter.data = parameter.data.clone()
             parameter.grad = None
+        for parameter in self._parameters:
+            state = self._optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    state[name] = value.clone()
         self._buffers.unbind()
+
+    def _remember(self) -> None:
+        """Note the parameters' versions, which every change in place increments."""
+        self._versions = [p._version for p in self._all]
+        self._num_groups = len(self._optimizer.param_groups)
+
+    def _check_untouched(self) -> None:
+        """Refuse to go on after others than the optimizer have changed what all workers share."""
+        if [p._version for p in self._all] != self._versions or (
+            [p.data_ptr() for p in self._all] != self._places
+        ):
+            raise RuntimeError(
+                "parameters are shared by all workers while a loop over steps is under way and "
+                "must be changed by the optimizer alone, but something else changed them in place "
+                "or replaced their memory: do it between two loops."
+            )
+        if len(self._optimizer.param_groups) != self._num_groups:
+            raise RuntimeError(
+                f"an optimizer must keep its parameter groups while a loop is under way, but has "
+                f"{len(self._optimizer.param_groups)} instead of {self._num_groups}: add groups "
+                f"between two loops."
+            )
 
     def _plan_state(self) -> tuple[list[dict[str, StateKey]], list[torch.Tensor]]:
         """List the optimizer state of every parameter, and an example of each tensor."""
@@ -178,25 +222,33 @@ class SharedEngine:
     def _share(self, keys: Sequence[dict[str, StateKey]]) -> None:
         """Put rank 0's values into the arena and let every worker's model look at them."""
         is_first = self._team.world.rank == 0
-        parameters = [*self._parameters, *self._fixed]
         homes = [*self.arena.parameters.tensors(), *self.arena.fixed.tensors()]
         if is_first:
             with torch.no_grad():
-                for home, parameter in zip(homes, parameters, strict=True):
+                for home, parameter in zip(homes, self._all, strict=True):
                     home.copy_(parameter)
                 self._share_state(keys)
-        self._team.meet()
-        for home, parameter in zip(homes, parameters, strict=True):
+        self._team.meet("sharing parameters")
+        for home, parameter in zip(homes, self._all, strict=True):
             parameter.data = home
         self._buffers.bind(self.arena, is_first=is_first)
-        self._team.meet()
-        self._buffers.restore()
+        self._team.meet("sharing buffers")
+        self._buffers.load()
+        self._places = [p.data_ptr() for p in self._all]
+        self._remember()
 
     def _share_state(self, keys: Sequence[dict[str, StateKey]]) -> None:
         flags = bytearray(len(self._parameters) + 1)
         for index, parameter in enumerate(self._parameters):
             state = self._optimizer.state.get(parameter, {})
-            if keys[index] and all(name in state for name in keys[index]):
+            there = {name for name in keys[index] if state.get(name) is not None}
+            if there and there != keys[index].keys():
+                raise ValueError(
+                    f"an optimizer's state must fit its options, but for these it keeps "
+                    f"{sorted(keys[index])} and has {sorted(there)}: clear `optimizer.state` after "
+                    f"such a change, or leave the options."
+                )
+            if there:
                 flags[index] = 1
                 for name, key in keys[index].items():
                     self.arena.states.tensor(key.at).copy_(state[name])

@@ -90,11 +90,26 @@ class SlicedUpdate:
             for leaf, piece, total in zip(self._leaves, self._pieces, self._totals, strict=True):
                 leaf.grad = total if present[piece.index] else None
             self._dense = all(present)
+        # A schedule asks whether the optimizer has stepped; a worker without pieces has, too.
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]
         if self._leaves:
             with self._in_place_of_the_whole():
                 self._optimizer.step()
+        self._check_state()
         for position in sorted(self._strangers):
             self._adopt_new(position)
+
+    def _check_state(self) -> None:
+        """Refuse state that was not there when the loop began, and so has no place to be kept."""
+        for leaf, piece in zip(self._leaves, self._pieces, strict=True):
+            if len(self._state[leaf]) > len(self._keys[piece.index]) and any(
+                isinstance(value, torch.Tensor) and name not in self._keys[piece.index]
+                for name, value in self._state[leaf].items()
+            ):
+                raise RuntimeError(
+                    f"an optimizer's options must not change which state it keeps while a loop is "
+                    f"under way, but it has {sorted(self._state[leaf])} now: end the loop first."
+                )
 
     def commit(self) -> None:
         """Show the user's optimizer the whole state of parameters that have got theirs."""

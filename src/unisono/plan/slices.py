@@ -26,19 +26,17 @@ class Piece:
         return self.start == 0
 
 
-def cut(numels: Sequence[int], num_workers: int, *, whole: bool = False) -> list[list[Piece]]:
+def cut(numels: Sequence[int], num_workers: int) -> list[list[Piece]]:
     """Divide tensors among workers so that each gets about the same number of elements.
 
     Args:
         numels: the elements of each tensor.
         num_workers: W.
-        whole: never cut a tensor in two.
 
     Returns:
         One list of pieces a worker, in rank order; together they are every tensor once. A tensor
         without elements goes to one worker as an empty piece.
     """
-    granularity = max(1, *numels) if whole and numels else CUT_ELEMENTS
     total = sum(numels)
     pieces: list[list[Piece]] = [[] for _ in range(num_workers)]
     before = 0
@@ -47,7 +45,7 @@ def cut(numels: Sequence[int], num_workers: int, *, whole: bool = False) -> list
         while start < numel or (start == 0 and numel == 0):
             worker = min(num_workers - 1, (before + start) * num_workers // max(1, total))
             share_ends = -(-(worker + 1) * total // num_workers) - before
-            stop = -(-share_ends // granularity) * granularity
+            stop = -(-share_ends // CUT_ELEMENTS) * CUT_ELEMENTS
             stop = numel if worker == num_workers - 1 else min(numel, max(stop, start + 1))
             pieces[worker].append(Piece(index, start, stop))
             if stop == numel:

@@ -55,6 +55,7 @@ class Checkpoints:
         self._store = Store(directory, keep)
         self._every = None if every is None else Every.read(every)
         self._resume = resume == "auto"
+        self._is_taken_up = False
         self._written_at_s = time.monotonic()
         self._last_step: int | None = None
 
@@ -64,16 +65,20 @@ class Checkpoints:
         Raises:
             CheckpointError: the run was another one, or its state does not fit this model.
         """
-        if not self._resume:
+        if self._is_taken_up:
             return
-        self._resume = False
+        self._is_taken_up = True
         answer: dict[str, Any] = {}
         if self._run.world.rank == 0:
             try:
                 answer = self._read(plan, say)
+                step = answer["position"]["step"] if answer else 0
+                for name in self._store.set_aside(step):
+                    say(f"checkpoint {name} is of another past and is set aside")
             except (CheckpointError, OSError) as error:
                 answer = {"error": str(error)}
-        answer = json.loads(self._run.team.gather(json.dumps(answer).encode())[0])
+        heard = self._run.team.gather(json.dumps(answer).encode(), "taking up")
+        answer = json.loads(heard[0])
         if "error" in answer:
             raise CheckpointError(answer["error"])
         if answer:
@@ -110,6 +115,8 @@ class Checkpoints:
         self._written_at_s = time.monotonic()
 
     def _read(self, plan: SamplePlan, say: Callable[[str], None]) -> dict[str, Any]:
+        if not self._resume:
+            return {}
         snapshot, entry, passed_over = self._store.newest(Snapshot.from_files)
         for other in passed_over:
             say(f"checkpoint {other.path.name} is passed over: {other.trouble}")

@@ -16,6 +16,7 @@ from torch import nn
 
 from unisono.comm.team import Team
 from unisono.data.fetch import fetcher
+from unisono.engine.buffers import buffers_put_back
 from unisono.engine.loss import read_loss
 from unisono.engine.randomness import generators_put_back, seed_generators
 from unisono.engine.threads import num_threads
@@ -39,7 +40,8 @@ def evaluate(
     """Average the loss and its scalars over a dataset. Collective: every rank calls it.
 
     Args:
-        model: in whatever mode; it evaluates in ``eval()`` mode and gets its own back.
+        model: in whatever mode; it evaluates in ``eval()`` mode and gets its own back, and its
+            buffers too, with which every pass begins.
         loss: as for training.
         dataset: map-style.
         plan: of the dataset, without shuffling.
@@ -54,19 +56,25 @@ def evaluate(
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.no_grad(), generators_put_back(), num_threads(threads_per_worker()):
+        with (
+            torch.no_grad(),
+            generators_put_back(),
+            num_threads(threads_per_worker()),
+            buffers_put_back(model) as put_buffers_back,
+        ):
             sums: dict[int, Pairs] = {shard: {} for shard in mine}
             for batch in range(plan.steps_per_epoch):
                 for shard in mine:
                     indices = plan.shard_indices(order, batch, shard)
                     if len(indices):
                         seed_generators(seed_of("evaluate", plan.seed, batch, shard))
+                        put_buffers_back()
                         value = loss(model, fetch(indices))
                         _add(sums[shard], read_loss(value, len(indices)).scalars)
     finally:
         for module, mode in modes:
             module.training = mode
-    heard = team.gather(json.dumps(list(sums.values())).encode())
+    heard = team.gather(json.dumps(list(sums.values())).encode(), "evaluate")
     return _means([pairs for message in heard for pairs in json.loads(message)])
 
 

@@ -1,27 +1,31 @@
-"""Do more shards than workers slow this run down? Measured once, on a copy, and then told.
+"""Do more shards than workers slow this run down? Measured once, in a fork, and then told.
 
 A worker with several shards makes several small passes a step where one larger pass might be
-cheaper. After a few steps rank 0 times one pass over the same samples with a copy of the model.
-Only clocks come out of it: parameters, buffers and generators stay as they are.
+cheaper. After a few steps rank 0 forks a process that times one pass over the same samples; nothing
+but a number comes back from it, so whatever a model or a loss does there, the run does not see it.
 """
 
 from __future__ import annotations
 
-import copy
+import os
+import select
+import struct
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from unisono.engine.randomness import generators_put_back
 from unisono.world import World
 
 SLOWER_BY = 1.2
 _WARMUP_STEPS = 3
 _TIMED_STEPS = 5
+_NUMBER = struct.Struct("d")
 
 
 class PassWatch:
@@ -38,9 +42,9 @@ class PassWatch:
         self, model: nn.Module, loss: Callable[[nn.Module, Any], Any], world: World, shards: int
     ) -> None:
         self._model, self._loss, self._world, self._shards = model, loss, world, shards
-        self._steps_to_go = _WARMUP_STEPS + _TIMED_STEPS
-        if world.rank != 0 or shards <= world.world_size:
-            self._steps_to_go = 0
+        is_of_use = world.rank == 0 and shards > world.world_size
+        self._steps_to_go = _WARMUP_STEPS + _TIMED_STEPS if is_of_use else 0
+        self._batches: list[Any] = []
         self._best_s = float("inf")
 
     @contextmanager
@@ -51,14 +55,21 @@ class PassWatch:
         if 0 < self._steps_to_go <= _TIMED_STEPS:
             self._best_s = min(self._best_s, time.perf_counter() - start_s)
 
-    def advice(self, batches: Sequence[Any]) -> str | None:
+    def note(self, batch: Any) -> None:
+        """Keep a batch of the last step that is watched."""
+        if self._steps_to_go == 1:
+            self._batches.append(batch)
+
+    def advice(self) -> str | None:
         """Count a step; after the last one that is watched, say whether fewer shards are faster."""
         if self._steps_to_go == 0:
             return None
         self._steps_to_go -= 1
+        batches, self._batches = self._batches, []
         if self._steps_to_go > 0 or len(batches) < 2:
             return None
-        together_s = self._time_together(batches)
+        longest_s = 10 * _TIMED_STEPS * self._best_s + 1.0
+        together_s = in_a_fork(lambda: self._time_together(batches), longest_s)
         if together_s is None or self._best_s < SLOWER_BY * together_s:
             return None
         workers = self._world.world_size
@@ -69,22 +80,54 @@ class PassWatch:
             f"`shards={workers}` is faster here, with other bits."
         )
 
-    def _time_together(self, batches: Sequence[Any]) -> float | None:
-        """Time one pass over all samples, in seconds; None where batches cannot be joined."""
-        try:
-            batch = joined(batches)
-            model = copy.deepcopy(self._model)
-        except (TypeError, RuntimeError):
-            return None
+    def _time_together(self, batches: Sequence[Any]) -> float:
+        """Time one pass over all samples, in seconds."""
+        batch = joined(batches)
         best_s = float("inf")
-        with generators_put_back():
-            for _ in range(_TIMED_STEPS):
-                start_s = time.perf_counter()
-                loss = self._loss(model, batch)
-                loss = loss["loss"] if isinstance(loss, Mapping) else loss
-                (loss[0] if isinstance(loss, tuple) else loss).backward()
-                best_s = min(best_s, time.perf_counter() - start_s)
+        for _ in range(_TIMED_STEPS):
+            start_s = time.perf_counter()
+            loss = self._loss(self._model, batch)
+            loss = loss["loss"] if isinstance(loss, Mapping) else loss
+            (loss[0] if isinstance(loss, tuple) else loss).backward()
+            best_s = min(best_s, time.perf_counter() - start_s)
         return best_s
+
+
+def in_a_fork(measure: Callable[[], float], timeout_s: float) -> float | None:
+    """Measure something in a fork of this process, which keeps all its effects.
+
+    Returns:
+        The number, or None: it raised, took too long, or this process has several threads, whose
+        locks a fork might find taken.
+    """
+    if threading.active_count() > 1:
+        return None
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of the threads of numerical libraries, which compute with one here.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        _measure_and_leave(measure, writing)
+    os.close(writing)
+    try:
+        ready, _, _ = select.select([reading], [], [], timeout_s)
+        data = os.read(reading, _NUMBER.size) if ready else b""
+    finally:
+        os.close(reading)
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+    return float(_NUMBER.unpack(data)[0]) if len(data) == _NUMBER.size else None
+
+
+def _measure_and_leave(measure: Callable[[], float], writing: int) -> NoReturn:
+    try:
+        silence = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(silence, fd)
+        os.write(writing, _NUMBER.pack(measure()))
+    finally:
+        os._exit(0)
 
 
 def joined(batches: Sequence[Any]) -> Any:

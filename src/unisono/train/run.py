@@ -11,7 +11,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -86,8 +87,8 @@ class Run:
         self.world = self.team.world
         if shards is None:
             shards = max(num_devices(), self.world.world_size)
-        check_whole("shards", shards, at_least=1)
-        check_whole("seed", seed, at_least=0)
+        shards = check_whole("shards", shards, at_least=1)
+        seed = check_whole("seed", seed, at_least=0)
         assign(shards, self.world.world_size)
         check_contents(model, optimizer)
         self.model, self.optimizer = model, optimizer
@@ -105,7 +106,7 @@ class Run:
         epochs: int | None = None,
         steps: int | None = None,
         shuffle: bool = True,
-    ) -> Iterator[Step]:
+    ) -> Generator[Step, None, None]:
         """Go on until the totals are reached; a finished run gives nothing.
 
         Collective: every rank calls it and uses every step, in the same order.
@@ -140,17 +141,12 @@ class Run:
 
     def plan(self, dataset: Any, batch_size: int, shuffle: bool) -> SamplePlan:
         """Plan which samples are computed where; raises as :meth:`steps` does."""
-        check_whole("batch_size", batch_size, at_least=1)
+        batch_size = check_whole("batch_size", batch_size, at_least=1)
         return SamplePlan(length_of(dataset), batch_size, self.shards, bool(shuffle), self.seed)
-
-    @property
-    def is_training(self) -> bool:
-        """Whether :meth:`steps` is under way and the parameters are shared."""
-        return self._engine is not None
 
     def _steps(
         self, plan: SamplePlan, fetch: Fetch, end_epoch: int | None, end_step: int | None
-    ) -> Iterator[Step]:
+    ) -> Generator[Step, None, None]:
         position = self.position
 
         def is_over() -> bool:
@@ -217,17 +213,21 @@ class Run:
         )
 
 
-def check_whole(name: str, value: object, *, at_least: int) -> None:
-    """Refuse anything but a whole number that is large enough.
+def check_whole(name: str, value: Any, *, at_least: int) -> int:
+    """Refuse anything but a whole number that is large enough, and give it as an int.
 
     Raises:
         TypeError: it is no whole number.
         ValueError: it is too small.
     """
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"`{name}` must be a whole number, but is {value!r}.")
-    if value < at_least:
-        raise ValueError(f"`{name}` must be at least {at_least}, but is {value}.")
+    example = f"pass `{name}={max(at_least, 1)}`, say"
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        raise TypeError(f"`{name}` must be a whole number, but is {value!r}: {example}.") from None
+    if whole < at_least:
+        raise ValueError(f"`{name}` must be at least {at_least}, but is {whole}: {example}.")
+    return whole
 
 
 def _check_totals(epochs: int | None, steps: int | None) -> None:

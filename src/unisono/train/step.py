@@ -47,6 +47,7 @@ class Step:
         self._count = count
         self._waiting: int | None = None
         self._entered = False
+        self._taken = False
         self._done: set[int] = set()
         self._is_finished = False
 
@@ -66,6 +67,15 @@ class Step:
         """
         if not self._entered:
             raise RuntimeError("a step must be entered before it is used: write `with step:`.")
+        if self._taken:
+            raise RuntimeError(
+                f"`step.shards` must be looped over once, but is taken again in step "
+                f"{self.number}: keep the batches in a list to use them twice."
+            )
+        self._taken = True
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
         for shard in self._engine.shards:
             self._check_differentiated()
             indices = self._plan.shard_indices(self._order, self.batch, shard)
@@ -110,6 +120,8 @@ class Step:
             )
 
     def __enter__(self) -> Step:
+        if self._entered:
+            raise RuntimeError(f"a step must be entered once, but step {self.number} is again.")
         keeper = next(
             shard
             for shard in range(self._plan.shards)

@@ -62,7 +62,8 @@ class Trainer:
     ) -> None:
         if not callable(loss):
             raise TypeError(
-                f"`loss` must be a function of (model, batch), but is a {type(loss).__name__}: "
+                f"`loss` must be a function of (model, batch), but is of type "
+                f"{type(loss).__name__}: "
                 f"pass `lambda model, batch: …`, or a function."
             )
         self.run = Run(model, optimizer, shards=shards, seed=seed)
@@ -138,6 +139,7 @@ class Trainer:
             if tally.steps and validate is not None and run.position.batch:
                 self._validate(validate, batch_size, f"step {run.position.step}", tally, show)
         finally:
+            loop.close()
             show.stop()
         if tally.steps and self._checkpoints is not None:
             self._checkpoints.write(plan, show.say)
@@ -177,7 +179,7 @@ class Trainer:
                 save_weights(self.run.model, path)
             except OSError as caught:
                 failure, error = caught, str(caught).encode()
-        heard = self.run.team.gather(error)[0]
+        heard = self.run.team.gather(error, "save")[0]
         if failure is not None:
             raise failure
         if heard:
@@ -194,15 +196,14 @@ class Trainer:
         own = ""
         if self.run.world.rank == 0:
             own = digest_of(self.run.model, self.run.optimizer)
-        return self.run.team.gather(own.encode())[0].decode()
+        return self.run.team.gather(own.encode(), "digest")[0].decode()
 
     def _compute(self, step: Step, show: Display) -> None:
-        batches: list[Any] = []
         with step, self._passes.watching():
             for batch in step.shards:
                 step.backward(self._loss(self.run.model, batch))
-                batches.append(batch)
-        advice = self._passes.advice(batches)
+                self._passes.note(batch)
+        advice = self._passes.advice()
         if advice:
             show.say(advice)
 

@@ -1,0 +1,326 @@
+"""Programs that a reviewer broke the promise with: each agrees on every W now, or is refused."""
+
+import io
+from collections import OrderedDict
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import unisono
+from unisono.engine.contents import check_contents
+
+
+def data(num_samples=43):
+    generator = torch.Generator().manual_seed(3)
+    return TensorDataset(
+        torch.randn(num_samples, 8, generator=generator),
+        torch.randint(0, 4, (num_samples,), generator=generator),
+    )
+
+
+def loss_of(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+class Counting(nn.Module):
+    """Counts its forward passes in every mode, and lets the count matter."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 150), nn.ReLU(), nn.Linear(150, 4))
+        self.register_buffer("count", torch.zeros(()))
+        self.alias = [self.count]
+
+    def forward(self, inputs):
+        self.alias[0] += 1
+        return self.net(inputs) + 0.01 * self.count
+
+
+def make(model=None, optimizer=torch.optim.Adam, loss=loss_of, shards=4):
+    torch.manual_seed(0)
+    model = Counting() if model is None else model()
+    return unisono.Trainer(model, optimizer(model.parameters(), lr=0.01), loss, shards=shards)
+
+
+def buffers_changed_between_steps():
+    trainer = make()
+    for step in trainer.run.steps(data(), batch_size=10, steps=7):
+        with step:
+            for batch in step.shards:
+                step.backward(loss_of(trainer.run.model, batch))
+        trainer.run.model.count.mul_(0.5)
+    return trainer.digest()
+
+
+def validation_of_a_model_that_counts():
+    trainer = make()
+    trainer.fit(data(), batch_size=10, epochs=2, validate=data(17))
+    means = trainer.evaluate(data(17), batch_size=9)
+    return trainer.digest(), means["loss"]
+
+
+def a_loss_that_closes_over_its_model():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(model, optimizer, lambda _, batch: loss_of(model, batch), shards=4)
+    trainer.fit(data(40), batch_size=20, steps=12)
+    return trainer.digest()
+
+
+class FixedSize(nn.Linear):
+    """Works for batches of two alone."""
+
+    def forward(self, inputs):
+        return super().forward(inputs) + torch.zeros(2, 4)
+
+
+def a_model_of_one_batch_size():
+    trainer = make(lambda: FixedSize(8, 4))
+    trainer.fit(data(40), batch_size=8, steps=12)
+    return trainer.digest()
+
+
+def clipping_in_a_hook():
+    trainer = make()
+
+    def clip(optimizer, *_):
+        everything = [p for group in optimizer.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(everything, 0.1)
+
+    trainer.run.optimizer.register_step_pre_hook(clip)
+    trainer.fit(data(), batch_size=10, steps=8)
+    return trainer.digest()
+
+
+def state_changed_between_fits():
+    trainer = make()
+    trainer.fit(data(), batch_size=10, steps=4)
+    for state in trainer.run.optimizer.state.values():
+        state["exp_avg"].mul_(0.5)
+    trainer.fit(data(), batch_size=10, steps=8)
+    return trainer.digest()
+
+
+def a_bad_sample_that_is_mended():
+    trainer, dataset = make(), data()
+    dataset.tensors[0][33] = float("nan")
+    try:
+        trainer.fit(dataset, batch_size=10, epochs=1)
+    except unisono.NonFiniteLossError as error:
+        told = str(error)
+        before = trainer.digest()
+        dataset.tensors[0][33] = 0.0
+        trainer.fit(dataset, batch_size=10, epochs=2)
+    return told, before, trainer.digest()
+
+
+def a_schedule_over_few_elements():
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    run = unisono.Run(model, optimizer, shards=4)
+    for step in run.steps(data(), batch_size=10, steps=5):
+        with step:
+            for batch in step.shards:
+                step.backward(loss_of(model, batch))
+        schedule.step()
+    return model.weight.tolist()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        buffers_changed_between_steps,
+        validation_of_a_model_that_counts,
+        a_loss_that_closes_over_its_model,
+        a_model_of_one_batch_size,
+        clipping_in_a_hook,
+        state_changed_between_fits,
+        a_bad_sample_that_is_mended,
+        a_schedule_over_few_elements,
+    ],
+)
+def test_results_agree_on_one_two_and_four_workers(program):
+    (alone,) = unisono.launch(program, workers=1)
+    for workers in (2, 4):
+        assert unisono.launch(program, workers=workers) == [alone] * workers
+
+
+def digest_on_one_rank():
+    trainer = make()
+    trainer.fit(data(), batch_size=10, steps=2)
+    if unisono.world().rank == 0:
+        trainer.digest()
+    trainer.evaluate(data(), batch_size=10)
+
+
+def test_a_call_on_one_rank_alone_is_named_on_both_sides():
+    with pytest.raises(unisono.MismatchError, match=r"came to `(digest|evaluate)` and rank"):
+        unisono.launch(digest_on_one_rank, workers=2)
+
+
+def loop(trainer, after, steps=3):
+    model = trainer.run.model
+    for step in trainer.run.steps(data(), batch_size=10, steps=steps):
+        with step:
+            for batch in step.shards:
+                step.backward(loss_of(model, batch))
+        after(trainer)
+
+
+def scale_in_place(trainer):
+    with torch.no_grad():
+        trainer.run.model.net[0].weight.mul_(0.9)
+
+
+def replace_memory(trainer):
+    trainer.run.model.net[0].weight.data = torch.zeros(150, 8)
+
+
+def add_a_group(trainer):
+    trainer.run.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        (scale_in_place, "must be changed by the optimizer alone"),
+        (replace_memory, "must be changed by the optimizer alone"),
+        (add_a_group, "must keep its parameter groups"),
+        (lambda trainer: loop(make_over(trainer), lambda _: None, 1), "by the optimizer alone"),
+    ],
+)
+def test_what_would_depend_on_the_workers_is_refused_in_a_loop(after, message):
+    with pytest.raises(RuntimeError, match=message):
+        loop(make(), after)
+
+
+def make_over(trainer):
+    """A second run over the same model."""
+    model = trainer.run.model
+    return unisono.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), loss_of, shards=2)
+
+
+class Lazy(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 4)
+        self.register_buffer("mean", None)
+
+    def forward(self, inputs):
+        self.mean = inputs.mean(0)
+        return super().forward(inputs)
+
+
+class Growing(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 4)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, inputs):
+        self.mean = inputs.mean()
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [(Lazy, "`mean` of Lazy was None"), (Growing, "`mean` must stay .* but became")],
+)
+def test_buffers_that_change_their_form_are_refused(model, message):
+    with pytest.raises(RuntimeError, match=message):
+        make(model).fit(data(), batch_size=10, steps=2)
+
+
+def test_a_buffer_keeps_its_identity():
+    trainer = make(shards=1)
+    model = trainer.run.model
+    trainer.fit(data(), batch_size=10, steps=3)
+    assert model.alias[0] is model.count
+    assert model.count == 3
+
+
+def test_parameters_over_the_same_memory_are_refused():
+    model = nn.ModuleDict(OrderedDict(a=nn.Linear(3, 3), b=nn.Linear(3, 3)))
+    model["b"].weight.data = model["a"].weight.data
+    with pytest.raises(ValueError, match=r"`a\.weight` and `b\.weight` are two objects"):
+        check_contents(model, torch.optim.SGD(model.parameters()))
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    with pytest.raises(ValueError, match="updates none of them"):
+        unisono.Run(nn.Linear(2, 2), torch.optim.SGD(nn.Linear(2, 2).parameters()))
+
+
+def test_a_step_is_used_once():
+    trainer = make()
+    model = trainer.run.model
+    with pytest.raises(RuntimeError, match="must be looped over once"):
+        for step in trainer.run.steps(data(), batch_size=10, steps=2):
+            with step:
+                for _ in range(2):
+                    for batch in step.shards:
+                        step.backward(loss_of(model, batch))
+    with pytest.raises(RuntimeError, match="must be entered once"):
+        for step in trainer.run.steps(data(), batch_size=10, steps=2):
+            for _ in range(2):
+                with step:
+                    for batch in step.shards:
+                        step.backward(loss_of(model, batch))
+
+
+def turn_momentum_on(trainer):
+    trainer.run.optimizer.param_groups[0]["momentum"] = 0.9
+
+
+def test_an_optimizer_that_keeps_other_state_under_way_is_refused():
+    with pytest.raises(RuntimeError, match="must not change which state it keeps"):
+        loop(make(optimizer=torch.optim.SGD), turn_momentum_on)
+
+
+def test_state_that_does_not_fit_the_options_is_refused():
+    trainer = make()
+    trainer.fit(data(), batch_size=10, steps=2)
+    trainer.run.optimizer.param_groups[0]["amsgrad"] = True
+    with pytest.raises(ValueError, match="state must fit its options"):
+        trainer.fit(data(), batch_size=10, steps=4)
+
+
+def saved_size(thing):
+    out = io.BytesIO()
+    torch.save(thing, out)
+    return len(out.getvalue())
+
+
+def test_saving_a_state_dict_saves_no_more():
+    trainer = make()
+    model, optimizer = trainer.run.model, trainer.run.optimizer
+    plain = saved_size(model.state_dict())
+    sizes = []
+    loop(trainer, lambda _: sizes.append(saved_size(model.state_dict())))
+    assert max(sizes) < plain + 1000
+    assert saved_size(optimizer.state_dict()) < 2 * plain + 10_000
+
+
+def test_fit_works_again_inside_the_handler_of_its_error():
+    trainer, dataset = make(), data()
+    dataset.tensors[0][0] = float("inf")
+    try:
+        trainer.fit(dataset, batch_size=10, epochs=1)
+    except unisono.NonFiniteLossError:
+        dataset.tensors[0][0] = 0.0
+        assert trainer.fit(dataset, batch_size=10, epochs=1).steps > 0
+
+
+def test_watching_the_passes_calls_the_loss_for_the_shards_alone():
+    seen = []
+
+    def loss(model, batch):
+        seen.append(len(batch[0]))
+        return loss_of(model, batch)
+
+    make(loss=loss).fit(data(40), batch_size=20, steps=12)
+    assert seen == [5] * 4 * 12
