@@ -72,7 +72,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--sides", type=_names(list(SIDES)), default=list(SIDES), help=f"some of {','.join(SIDES)}"
     )
-    parser.add_argument("--repeats", type=_count, help="of each side (5; quick: 1)")
+    parser.add_argument("--repeats", type=_count, help="of each side (3; quick: 1)")
     parser.add_argument("--workers", type=_count, default=2, help="of each side of several (2)")
     parser.add_argument("--quick", action="store_true", help="few steps, to see that it works")
     parser.add_argument(

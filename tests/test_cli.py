@@ -20,6 +20,7 @@ from unisono.cli import main
         (["-n", "-1", "x.py"], "`-n` must be a whole number of at least 1, but is '-1'"),
         (["-n", "x", "x.py"], "`-n` must be a whole number of at least 1, but is 'x'"),
         (["--threads", "0", "x.py"], "`--threads` must be a whole number of at least 1"),
+        (["-n", "100000", "x.py"], "`-n` must be at most"),
         (["nowhere.py"], "SCRIPT must be a Python file, but 'nowhere.py' does not exist"),
         (["."], "SCRIPT must be a Python file, but '.' is a folder"),
         ([], "SCRIPT must be a Python file, but none is named"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import click
 
 import unisono
 from unisono.launch.job import MODULE, SCRIPT
+from unisono.launch.limit import too_many_workers
 from unisono.launch.run import run as run_workers
+from unisono.launch.standard import open_standard_fds
 from unisono.world import num_devices, threads_per_worker
 
 
@@ -22,6 +25,14 @@ class _Refusal(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         click.echo(f"unisono: {self.message}", file=file or sys.stderr)
+
+
+class _Commands(click.Group):
+    """The commands; whatever they do, descriptors 0 to 2 are open before."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        open_standard_fds()
+        return super().main(*args, **kwargs)
 
 
 def _count(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -41,7 +52,15 @@ def _count(context: click.Context, param: click.Parameter, value: str | None) ->
     return count
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def _num_workers(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Read a number of workers that a machine may be asked for."""
+    count = _count(context, param, value)
+    if count is not None and (reason := too_many_workers(param.opts[0], count)):
+        raise _Refusal(reason)
+    return count
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(unisono.__version__, prog_name="unisono")
 def main() -> None:
     """Train on all devices of this machine, with the same result on any number of them.
@@ -64,7 +83,7 @@ def main() -> None:
 @click.option(
     "-n",
     "workers",
-    callback=_count,
+    callback=_num_workers,
     metavar="WORKERS",
     help="How many workers to start. Without it: one for each device (GPU, else core; at most 8).",
 )
@@ -173,8 +192,10 @@ def _threads_from_environment() -> int:
 
 def _leave(status: int) -> NoReturn:
     """End at once: everything is written, and there is nothing to take down."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # A script's output has been read by somebody who is gone, say; the status stands.
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
     os._exit(status)
 
 

@@ -107,6 +107,14 @@ def test_the_end_inside_a_frame_is_an_error_when_waiting_and_dropped_when_not() 
         receiver.close()
 
 
+def test_an_end_that_left_frames_unread_is_a_connection_error_for_the_sender(pair: Pair) -> None:
+    left, right = pair
+    right.send({"never": "read"})
+    left.close()
+    with pytest.raises(ConnectionError):
+        right.send({"too": "late"})
+
+
 def test_sizes_beyond_the_limits_are_refused_on_both_sides(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import select
 import signal
 import subprocess
 import sys
@@ -39,7 +41,7 @@ def who_am_i(*args: Any) -> tuple[Any, ...]:
 def fail_on(rank: int, error: BaseException) -> None:
     if unisono.world().rank == rank:
         raise error
-    Team.from_environment().meet()
+    Team.from_environment().meet("test")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -78,6 +80,22 @@ def test_the_exception_of_the_worker_is_raised_from_its_traceback() -> None:
     assert "in fail_on" in cause.remote_traceback.splitlines()[1]
 
 
+def test_what_unisono_refuses_is_shown_where_the_program_called_it() -> None:
+    def train() -> None:
+        model = torch.nn.Linear(1, 1)
+        run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in run.steps([1.0], batch_size=0, steps=1):
+            pass
+
+    with pytest.raises(ValueError, match="batch_size") as raised:
+        unisono.launch(train, workers=1)
+    cause = raised.value.__cause__
+    assert isinstance(cause, unisono.WorkerError)
+    files = re.findall('File "(.*)", line', cause.remote_traceback)
+    assert files == [__file__]
+    assert "ValueError: `batch_size` must" in cause.remote_traceback.splitlines()[-1]
+
+
 def test_exceptions_with_arguments_of_their_own_keep_their_fields() -> None:
     def fail() -> None:
         raise OddError("odd", detail=3)
@@ -101,7 +119,7 @@ def test_an_exception_that_cannot_travel_becomes_a_worker_error() -> None:
     [
         (lambda: os.kill(os.getpid(), signal.SIGKILL), -9, "worker 1 of 3 was killed by SIGKILL"),
         (lambda: sys.exit(5), 5, "worker 1 of 3 left with exit status 5"),
-        (lambda: os._exit(0), 0, "worker 1 of 3 left with exit status 0"),
+        (lambda: os._exit(0), 0, "worker 1 of 3 left with exit status 0 in the middle of its"),
     ],
 )
 def test_a_worker_that_leaves_while_others_wait_is_named(
@@ -110,7 +128,7 @@ def test_a_worker_that_leaves_while_others_wait_is_named(
     def leave() -> None:
         if unisono.world().rank == 1:
             end()
-        Team.from_environment().meet()
+        Team.from_environment().meet("test")
 
     with pytest.raises(unisono.WorkerError, match=words) as raised:
         unisono.launch(leave, workers=3)
@@ -120,7 +138,7 @@ def test_a_worker_that_leaves_while_others_wait_is_named(
 def test_waiting_for_one_that_has_finished_is_a_lost_peer_not_a_hang() -> None:
     def leave_early() -> None:
         if unisono.world().rank == 0:
-            Team.from_environment().meet()
+            Team.from_environment().meet("test")
 
     with pytest.raises(unisono.PeerLostError) as raised:
         unisono.launch(leave_early, workers=2)
@@ -175,7 +193,7 @@ def test_a_server_killed_during_a_job_is_explained() -> None:
     def kill_server() -> None:
         if unisono.world().rank == 0:
             os.kill(os.getppid(), signal.SIGKILL)
-        Team.from_environment().meet()
+        Team.from_environment().meet("test")
         time.sleep(60)
 
     with pytest.raises(unisono.WorkerError, match="process that starts the workers") as raised:
@@ -188,7 +206,7 @@ def test_shared_memory_is_the_same_on_all_workers() -> None:
         team = Team.from_environment()
         values = team.memory(64).flat(0, 2, torch.int64)
         values[team.world.rank] = team.world.rank + 10
-        team.meet()
+        team.meet("test")
         return values.tolist()
 
     assert unisono.launch(write_and_read, workers=2) == [[10, 11]] * 2
@@ -248,6 +266,7 @@ def test_launch_inside_a_worker_is_refused() -> None:
     [
         ({"workers": 0}, ValueError, "`workers` must be at least 1, but is 0"),
         ({"workers": "2"}, TypeError, "`workers` must be a whole number"),
+        ({"workers": 100_000}, ValueError, "`workers` must be at most .* but is 100,000: start"),
         ({"threads": -1}, ValueError, "`threads` must be at least 1, but is -1"),
     ],
 )
@@ -269,6 +288,33 @@ def test_closing_a_server_that_still_loads_does_not_wait_for_it() -> None:
     server = ForkServer.start(dict(os.environ))
     server.close()
     assert server.wait() in (0, -signal.SIGKILL)
+
+
+def test_ctrl_c_cannot_reach_a_server_that_still_starts_and_can_reach_workers() -> None:
+    server = ForkServer.start(dict(os.environ))
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    server.close()
+    masks = re.findall(r"Sig(?:Blk|Ign):\s(\w+)", status)
+    assert any(int(mask, 16) & 1 << (signal.SIGINT - 1) for mask in masks)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert unisono.launch(signal.pthread_sigmask, signal.SIG_BLOCK, [], workers=1) == [set()]
+
+
+def test_signals_for_a_server_that_dies_over_its_requests_are_dropped() -> None:
+    server = ForkServer.start(dict(os.environ))
+    poll = select.poll()
+    poll.register(server.channel, select.POLLOUT)
+
+    def kill_once_the_request_fills_the_socket() -> None:
+        while poll.poll(0):
+            time.sleep(0.001)
+        os.kill(server.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill_once_the_request_fills_the_socket)
+    thread.start()
+    server.signal(range(200_000), signal.SIGTERM)  # it still loads torch and reads nothing
+    thread.join()
+    server.close()
 
 
 @pytest.mark.slow

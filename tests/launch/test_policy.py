@@ -29,7 +29,10 @@ from unisono.launch.report import exit_status, failure_message, interrupt_messag
 
 ERROR_0 = Reported(Failure(0, 1, "ValueError: x", "Traceback …\nValueError: x"))
 ERROR_1 = Reported(Failure(1, 1, "ValueError: x", "Traceback …\nValueError: x"))
-PEER_LOST_1 = Reported(Failure(1, 1, "PeerLostError: y", "…", is_consequence=True))
+PEER_LOST_1 = Reported(Failure(1, 1, "PeerLostError: y", "… for 0", waited_for=0))
+PEER_LOST_2 = Reported(Failure(2, 1, "PeerLostError: y", "… for 0", waited_for=0))
+PEER_LOST_2_FOR_1 = Reported(Failure(2, 1, "PeerLostError: y", "… for 1", waited_for=1))
+LEFT_0 = Failure(0, 0)
 
 
 def after(*events: Event, workers: int = 2, needs_result: bool = False) -> JobState:
@@ -48,6 +51,8 @@ FINISHED = (Done(0), Done(1), Exited(0, 0), Exited(1, 0))
         (FINISHED, 0),
         ((Done(0), Exited(0, -6), Done(1), Exited(1, -6)), 0),  # gloo aborts after its work
         ((Done(0), Exited(0, 0), Exited(1, 0)), 0),  # os._exit(0)
+        ((Exited(0, 0), PEER_LOST_1, Exited(1, 1)), 1),
+        ((Done(0), Exited(0, 0), PEER_LOST_1, Exited(1, 1)), 1),
         ((ERROR_0, Exited(0, 1), Exited(1, -15)), 1),
         ((Exited(1, -9), Exited(0, -15)), 137),
         ((Exited(1, -11), PEER_LOST_1, Exited(0, 1)), 139),
@@ -78,9 +83,29 @@ def test_a_lost_peer_is_the_cause_when_nothing_else_failed() -> None:
     assert after(Done(0), PEER_LOST_1).cause == PEER_LOST_1.failure
 
 
+@pytest.mark.parametrize(
+    ("events", "cause"),
+    [
+        ((Exited(0, 0), PEER_LOST_1), LEFT_0),
+        ((Exited(0, 0), Done(1), PEER_LOST_2), LEFT_0),
+        ((Exited(0, 0), PEER_LOST_1, PEER_LOST_2), LEFT_0),
+        ((Exited(0, 0), PEER_LOST_1, PEER_LOST_2_FOR_1), LEFT_0),
+        ((Exited(0, 0), Exited(1, -9), PEER_LOST_2), Failure(1, -9)),  # the first that harmed
+        ((Exited(0, 0), PEER_LOST_2_FOR_1), PEER_LOST_2_FOR_1.failure),  # nobody missed 0
+        ((Exited(0, 0), Done(1), Done(2)), None),
+        ((Done(0), Exited(0, 0), PEER_LOST_1), PEER_LOST_1.failure),  # 0 came to its end
+    ],
+)
+def test_who_left_quietly_is_to_blame_once_somebody_waits(
+    events: tuple[Event, ...], cause: Failure | None
+) -> None:
+    assert after(*events, workers=3).cause == cause
+
+
 def test_everybody_hears_of_every_departure() -> None:
     assert decide(start(2), Done(1), 0.0).actions == (Leave(1, Departure.FINISHED),)
     assert decide(start(2), ERROR_0, 0.0).actions == (Leave(0, Departure.FAILED),)
+    assert decide(start(2), Exited(1, 0), 0.0).actions == (Leave(1, Departure.FAILED),)
     assert decide(start(2), Exited(1, -9), 0.0).actions == (Leave(1, Departure.FAILED),)
 
 
@@ -145,6 +170,37 @@ def test_every_decision_gives_its_reason() -> None:
 )
 def test_messages_name_rank_and_cause(events: tuple[Event, ...], words: str) -> None:
     assert words in failure_message(after(*events), 2)
+
+
+@pytest.mark.parametrize(
+    ("events", "needs_result", "words"),
+    [
+        (
+            (Exited(0, 0), PEER_LOST_1),
+            False,
+            "worker 0 of 3 left with exit status 0 in the middle of its program (by `os._exit`?) "
+            "while worker 1 waited for it: every worker must",
+        ),
+        (
+            (Exited(0, 0), PEER_LOST_1),
+            True,
+            "left with exit status 0 in the middle of its program (by `os._exit`?) "
+            "while worker 1 waited for it: every worker must",
+        ),
+        ((Exited(0, 0),), True, "in the middle of its program (by `os._exit`?): every worker"),
+        (
+            (Done(0), Exited(0, 0), PEER_LOST_2, PEER_LOST_1),
+            False,
+            "worker 0 of 3 finished its program while workers 1, 2 waited for it: every worker "
+            "must come to the end of its program and make the same calls in the same order. "
+            "Worker 2 waited here:\n\n… for 0",
+        ),
+    ],
+)
+def test_who_left_and_who_waited_are_both_told(
+    events: tuple[Event, ...], needs_result: bool, words: str
+) -> None:
+    assert words in failure_message(after(*events, workers=3, needs_result=needs_result), 3)
 
 
 def test_an_interrupt_is_told_in_one_line() -> None:

@@ -70,7 +70,8 @@ def test_two_runs_draw_different_numbers(unisono_run: Run) -> None:
         ("message", 1, "left with exit status 1; the others were ended:\nout of beer\n"),
         ("kill", 137, "worker 1 of 3 was killed by SIGKILL (most often"),
         ("segfault", 139, "worker 1 of 3 was killed by SIGSEGV (a segmentation fault"),
-        ("leave", 1, "PeerLostError"),
+        ("leave", 1, "worker 1 of 3 finished its program while worker"),
+        ("vanish", 1, "worker 1 of 3 left with exit status 0 in the middle of its program (by"),
     ],
 )
 def test_the_first_failure_is_shown_once(
@@ -79,7 +80,7 @@ def test_the_first_failure_is_shown_once(
     done = unisono_run("-n", 3, PROGRAMS / "fail.py", way)
     assert words in done.stderr
     assert done.stderr.count("unisono: ") == 1
-    assert done.stderr.count("Traceback") == (way in ("raise", "leave"))
+    assert done.stderr.count("Traceback") == (way in ("raise", "leave", "vanish"))
     assert done.returncode == status
 
 
@@ -146,13 +147,55 @@ def test_an_interrupt_while_torch_still_loads_ends_everything_too(tmp_path: Path
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     while not Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text():
         assert launcher.poll() is None
-    launcher.send_signal(signal.SIGINT)
+    os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does
     out, err = launcher.communicate(timeout=2)
     assert (out, launcher.returncode) == ("", 130)
     assert err == "unisono: interrupted by Ctrl-C; all 2 workers were ended.\n"
+
+
+@pytest.mark.slow
+def test_a_worker_holds_no_descriptor_of_another(unisono_run: Run, tmp_path: Path) -> None:
+    # All requests are there when torch has been loaded, with the descriptors of all ranks.
+    script = tmp_path / "show.py"
+    script.write_text(
+        "import json, os\n"
+        "folder = '/proc/self/fd/'\n"
+        "paths = [folder + fd for fd in os.listdir(folder)]\n"
+        "kinds = [os.readlink(path).split(':')[0] for path in paths if os.path.lexists(path)]\n"
+        "print(json.dumps(sorted(kinds)))\n"
+    )
+    done = unisono_run("-n", 3, script, stdin=subprocess.DEVNULL)
+    seen = [json.loads(line) for line in done.stdout.splitlines()]
+    page_and_its_mapping, channel = ["/memfd", "/memfd"], ["socket"]
+    assert seen == [["/dev/null", *page_and_its_mapping, "pipe", "pipe", *channel]] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_closed_standard_descriptors_change_nothing_else(tmp_path: Path, closed: str) -> None:
+    script = tmp_path / "ok.py"
+    script.write_text(
+        "import os, sys\n"
+        "print('out', flush=True)\n"
+        "print('err', file=sys.stderr)\n"
+        f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(repr(sys.stdin.read()))\n"
+    )
+    command = f"exec {sys.executable} -m unisono.cli run -n 2 {script} {closed}"
+    done = subprocess.run(
+        command,
+        shell=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    out, err = "" if " >&-" in f" {closed}" else "out\n", "" if "2>" in closed else "err\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, out * 2, err * 2)
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["''"] * 2
 
 
 @pytest.mark.slow

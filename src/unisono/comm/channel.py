@@ -74,7 +74,8 @@ class Channel:
 
         Raises:
             ValueError: the frame is larger than a receiver accepts.
-            BrokenPipeError: the other end is closed.
+            ConnectionError: the other end is closed: BrokenPipeError, or ConnectionResetError
+                when it left frames unread.
         """
         encoded = json.dumps(header).encode("ascii")
         _check_sizes(len(encoded), len(payload), len(fds))

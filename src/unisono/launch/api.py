@@ -18,8 +18,10 @@ from unisono.launch.exceptions import unpack_exception
 from unisono.launch.forkserver import server_pool
 from unisono.launch.generators import caller_states
 from unisono.launch.job import FUNCTION, Job
+from unisono.launch.limit import too_many_workers
 from unisono.launch.policy import JobState
 from unisono.launch.report import failure_message
+from unisono.launch.standard import open_standard_fds
 from unisono.launch.supervise import supervise
 from unisono.world import num_devices, threads_per_worker
 
@@ -41,16 +43,17 @@ def launch(
         threads: how many threads each computes with; ``UNISONO_THREADS`` by default, else 1.
 
     Raises:
-        ValueError: `workers` or `threads` is below 1.
+        ValueError: `workers` or `threads` is below 1, or `workers` beyond all reason.
         TypeError: `fn` cannot be called, or cannot be pickled.
         RuntimeError: called inside a worker.
         WorkerError: a worker was killed or left; or the cause of the exception that follows.
         Exception: the exception of the worker that failed first, if it can be pickled.
     """
-    workers = num_devices() if workers is None else _at_least_one("workers", workers)
+    workers = num_devices() if workers is None else _num_workers(workers)
     threads = threads_per_worker() if threads is None else _at_least_one("threads", threads)
     _refuse_inside_worker()
     job = _job(fn, args, workers, threads)
+    open_standard_fds()
     server = server_pool().borrow(job.environ)
     try:
         ended = supervise(server, job, needs_result=True)
@@ -119,6 +122,13 @@ def _raise_cause(state: JobState, workers: int) -> None:
     if isinstance(original, Exception):
         raise original from worker_error
     raise worker_error
+
+
+def _num_workers(count: int) -> int:
+    count = _at_least_one("workers", count)
+    if reason := too_many_workers("workers", count):
+        raise ValueError(reason)
+    return count
 
 
 def _at_least_one(name: str, count: int) -> int:

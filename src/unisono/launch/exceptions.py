@@ -6,18 +6,30 @@ life, and, where it can be pickled, as the exception itself.
 
 from __future__ import annotations
 
+import dis
+import os
 import traceback
+from pathlib import Path
 from types import TracebackType
 
-from unisono.errors import PeerLostError
+from unisono.errors import PeerLostError, UnisonoError
 
 _OUR_FRAMES = ("unisono.launch.", "runpy", "importlib._bootstrap")
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+_REFUSALS = (UnisonoError, ValueError, TypeError, RuntimeError)
+_RAISE = dis.opmap["RAISE_VARARGS"]
 
 
 def traceback_text(error: BaseException) -> str:
-    """Format `error` as plain Python would print it, had it run the program itself."""
+    """Format `error` as plain Python would print it, had it run the program itself.
+
+    What Unisono refuses in a sentence of its own is shown where the program called it: the frames
+    within Unisono would say nothing to its author.
+    """
     trace = program_frames(error.__traceback__)
-    return "".join(traceback.format_exception(type(error), error, trace)).rstrip("\n")
+    formatted = traceback.TracebackException(type(error), error, trace)
+    _drop_frames_of_refusals(error, formatted)
+    return "".join(formatted.format()).rstrip("\n")
 
 
 def summary_line(error: BaseException) -> str:
@@ -32,14 +44,14 @@ def program_frames(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def is_consequence(error: BaseException) -> bool:
-    """Tell whether a worker failed only because another one was gone."""
+def lost_peer(error: BaseException) -> int | None:
+    """Name the worker that was gone, if another failed only because of that; else None."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, PeerLostError):
-            return True
+            return seen.rank
         seen = seen.__cause__ or seen.__context__
-    return False
+    return None
 
 
 def pack_exception(error: BaseException) -> bytes:
@@ -72,6 +84,31 @@ def unpack_exception(packed: bytes) -> BaseException | None:
         unpacked = cls.__new__(cls, *arguments)
         unpacked.__dict__.update(attributes)
     return unpacked if isinstance(unpacked, BaseException) else None
+
+
+def _drop_frames_of_refusals(
+    error: BaseException | None, formatted: traceback.TracebackException | None
+) -> None:
+    """Cut Unisono's frames out of `formatted`, in the whole chain, where Unisono raised."""
+    while error is not None and formatted is not None:
+        theirs = [frame for frame in formatted.stack if not frame.filename.startswith(_PACKAGE)]
+        if theirs and _is_refusal(error):
+            formatted.stack[:] = theirs
+        if formatted.__cause__ is not None:
+            error, formatted = error.__cause__, formatted.__cause__
+        else:
+            error, formatted = error.__context__, formatted.__context__
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Tell whether a ``raise`` of Unisono's own code made `error`, and not a slip in that code."""
+    trace = error.__traceback__
+    if trace is None or not isinstance(error, _REFUSALS):
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return code.co_filename.startswith(_PACKAGE) and code.co_code[trace.tb_lasti] == _RAISE
 
 
 def _is_ours(trace: TracebackType) -> bool:

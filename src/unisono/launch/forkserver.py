@@ -10,10 +10,12 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from unisono.comm.channel import Channel
@@ -56,13 +58,14 @@ class ForkServer:
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         package_folder = str(Path(__file__).resolve().parents[2])
         arguments = [str(theirs.fileno()), str(os.getpid()), package_folder]
-        process = subprocess.Popen(
-            [sys.executable, *flags, "-c", _START, *arguments],
-            env={**environ, **_OVERRIDES},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-        )
+        with _without_interrupts():
+            process = subprocess.Popen(
+                [sys.executable, *flags, "-c", _START, *arguments],
+                env={**environ, **_OVERRIDES},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
         theirs.close()
         return cls(process, ours, read_at_load(environ))
 
@@ -79,7 +82,7 @@ class ForkServer:
         """Send `signum` to those of `ranks` that still run; a dead server has none."""
         try:
             self.channel.send({"type": "signal", "ranks": list(ranks), "signum": signum})
-        except BrokenPipeError:
+        except ConnectionError:
             return
 
     def fits(self, environ: Mapping[str, str]) -> bool:
@@ -105,6 +108,19 @@ class ForkServer:
             # It may be in the middle of loading torch.
             self._process.kill()
             self._process.wait()
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Hold SIGINT back, also in what is started meanwhile, until that asks for it again.
+
+    A terminal sends Ctrl-C to the server too, which would show a traceback of its first imports.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def read_at_load(environ: Mapping[str, str]) -> dict[str, str]:

@@ -41,7 +41,7 @@ class Failure:
         exit_code: the status it left or would have left with; negative for a signal.
         summary: one line, an exception's ``Type: message``; empty when it died without a word.
         traceback: what Python would have printed.
-        is_consequence: it failed only because another worker was gone.
+        waited_for: the worker that was gone, if it failed only because of that.
         exception: the packed exception, for those who can unpack it.
     """
 
@@ -49,8 +49,13 @@ class Failure:
     exit_code: int
     summary: str = ""
     traceback: str = ""
-    is_consequence: bool = False
+    waited_for: int | None = None
     exception: bytes = b""
+
+    @property
+    def is_consequence(self) -> bool:
+        """Another worker is to blame."""
+        return self.waited_for is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,8 @@ class JobState:
     Attributes:
         alive: workers whose process may still run.
         done: workers whose program ended well.
+        quiet: workers that left with status 0 in the middle of their program, which harms
+            nobody as long as nobody waits for them.
         failures: in the order in which they became known.
         needs_result: a worker that leaves quietly without saying "done" has failed.
         stage: how far the end has come.
@@ -137,6 +144,7 @@ class JobState:
 
     alive: frozenset[int]
     done: frozenset[int] = frozenset()
+    quiet: frozenset[int] = frozenset()
     failures: tuple[Failure, ...] = ()
     needs_result: bool = False
     stage: Stage = Stage.RUNNING
@@ -191,13 +199,22 @@ def decide(state: JobState, event: Event, now: float) -> Decision:
 def _failed(state: JobState, failure: Failure, now: float) -> Decision:
     if failure.rank is None or _has_failed(state, failure.rank):
         return Decision(state, (), f"worker {failure.rank} is already known to have failed")
-    state = replace(state, failures=(*state.failures, failure))
+    state = _blame(state, failure)
     leave = Leave(failure.rank, Departure.FAILED)
     if state.stage is not Stage.RUNNING:
         return Decision(state, (leave,), f"worker {failure.rank} failed while the job was ending")
     state = replace(state, stage=Stage.GRACE, deadline=now + SECONDS_IN_STAGE[Stage.GRACE])
     reason = f"worker {failure.rank} failed first; the others may say what they know, then end"
     return Decision(state, (leave,), reason)
+
+
+def _blame(state: JobState, failure: Failure) -> JobState:
+    """Note `failure`, and before it that of a worker which had left quietly and is missed now."""
+    failures = [failure]
+    if failure.waited_for is not None and failure.waited_for in state.quiet:
+        failures.insert(0, Failure(failure.waited_for, 0))
+        state = replace(state, quiet=state.quiet - {failure.waited_for})
+    return replace(state, failures=(*state.failures, *failures))
 
 
 def _done(state: JobState, rank: int) -> Decision:
@@ -216,7 +233,9 @@ def _exited(state: JobState, rank: int, exit_code: int, now: float) -> Decision:
         leave = Leave(rank, Departure.FAILED)
         return Decision(state, (leave,), f"worker {rank} ended because the job ends")
     if exit_code == 0 and not state.needs_result:
-        return _done(state, rank)
+        state = replace(state, quiet=state.quiet | {rank})
+        leave = Leave(rank, Departure.FAILED)
+        return Decision(state, (leave,), f"worker {rank} left quietly; somebody may miss it")
     return _failed(state, Failure(rank, exit_code), now)
 
 

@@ -31,7 +31,10 @@ def exit_status(state: JobState) -> int:
         return 0
     if cause.rank is None:
         return 1
-    return cause.exit_code if cause.exit_code >= 0 else 128 - cause.exit_code
+    if cause.exit_code < 0:
+        return 128 - cause.exit_code
+    # Who left with 0 while others waited did not end the job well.
+    return cause.exit_code or 1
 
 
 def failure_message(state: JobState, num_workers: int) -> str:
@@ -44,9 +47,15 @@ def failure_message(state: JobState, num_workers: int) -> str:
             f"{_ending(cause.exit_code)}; all workers ended with it. What it printed before, "
             "if anything, stands above."
         )
+    if cause.waited_for in state.done:
+        return _missed(state, cause.waited_for, num_workers, "finished its program")
+    if cause.exit_code == 0:
+        how = "left with exit status 0 in the middle of its program (by `os._exit`?)"
+        return _missed(state, cause.rank, num_workers, how)
     same = _same_on(state, cause)
     alone = [failure for failure in state.failures if not failure.is_consequence]
-    others = "" if len(alone) + len(state.done) == num_workers else "; the others were ended"
+    ended = len(alone) + len(state.done) + len(state.quiet)
+    others = "" if ended == num_workers else "; the others were ended"
     who = f"worker {cause.rank} of {num_workers}"
     if not cause.traceback:
         return f"{who} {_ending(cause.exit_code)}{same}{others}."
@@ -63,6 +72,19 @@ def interrupt_message(state: JobState, num_workers: int) -> str:
     ]
     ended = "its worker was" if num_workers == 1 else f"all {num_workers} workers were"
     return f"interrupted {by}; {ended} ended."
+
+
+def _missed(state: JobState, rank: int, num_workers: int, how: str) -> str:
+    """Tell who went, who waited, and where the first of those did."""
+    waiting = [failure for failure in state.failures if failure.waited_for == rank]
+    ranks = sorted(failure.rank for failure in waiting if failure.rank is not None)
+    word = "worker" if len(ranks) == 1 else "workers"
+    who = f" while {word} {', '.join(map(str, ranks))} waited for it" if ranks else ""
+    where = f" Worker {waiting[0].rank} waited here:\n\n{waiting[0].traceback}" if ranks else ""
+    return (
+        f"worker {rank} of {num_workers} {how}{who}: every worker must come to the end of its "
+        f"program and make the same calls in the same order.{where}"
+    )
 
 
 def _ending(exit_code: int) -> str:

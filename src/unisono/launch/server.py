@@ -17,6 +17,7 @@ import selectors
 import signal
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -32,6 +33,8 @@ _PARENT_CHECK_S = 0.5
 def main(channel_fd: int, launcher_pid: int) -> NoReturn:
     """Load torch, then serve until the launcher is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Held back by the launcher since before this process began.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     channel = Channel.from_fd(channel_fd)
     with _ended_with_launcher(channel_fd):
         for name in PRELOADED:
@@ -73,6 +76,7 @@ class _Server:
         self._channel = channel
         self._launcher_pid = launcher_pid
         self._rank_of_pid: dict[int, int] = {}
+        self._waiting: deque[Message] = deque()
         self._wakeup, self._wakeup_writing = socket.socketpair()
         self._selector = selectors.DefaultSelector()
 
@@ -90,8 +94,9 @@ class _Server:
 
     def _turn(self, ready: set[object]) -> None:
         if self._channel in ready:
-            for message in self._channel.receive_ready():
-                self._obey(message)
+            self._waiting.extend(self._channel.receive_ready())
+            while self._waiting:
+                self._obey(self._waiting.popleft())
         if self._wakeup in ready:
             self._wakeup.recv(4096)
         self._reap()
@@ -118,6 +123,9 @@ class _Server:
             signal.set_wakeup_fd(-1)
             for owned in (self._selector, self._channel, self._wakeup, self._wakeup_writing):
                 owned.close()
+            # Those of later ranks, whose requests came while torch was loading.
+            for fd in (fd for message in self._waiting for fd in message.fds):
+                os.close(fd)
             be_worker(rank, fds, server_pid)
         finally:
             os._exit(70)
@@ -135,7 +143,7 @@ class _Server:
     def _tell(self, header: dict[str, object]) -> None:
         try:
             self._channel.send(header)
-        except BrokenPipeError:
+        except ConnectionError:
             # The launcher is gone; the next turn of the loop sees it and ends everything.
             self._channel.at_end = True
 

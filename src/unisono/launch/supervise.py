@@ -24,6 +24,7 @@ from unisono.launch import policy
 from unisono.launch.forkserver import ForkServer
 from unisono.launch.job import Job
 from unisono.launch.memories import SharedMemories
+from unisono.launch.standard import copy_standard_fds
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +95,12 @@ class _Supervision:
             self._selector.register(signals, selectors.EVENT_READ, None)
 
     def start_workers(self, job: Job) -> None:
-        standard = _standard_fds()
+        standard = copy_standard_fds()
         job_fd = job.write()
         try:
             for rank in range(job.num_workers):
                 self._start_worker(rank, [*standard, job_fd, self._control.fd])
-        except BrokenPipeError:
+        except ConnectionError:
             # The server is gone; the loop will find the end of its channel and say so.
             pass
         finally:
@@ -196,7 +197,7 @@ class _Supervision:
             answer, fds = {"type": "memory"}, [fd]
         try:
             self._channels[rank].send(answer, fds=fds)
-        except BrokenPipeError:
+        except ConnectionError:
             # The worker has died meanwhile; the server will say how.
             return
 
@@ -224,17 +225,6 @@ def _failure(rank: int, message: Message) -> policy.Failure:
         exit_code=message.header["exit_code"],
         summary=message.header["summary"],
         traceback=message.header["traceback"],
-        is_consequence=message.header["is_consequence"],
+        waited_for=message.header["waited_for"],
         exception=message.payload,
     )
-
-
-def _standard_fds() -> list[int]:
-    """Copy standard input, output and error; a closed one is replaced by nothing at all."""
-    fds = []
-    for fd in (0, 1, 2):
-        try:
-            fds.append(os.dup(fd))
-        except OSError:
-            fds.append(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
-    return fds

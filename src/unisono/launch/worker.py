@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from unisono.comm.link import CONTROL_VARIABLE, LINK_VARIABLE, PID_VARIABLE, Link
 from unisono.launch.allocator import keep_freed_memory
-from unisono.launch.exceptions import is_consequence, pack_exception, summary_line, traceback_text
+from unisono.launch.exceptions import lost_peer, pack_exception, summary_line, traceback_text
 from unisono.launch.job import Job, worker_environment
 from unisono.launch.program import run_program
 
@@ -134,7 +134,7 @@ def _tell_failure(link: Link, error: BaseException, exit_code: int, text: str) -
         "exit_code": exit_code,
         "summary": summary_line(error),
         "traceback": text,
-        "is_consequence": is_consequence(error),
+        "waited_for": lost_peer(error),
     }
     link.tell(header, pack_exception(error))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,11 +12,16 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
 )
 
 _REDRAW_EVERY_S = 0.25
+_LINE_EVERY_S = 30.0
+
+# Seconds of a clock that never goes back.
+Clock = Callable[[], float]
 
 
 class Display(Protocol):
@@ -35,12 +40,18 @@ class Display(Protocol):
         """Leave the terminal as it was."""
 
 
-def display(rank: int) -> Display:
-    """Choose the display for a worker: silence, a bar, or lines."""
+def display(rank: int, console: Console | None = None) -> Display:
+    """Choose the display for a worker: silence, a bar, or lines.
+
+    Args:
+        rank: this worker; only rank 0 speaks.
+        console: where to; standard output by default.
+    """
     if rank != 0:
         return Silence()
-    console = Console()
-    return Bar(console) if console.is_terminal else Lines(console)
+    console = Console() if console is None else console
+    can_redraw = console.is_terminal and not console.is_dumb_terminal
+    return Bar(console) if can_redraw else Lines(console)
 
 
 class Silence:
@@ -60,42 +71,62 @@ class Silence:
 
 
 class Lines:
-    """Shows only the lines that stay. Final."""
+    """Shows lines that stay: those it is told to, and now and then how far the run is. Final.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        console: where to.
+        clock: gives the time in seconds.
+    """
+
+    def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
         self._console = console
+        self._clock = clock
+        self._steps = self._total = 0
+        self._samples = 0
+        self._told_at = 0.0
 
     def start(self, done: int, total: int) -> None:
         """See :class:`Display`."""
+        self._steps, self._total = done, total
+        self._samples, self._told_at = 0, self._clock()
 
     def step(self, epoch: int, loss: float, num_samples: int) -> None:
         """See :class:`Display`."""
+        self._steps += 1
+        self._samples += num_samples
+        now = self._clock()
+        seconds = now - self._told_at
+        if seconds >= _LINE_EVERY_S:
+            self.say(
+                f"epoch {epoch + 1}, step {self._steps:,} of {self._total:,}: "
+                f"loss {loss:.4f}, {self._samples / seconds:,.0f} samples/s"
+            )
+            self._samples, self._told_at = 0, now
 
     def say(self, line: str) -> None:
         """See :class:`Display`."""
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        _print_line(self._console, line)
 
     def stop(self) -> None:
         """See :class:`Display`."""
 
 
 class Bar:
-    """Shows a bar, redrawn a few times a second from the training loop itself. Final."""
+    """Shows a bar, redrawn a few times a second from the training loop itself. Final.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        console: a terminal.
+        clock: gives the time in seconds.
+    """
+
+    def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
         self._console = console
+        self._clock = clock
         self._progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}"),
-            TextColumn("{task.fields[rate]:,.0f} samples/s"),
-            TimeRemainingColumn(),
-            console=console,
-            auto_refresh=False,
-            transient=True,
+            *columns(console.width), console=console, auto_refresh=False, transient=True
         )
-        self._task = self._progress.add_task("", start=True, epoch=0, loss=float("nan"), rate=0.0)
+        # Before the first step nothing is known but how far the run is.
+        self._task = self._progress.add_task("", epoch="", loss="loss –", rate="")
         self._steps = 0
         self._samples = 0
         self._drawn_at = 0.0
@@ -105,28 +136,57 @@ class Bar:
         """See :class:`Display`."""
         self._progress.update(self._task, completed=done, total=total)
         self._steps, self._samples = done, 0
-        self._started_at = self._drawn_at = time.perf_counter()
+        self._started_at = self._drawn_at = self._clock()
         self._progress.start()
 
     def step(self, epoch: int, loss: float, num_samples: int) -> None:
         """See :class:`Display`."""
         self._steps += 1
         self._samples += num_samples
-        now = time.perf_counter()
-        if now - self._drawn_at >= _REDRAW_EVERY_S:
-            self._drawn_at = now
-            rate = self._samples / (now - self._started_at)
-            self._progress.update(
-                self._task, completed=self._steps, epoch=epoch, loss=loss, rate=rate, refresh=True
-            )
+        now = self._clock()
+        if now - self._drawn_at < _REDRAW_EVERY_S:
+            return
+        self._drawn_at = now
+        # The terminal may have another width than when the run began.
+        self._progress.columns = columns(self._console.width)
+        self._progress.update(
+            self._task,
+            completed=self._steps,
+            epoch=f"epoch {epoch + 1}",
+            loss=f"loss {loss:.4f}",
+            rate=f"{self._samples / (now - self._started_at):,.0f} samples/s",
+            refresh=True,
+        )
 
     def say(self, line: str) -> None:
         """See :class:`Display`."""
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        _print_line(self._console, line)
 
     def stop(self) -> None:
         """See :class:`Display`."""
         self._progress.stop()
+
+
+def columns(width: int) -> tuple[ProgressColumn, ...]:
+    """Choose what is shown on a terminal that is `width` wide, so that all of it can be read.
+
+    The bar takes the room that the others leave.
+    """
+    epoch, loss, rate = (
+        TextColumn(f"{{task.fields[{name}]}}") for name in ("epoch", "loss", "rate")
+    )
+    bar, count = BarColumn(bar_width=40 if width >= 120 else None), MofNCompleteColumn()
+    if width < 30:
+        return count, loss
+    if width < 60:
+        return bar, count, loss
+    if width < 80:
+        return epoch, bar, count, loss, TimeRemainingColumn()
+    return epoch, bar, count, loss, rate, TimeRemainingColumn()
+
+
+def _print_line(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True)

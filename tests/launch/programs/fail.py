@@ -25,4 +25,6 @@ if os.environ["RANK"] == "1":
         ctypes.string_at(0)
     elif way == "leave":
         sys.exit()
-Team.from_environment().meet()
+    elif way == "vanish":
+        os._exit(0)
+Team.from_environment().meet("test")

@@ -1,0 +1,32 @@
+"""Where do standard input, output and error lead? Always somewhere, even where a shell closed them.
+
+Invariant: once :func:`open_standard_fds` has returned, no descriptor made later is 0, 1 or 2.
+Otherwise a channel could become somebody's standard output, and a worker's prints its messages.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def open_standard_fds() -> None:
+    """Lead closed ones of descriptors 0 to 2 to ``/dev/null``, and Python's streams with them."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            # The lowest free descriptor is this one, as those below it are open.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    # Python has None for what was closed when it began; `print(file=None)` goes to stdout.
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+
+
+def copy_standard_fds() -> list[int]:
+    """Duplicate descriptors 0, 1 and 2; the copies are the caller's and close-on-exec."""
+    return [os.dup(fd) for fd in (0, 1, 2)]
