@@ -80,7 +80,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="where all repeats are written")
     args = parser.parse_args()
-    args.repeats = args.repeats or (1 if args.quick else 5)
+    args.repeats = args.repeats or (1 if args.quick else 3)
     return args
 
 
