@@ -186,9 +186,14 @@ def add_a_group(trainer):
     trainer.run.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
 
 
+def register_a_hook(trainer):
+    trainer.run.optimizer.register_step_pre_hook(lambda *_: None)
+
+
 @pytest.mark.parametrize(
     ("after", "message"),
     [
+        (register_a_hook, "must be there before a loop"),
         (scale_in_place, "must be changed by the optimizer alone"),
         (replace_memory, "must be changed by the optimizer alone"),
         (add_a_group, "must keep its parameter groups"),

@@ -27,7 +27,7 @@ from unisono.engine.buffers import Buffers
 from unisono.engine.contents import updated_parameters
 from unisono.engine.gradients import GradientStack
 from unisono.engine.loss import ShardLoss, check_differentiable, is_finite, non_finite
-from unisono.engine.optimizers import is_elementwise, state_like
+from unisono.engine.optimizers import has_hooks, is_elementwise, state_like
 from unisono.engine.rows import Form, Rows, StepTotals
 from unisono.engine.summing import OrderedSum
 from unisono.engine.update import SlicedUpdate, StateKey, Update, WholeUpdate
@@ -191,6 +191,11 @@ class SharedEngine:
                 "parameters are shared by all workers while a loop over steps is under way and "
                 "must be changed by the optimizer alone, but something else changed them in place "
                 "or replaced their memory: do it between two loops."
+            )
+        if self._sliced and has_hooks(self._optimizer):
+            raise RuntimeError(
+                "hooks of an optimizer's step must be there before a loop over steps begins, but one "
+                "was registered under way: register it before."
             )
         if len(self._optimizer.param_groups) != self._num_groups:
             raise RuntimeError(
