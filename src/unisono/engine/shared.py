@@ -194,7 +194,7 @@ class SharedEngine:
             )
         if self._sliced and has_hooks(self._optimizer):
             raise RuntimeError(
-                "hooks of an optimizer's step must be there before a loop over steps begins, but one "
+                "hooks of an optimizer's step must be there before a loop begins, but one "
                 "was registered under way: register it before."
             )
         if len(self._optimizer.param_groups) != self._num_groups:
