@@ -17,7 +17,7 @@ from safetensors.torch import save as to_safetensors
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.engine.buffers import homes_of_buffers
+from unisono.engine.buffers import named_buffers
 from unisono.engine.contents import named_parameters
 from unisono.errors import CheckpointError
 
@@ -30,7 +30,7 @@ class Snapshot:
 
     Attributes:
         tensors: parameters and buffers by name.
-        optimizer: the optimizer's tensors, by ``PARAMETER\\0KEY`` written with a slash.
+        optimizer: the optimizer's tensors, by ``KEY/PARAMETER``.
         facts: the rest: position, identity, hyperparameters, numbers of the optimizer's state.
     """
 
@@ -164,13 +164,7 @@ def _states(
 
 
 def _model_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = dict(named_parameters(model, optimizer))
-    for name, homes in homes_of_buffers(model).items():
-        module, key = homes[0]
-        buffer = module._buffers[key]
-        if buffer is not None:
-            tensors[name] = buffer
-    return tensors
+    return {**named_parameters(model, optimizer), **named_buffers(model)}
 
 
 def _compare(here: Mapping[str, torch.Tensor], there: Mapping[str, torch.Tensor]) -> None:

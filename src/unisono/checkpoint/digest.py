@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.engine.buffers import homes_of_buffers
+from unisono.engine.buffers import named_buffers
 from unisono.engine.contents import named_parameters
 
 
@@ -31,11 +31,8 @@ def _tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, torc
     parameters = named_parameters(model, optimizer)
     for name, parameter in parameters.items():
         yield f"parameter {name}", parameter
-    for name, homes in homes_of_buffers(model).items():
-        module, key = homes[0]
-        buffer = module._buffers[key]
-        if buffer is not None:
-            yield f"buffer {name}", buffer
+    for name, buffer in named_buffers(model).items():
+        yield f"buffer {name}", buffer
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, (torch.Tensor, int, float)):

@@ -30,6 +30,11 @@ def homes_of_buffers(model: torch.nn.Module) -> dict[str, list[Home]]:
     return homes
 
 
+def named_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Find each distinct buffer by its first full name."""
+    return {name: _buffer(homes[0]) for name, homes in homes_of_buffers(model).items()}
+
+
 def lazy_homes(model: torch.nn.Module) -> list[Home]:
     """Find the buffers that are registered but None."""
     return [

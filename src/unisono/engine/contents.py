@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.engine.buffers import homes_of_buffers
+from unisono.engine.buffers import named_buffers
 from unisono.engine.optimizers import check_optimizer
 
 
@@ -58,9 +58,8 @@ def check_contents(model: nn.Module, optimizer: Optimizer) -> None:
             "the optimizer must update parameters of the model, but updates none of them: make it "
             "from `model.parameters()`, after the last change to the model's layers."
         )
-    for name, homes in homes_of_buffers(model).items():
-        module, key = homes[0]
-        _check_tensor("buffer", name, module._buffers[key])
+    for name, buffer in named_buffers(model).items():
+        _check_tensor("buffer", name, buffer)
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) is True:
             raise ValueError(
@@ -78,9 +77,8 @@ def signature(model: nn.Module, optimizer: Optimizer) -> str:
         lines.append(f"{options} {[names[id(parameter)] for parameter in group['params']]}")
     for name, parameter in named_parameters(model, optimizer).items():
         lines.append(f"{name} {tuple(parameter.shape)} {parameter.dtype}")
-    for name, homes in homes_of_buffers(model).items():
-        buffer = homes[0][0]._buffers[homes[0][1]]
-        lines.append(f"{name} {None if buffer is None else (tuple(buffer.shape), buffer.dtype)}")
+    for name, buffer in named_buffers(model).items():
+        lines.append(f"{name} {tuple(buffer.shape)} {buffer.dtype}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
@@ -108,9 +106,7 @@ def _check_apart(named: dict[str, nn.Parameter]) -> None:
             )
 
 
-def _check_tensor(kind: str, name: str, tensor: torch.Tensor | None) -> None:
-    if tensor is None:
-        return
+def _check_tensor(kind: str, name: str, tensor: torch.Tensor) -> None:
     if tensor.device.type != "cpu":
         raise ValueError(
             f"the model must be on the CPU, but {kind} `{name}` is on {tensor.device}: this "
