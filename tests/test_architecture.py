@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "unisono"
 
 # Each layer may import those before it, and itself.
 LAYERS = [
-    {"errors", "world", "plan"},
+    {"errors", "world", "plan", "faults"},
     {"comm"},
     {"engine", "data", "checkpoint"},
     {"train"},
@@ -123,6 +123,7 @@ def test_public_names_are_these():
         "World",
         "__version__",
         "launch",
+        "load_model",
         "world",
     ]
     assert all(getattr(unisono, name) is not None for name in unisono.__all__)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from unisono.comm.link import Link
 from unisono.errors import (
     CheckpointError,
     DataFormatError,
@@ -23,6 +24,7 @@ from unisono.launch.api import launch
 from unisono.world import World, world
 
 if TYPE_CHECKING:
+    from unisono.checkpoint.weights import load_model
     from unisono.train.run import Run
     from unisono.train.step import Step
     from unisono.train.trainer import Trainer
@@ -33,6 +35,7 @@ _LOADED_ON_FIRST_USE = {
     "Run": "unisono.train.run",
     "Step": "unisono.train.step",
     "Trainer": "unisono.train.trainer",
+    "load_model": "unisono.checkpoint.weights",
 }
 
 __all__ = [
@@ -50,6 +53,7 @@ __all__ = [
     "World",
     "__version__",
     "launch",
+    "load_model",
     "world",
 ]
 
@@ -57,6 +61,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LOADED_ON_FIRST_USE:
         raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+    link = Link.from_environment()
+    if link is not None:
+        # The program trains with Unisono: a worker that is killed from here on is made up for.
+        link.note_ready()
     return getattr(importlib.import_module(_LOADED_ON_FIRST_USE[name]), name)
 
 

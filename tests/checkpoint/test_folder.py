@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 
 import pytest
 from hypothesis import given, settings
@@ -110,6 +111,58 @@ def test_links_and_pipes_are_not_followed(whole, tmp_path):
             (whole / name).write_bytes(data)
     finally:
         (whole / name).write_bytes(data)
+
+
+def in_chunks(data):
+    yield data[:7]
+    yield memoryview(data)[7:7]
+    yield memoryview(data)[7:]
+
+
+def test_chunks_make_the_same_folder(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "_CHUNK_BYTES", 5)
+    path = tmp_path / "step-000000000001"
+    write_folder(path, {name: in_chunks(data) for name, data in CONTENTS.items()})
+    for name in (*FILES, COMMIT):
+        assert (path / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_what_fails_in_the_middle_of_a_file_leaves_nothing_behind(tmp_path):
+    def chunks():
+        yield b"some"
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        write_folder(tmp_path / "step", CONTENTS | {FILES[1]: chunks()})
+    with pytest.raises(KeyError):
+        write_folder(tmp_path / "step", {FILES[0]: b""})
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_disk_that_ends_in_the_middle_of_a_file_leaves_nothing_behind(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    store = Store(tmp_path)
+    store.write(1, CONTENTS)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+        with pytest.raises(OSError, match="File too large"):
+            store.write(2, CONTENTS | {FILES[1]: [bytes(700_000)] * 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(store.folder) == ["step-000000000001"]
+    assert [store.has(step) for step in (1, 2)] == [True, False]
+
+
+def test_only_a_folder_under_its_last_name_is_had(tmp_path):
+    store = Store(tmp_path)
+    assert not store.has(1)
+    store.write(1, CONTENTS)
+    (store.folder / ".step-000000000002.1.part").mkdir()
+    (store.folder / "step-000000000003").write_bytes(b"")
+    (store.folder / "step-000000000004").symlink_to(store.folder / "step-000000000001")
+    assert [store.has(step) for step in range(6)] == [False, True, *[False] * 4]
+    store.set_aside(0)
+    assert not store.has(1)
 
 
 def full_disk(path, data):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from unisono.engine.contents import named_parameters
 from unisono.errors import CheckpointError
 
 FORMAT = 1
+STATE_PREFIX = "run.state/"  # in optimizer.safetensors, before the names of the user's own tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +32,30 @@ class Snapshot:
     Attributes:
         tensors: parameters and buffers by name.
         optimizer: the optimizer's tensors, by ``KEY/PARAMETER``.
-        facts: the rest: position, identity, hyperparameters, numbers of the optimizer's state.
+        facts: the rest: position, identity, hyperparameters, numbers of the optimizer's state,
+            state of schedules, the plain values of ``run.state``, what the last step said.
+        state_tensors: the tensors of ``run.state``, by key.
     """
 
     tensors: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]
     facts: dict[str, Any]
+    state_tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def files(self) -> dict[str, bytes]:
         """Write it as the three files of a checkpoint."""
+        own = {STATE_PREFIX + key: tensor for key, tensor in self.state_tensors.items()}
         return {
             "model.safetensors": to_safetensors(self.tensors),
-            "optimizer.safetensors": to_safetensors(self.optimizer),
+            "optimizer.safetensors": to_safetensors({**self.optimizer, **own}),
             "run.json": json.dumps(self.facts, indent=1).encode(),
         }
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Snapshot:
         """Read it from the three files.
+
+        Those of older versions know nothing of ``schedules``, ``state`` and ``last``: empty here.
 
         Raises:
             CheckpointError: a file is not of its format.
@@ -59,8 +66,12 @@ class Snapshot:
             optimizer = from_safetensors(files["optimizer.safetensors"])
         except Exception as error:
             raise CheckpointError(f"its files must have their formats, but: {error}.") from None
+        if isinstance(facts, dict):
+            facts = {"schedules": [], "state": {}, "last": {}, **facts}
         _check_facts(facts)
-        return cls(tensors, optimizer, facts)
+        own = {name for name in optimizer if name.startswith(STATE_PREFIX)}
+        state = {name.removeprefix(STATE_PREFIX): optimizer.pop(name) for name in sorted(own)}
+        return cls(tensors, optimizer, facts, state)
 
 
 def take(model: nn.Module, optimizer: Optimizer, facts: Mapping[str, Any]) -> Snapshot:
@@ -96,11 +107,7 @@ def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None
     _compare(homes, snapshot.tensors)
     parameters = named_parameters(model, optimizer)
     states = _states(snapshot, parameters)
-    if len(snapshot.facts["groups"]) != len(optimizer.param_groups):
-        raise CheckpointError(
-            f"the optimizer must have {len(snapshot.facts['groups'])} parameter groups as in the "
-            f"checkpoint, but has {len(optimizer.param_groups)}."
-        )
+    _check_groups(snapshot.facts["groups"], optimizer)
     with torch.no_grad():
         for name, home in homes.items():
             home.copy_(snapshot.tensors[name])
@@ -111,7 +118,12 @@ def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None
 
 
 def put_back_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
-    """Give an optimizer's groups the hyperparameters of a checkpoint."""
+    """Give an optimizer's groups the hyperparameters of a checkpoint, or leave all as they are.
+
+    Raises:
+        CheckpointError: there are more or fewer groups, or a value is of another kind.
+    """
+    _check_groups(groups, optimizer)
     for group, values in zip(optimizer.param_groups, groups, strict=True):
         for key, value in values.items():
             if key in group and key != "params":
@@ -136,8 +148,42 @@ def _check_facts(facts: Any) -> None:
         or not all(isinstance(group, dict) for group in groups)
         or not isinstance(numbers, dict)
         or not all(isinstance(state, dict) for state in numbers.values())
+        or not isinstance(facts.get("schedules"), list)
+        or not all(isinstance(schedule, dict) for schedule in facts["schedules"])
+        or not isinstance(facts.get("state"), dict)
+        or not isinstance(facts.get("last"), dict)
     ):
         raise CheckpointError("run.json must have the form that this version writes, but has not.")
+
+
+def _check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
+    if len(groups) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"the optimizer must have {len(groups)} parameter groups as in the checkpoint, but has "
+            f"{len(optimizer.param_groups)}."
+        )
+    for number, (group, values) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+        for key, value in values.items():
+            if key in group and key != "params" and not _is_alike(group[key], value):
+                raise CheckpointError(
+                    f"`{key}` of parameter group {number} must be {value!r:.80} as in the "
+                    f"checkpoint, but is {group[key]!r:.80}, which is of another kind."
+                )
+
+
+def _is_alike(here: Any, value: Any) -> bool:
+    """Tell whether a hyperparameter may take a value; None and numbers take each other's place."""
+    if isinstance(here, torch.Tensor):
+        return _is_number(value)
+    if isinstance(here, (list, tuple)):
+        return isinstance(value, list)
+    if isinstance(here, str):
+        return isinstance(value, str)
+    return here is None or value is None or _is_number(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
 
 
 def _states(

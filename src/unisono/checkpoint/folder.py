@@ -19,7 +19,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,17 @@ from unisono.errors import CheckpointError
 FILES = ("model.safetensors", "optimizer.safetensors", "run.json")
 COMMIT = "commit.json"
 _COMMIT_BYTES_AT_MOST = 64 * 1024
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 4 << 20  # at a time, so that other threads get their turn in between
+
+Content = bytes | memoryview | Iterable[bytes | memoryview]
 
 
-def write_folder(path: Path, contents: Mapping[str, bytes]) -> None:
+def write_folder(path: Path, contents: Mapping[str, Content]) -> None:
     """Write a checkpoint; when this returns it is on the disk, whole.
 
     Args:
         path: the folder to make; must not exist.
-        contents: the bytes of each of :data:`FILES`.
+        contents: the bytes of each of :data:`FILES`, at once or as chunks in their order.
 
     Raises:
         OSError: the disk is full, say; nothing is left behind then.
@@ -45,11 +47,7 @@ def write_folder(path: Path, contents: Mapping[str, bytes]) -> None:
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     try:
-        facts = {}
-        for name in FILES:
-            _write_synced(beside / name, contents[name])
-            digest = hashlib.sha256(contents[name]).hexdigest()
-            facts[name] = {"bytes": len(contents[name]), "sha256": digest}
+        facts = {name: _write_synced(beside / name, contents[name]) for name in FILES}
         _write_synced(beside / COMMIT, json.dumps(facts, indent=1).encode())
         _sync_folder(beside)
         os.rename(beside, path)
@@ -134,11 +132,24 @@ def _open(path: Path, name: str) -> Any:
     return os.fdopen(fd, "rb")
 
 
-def _write_synced(path: Path, data: bytes) -> None:
+def _write_synced(path: Path, content: Content) -> dict[str, Any]:
+    """Write a file; returns what the commit file says of it."""
+    digest = hashlib.sha256()
     with open(path, "xb") as file:
-        file.write(data)
+        for piece in _pieces(content):
+            file.write(piece)
+            digest.update(piece)
+        size = file.tell()
         file.flush()
         os.fsync(file.fileno())
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _pieces(content: Content) -> Iterator[memoryview]:
+    for chunk in (content,) if isinstance(content, (bytes, memoryview)) else content:
+        view = memoryview(chunk)
+        for start in range(0, view.nbytes, _CHUNK_BYTES):
+            yield view.cast("B")[start : start + _CHUNK_BYTES]
 
 
 def _sync_folder(path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from unisono.checkpoint.folder import FILES, check_folder, read_file, write_folder
+from unisono.checkpoint.folder import FILES, Content, check_folder, read_file, write_folder
 from unisono.errors import CheckpointError
 
 Contents = TypeVar("Contents")
@@ -52,15 +52,23 @@ class Store:
         """List all checkpoints, newest first, each checked to the last byte."""
         return [self._entry(path, step) for step, path in reversed(self._found())]
 
-    def write(self, step: int, files: Mapping[str, bytes]) -> Path:
+    def has(self, step: int) -> bool:
+        """Tell whether step `step` has a checkpoint; its name says that it was written whole."""
+        return _is_checkpoint(self._path(step))
+
+    def write(self, step: int, files: Mapping[str, Content]) -> Path:
         """Write a checkpoint of step `step`, then remove those beyond `keep`.
+
+        Args:
+            step: steps done.
+            files: the bytes of the three files, at once or as chunks.
 
         Raises:
             OSError: it could not be written; older ones stay.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._remove_unfinished()
-        path = self.folder / f"step-{step:012}"
+        path = self._path(step)
         if path.exists():
             raise FileExistsError(f"{path} must not be there yet, but is: set it aside first.")
         write_folder(path, files)
@@ -105,6 +113,9 @@ class Store:
             passed_over.append(entry)
         return None, None, passed_over
 
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:012}"
+
     def _entry(self, path: Path, step: int) -> Entry:
         try:
             return Entry(path, step, sum(check_folder(path).values()), "")
@@ -119,12 +130,14 @@ class Store:
             return []
         named = [(_NAME.fullmatch(child.name), child) for child in children]
         return sorted(
-            (int(match[1]), child)
-            for match, child in named
-            if match and child.is_dir() and not child.is_symlink()
+            (int(match[1]), child) for match, child in named if match and _is_checkpoint(child)
         )
 
     def _remove_unfinished(self) -> None:
         """Remove what an earlier process left half written; only one writes at a time."""
         for path in self.folder.glob(".step-*.part"):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()

@@ -1,0 +1,366 @@
+"""A snapshot in shared memory, and the checkpoint files that are written straight from it.
+
+A worker writes it between two steps; the launcher, which never loads torch, makes files of it
+while training goes on. One slot of memory::
+
+    0                       blob_at                                                  the slot's end
+    | state: raw tensors ... | header | JSON: facts and tensors | extra 0 | extra 1 ... |
+
+Header, extras and `blob_at` lie at multiples of 64 bytes. The JSON is
+``{"facts": {...}, "tensors": {"model.safetensors": [T, ...], "optimizer.safetensors": [T, ...]}}``
+and says of each tensor T where it lies, in elements (`stride`) and bytes (`offset`, from the start
+of the part that `in` names)::
+
+    {"name": "0.weight", "dtype": "F32", "shape": [2, 3], "stride": [3, 1],
+     "offset": 64, "in": "state"}
+
+A blob's header is written last, so that one that was begun and not finished is none. Whatever is
+read is compared with the slot's bounds first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+ALIGNMENT_BYTES = 64
+TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
+RUN_FILE = "run.json"
+
+CODES = {
+    "torch.float64": "F64",
+    "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.float8_e4m3fn": "F8_E4M3",
+    "torch.float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "torch.float8_e5m2": "F8_E5M2",
+    "torch.float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "torch.complex64": "C64",
+    "torch.int64": "I64",
+    "torch.int32": "I32",
+    "torch.int16": "I16",
+    "torch.int8": "I8",
+    "torch.uint64": "U64",
+    "torch.uint32": "U32",
+    "torch.uint16": "U16",
+    "torch.uint8": "U8",
+    "torch.bool": "BOOL",
+}
+"""safetensors' word for each dtype that its files can hold, by ``str(dtype)``."""
+
+_ITEM_BYTES = (
+    dict.fromkeys(("F64", "C64", "I64", "U64"), 8)
+    | dict.fromkeys(("F32", "I32", "U32"), 4)
+    | dict.fromkeys(("F16", "BF16", "I16", "U16"), 2)
+    | dict.fromkeys(("F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ", "I8", "U8", "BOOL"), 1)
+)
+_ITEM_BYTES_IN_MEMORY = _ITEM_BYTES | {  # no file can hold the last four, but a slot can
+    "torch.complex128": 16,
+    "torch.complex32": 4,
+    "torch.float8_e8m0fnu": 1,
+    "torch.float4_e2m1fn_x2": 1,
+}
+_DIMENSIONS_AT_MOST = 64  # torch's and numpy's
+
+_HEADER = struct.Struct("<8sQQ")  # magic, bytes of the JSON, bytes of the extras
+_MAGIC = b"unisono1"
+_FACTS, _TENSORS, _END = b'{"facts":', b',"tensors":', b"}"
+
+Data = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor within its part of the slot; `data` begins with it and goes on to the part's end."""
+
+    name: str
+    code: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    data: memoryview
+    num_bytes: int
+
+
+def offsets_of(sizes: Sequence[int]) -> list[int]:
+    """Say where extras lie, from the start of the extra part.
+
+    Args:
+        sizes: bytes of each, in the order in which :func:`write_blob` gets them.
+    """
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end)
+        end += _aligned(size)
+    return offsets
+
+
+def blob_bytes(facts: int, tensors: int, extra: Sequence[int] = ()) -> int:
+    """Count the bytes that a blob takes; a slot needs `blob_at` bytes more.
+
+    Args:
+        facts: bytes of their JSON.
+        tensors: bytes of their JSON.
+        extra: bytes of each extra.
+    """
+    json_bytes = len(_FACTS) + facts + len(_TENSORS) + tensors + len(_END)
+    return _extra_at(0, json_bytes) + sum(map(_aligned, extra))
+
+
+def write_blob(
+    slot: memoryview | mmap.mmap,
+    blob_at: int,
+    facts: bytes,
+    tensors: bytes,
+    extra: Sequence[Data] = (),
+) -> None:
+    """Say what the state in a slot is.
+
+    Args:
+        slot: writable; its first `blob_at` bytes stay as they are.
+        blob_at: a multiple of 64.
+        facts: JSON, what goes into run.json.
+        tensors: JSON, an object that lists the tensors of each of :data:`TENSOR_FILES`.
+        extra: bytes of tensors that do not lie in the state, see :func:`offsets_of`.
+
+    Raises:
+        ValueError: it does not fit into the slot.
+    """
+    with memoryview(slot) as view:
+        _check_blob_at(view, blob_at)
+        needed = blob_bytes(len(facts), len(tensors), [memoryview(data).nbytes for data in extra])
+        if blob_at + needed > len(view):
+            raise ValueError(
+                f"the slot must have {blob_at + needed:,} bytes for this snapshot, but has "
+                f"{len(view):,}: ask for a larger one."
+            )
+        view[blob_at : blob_at + _HEADER.size] = bytes(_HEADER.size)
+        end = blob_at + _HEADER.size
+        for part in (_FACTS, facts, _TENSORS, tensors, _END):
+            end = _put(view, end, part)
+        json_bytes = end - blob_at - _HEADER.size
+        end = _extra_at(blob_at, json_bytes)
+        for data in extra:
+            end = blob_at + _aligned(_put(view, end, data) - blob_at)
+        extra_bytes = end - _extra_at(blob_at, json_bytes)
+        _put(view, blob_at, _HEADER.pack(_MAGIC, json_bytes, extra_bytes))
+
+
+def read_facts(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Any]:
+    """Read the facts of a snapshot.
+
+    Raises:
+        ValueError: there is no whole blob at `blob_at`.
+    """
+    return _Blob(slot, blob_at).facts
+
+
+def read_tensors(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, list[dict[str, Any]]]:
+    """Read where the tensors of a snapshot lie: by file, each as a T, not yet believed.
+
+    Raises:
+        ValueError: there is no whole blob at `blob_at`.
+    """
+    blob = _Blob(slot, blob_at)
+    return {name: blob.listed(name) for name in TENSOR_FILES}
+
+
+def read_extra(slot: memoryview | mmap.mmap, blob_at: int, tensor: dict[str, Any]) -> memoryview:
+    """View the bytes of one tensor, in the order in which they lie.
+
+    Args:
+        slot: as it was written; cannot be closed while the view is held.
+        blob_at: a multiple of 64.
+        tensor: a T, as in the JSON; its shape counts, not its strides.
+
+    Raises:
+        ValueError: there is no whole blob, or the tensor does not lie within its part.
+    """
+    found = _Blob(slot, blob_at).tensor(tensor)
+    return found.data[: found.num_bytes]
+
+
+def files_of(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Iterable[Data]]:
+    """Make the three files of a checkpoint, each as chunks to be written one after the other.
+
+    Contiguous tensors are views of the slot, which must stay as it is until they are written.
+
+    Raises:
+        ValueError: there is no whole blob, a tensor is not where the blob says, or no file can
+            hold it; nothing of it is raised later, while the chunks are taken.
+    """
+    blob = _Blob(slot, blob_at)
+    files: dict[str, Iterable[Data]] = {
+        name: _chunks(_ordered(name, [blob.tensor(said) for said in blob.listed(name)]))
+        for name in TENSOR_FILES
+    }
+    files[RUN_FILE] = (json.dumps(blob.facts, indent=1).encode(),)
+    return files
+
+
+class _Blob:
+    """What a slot says of itself, believed only as far as it is within the slot. Final."""
+
+    def __init__(self, slot: memoryview | mmap.mmap, blob_at: int) -> None:
+        view = memoryview(slot)
+        _check_blob_at(view, blob_at)
+        magic, json_bytes, extra_bytes = b"", 0, 0
+        if blob_at + _HEADER.size <= len(view):
+            magic, json_bytes, extra_bytes = _HEADER.unpack_from(view, blob_at)
+        extra_at = _extra_at(blob_at, json_bytes)
+        if magic != _MAGIC or extra_at + extra_bytes > len(view):
+            raise ValueError(f"the slot must hold a whole snapshot at {blob_at}, but does not.")
+        json_at = blob_at + _HEADER.size
+        self._json = view[json_at : json_at + json_bytes]
+        self._parts = {"state": view[:blob_at], "extra": view[extra_at : extra_at + extra_bytes]}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What goes into run.json."""
+        return self._said["facts"]
+
+    def listed(self, file: str) -> list[Any]:
+        """The tensors of one file, as they are described."""
+        said = self._said["tensors"].get(file)
+        if not isinstance(said, list):
+            raise ValueError(f"the snapshot must list the tensors of {file}, but does not.")
+        return said
+
+    @cached_property
+    def _said(self) -> dict[str, dict[str, Any]]:
+        try:
+            said = json.loads(bytes(self._json))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"the snapshot must describe itself in JSON, but: {error}.") from None
+        if not isinstance(said, dict) or not all(
+            isinstance(said.get(name), dict) for name in ("facts", "tensors")
+        ):
+            raise ValueError("the snapshot must have facts and tensors, but has not.")
+        return said
+
+    def tensor(self, said: Any) -> _Tensor:
+        """Find one tensor.
+
+        Raises:
+            ValueError: it is not described in full, or does not lie within its part.
+        """
+        if not _is_described(said):
+            raise ValueError(f"a tensor must be described in full, but one is {said!r:.200}.")
+        code, shape, stride = said["dtype"], tuple(said["shape"]), tuple(said["stride"])
+        item_bytes = _ITEM_BYTES_IN_MEMORY[code]
+        numel = math.prod(shape)
+        reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        # One that repeats its elements in memory would not be bounded by its part.
+        end = said["offset"] + (max(reach, numel) * item_bytes if numel else 0)
+        data = self._parts[said["in"]]
+        if end > len(data):
+            raise ValueError(
+                f"`{said['name']}` must lie within the {len(data):,} bytes of its part, but ends "
+                f"at {end:,}."
+            )
+        rest = data[said["offset"] :]
+        return _Tensor(said["name"], code, shape, stride, rest, numel * item_bytes)
+
+
+def _is_described(said: Any) -> bool:
+    return (
+        isinstance(said, dict)
+        and isinstance(said.get("name"), str)
+        and isinstance(said.get("dtype"), str)
+        and said["dtype"] in _ITEM_BYTES_IN_MEMORY
+        and said.get("in") in ("state", "extra")
+        and _is_count(said.get("offset"))
+        and all(
+            isinstance(said.get(key), list) and all(map(_is_count, said[key]))
+            for key in ("shape", "stride")
+        )
+        and len(said["shape"]) == len(said["stride"]) <= _DIMENSIONS_AT_MOST
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _ordered(file: str, tensors: Sequence[_Tensor]) -> list[_Tensor]:
+    """Check that a file can hold these; wide ones come first and then by name, so all align."""
+    others = [tensor for tensor in tensors if tensor.code not in _ITEM_BYTES]
+    if others:
+        raise ValueError(
+            f"a file must hold nothing but dtypes that safetensors knows, but `{others[0].name}` "
+            f"is {others[0].code}: convert it."
+        )
+    names = {tensor.name for tensor in tensors}
+    if len(names) < len(tensors) or "__metadata__" in names:
+        raise ValueError(f"each tensor of {file} must have a name of its own, but has not.")
+    return sorted(tensors, key=lambda tensor: (-_ITEM_BYTES[tensor.code], tensor.name))
+
+
+def _chunks(tensors: Sequence[_Tensor]) -> Iterator[Data]:
+    """Write a safetensors file: length of the header (u64), header (JSON), data."""
+    header, end = {}, 0
+    for tensor in tensors:
+        place = [end, end + tensor.num_bytes]
+        header[tensor.name] = {"dtype": tensor.code, "shape": tensor.shape, "data_offsets": place}
+        end += tensor.num_bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield struct.pack("<Q", len(text)) + text
+    for tensor in tensors:
+        if tensor.num_bytes:
+            yield _in_rows(tensor)
+
+
+def _in_rows(tensor: _Tensor) -> memoryview:
+    """View a tensor's bytes in row-major order; copied only where they do not lie so."""
+    expected = 1
+    for size, step in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
+        if size > 1 and step != expected:
+            return _copied_in_rows(tensor)
+        expected *= size
+    return tensor.data[: tensor.num_bytes]
+
+
+def _copied_in_rows(tensor: _Tensor) -> memoryview:
+    import numpy as np
+
+    item_bytes = _ITEM_BYTES[tensor.code]
+    lying = np.ndarray(
+        tensor.shape,
+        dtype=f"u{item_bytes}",
+        buffer=tensor.data,
+        strides=[
+            step * item_bytes if size > 1 else item_bytes
+            for size, step in zip(tensor.shape, tensor.stride, strict=True)
+        ],
+    )
+    return np.ascontiguousarray(lying).reshape(-1).view(np.uint8).data
+
+
+def _put(view: memoryview, start: int, data: Data) -> int:
+    raw = memoryview(data)
+    if raw.nbytes:
+        view[start : start + raw.nbytes] = raw.cast("B")
+    return start + raw.nbytes
+
+
+def _check_blob_at(view: memoryview, blob_at: int) -> None:
+    if blob_at % ALIGNMENT_BYTES or not 0 <= blob_at <= len(view):
+        raise ValueError(
+            f"`blob_at` must be a multiple of {ALIGNMENT_BYTES} within the slot's {len(view):,} "
+            f"bytes, but is {blob_at}."
+        )
+
+
+def _extra_at(blob_at: int, json_bytes: int) -> int:
+    return blob_at + _aligned(_HEADER.size + json_bytes)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,161 @@
+"""What a checkpoint says comes back whole, or nothing changes."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from unisono.checkpoint.contents import Snapshot, put_back, put_back_groups, take
+from unisono.checkpoint.digest import digest_of
+from unisono.errors import CheckpointError
+
+FACTS = {
+    "position": {"step": 3, "epoch": 0, "batch": 3},
+    "identity": {"seed": 1},
+    "schedules": [{"last_epoch": 3, "base_lrs": [0.1]}],
+    "state": {"best": 0.5},
+    "last": {"loss": 0.25},
+}
+
+
+def make(seed, num_steps):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (seed + 1), betas=(0.8, 0.9))
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 3)).square().sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def files(facts=FACTS, **changes):
+    return take(*make(0, 2), facts).files() | changes
+
+
+def changed(**changes):
+    facts = json.loads(files()["run.json"]) | changes
+    return json.dumps({key: value for key, value in facts.items() if value is not None}).encode()
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 5])
+def test_a_state_that_was_taken_is_put_back(num_steps):
+    there, here = make(0, 2), make(1, num_steps)
+    snapshot = Snapshot.from_files(take(*there, FACTS).files())
+    put_back(snapshot, *here)
+    assert digest_of(*here) == digest_of(*there)
+    assert here[1].param_groups[0]["lr"] == 0.1
+    assert here[1].param_groups[0]["betas"] == (0.8, 0.9)
+    assert {name: snapshot.facts[name] for name in FACTS} == FACTS
+
+
+def test_the_users_tensors_are_no_state_of_the_optimizer():
+    there, here = make(0, 2), make(1, 1)
+    snapshot = take(*there, FACTS)
+    own = {"mean": torch.arange(3.0), "a/b": torch.tensor(7), "0.weight": torch.zeros(999)}
+    snapshot.state_tensors.update(own)
+    read = Snapshot.from_files(snapshot.files())
+    assert read.state_tensors.keys() == own.keys()
+    assert all(torch.equal(read.state_tensors[name], own[name]) for name in own)
+    assert read.optimizer.keys() == snapshot.optimizer.keys()
+    put_back(read, *here)
+    assert digest_of(*here) == digest_of(*there)
+
+
+def test_an_old_checkpoint_has_no_schedules_and_no_state():
+    old = {name: FACTS[name] for name in ("position", "identity")}
+    snapshot = Snapshot.from_files(files(old))
+    assert [snapshot.facts[name] for name in ("schedules", "state", "last")] == [[], {}, {}]
+    assert snapshot.state_tensors == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff",
+        b"[" * 100_000,
+        changed(format=2),
+        changed(position=None),
+        changed(position={"step": 1, "epoch": 0}),
+        changed(position={"step": -1, "epoch": 0, "batch": 0}),
+        changed(position={"step": True, "epoch": 0, "batch": 0}),
+        changed(identity=[]),
+        changed(groups={}),
+        changed(groups=[1]),
+        changed(numbers={"0.weight": 3}),
+        changed(schedules={}),
+        changed(schedules=[[]]),
+        changed(schedules="x"),
+        changed(state=[]),
+        changed(last=3),
+    ],
+    ids=range(20),
+)
+def test_another_form_is_refused(text):
+    with pytest.raises(CheckpointError, match="must have"):
+        Snapshot.from_files(files(**{"run.json": text}))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize("data", [b"", b"\xff" * 99, b"\2\0\0\0\0\0\0\0[]"])
+def test_a_file_that_is_not_safetensors_is_refused(name, data):
+    with pytest.raises(CheckpointError, match="must have their formats"):
+        Snapshot.from_files(files(**{name: data}))
+
+
+def with_optimizer(change):
+    snapshot = take(*make(0, 2), FACTS)
+    return {"optimizer.safetensors": save(snapshot.optimizer | change)}
+
+
+def with_model(change):
+    tensors = take(*make(0, 2), FACTS).tensors | change
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    return {"model.safetensors": save(kept)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (with_model({"0.weight": None}), r"\['0.weight'\] are only in the model"),
+        (with_model({"../evil": torch.zeros(1)}), r"\['../evil'\] only in the checkpoint"),
+        (with_model({"0.weight": torch.zeros(3, 2)}), r"`0.weight` must be .* shape \(3, 2\)"),
+        (with_model({"0.bias": torch.zeros(2).double()}), r"`0.bias` must be torch.float64"),
+        (with_optimizer({"exp_avg/9.weight": torch.zeros(1)}), "must update `9.weight`"),
+        (with_optimizer({"exp_avg": torch.zeros(1)}), "must update ``"),
+        (with_optimizer({"__class__/run.state": torch.zeros(1)}), "must update `run.state`"),
+        (with_optimizer({"run.statex": torch.zeros(1)}), "must update ``"),
+        (with_optimizer({"exp_avg/0.bias": torch.zeros(6)}), "must fit its parameter"),
+        ({"run.json": changed(numbers={"9": {"step": 1}})}, "must update `9`"),
+        ({"run.json": changed(groups=[])}, "must have 0 parameter groups"),
+        ({"run.json": changed(groups=[{"lr": "x"}])}, "`lr` of parameter group 0 must be 'x'"),
+        ({"run.json": changed(groups=[{"betas": 3}])}, "`betas` of parameter group 0 must be 3"),
+        ({"run.json": changed(groups=[{"lr": 10**400}])}, "`lr` of parameter group 0"),
+    ],
+    ids=range(14),
+)
+def test_what_does_not_fit_changes_nothing(change, message):
+    here = make(1, 1)
+    before = digest_of(*here), str(here[1].param_groups)
+    snapshot = Snapshot.from_files(files(**change))
+    with pytest.raises(CheckpointError, match=message):
+        put_back(snapshot, *here)
+    assert (digest_of(*here), str(here[1].param_groups)) == before
+
+
+def test_groups_alone_are_put_back_or_left_alone():
+    optimizer = torch.optim.SGD([torch.zeros(2)], lr=torch.tensor(0.5), momentum=0.9)
+    put_back_groups([{"lr": 0.25, "momentum": 0, "foreach": True, "params": [9]}], optimizer)
+    group = optimizer.param_groups[0]
+    assert isinstance(group["lr"], torch.Tensor)
+    assert (group["lr"].item(), group["momentum"], group["foreach"]) == (0.25, 0, True)
+    for groups in ([{"momentum": 0.5, "lr": None}], [{}, {}], [{"momentum": 0.5, "lr": "high"}]):
+        with pytest.raises(CheckpointError):
+            put_back_groups(groups, optimizer)
+        assert group["momentum"] == 0

@@ -1,0 +1,397 @@
+"""Weights fit a model whatever wraps it, or the model stays as it is."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from unisono.checkpoint.contents import take
+from unisono.checkpoint.store import Store
+from unisono.checkpoint.weights import load_model, plain_weights, save_weights
+from unisono.errors import CheckpointError
+
+
+def plain(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Sequential(nn.Linear(2, 2)))
+
+
+class Ddp(nn.Module):
+    """Gives names the prefix that DistributedDataParallel gives them, without its processes."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+def partly_compiled(model):
+    model[2] = compiled(model[2])
+    return model
+
+
+class Tied(nn.Module):
+    """Two names for one weight."""
+
+    def __init__(self, is_tied=True):
+        super().__init__()
+        self.first = nn.Linear(3, 3, bias=False)
+        self.last = nn.Linear(3, 3, bias=False)
+        if is_tied:
+            self.last.weight = self.first.weight
+
+
+WRAPPERS = {
+    "plain": lambda model: model,
+    "DDP": Ddp,
+    "compiled": compiled,
+    "DDP of compiled": lambda model: Ddp(compiled(model)),
+    "compiled of DDP": lambda model: compiled(Ddp(model)),
+    "DDP of compiled of DDP": lambda model: Ddp(compiled(Ddp(model))),
+    "partly compiled": partly_compiled,
+    "DDP of partly compiled": lambda model: Ddp(partly_compiled(model)),
+}
+SAVERS = {
+    "by us": save_weights,
+    "safetensors": lambda model, path: save_file(
+        {name: tensor.contiguous() for name, tensor in model.state_dict().items()}, path
+    ),
+    "torch": lambda model, path: torch.save(model.state_dict(), path),
+    "torch, long ago": lambda model, path: torch.save(
+        model.state_dict(), path, _use_new_zipfile_serialization=False
+    ),
+}
+
+
+def bits(model):
+    return {
+        name: (str(tensor.dtype), tensor.shape, bytes(tensor.reshape(-1).view(torch.uint8).numpy()))
+        for name, tensor in plain_weights(model).items()
+    }
+
+
+@pytest.mark.parametrize("saver", SAVERS)
+@pytest.mark.parametrize("there", WRAPPERS)
+@pytest.mark.parametrize("here", WRAPPERS)
+def test_weights_load_whatever_wraps_the_models(tmp_path, saver, there, here):
+    source, target = WRAPPERS[there](plain(0)), WRAPPERS[here](plain(1))
+    assert bits(source) != bits(target)
+    SAVERS[saver](source, tmp_path / "weights")
+    assert load_model(tmp_path / "weights", target) == ([], [])
+    assert bits(target) == bits(source) == bits(plain(0))
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_saved_names_are_those_of_the_plain_model(tmp_path, wrapper):
+    save_weights(WRAPPERS[wrapper](plain()), tmp_path / "weights")
+    assert load_file(tmp_path / "weights").keys() == plain().state_dict().keys()
+
+
+class Own(nn.Module):
+    """A model whose own parts have the names that wrappers use."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = nn.ModuleDict({"x": nn.Linear(2, 2), "module": nn.Linear(2, 2)})
+        self.x = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("there", [Own, lambda: Ddp(Own()), lambda: compiled(Own())])
+@pytest.mark.parametrize("here", [Own, lambda: Ddp(Own()), lambda: compiled(Own())])
+@pytest.mark.parametrize("saver", ["by us", "torch"])
+def test_a_models_own_names_are_no_wrappers(tmp_path, there, here, saver):
+    source, target = there(), here()
+    SAVERS[saver](source, tmp_path / "weights")
+    load_model(tmp_path / "weights", target)
+    assert bits(target) == bits(source)
+    assert plain_weights(source).keys() == Own().state_dict().keys()
+
+
+@pytest.mark.parametrize("saver", SAVERS)
+def test_tied_tensors_load_from_one_name_and_from_two(tmp_path, saver):
+    source, target = Tied(), Tied()
+    if saver != "safetensors":
+        SAVERS[saver](source, tmp_path / "weights")
+    else:
+        save_file({"last.weight": source.last.weight.detach()}, tmp_path / "weights")
+    load_model(tmp_path / "weights", target)
+    assert bits(target) == bits(source)
+    assert target.first.weight is target.last.weight
+
+
+def test_weights_that_were_not_tied_do_not_fit_a_tied_model(tmp_path):
+    source, target = Tied(is_tied=False), Tied()
+    before = bits(target)
+    save_weights(source, tmp_path / "weights")
+    with pytest.raises(CheckpointError, match=r"`first.weight` and `last.weight` are one tensor"):
+        load_model(tmp_path / "weights", target)
+    assert bits(target) == before
+    with torch.no_grad():
+        source.last.weight.copy_(source.first.weight)
+    save_weights(source, tmp_path / "weights")
+    load_model(tmp_path / "weights", target)
+    assert torch.equal(target.last.weight, source.last.weight)
+
+
+def write_run(directory, seeds):
+    """Write a checkpoint at each step of `seeds`; returns the last model."""
+    for step, seed in seeds.items():
+        model = plain(seed)
+        model.register_buffer("passing", torch.full((2,), float(seed)), persistent=False)
+        others = nn.Parameter(torch.zeros(1))  # a parameter that only the optimizer has
+        optimizer = torch.optim.SGD([*model.parameters(), others], lr=0.1)
+        facts = {"position": {"step": step, "epoch": 0, "batch": 0}, "identity": {}}
+        Store(directory).write(step, take(model, optimizer, facts).files())
+    return model
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("place", [".", "checkpoints/step-000000000009"])
+def test_a_checkpoint_gives_parameters_and_all_buffers(tmp_path, wrapper, place):
+    source, target = write_run(tmp_path, {3: 1, 9: 2}), plain()
+    target.register_buffer("passing", torch.zeros(2), persistent=False)
+    wrapped = WRAPPERS[wrapper](target)
+    assert load_model(tmp_path / place, wrapped) == ([], [])
+    assert bits(wrapped) == bits(source)
+    assert target.passing.tolist() == [2.0, 2.0]
+
+
+def test_a_damaged_checkpoint_is_passed_over_or_refused(tmp_path):
+    write_run(tmp_path, {3: 1, 9: 2})
+    newest = tmp_path / "checkpoints" / "step-000000000009"
+    data = (newest / "model.safetensors").read_bytes()
+    (newest / "model.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    model = plain()
+    model.register_buffer("passing", torch.zeros(2), persistent=False)
+    with pytest.raises(CheckpointError, match="has changed"):
+        load_model(newest, model)
+    assert bits(model) == bits(plain())
+    load_model(tmp_path, model)
+    assert bits(model) == bits(plain(1))
+    (tmp_path / "checkpoints" / "step-000000000003" / "commit.json").unlink()
+    with pytest.raises(CheckpointError, match=r"holds no whole checkpoint \(step-000000000009: "):
+        load_model(tmp_path, model)
+
+
+def saved(path, **changes):
+    tensors = plain(1).state_dict() | {name.replace("_", "."): t for name, t in changes.items()}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"0_weight": None}, "`0.weight` is only in the model and nothing only in the file"),
+        ({"new": torch.zeros(1)}, "nothing is only in the model and `new` only in the file"),
+        (
+            {f"n{number}": torch.zeros(1) for number in range(9)},
+            "`n0`, `n1`, `n2`, `n3` and 5 more only in the file: make the model as it was",
+        ),
+        ({"0_weight": torch.zeros(3, 2)}, r"`0.weight` must be of shape \(3, 2\) .* is of .*2, 3"),
+        ({"0_bias": torch.zeros(2, 1)}, r"`0.bias` must be of shape \(2, 1\)"),
+        (
+            {"0_bias": torch.zeros(2).half()},
+            r"`0.bias` must be torch.float16 .*`strict=False`",
+        ),
+    ],
+    ids=range(6),
+)
+def test_what_does_not_fit_is_named_and_changes_nothing(tmp_path, changes, message):
+    model = plain()
+    saved(tmp_path / "weights", **changes)
+    with pytest.raises(CheckpointError, match=message):
+        load_model(tmp_path / "weights", model)
+    assert bits(model) == bits(plain())
+
+
+def test_what_has_a_name_in_both_is_loaded_when_asked_for(tmp_path):
+    model, others = plain(), plain(1)
+    saved(
+        tmp_path / "weights",
+        **{"0_weight": None, "new": torch.zeros(1), "0_bias": torch.ones(2).half()},
+    )
+    assert load_model(tmp_path / "weights", model, strict=False) == (["0.weight"], ["new"])
+    assert torch.equal(model[0].weight, plain()[0].weight)
+    assert model[0].bias.dtype == torch.float32
+    assert model[0].bias.tolist() == [1.0, 1.0]
+    assert torch.equal(model[2][0].weight, others[2][0].weight)
+    before = bits(model)
+    for changes in ({"0_weight": torch.zeros(3, 2)}, {"2_0_bias": torch.zeros(3)}):
+        saved(tmp_path / "weights", **changes)
+        with pytest.raises(CheckpointError, match="must be of shape"):
+            load_model(tmp_path / "weights", model, strict=False)
+        assert bits(model) == before
+
+
+def test_a_file_with_nothing_for_the_model_is_refused_in_any_case(tmp_path):
+    save_file({"other": torch.zeros(1)}, tmp_path / "weights")
+    with pytest.raises(CheckpointError, match="nothing has a name in both; pass other weights"):
+        load_model(tmp_path / "weights", plain(), strict=False)
+
+
+class Evil:
+    """Would leave a mark if it were unpickled."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_file_that_needs_code_is_refused_and_none_is_run(tmp_path, is_zip):
+    path, model = tmp_path / "weights.pt", plain()
+    for said in (
+        {"0.weight": Evil(tmp_path / "mark")},
+        Evil(tmp_path / "mark"),
+        plain(1),
+    ):
+        torch.save(said, path, _use_new_zipfile_serialization=is_zip)
+        with pytest.raises(CheckpointError, match="reading those can run any code"):
+            load_model(path, model)
+    assert not (tmp_path / "mark").exists()
+    assert bits(model) == bits(plain())
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ([1, 2], "must hold a state dict, but holds a list"),
+        ({"model": {}, "step": 3}, "but `model`, `step` are something else"),
+        ({"0.weight": torch.zeros(2, 3).to_sparse()}, "dense tensors, but `0.weight` is something"),
+        ({"0.weight": torch.zeros(2, 3, device="meta")}, "dense tensors, but `0.weight`"),
+        ({}, "only in the model"),
+        ({0: torch.zeros(1)}, "`0` only in the file"),
+    ],
+    ids=range(6),
+)
+def test_what_torch_wrote_must_be_a_state_dict(tmp_path, said, message):
+    model = plain()
+    torch.save(said, tmp_path / "weights.pth")
+    with pytest.raises(CheckpointError, match=message):
+        load_model(tmp_path / "weights.pth", model)
+    assert bits(model) == bits(plain())
+
+
+def test_paths_that_are_nothing_are_told(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"but .*/none is not there"):
+        load_model(tmp_path / "none", plain())
+    with pytest.raises(FileNotFoundError, match="but /dev/null is none of them"):
+        load_model("/dev/null", plain())
+    with pytest.raises(CheckpointError, match="holds no whole checkpoint: pass another path"):
+        load_model(tmp_path, plain())
+
+
+@pytest.mark.parametrize("make", [lambda: nn.LazyLinear(2), lambda: nn.Linear(2, 2, device="meta")])
+def test_a_model_without_memory_is_refused(tmp_path, make):
+    save_weights(nn.Linear(2, 2), tmp_path / "weights")
+    with pytest.raises(ValueError, match="must have memory for its weights, but `weight` has none"):
+        load_model(tmp_path / "weights", make())
+
+
+class Extra(nn.Linear):
+    """Has a word of its own in its state dict."""
+
+    def get_extra_state(self):
+        return {"a": 1}
+
+    def set_extra_state(self, state):
+        raise AssertionError
+
+
+def test_what_is_no_tensor_in_a_state_dict_has_no_place(tmp_path):
+    source, target = Extra(2, 2), Extra(2, 2)
+    torch.save(source.state_dict(), tmp_path / "weights.pt")
+    load_model(tmp_path / "weights.pt", target)
+    assert bits(target) == bits(source)
+
+
+SAFETENSORS_TORCH_AND_NONSENSE = st.sampled_from([b"PK\3\4", b"\x80\2", b"{}", b"", b"\0" * 64])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(st.binary(max_size=64), SAFETENSORS_TORCH_AND_NONSENSE), st.binary(max_size=64))
+def test_no_file_makes_us_fall(tmp_path_factory, head, rest):
+    path = tmp_path_factory.mktemp("hostile") / "weights"
+    path.write_bytes(head + rest)
+    model = nn.Linear(1, 1)
+    before = bits(model)
+    with pytest.raises(CheckpointError):
+        load_model(path, model)
+    assert bits(model) == before
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder, files = tmp_path_factory.mktemp("files"), {}
+    for saver in SAVERS:
+        SAVERS[saver](plain(1), folder / saver)
+        files[saver] = (folder / saver).read_bytes()
+    return folder, files
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(list(SAVERS)), st.data())
+def test_a_damaged_file_is_refused_or_loads_in_whole(files, saver, data):
+    folder, whole = files[0], bytearray(files[1][saver])
+    place = data.draw(st.integers(0, len(whole) - 1))
+    if data.draw(st.booleans()):
+        del whole[place:]
+    else:
+        whole[place] ^= 1 << data.draw(st.integers(0, 7))
+    path = folder / "damaged"
+    path.write_bytes(whole)
+    model = plain()
+    try:
+        load_model(path, model)
+    except CheckpointError:
+        assert bits(model) == bits(plain())
+
+
+TENSOR = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[]",
+        b"{",
+        b'{"w": 1}',
+        b"[" * 10_000,
+        {"w": TENSOR | {"data_offsets": [0, 1 << 62]}},
+        {"w": TENSOR | {"data_offsets": [24, 0]}},
+        {"w": TENSOR | {"data_offsets": [-24, 0]}},
+        {"w": TENSOR | {"data_offsets": [8, 32]}},
+        {"w": TENSOR | {"shape": [1 << 62, 1 << 62]}},
+        {"w": TENSOR | {"shape": [-2, -3]}},
+        {"w": TENSOR | {"dtype": "F99"}},
+        {"w": TENSOR | {"dtype": "F8_E8M0", "shape": [24]}},
+        {"w": TENSOR, "v": TENSOR},
+        {"w": TENSOR, "v": TENSOR | {"shape": [0, 1 << 62], "data_offsets": [24, 24]}},
+        {"../../w": TENSOR},
+        {"__class__": TENSOR},
+        {"weight": TENSOR | {"shape": [3, 2]}},
+        {"weight": TENSOR | {"dtype": "I32"}},
+        {"__metadata__": {"a": 3}, "weight": TENSOR},
+    ],
+    ids=range(19),
+)
+def test_hostile_headers_change_nothing(tmp_path, header):
+    model = nn.Linear(3, 2, bias=False)
+    before = bits(model)
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    for length in (len(text), 1 << 62, 0, len(text) + 999):
+        (tmp_path / "weights").write_bytes(struct.pack("<Q", length) + text + bytes(24))
+        with pytest.raises(CheckpointError):
+            load_model(tmp_path / "weights", model)
+        assert bits(model) == before

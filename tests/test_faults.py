@@ -1,0 +1,198 @@
+"""The table of faults: what is asked for happens, there, once, and to nobody else."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.faults import (
+    DEEDS,
+    FAULTS_VARIABLE,
+    PLACES,
+    Fault,
+    Faults,
+    disk_full,
+    due,
+    read_faults,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ()),
+        (" ; ;", ()),
+        ("kill:rank=1,step=30", (Fault("kill", 1, 30, "begin"),)),
+        (" stop : step = 0 , rank = 2 ;", (Fault("stop", 2, 0, "begin"),)),
+        (
+            "raise:rank=0,step=7,at=update; exit:rank=1,step=8,at=commit",
+            (Fault("raise", 0, 7, "update"), Fault("exit", 1, 8, "commit")),
+        ),
+        ("segv:rank=0,at=start", (Fault("segv", 0, None, "start"),)),
+        ("kill:rank=0,at=join", (Fault("kill", 0, None, "join"),)),
+        ("kill:rank=0,at=join,step=3", (Fault("kill", 0, 3, "join"),)),
+        ("flip:rank=1,step=90", (Fault("flip", 1, 90),)),
+        ("disk-full:checkpoint=2", (Fault("disk-full", checkpoint=2),)),
+    ],
+)
+def test_tables_are_understood(text, expected):
+    assert read_faults(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("crash:rank=1,step=2", "the kind must be one of kill, stop.*'crash'"),
+        ("kill", "kill must have a `rank`"),
+        ("kill:rank=1", "kill must have a `step`"),
+        ("kill:step=1", "kill must have a `rank`"),
+        ("kill:step=1,at=join", "kill must have a `rank`"),
+        ("flip:rank=1", "flip must have a `step`"),
+        ("disk-full:", "disk-full must have a `checkpoint`"),
+        ("disk-full:checkpoint=0", "`checkpoint` must be a whole number of at least 1.*'0'"),
+        ("disk-full:checkpoint=1,rank=0", "each once, but is 'rank=0'"),
+        ("flip:rank=1,step=2,at=begin", "each once, but is 'at=begin'"),
+        ("kill:rank=1,rank=2,step=3", "each once, but is 'rank=2'"),
+        ("kill:rank=1,step=3,", "each once, but is ''"),
+        ("kill:rank=one,step=3", "`rank` must be a whole number of at least 0.*'one'"),
+        ("kill:rank=-1,step=3", "`rank` must be a whole number.*'-1'"),
+        ("kill:rank=1,step=", "`step` must be a whole number.*''"),
+        ("kill:rank=1,step=٣", "`step` must be a whole number"),
+        ("kill:rank=1,step=3,at=lunch", "`at` must be one of begin, shard.*'lunch'"),
+        ("kill:rank=1,step=3,at=", "`at` must be one of begin.*''"),
+        ("kill:rank=1,step=3,at=start", "`at=start` must have no step"),
+        ("kill:rank=1,step=3 stop:rank=2,step=3", "each once, but is 'step=3'"),
+    ],
+)
+def test_other_tables_are_refused_in_words(text, message):
+    with pytest.raises(ValueError, match=message):
+        read_faults(text)
+
+
+@given(st.text(st.sampled_from("kilstop:;,=rank123 at") | st.characters()))
+def test_no_table_makes_us_fall(text):
+    with suppress(ValueError):
+        read_faults(text)
+
+
+NUMBERS = st.integers(0, 10**6)
+FAULTS = st.one_of(
+    st.builds(
+        Fault,
+        st.sampled_from(DEEDS),
+        NUMBERS,
+        NUMBERS,
+        st.sampled_from([place for place in PLACES if place != "start"]),
+    ),
+    st.builds(Fault, st.sampled_from(DEEDS), NUMBERS, st.none(), st.just("start")),
+    st.builds(Fault, st.just("flip"), NUMBERS, NUMBERS),
+    st.builds(lambda number: Fault("disk-full", checkpoint=number), st.integers(1, 99)),
+)
+
+
+def written(fault):
+    fields = ((key, getattr(fault, key)) for key in ("rank", "step", "at", "checkpoint"))
+    return f"{fault.kind}:" + ",".join(f"{k}={v}" for k, v in fields if v not in (None, ""))
+
+
+@given(st.lists(FAULTS).map(tuple))
+def test_what_is_written_is_read(faults):
+    assert read_faults(";".join(map(written, faults))) == faults
+
+
+@given(st.lists(FAULTS, max_size=5).map(tuple), st.integers(0, 2), NUMBERS, st.sampled_from(PLACES))
+def test_only_a_row_for_this_rank_step_and_place_is_due(faults, rank, step, at):
+    row = Fault("kill", rank, step, at)
+    expected = [
+        fault
+        for fault in (*faults, row)
+        if fault.kind in DEEDS
+        and fault.rank == rank
+        and fault.at == at
+        and (fault.step is None or fault.step == step)
+    ]
+    assert due((*faults, row), rank=rank, step=step, at=at) == expected[0]
+    assert due((row,), rank=rank + 1, step=step, at=at) is None
+    assert due((row,), rank=rank, step=step + 1, at=at) is None
+    assert all(due((row,), rank=rank, step=step, at=o) is None for o in PLACES if o != at)
+
+
+def test_the_disk_is_full_at_one_checkpoint():
+    faults = read_faults("disk-full:checkpoint=2; kill:rank=2,step=2")
+    assert [number for number in range(5) if disk_full(faults, number)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("at", "incarnation", "happens"),
+    [
+        ("update", 0, True),
+        ("update", 1, False),
+        ("join", 0, False),
+        ("join", 1, True),
+        ("join", 2, False),
+    ],
+)
+def test_a_replacement_has_no_faults_but_those_of_joining(at, incarnation, happens):
+    faults = Faults.from_environment(
+        {FAULTS_VARIABLE: f"raise:rank=1,step=3,at={at}"}, 1, incarnation
+    )
+    if happens:
+        with pytest.raises(
+            RuntimeError, match=f"at {at} of step 3, asked for by {FAULTS_VARIABLE}"
+        ):
+            faults.meet(at, 3)
+    faults.meet(at, 3)
+
+
+def test_each_happens_once_and_others_meet_nothing():
+    table = {FAULTS_VARIABLE: "raise:rank=1,step=3; raise:rank=1,step=3; flip:rank=1,step=3"}
+    faults = Faults.from_environment(table, 1, 0)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            faults.meet("begin", 3)
+    faults.meet("begin", 3)
+    assert [faults.flips(2), faults.flips(3), faults.flips(3)] == [False, True, False]
+    other = Faults.from_environment(table, 0, 0)
+    other.meet("begin", 3)
+    assert not other.flips(3)
+    assert not Faults.from_environment({}, 0, 0).flips(3)
+
+
+def test_before_the_script_there_is_no_step():
+    faults = Faults.from_environment({FAULTS_VARIABLE: "raise:rank=0,at=start"}, 0, 0)
+    with pytest.raises(RuntimeError, match="a failure at start, asked for"):
+        faults.meet("start")
+
+
+CODE = """
+import os, resource
+from unisono.faults import Faults
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+faults = Faults.from_environment(os.environ, 0, 0)
+faults.meet("begin", 2)
+faults.meet("begin", 3)
+raise SystemExit(5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [("kill", -signal.SIGKILL), ("segv", -signal.SIGSEGV), ("exit", 0), ("flip", 5)],
+)
+def test_a_process_ends_as_was_asked_for(kind, status):
+    environ = os.environ | {FAULTS_VARIABLE: f"{kind}:rank=0,step=3"}
+    assert subprocess.run([sys.executable, "-c", CODE], env=environ).returncode == status
+
+
+def test_a_stopped_process_is_there_and_goes_on_when_it_is_told_to():
+    environ = os.environ | {FAULTS_VARIABLE: "stop:rank=0,step=3"}
+    with subprocess.Popen([sys.executable, "-c", CODE], env=environ) as process:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait() == 5
