@@ -13,7 +13,9 @@ import click
 import unisono
 from unisono.launch.job import MODULE, SCRIPT
 from unisono.launch.limit import too_many_workers
+from unisono.launch.recovery import RESTARTS
 from unisono.launch.run import run as run_workers
+from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
 from unisono.world import num_devices, threads_per_worker
 
@@ -95,20 +97,58 @@ def main() -> None:
     "The number changes the bits of a result, so it does not depend on the number of workers.",
 )
 @click.option(
+    "--restarts",
+    type=click.IntRange(min=0),
+    default=RESTARTS,
+    show_default=True,
+    metavar="N",
+    help="How many workers may be lost within a minute; one more ends the run with the first "
+    "failure's explanation. 0: none, and no memory is spent on snapshots.",
+)
+@click.option(
+    "--no-replace",
+    "replaces",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Go on without a worker that is lost, instead of starting another in its place.",
+)
+@click.option(
+    "--stall-timeout",
+    "stall_timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=TIMEOUT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a worker that others wait for may stand still before it is ended and made up "
+    "for.",
+)
+@click.option(
     "-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`."
 )
 @click.argument("script", default="")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
-    script: str, args: tuple[str, ...], workers: int | None, threads: int | None, is_module: bool
+    script: str,
+    args: tuple[str, ...],
+    workers: int | None,
+    threads: int | None,
+    is_module: bool,
+    restarts: int,
+    replaces: bool,
+    stall_timeout_s: float,
 ) -> None:
     """Run SCRIPT with its ARGS on several workers of this machine.
 
     Every worker is a Python process that runs the script as `python SCRIPT ARGS` would. All that
     stands behind SCRIPT goes to the script, dashes included.
 
-    If one worker fails, the others are ended and the first failure is shown once, with its rank.
-    Ctrl-C ends all workers.
+    A worker that is killed, or that stands still, costs a run with unisono.Trainer nothing: the
+    others go on, a replacement joins them, and the result is the same. If one fails with an
+    exception, the others are ended and the failure is shown once, with its rank.
+
+    Ctrl-C and SIGTERM finish the step, write a checkpoint where the script has a `directory` for
+    it, and end all workers; the second one ends them at once.
 
     \b
     Examples:
@@ -132,6 +172,9 @@ def run(
         args,
         workers=num_devices() if workers is None else workers,
         threads=_threads_from_environment() if threads is None else threads,
+        restarts=restarts,
+        replaces=replaces,
+        stall_timeout_s=stall_timeout_s,
     )
     _leave(status)
 

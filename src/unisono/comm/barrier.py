@@ -1,8 +1,12 @@
 """Where workers meet: nobody goes on before everybody has come, and nobody waits for ever.
 
 A wait spins for a moment (the others are usually microseconds away), then sleeps in the kernel.
-It ends when everyone has come, when one of those missing has left (:class:`PeerLostError`), or
-when the time is up (:class:`WaitTimeoutError`). Somebody who waits long says so in words.
+It ends when everyone has come, when one of those missing was lost (then the crew has to change),
+when one has left for good (:class:`PeerLostError`), or when the time is up
+(:class:`WaitTimeoutError`). Somebody who waits long says so in words.
+
+Whether a lost worker had come to a meeting is a fact that never changes again, so all others
+decide alike: those who wait for it stop at the same meeting.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from unisono.comm.control import ControlPage, Departure
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
@@ -49,38 +53,56 @@ class Barrier:
     ) -> None:
         self._control = control
         self._rank = rank
-        self._others = [other for other in range(control.world_size) if other != rank]
         self._timeout_s = timeout_s
         self._notice_after_s = notice_after_s
         self._say = say
-        crowded = control.world_size > len(os.sched_getaffinity(0))
+        self.set_crew(range(control.world_size))
+
+    def set_crew(self, ranks: Sequence[int]) -> None:
+        """Wait for these ranks from now on."""
+        self._others = [other for other in ranks if other != self._rank]
+        crowded = len(ranks) > len(os.sched_getaffinity(0))
         self._spin_s = _SPIN_WHEN_CROWDED_S if crowded else _SPIN_S
 
-    def wait(self, purpose: str = "") -> None:
-        """Meet the others. Collective: every rank calls it, in the same order.
+    @property
+    def arrivals(self) -> int:
+        """Count the meetings that this worker has come to, modulo 2³²."""
+        return self._control.arrivals(self._rank)
+
+    @arrivals.setter
+    def arrivals(self, count: int) -> None:
+        self._control.set_arrivals(self._rank, count)
+
+    def arrive(self, purpose: str = "") -> None:
+        """Come to the next meeting. Collective: every rank calls it, in the same order.
 
         Args:
             purpose: what the meeting is for, in at most 24 letters; the same on every rank.
+        """
+        target = (self.arrivals + 1) % _COUNTER
+        self._control.set_purpose(self._rank, target % 2, purpose.encode())
+        self._control.arrive(self._rank)
+
+    def wait(self) -> bool:
+        """Wait until the others have come to the meeting that this worker came to last.
+
+        Returns:
+            Whether all have come; False if one that has not was lost.
 
         Raises:
             MismatchError: somebody came for another purpose.
             PeerLostError: a worker that has not come never will.
             WaitTimeoutError: a worker did not come in time.
         """
-        if not self._others:
-            return
-        control = self._control
-        target = (control.arrivals(self._rank) + 1) % _COUNTER
-        which = target % 2
-        control.set_purpose(self._rank, which, purpose.encode())
-        control.arrive(self._rank)
+        target = self.arrivals
         missing = [other for other in self._others if not self._has_come(other, target)]
         if missing:
             missing = self._spin(missing, target)
-        if missing:
-            self._sleep(missing, target)
-        control.acquire(self._rank)
-        self._check_purpose(which)
+        if missing and not self._sleep(missing, target):
+            return False
+        self._control.acquire(self._rank)
+        self._check_purpose(target % 2)
+        return True
 
     def _check_purpose(self, which: int) -> None:
         mine = self._control.purpose(self._rank, which)
@@ -104,7 +126,8 @@ class Barrier:
             missing = [other for other in missing if not self._has_come(other, target)]
         return missing
 
-    def _sleep(self, missing: list[int], target: int) -> None:
+    def _sleep(self, missing: list[int], target: int) -> bool:
+        """Wait for `missing`; False if one of them was lost."""
         control = self._control
         start = time.monotonic()
         told = False
@@ -114,8 +137,10 @@ class Barrier:
             left = [(rank, control.departure(rank)) for rank in missing]
             missing = [rank for rank in missing if not self._has_come(rank, target)]
             for rank, how in left:
+                if rank in missing and how == Departure.LOST:
+                    return False
                 if rank in missing and how != Departure.PRESENT:
-                    raise self._lost(rank, how)
+                    raise self._left(rank, how)
             if other not in missing:
                 continue
             waited_s = time.monotonic() - start
@@ -131,6 +156,7 @@ class Barrier:
                 if self._rank < min(set(self._others) - set(missing), default=self._rank + 1):
                     self._say(self._sight(missing, waited_s))
             control.sleep_until_arrival(other, seen, min(_SLEEP_AT_MOST_S, self._timeout_s))
+        return True
 
     def _sight(self, missing: list[int], waited_s: float) -> str:
         here = self._control.step(self._rank)
@@ -139,7 +165,7 @@ class Barrier:
         )
         return f"unisono: rank {self._rank} in step {here} has waited {waited_s:.0f} s for {there}."
 
-    def _lost(self, other: int, how: Departure) -> PeerLostError:
+    def _left(self, other: int, how: Departure) -> PeerLostError:
         what = "has finished its program" if how == Departure.FINISHED else "has failed"
         return PeerLostError(
             f"every worker must come to this point of step {self._control.step(self._rank)}, but "

@@ -1,13 +1,17 @@
 """The page that launcher and workers share: who came how far, who left, what they say to all.
 
-One memfd, one cache line a rank, then one mailbox a rank::
+One memfd: a head, two cache lines a rank, then one mailbox a rank::
 
-    line r   │ arrivals u32 │ departure u32 │ step i64 │ purpose │ purpose │      64 bytes
-    mailbox r│ length u64   │ bytes …                            64 KiB
+    head     │ wish u32                                                          64 bytes
+    line r   │ arrivals u32 │ departure u32 │ step i64 │ purpose │ purpose │     64 bytes
+             │ plan: step i64 │ plan: what u32 │                                 64 bytes
+    mailbox r│ length u64   │ bytes …                                            64 KiB
 
-Each line is written by its rank alone (`departure`: by the launcher alone), so no locks are
-needed. Purposes say what the last two arrivals were for: nobody can be two meetings ahead. The
-launcher creates the page, so that it outlives every worker; it does not need torch.
+Each line is written by its rank alone (`departure` and the head by the launcher alone), so no
+locks are needed. Purposes say what the last two arrivals were for: nobody can be two meetings
+ahead. A plan says what everybody does before a certain step; it is made before its rank comes to
+the meeting that ends the step before, so all who pass that meeting read the same. The launcher
+creates the page, so that it outlives every worker; it does not need torch.
 """
 
 from __future__ import annotations
@@ -19,20 +23,21 @@ import os
 
 from unisono.comm import futex
 
-LINE_BYTES = 64
+LINE_BYTES = 128
 MAILBOX_BYTES = 64 * 1024
 _LENGTH_BYTES = 8
-_ARRIVALS, _DEPARTURE, _STEP, _PURPOSES = 0, 4, 8, 16
+_HEAD_BYTES = 64
+_ARRIVALS, _DEPARTURE, _STEP, _PURPOSES, _PLAN_STEP, _PLAN = 0, 4, 8, 16, 64, 72
 PURPOSE_BYTES = 24
-_WORDS_PER_LINE = LINE_BYTES // 4
 
 
 class Departure(enum.IntEnum):
-    """Whether a worker may still come to a barrier."""
+    """Whether a worker may still come to a barrier; a lost one is made up for by the others."""
 
     PRESENT = 0
     FINISHED = 1
     FAILED = 2
+    LOST = 3
 
 
 class ControlPage:
@@ -42,8 +47,8 @@ class ControlPage:
         self.fd = fd
         self.world_size = world_size
         self._map = mmap.mmap(fd, _page_bytes(world_size))
-        self._words = (ctypes.c_uint32 * (world_size * _WORDS_PER_LINE)).from_buffer(self._map)
-        self._steps = (ctypes.c_int64 * (world_size * LINE_BYTES // 8)).from_buffer(self._map)
+        self._words = (ctypes.c_uint32 * (len(self._map) // 4)).from_buffer(self._map)
+        self._longs = (ctypes.c_int64 * (len(self._map) // 8)).from_buffer(self._map)
         self._address = ctypes.addressof(self._words)
 
     @classmethod
@@ -60,45 +65,73 @@ class ControlPage:
 
     def arrivals(self, rank: int) -> int:
         """Count the barriers that `rank` has come to, modulo 2³²."""
-        return self._words[rank * _WORDS_PER_LINE]
+        return self._words[_line(rank, _ARRIVALS) // 4]
+
+    def set_arrivals(self, rank: int, count: int) -> None:
+        """Begin to count where the others are; only for a rank that nobody waits for yet."""
+        self._words[_line(rank, _ARRIVALS) // 4] = count
 
     def arrive(self, rank: int) -> None:
         """Count one more arrival of `rank`, after all that it wrote, and wake the others."""
-        futex.add_and_wake(self._address + rank * LINE_BYTES + _ARRIVALS)
+        futex.add_and_wake(self._address + _line(rank, _ARRIVALS))
 
     def acquire(self, rank: int) -> None:
         """Order this worker's later reads after the arrivals it has just seen."""
-        futex.add_and_wake(self._address + rank * LINE_BYTES + _ARRIVALS, 0)
+        futex.add_and_wake(self._address + _line(rank, _ARRIVALS), 0)
 
     def sleep_until_arrival(self, rank: int, seen: int, timeout_s: float) -> None:
         """Sleep while `rank` has come to `seen` barriers; wakes when it arrives or leaves."""
-        futex.wait(self._address + rank * LINE_BYTES + _ARRIVALS, seen, timeout_s)
+        futex.wait(self._address + _line(rank, _ARRIVALS), seen, timeout_s)
 
     def departure(self, rank: int) -> Departure:
         """Tell whether `rank` has left."""
-        return Departure(self._words[rank * _WORDS_PER_LINE + _DEPARTURE // 4])
+        return Departure(self._words[_line(rank, _DEPARTURE) // 4])
 
     def leave(self, rank: int, how: Departure) -> None:
         """Mark that `rank` will never come to a barrier again and wake whoever waits for it."""
-        self._words[rank * _WORDS_PER_LINE + _DEPARTURE // 4] = int(how)
-        futex.wake(self._address + rank * LINE_BYTES + _ARRIVALS)
+        self._words[_line(rank, _DEPARTURE) // 4] = int(how)
+        futex.wake(self._address + _line(rank, _ARRIVALS))
+
+    def come_back(self, rank: int) -> None:
+        """Mark that somebody has taken the place of `rank`."""
+        self._words[_line(rank, _DEPARTURE) // 4] = int(Departure.PRESENT)
 
     def step(self, rank: int) -> int:
         """Tell the step that `rank` was last seen in."""
-        return self._steps[(rank * LINE_BYTES + _STEP) // 8]
+        return self._longs[_line(rank, _STEP) // 8]
 
     def set_step(self, rank: int, step: int) -> None:
         """Note the step that `rank` is in, for those who wait for it."""
-        self._steps[(rank * LINE_BYTES + _STEP) // 8] = step
+        self._longs[_line(rank, _STEP) // 8] = step
+
+    def plan(self, rank: int, step: int) -> int:
+        """Read what `rank` has planned before `step`; 0 for nothing."""
+        if self._longs[_line(rank, _PLAN_STEP) // 8] != step:
+            return 0
+        return self._words[_line(rank, _PLAN) // 4]
+
+    def set_plan(self, rank: int, step: int, what: int) -> None:
+        """Plan something before `step`, which nobody can have come to."""
+        self._words[_line(rank, _PLAN) // 4] = what
+        self._longs[_line(rank, _PLAN_STEP) // 8] = step
+
+    @property
+    def wish(self) -> bool:
+        """Whether the launcher wishes that all workers stop between two steps."""
+        return bool(self._words[0])
+
+    @wish.setter
+    def wish(self, value: bool) -> None:
+        self._words[0] = int(value)
 
     def set_purpose(self, rank: int, which: int, purpose: bytes) -> None:
         """Say what the next arrival of `rank` is for; `which` alternates between 0 and 1."""
-        start = rank * LINE_BYTES + _PURPOSES + which * PURPOSE_BYTES
+        start = _line(rank, _PURPOSES) + which * PURPOSE_BYTES
         self._map[start : start + PURPOSE_BYTES] = purpose[:PURPOSE_BYTES].ljust(PURPOSE_BYTES)
 
     def purpose(self, rank: int, which: int) -> bytes:
         """Read what an arrival of `rank` is for, padded with spaces."""
-        start = rank * LINE_BYTES + _PURPOSES + which * PURPOSE_BYTES
+        start = _line(rank, _PURPOSES) + which * PURPOSE_BYTES
         return self._map[start : start + PURPOSE_BYTES]
 
     def post(self, rank: int, message: bytes) -> None:
@@ -120,8 +153,12 @@ class ControlPage:
             self.fd = -1
 
     def _mailbox(self, rank: int) -> int:
-        return self.world_size * LINE_BYTES + rank * MAILBOX_BYTES
+        return _line(self.world_size, 0) + rank * MAILBOX_BYTES
+
+
+def _line(rank: int, field: int) -> int:
+    return _HEAD_BYTES + rank * LINE_BYTES + field
 
 
 def _page_bytes(world_size: int) -> int:
-    return world_size * (LINE_BYTES + MAILBOX_BYTES)
+    return _HEAD_BYTES + world_size * (LINE_BYTES + MAILBOX_BYTES)

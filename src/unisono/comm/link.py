@@ -1,8 +1,10 @@
 """What holds a worker to its launcher? A channel for words and a control page for signs.
 
 The launcher puts both descriptors into the environment (``UNISONO_LINK``, ``UNISONO_CONTROL``)
-together with the process it means (``UNISONO_PID``). Invariant: only that very process has a
-link; what it forks or starts, such as a loader process, has none.
+together with the process it means (``UNISONO_PID``), how many workers had its rank before it
+(``UNISONO_INCARNATION``), and whether lost workers are made up for (``UNISONO_RECOVERS``).
+Invariant: only that very process has a link; what it forks or starts, such as a loader process,
+has none.
 """
 
 from __future__ import annotations
@@ -10,18 +12,27 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono.comm.channel import Channel, Message
 from unisono.comm.control import ControlPage
+from unisono.comm.crew import Crew
+from unisono.comm.host import Live, Passed
 from unisono.errors import MismatchError, UnisonoError
 from unisono.world import World, world
+
+if TYPE_CHECKING:
+    # Loads torch, which the launcher, who has this module too, must not wait for.
+    from unisono.comm.memory import Memory
 
 LINK_VARIABLE = "UNISONO_LINK"
 CONTROL_VARIABLE = "UNISONO_CONTROL"
 PID_VARIABLE = "UNISONO_PID"
+INCARNATION_VARIABLE = "UNISONO_INCARNATION"
+RECOVERS_VARIABLE = "UNISONO_RECOVERS"
 
 
 def is_worker(environ: Mapping[str, str] | None = None) -> bool:
@@ -31,20 +42,31 @@ def is_worker(environ: Mapping[str, str] | None = None) -> bool:
 
 
 class Link:
-    """A worker's end. Final; found with :meth:`from_environment`.
+    """A worker's end, a :class:`unisono.comm.host.Host`. Final; see :meth:`from_environment`.
 
     Attributes:
         world: this worker's place among the others.
         control: the page on which all workers of the job meet.
+        incarnation: how many workers had this rank before; above 0 for a replacement.
+        can_replace: see :class:`unisono.comm.host.Host`.
     """
 
-    def __init__(self, channel: Channel, world: World, control: ControlPage) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        world: World,
+        control: ControlPage,
+        *,
+        incarnation: int = 0,
+        can_replace: bool = False,
+    ) -> None:
         self.world = world
         self.control = control
+        self.incarnation = incarnation
+        self.can_replace = can_replace
         self._channel = channel
         self._lock = threading.Lock()
-        self._num_memories = 0
-        self._index_of_fd: dict[int, int] = {}
+        self._key_of_fd: dict[int, int] = {}
         self._unused: deque[int] = deque()
 
     @staticmethod
@@ -54,33 +76,74 @@ class Link:
             return None
         return _open(int(os.environ[LINK_VARIABLE]), int(os.environ[CONTROL_VARIABLE]), os.getpid())
 
-    def memory(self, num_bytes: int) -> int:
-        """Get the descriptor of memory that all workers share and the launcher keeps alive.
+    def note_ready(self) -> None:
+        """See :meth:`unisono.comm.host.Host.note_ready`."""
+        self.tell({"type": "ready"})
 
-        Collective: the k-th call on every worker gives the same memory, zero at first.
+    def memory(self, key: int, num_bytes: int) -> Memory:
+        """See :meth:`unisono.comm.host.Host.memory`; the launcher keeps it alive.
 
         Raises:
             MismatchError: another worker asked for another size.
         """
+        from unisono.comm.memory import Memory
+
         with self._lock:
             while self._unused:
                 self._release(self._unused.popleft())
-            index = self._num_memories
-            self._num_memories += 1
-            request = {"type": "memory", "index": index, "num_bytes": num_bytes}
-            answer = self._ask(request)
+            answer = self._ask({"type": "memory", "key": key, "num_bytes": num_bytes})
             if answer.header["type"] == "refused":
                 raise MismatchError(answer.header["reason"])
-            self._index_of_fd[answer.fds[0]] = index
-            return answer.fds[0]
+            fd = answer.fds[0]
+            self._key_of_fd[fd] = key
+        memory = Memory.map(fd, num_bytes)
+        # Not sent by the finalizer, which may run at any moment, but with the next request.
+        weakref.finalize(memory, self._unused.append, fd).atexit = False
+        return memory
 
-    def release(self, fd: int) -> None:
-        """Give back a descriptor that :meth:`memory` gave; mappings of it stay valid.
+    def stopped(self, arrivals: int, *, between_steps: bool) -> Crew:
+        """See :meth:`unisono.comm.host.Host.stopped`."""
+        with self._lock:
+            request = {"type": "stopped", "arrivals": arrivals, "between_steps": between_steps}
+            return Crew.from_json(self._ask(request).header["crew"])
 
-        When all workers have released it, the launcher lets go of the memory too. It happens at
-        the next :meth:`memory`, so that a finalizer may call this at any moment.
+    def entry(self, index: int, kind: str) -> Passed | Live:
+        """See :meth:`unisono.comm.host.Host.entry`."""
+        with self._lock:
+            answer = self._ask({"type": "entry", "index": index, "kind": kind})
+        header = answer.header
+        if header["type"] == "passed":
+            return Passed(answer.payload, header["loop"])
+        if header["type"] == "refused":
+            raise MismatchError(header["reason"])
+        crew = Crew.from_json(header["crew"])
+        return Live(crew, header["arrivals"], header["loop"], header["is_alone"])
+
+    def note_result(self, index: int, payload: bytes) -> None:
+        """See :meth:`unisono.comm.host.Host.note_result`."""
+        self.tell({"type": "result", "index": index}, payload)
+
+    def note_loop(self, index: int, facts: dict[str, Any]) -> None:
+        """See :meth:`unisono.comm.host.Host.note_loop`."""
+        self.tell({"type": "loop", "index": index, "facts": facts})
+
+    def note_end_of_loop(self, index: int, payload: bytes) -> None:
+        """See :meth:`unisono.comm.host.Host.note_end_of_loop`."""
+        self.tell({"type": "end of loop", "index": index}, payload)
+
+    def give_up_recovery(self, reason: str) -> None:
+        """See :meth:`unisono.comm.host.Host.give_up_recovery`."""
+        self.tell({"type": "no recovery", "reason": reason})
+
+    def keep(self, slot: dict[str, Any], *, wait: bool) -> None:
+        """Have the launcher write a snapshot as a checkpoint, once an earlier one is written.
+
+        Args:
+            slot: where it lies and where it goes, as :class:`unisono.checkpoint.keeper.Kept`.
+            wait: return only when it is on the disk, or has failed.
         """
-        self._unused.append(fd)
+        with self._lock:
+            self._ask({"type": "keep", "slot": slot, "wait": wait})
 
     def tell(self, header: dict[str, Any], payload: bytes = b"") -> None:
         """Send one message to the launcher that needs no answer, such as a result or a failure."""
@@ -88,9 +151,9 @@ class Link:
             self._channel.send(header, payload)
 
     def _release(self, fd: int) -> None:
-        index = self._index_of_fd.pop(fd)
+        key = self._key_of_fd.pop(fd)
         os.close(fd)
-        self._channel.send({"type": "release", "index": index})
+        self._channel.send({"type": "release", "key": key})
 
     def _ask(self, request: dict[str, Any]) -> Message:
         try:
@@ -116,4 +179,10 @@ def _open(link_fd: int, control_fd: int, pid: int) -> Link:
     here = world()
     os.set_inheritable(control_fd, False)
     control = ControlPage.attach(control_fd, here.world_size)
-    return Link(Channel.from_fd(link_fd), here, control)
+    return Link(
+        Channel.from_fd(link_fd),
+        here,
+        control,
+        incarnation=int(os.environ.get(INCARNATION_VARIABLE, "0")),
+        can_replace=os.environ.get(RECOVERS_VARIABLE) == "1",
+    )

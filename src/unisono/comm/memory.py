@@ -59,6 +59,15 @@ class Memory:
         """View `numel` elements from byte `offset` on as a vector."""
         return self.tensor(offset, (numel,), dtype, None)
 
+    @property
+    def mapping(self) -> mmap.mmap:
+        """The bytes themselves."""
+        return self._mapping
+
+    def view(self, offset: int, num_bytes: int) -> memoryview:
+        """View bytes from `offset` on; writing to the view writes to the memory."""
+        return memoryview(self._mapping)[offset : offset + num_bytes]
+
     def write(self, offset: int, data: bytes) -> None:
         """Put raw bytes at `offset`."""
         self._mapping[offset : offset + len(data)] = data

@@ -1,19 +1,26 @@
 """All workers of a run, as one of them sees it: meet, tell each other, share memory.
 
 A process that nobody launched is a team of one; everything below works for it without waiting.
+Whoever is lost on the way is left behind: the others stop where they miss it, hear from the
+launcher who goes on, and go on.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-import weakref
+import os
 from collections.abc import Callable, Mapping
 
+from unisono.comm.alone import Alone
 from unisono.comm.barrier import Barrier
 from unisono.comm.control import MAILBOX_BYTES, ControlPage
+from unisono.comm.crew import Crew
+from unisono.comm.host import Host
 from unisono.comm.link import Link
 from unisono.comm.memory import Memory
 from unisono.errors import MismatchError
+from unisono.faults import Faults
 from unisono.world import World, world
 
 _CHUNK_BYTES = MAILBOX_BYTES - 1024
@@ -26,19 +33,34 @@ class Team:
     Args:
         world: this worker's place.
         control: the page shared with the others; None for a team of one.
-        share: gives the same memory of the wanted size to every worker. Collective.
+        host: the one who started this worker.
+        faults: what is to go wrong here, for tests.
+        is_replacement: whether this worker takes the place of one that was lost.
+
+    Attributes:
+        crew: who computes together now.
     """
 
     def __init__(
-        self, world: World, control: ControlPage | None, share: Callable[[int], Memory]
+        self,
+        world: World,
+        control: ControlPage | None,
+        host: Host,
+        faults: Faults | None = None,
+        *,
+        is_replacement: bool = False,
     ) -> None:
         self.world = world
+        self.host = host
+        self.is_replacement = is_replacement
+        self.faults = faults or Faults()
+        self.crew = Crew(tuple(range(world.world_size)), lead=0)
         self._control = control
-        self._share = share
+        self._own_plan = (0, 0)
         self._barrier = None if control is None else Barrier(control, world.rank)
 
-    @classmethod
-    def from_environment(cls) -> Team:
+    @staticmethod
+    def from_environment() -> Team:
         """Join the workers that the launcher started, or be a team of one.
 
         Raises:
@@ -46,7 +68,7 @@ class Team:
         """
         link = Link.from_environment()
         if link is not None:
-            return cls(link.world, link.control, lambda num_bytes: _shared(link, num_bytes))
+            return _team_of(link, os.getpid())
         here = world()
         if here.world_size > 1:
             raise RuntimeError(
@@ -54,41 +76,119 @@ class Team:
                 f"WORLD_SIZE say that another launcher started this one as {here.rank} of "
                 f"{here.world_size}: use `unisono run -n {here.world_size} SCRIPT`."
             )
-        return cls(here, None, Memory.private)
+        return Team(here, None, Alone())
 
-    def meet(self, purpose: str) -> None:
+    @property
+    def is_launched(self) -> bool:
+        """Whether a launcher started this process."""
+        return self._control is not None
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether this worker speaks for all."""
+        return self.crew.lead == self.world.rank
+
+    @property
+    def position(self) -> int:
+        """Count the workers of the crew before this one."""
+        return self.crew.position(self.world.rank)
+
+    @property
+    def size(self) -> int:
+        """Count the workers that compute together now."""
+        return len(self.crew.ranks)
+
+    def meet(self, purpose: str) -> bool:
         """Wait for everybody. Collective: every rank calls it, in the same order.
 
         Args:
             purpose: what for, in at most 24 letters; those who come for another are told so.
+
+        Returns:
+            Whether all came; False if somebody was lost, and :attr:`crew` is another one now.
         """
+        if self._barrier is None:
+            return True
+        self._barrier.arrive(purpose)
+        all_came = True
+        while not self._barrier.wait():
+            all_came = False
+            self._take(self.host.stopped(self._barrier.arrivals, between_steps=False))
+        return all_came
+
+    def pause(self) -> None:
+        """Stand still between two steps, so that the crew can change. Collective."""
         if self._barrier is not None:
-            self._barrier.wait(purpose)
+            self._take(self.host.stopped(self._barrier.arrivals, between_steps=True))
+
+    def join(self, crew: Crew, arrivals: int) -> None:
+        """Belong to `crew`, whose workers have come to so many meetings."""
+        assert self._barrier is not None
+        self._barrier.arrivals = arrivals
+        self._take(crew)
 
     def note_step(self, step: int) -> None:
         """Tell those who may wait for this worker which step it is in."""
         if self._control is not None:
             self._control.set_step(self.world.rank, step)
 
-    def memory(self, num_bytes: int) -> Memory:
-        """Share memory with everybody. Collective: every rank calls it, in the same order."""
-        return self._share(num_bytes)
-
-    def gather(self, message: bytes, purpose: str) -> list[bytes]:
-        """Tell everybody `message`; hear theirs, in rank order. Collective: every rank calls it."""
+    def plan(self, step: int, what: int) -> None:
+        """Say, as the lead, what everybody does before `step`; then come to a meeting."""
         if self._control is None:
-            return [message]
-        heard = [b""] * self.world.world_size
-        going_on = True
-        while going_on:
+            self._own_plan = (step, what)
+        else:
+            self._control.set_plan(self.world.rank, step, what)
+
+    def planned(self, step: int) -> int:
+        """Read what the lead has planned before `step`; the same for all who met it since."""
+        if self._control is None:
+            return self._own_plan[1] if self._own_plan[0] == step else 0
+        return self._control.plan(self.crew.lead, step)
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether the launcher wishes that all stop between two steps."""
+        return self._control is not None and self._control.wish
+
+    def memory(self, key: int, num_bytes: int) -> Memory:
+        """Share memory with everybody who asks with the same `key`."""
+        return self.host.memory(key, num_bytes)
+
+    def gather(self, message: bytes, purpose: str) -> dict[int, bytes]:
+        """Tell everybody `message`; hear theirs, by rank. Collective: every rank calls it.
+
+        Returns:
+            The messages of those who came, the same on every worker that goes on.
+        """
+        control = self._control
+        if control is None:
+            return {self.world.rank: message}
+        heard: dict[int, bytes] = {}
+        speaking = dict.fromkeys(self.crew.ranks, b"")
+        while speaking:
             chunk, message = message[:_CHUNK_BYTES], message[_CHUNK_BYTES:]
-            self._control.post(self.world.rank, (_MORE if message else _LAST) + chunk)
+            control.post(self.world.rank, (_MORE if message else _LAST) + chunk)
             self.meet(purpose)
-            posts = [self._control.posted(rank) for rank in range(self.world.world_size)]
+            # Who was lost before it came has not posted this, and nobody believes what it posted.
+            speaking = {rank: sofar for rank, sofar in speaking.items() if rank in self.crew.ranks}
+            for rank in list(speaking):
+                post = control.posted(rank)
+                speaking[rank] += post[1:]
+                if post[:1] == _LAST:
+                    heard[rank] = speaking.pop(rank)
             self.meet(purpose)
-            heard = [sofar + post[1:] for sofar, post in zip(heard, posts, strict=True)]
-            going_on = any(post[:1] == _MORE for post in posts)
-        return heard
+        return dict(sorted(heard.items()))
+
+    def hear_lead(self, speak: Callable[[], bytes], purpose: str) -> bytes:
+        """Have the lead call `speak`, and hear what it says. Collective: every rank calls it.
+
+        If the lead is lost before it has spoken, the next one does.
+        """
+        while True:
+            lead = self.crew.lead
+            heard = self.gather(speak() if self.is_lead else b"", purpose)
+            if lead in heard:
+                return heard[lead]
 
     def agree(self, facts: Mapping[str, object]) -> None:
         """Check that every worker says the same. Collective: every rank calls it.
@@ -100,19 +200,26 @@ class Team:
             MismatchError: the first name whose value differs, with both values.
         """
         message = json.dumps(facts, default=str).encode()
-        said = [json.loads(heard) for heard in self.gather(message, "start of a loop")]
-        for other, theirs in enumerate(said):
-            for name, value in said[0].items():
+        heard = self.gather(message, "start of a loop")
+        said = {rank: json.loads(message) for rank, message in heard.items()}
+        first = min(said)
+        for other, theirs in said.items():
+            for name, value in said[first].items():
                 if theirs.get(name) != value:
                     raise MismatchError(
-                        f"{name} must be the same on every worker, but is {value!r} on rank 0 "
-                        f"and {theirs.get(name)!r} on rank {other}: give every worker the same "
-                        f"program and the same data."
+                        f"{name} must be the same on every worker, but is {value!r} on rank "
+                        f"{first} and {theirs.get(name)!r} on rank {other}: give every worker the "
+                        f"same program and the same data."
                     )
 
+    def _take(self, crew: Crew) -> None:
+        self.crew = crew
+        if self._barrier is not None:
+            self._barrier.set_crew(crew.ranks)
 
-def _shared(link: Link, num_bytes: int) -> Memory:
-    fd = link.memory(num_bytes)
-    memory = Memory.map(fd, num_bytes)
-    weakref.finalize(memory, link.release, fd).atexit = False
-    return memory
+
+@functools.cache
+def _team_of(link: Link, pid: int) -> Team:
+    # One for all runs of a process: they share what the launcher knows of it.
+    faults = Faults.from_environment(os.environ, link.world.rank, link.incarnation)
+    return Team(link.world, link.control, link, faults, is_replacement=link.incarnation > 0)

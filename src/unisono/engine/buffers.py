@@ -65,22 +65,31 @@ class Buffers:
         """The layout that the arena reserves, twice."""
         return tuple(self._slots)
 
-    def bind(self, arena: Arena, *, is_first: bool) -> None:
-        """Move the buffers into the block; rank 0 (`is_first`) also gives its values to all."""
+    @property
+    def now(self) -> int:
+        """Which of the arena's two copies is the present one."""
+        return self._now
+
+    def bind(self, arena: Arena) -> None:
+        """Move the buffers into the block, with the values they have."""
         for tensor, slot in zip(self._tensors, self._slots, strict=True):
             view = _view(self._block, slot)
             view.copy_(tensor)
             tensor.data = view
+        self._now = 0
         if self._slots:
             self._shared = (arena.buffers[0].everything(), arena.buffers[1].everything())
-            self._now = 0
-            if is_first:
-                self._shared[0].copy_(self._block)
 
-    def load(self) -> None:
-        """Take over the values that rank 0 has shared."""
+    def give(self) -> None:
+        """Give this worker's values to all."""
         if self._shared is not None:
-            self._block.copy_(self._shared[self._now])
+            self._shared[self._now].copy_(self._block)
+
+    def load(self, now: int) -> None:
+        """Take over the values of one of the arena's copies, the present one from now on."""
+        self._now = now
+        if self._shared is not None:
+            self._block.copy_(self._shared[now])
 
     def unbind(self) -> None:
         """Give the model buffers with memory of their own again."""

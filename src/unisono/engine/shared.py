@@ -4,35 +4,37 @@
 
     each shard      seed → buffers back → forward, backward → push        (every worker its own)
     publish         parts and rows lie in the arena
-    meet            ─────────────────────────────────────────────────────
-    sum, update     every worker its pieces of all parameters             (or rank 0 all)
-    meet            ─────────────────────────────────────────────────────
+    meet            ───────────────────────────────────────  somebody lost: its shards, meet again
+    sum, update     every worker its pieces of all parameters             (or the lead all)
+    meet            ───────────────────────────────────────  somebody lost: back to the snapshot
 
-Between the two meetings parameters change; outside of them nobody writes what another reads.
+Between the two meetings parameters change; outside of them nobody writes what another reads. A
+worker lost before the first meeting costs nothing but its shards, which the others compute. One
+that is lost between the two leaves the parameters torn; the newest snapshot is put back then.
 World size 1 takes the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono.comm.host import Live
 from unisono.comm.team import Team
 from unisono.engine import randomness
-from unisono.engine.arena import Arena, Plan, lay_out
-from unisono.engine.buffers import Buffers
-from unisono.engine.contents import updated_parameters
+from unisono.engine.arena import Arena
 from unisono.engine.gradients import GradientStack
 from unisono.engine.loss import ShardLoss, check_differentiable, is_finite, non_finite
-from unisono.engine.optimizers import has_hooks, is_elementwise, state_like
 from unisono.engine.rows import Form, Rows, StepTotals
+from unisono.engine.state import SharedState
 from unisono.engine.summing import OrderedSum
-from unisono.engine.update import SlicedUpdate, StateKey, Update, WholeUpdate
+from unisono.engine.update import SlicedUpdate, Update, WholeUpdate
 from unisono.plan.seeds import seed_of
-from unisono.plan.shards import assign
+from unisono.plan.shards import Held, assign, take_over
 from unisono.plan.slices import cut
 from unisono.plan.summation import parts_of
 
@@ -41,12 +43,13 @@ class SharedEngine:
     """Computes steps while it is bound to an arena. Final.
 
     Args:
-        model: shared by all workers while bound.
-        optimizer: the user's.
-        shards: S.
+        model, optimizer, shards, key, arena, live: see :class:`SharedState`.
         seed: the run's.
         team: the workers.
-        arena: of an earlier engine of the same run, used again where its plan still holds.
+
+    Attributes:
+        state: what all workers share.
+        shards: those that this worker computes, as long as nobody is lost.
     """
 
     def __init__(
@@ -57,55 +60,37 @@ class SharedEngine:
         shards: int,
         seed: int,
         team: Team,
+        key: int,
         arena: Arena | None = None,
+        live: Live | None = None,
     ) -> None:
-        self._model, self._optimizer, self._team, self._seed = model, optimizer, team, seed
-        world = team.world
-        self._parameters = list(updated_parameters(model, optimizer).values())
-        updated = set(map(id, self._parameters))
-        self._fixed = [p for p in model.parameters() if id(p) not in updated]
-        self._all = [*self._parameters, *self._fixed]
-        self._buffers = Buffers(model)
-        self._sliced = is_elementwise(optimizer)
-        keys, examples = self._plan_state()
-        plan = Plan(
-            tuple(lay_out(self._parameters)),
-            tuple(lay_out(self._fixed)),
-            tuple(lay_out(examples)),
-            self._buffers.slots,
-            shards,
+        self._optimizer, self._team, self._seed = optimizer, team, seed
+        self.state = SharedState(
+            model, optimizer, shards=shards, team=team, key=key, arena=arena, live=live
         )
-        if arena is None or arena.plan != plan:
-            arena = Arena(team.memory(Arena.num_bytes(plan)), plan)
-        self.arena = arena
-        self._share(keys)
-        ranges = assign(shards, world.world_size)
-        self.shards = ranges[world.rank]
-        all_parts = [part for shard_range in ranges for part in parts_of(shard_range, shards)]
-        self._stack = GradientStack(arena, self._parameters, parts_of(self.shards, shards))
-        self._rows = Rows(arena)
-        numels = [p.numel() for p in self._parameters]
-        pieces = cut(numels, world.world_size)[world.rank]
-        self._sum = OrderedSum(arena, all_parts, pieces)
-        self._update: Update = (
-            SlicedUpdate(optimizer, self._parameters, arena, keys, pieces, self._sum.totals)
-            if self._sliced
-            else WholeUpdate(optimizer, self._parameters, arena, acts=world.rank == 0)
-        )
+        self._arena, self._parameters = self.state.arena, self.state.parameters
+        self._buffers = self.state.buffers
+        self._rows = Rows(self._arena)
+        self._held: Held = {}
+        self._copied: int | None = None
         self._keeper: int | None = None
+        self._divide()
 
     def begin(self, step: int, keeper: int) -> None:
         """Start a step whose first non-empty shard is `keeper`."""
-        self._check_untouched()
+        if self._crew != self._team.crew:
+            self._divide()
+        self.state.check_untouched()
         self._keeper = keeper
         self._buffers.begin()
         self._team.note_step(step)
+        self._team.faults.meet("begin", step)
         self._stack.discard()
-        for parameter in self._all:
-            parameter.grad = None
+        self.state.clear_gradients()
 
     def start_shard(self, step: int, shard: int) -> None:
         """Prepare generators and buffers for one shard's forward pass."""
+        self._team.faults.meet("shard", step)
         randomness.seed_generators(seed_of("train", self._seed, step, shard))
         self._buffers.restore()
 
@@ -127,7 +112,7 @@ class SharedEngine:
         weight = 1.0 if loss.is_sum else share
         torch.autograd.backward(loss.tensor, torch.full_like(loss.tensor, weight))
         self._stack.push(shard)
-        for parameter in self._fixed:
+        for parameter in self.state.fixed:
             parameter.grad = None
         if shard == self._keeper:
             self._buffers.keep()
@@ -137,130 +122,147 @@ class SharedEngine:
         self._stack.push_nothing(shard)
         self._rows.write(shard, None)
 
-    def finish(self, step: int) -> StepTotals:
-        """Sum and update. Collective: every rank calls it once its shards are done.
+    def arrive(self, step: int) -> list[int] | None:
+        """Meet the others once the own shards are done. Collective.
+
+        Returns:
+            None when the shards of the whole step are done. Else somebody was lost, and these are
+            to be computed here too, maybe none; then this is called again.
+        """
+        self.state.check_untouched()
+        self._team.faults.meet("gradients", step)
+        if self._team.faults.flips(step):
+            self._flip_a_bit()
+        if self._team.meet(f"gradients of step {step}"):
+            if self._copied is not None:
+                self.state.snapshots.complete(self._copied)
+                self._copied = None
+            return None
+        # The snapshot is not known to be whole; the one before it still is.
+        self._copied = None
+        self._held, new = take_over(self._held, self._team.crew.ranks)
+        mine = new[self._team.world.rank]
+        shards = self._arena.plan.shards
+        parts = [part for run in mine for part in parts_of(run, shards)]
+        self._stack = GradientStack(self._arena, self._parameters, parts)
+        # Now, while nobody updates: what it reads of the optimizer's state must be this step's.
+        self._divide_update()
+        return [shard for run in mine for shard in run]
+
+    def finish(self, step: int, plan_next: int) -> tuple[StepTotals, bool]:
+        """Sum and update. Collective: every rank calls it once the step's shards are done.
+
+        Args:
+            step: counted over the whole run.
+            plan_next: what the lead plans before the next step; others say 0.
+
+        Returns:
+            What the step had to say, and whether it is done; if not, somebody was lost in the
+            midst of the update, and :meth:`go_back` must be called.
 
         Raises:
             NonFiniteLossError: the loss of a shard is NaN or infinite; nothing was updated.
             RuntimeError: something else changed the parameters meanwhile.
         """
-        self._check_untouched()
-        self._team.meet(f"gradients of step {step}")
+        self.state.check_untouched()
         bad = self._rows.non_finite_shard()
         if bad is not None:
             self._team.meet(f"bad loss in step {step}")
             shard, value = bad
             raise non_finite(value, step, shard)
         totals = self._rows.totals()
+        if self.state.is_lost:
+            return totals, False
         present = self._sum.add()
         if totals.form == Form.SUM:
-            self._divide(present, totals.weight)
-        if not self._sliced:
-            self._team.meet(f"sums of step {step}")
+            self._divide_sums(present, totals.weight)
+        if not self.state.is_sliced and not self._team.meet(f"sums of step {step}"):
+            return totals, False
+        self._team.faults.meet("update", step)
         self._update.apply(present)
-        self._team.meet(f"update of step {step}")
+        self._team.faults.meet("updated", step)
+        self._team.plan(step + 1, plan_next)
+        if not self._team.meet(f"update of step {step}"):
+            return totals, False
         self._update.commit()
         self._buffers.commit()
-        self._remember()
+        self.state.remember()
         randomness.seed_generators(seed_of("between", self._seed, step))
-        return totals
+        self._team.faults.meet("commit", step)
+        return totals, True
 
-    def unbind(self) -> None:
-        """Give this worker's model tensors of its own again; values stay those of the last step."""
-        for parameter in self._all:
-            parameter.data = parameter.data.clone()
-            parameter.grad = None
-        for parameter in self._parameters:
-            state = self._optimizer.state.get(parameter, {})
-            for name, value in state.items():
-                if isinstance(value, torch.Tensor):
-                    state[name] = value.clone()
-        self._buffers.unbind()
+    def take_snapshot(
+        self, facts: Mapping[str, Any], extras: Mapping[str, torch.Tensor], *, wait: bool
+    ) -> int | None:
+        """Copy the whole state. Collective, between two steps.
 
-    def _remember(self) -> None:
-        """Note the parameters' versions, which every change in place increments."""
-        self._versions = [p._version for p in self._all]
-        self._num_groups = len(self._optimizer.param_groups)
+        Args:
+            facts: what is to be known beside it, plain JSON.
+            extras: what is to be kept beside it.
+            wait: meet the others, so that it is whole when this returns; else it is after the
+                next step's shards are done.
 
-    def _check_untouched(self) -> None:
-        """Refuse to go on after others than the optimizer have changed what all workers share."""
-        if [p._version for p in self._all] != self._versions or (
-            [p.data_ptr() for p in self._all] != self._places
-        ):
-            raise RuntimeError(
-                "parameters are shared by all workers while a loop over steps is under way and "
-                "must be changed by the optimizer alone, but something else changed them in place "
-                "or replaced their memory: do it between two loops."
+        Returns:
+            The slot; None if meanwhile the lead was lost with what it alone had.
+        """
+        while not self.state.is_lost:
+            slot = self.state.copy(facts, extras)
+            self._team.faults.meet("snapshot", facts["position"]["step"])
+            if not wait:
+                self._copied = slot
+                return slot
+            if self._team.meet("snapshot"):
+                self.state.snapshots.complete(slot)
+                return slot
+        return None
+
+    def go_back(self) -> None:
+        """Put the newest snapshot back, after a worker was lost in the midst of an update.
+
+        Collective. What is not in the arena is the caller's to put back.
+        """
+        self._copied = None
+        self.state.put_back()
+        self._divide()
+
+    def _divide(self) -> None:
+        """Work out which shards and which pieces are this worker's, from who is in the crew."""
+        team, num_shards = self._team, self._arena.plan.shards
+        ranges = assign(num_shards, team.size)
+        self._held = {rank: [shards] for rank, shards in zip(team.crew.ranks, ranges, strict=True)}
+        self.shards = ranges[team.position]
+        parts = parts_of(self.shards, num_shards)
+        self._stack = GradientStack(self._arena, self._parameters, parts)
+        self._crew = team.crew
+        self._divide_update()
+
+    def _divide_update(self) -> None:
+        """Work out what this worker adds up and updates, from who holds what and who is there."""
+        team, state = self._team, self.state
+        runs = [run for rank in self._held for run in self._held[rank]]
+        parts = [part for run in runs for part in parts_of(run, self._arena.plan.shards)]
+        pieces = cut([p.numel() for p in self._parameters], team.size)[team.position]
+        self._sum = OrderedSum(self._arena, parts, pieces)
+        self._update: Update = (
+            SlicedUpdate(
+                self._optimizer,
+                self._parameters,
+                self._arena,
+                state.keys,
+                pieces,
+                self._sum.totals,
             )
-        if self._sliced and has_hooks(self._optimizer):
-            raise RuntimeError(
-                "hooks of an optimizer's step must be there before a loop begins, but one "
-                "was registered under way: register it before."
-            )
-        if len(self._optimizer.param_groups) != self._num_groups:
-            raise RuntimeError(
-                f"an optimizer must keep its parameter groups while a loop is under way, but has "
-                f"{len(self._optimizer.param_groups)} instead of {self._num_groups}: add groups "
-                f"between two loops."
-            )
+            if state.is_sliced
+            else WholeUpdate(self._optimizer, self._parameters, self._arena, acts=team.is_lead)
+        )
 
-    def _plan_state(self) -> tuple[list[dict[str, StateKey]], list[torch.Tensor]]:
-        """List the optimizer state of every parameter, and an example of each tensor."""
-        keys: list[dict[str, StateKey]] = [{} for _ in self._parameters]
-        examples: list[torch.Tensor] = []
-        if not self._sliced:
-            return keys, examples
-        index_of = {id(parameter): index for index, parameter in enumerate(self._parameters)}
-        for group in self._optimizer.param_groups:
-            state_of = {
-                dtype: state_like(self._optimizer, group, dtype)
-                for dtype in {parameter.dtype for parameter in group["params"]}
-            }
-            for parameter in group["params"]:
-                for name, example in sorted(state_of[parameter.dtype].items()):
-                    is_array = example.numel() == 4
-                    keys[index_of[id(parameter)]][name] = StateKey(len(examples), is_array)
-                    like = torch.empty_like(parameter, dtype=example.dtype, device="meta")
-                    examples.append(like if is_array else example.reshape(()))
-        return keys, examples
+    def _flip_a_bit(self) -> None:
+        """Damage what this worker has computed, for tests."""
+        part = parts_of(self.shards, self._arena.plan.shards)[0]
+        byte = self._arena.gradients[part.lo].everything()
+        byte[2] ^= 1
 
-    def _share(self, keys: Sequence[dict[str, StateKey]]) -> None:
-        """Put rank 0's values into the arena and let every worker's model look at them."""
-        is_first = self._team.world.rank == 0
-        homes = [*self.arena.parameters.tensors(), *self.arena.fixed.tensors()]
-        if is_first:
-            with torch.no_grad():
-                for home, parameter in zip(homes, self._all, strict=True):
-                    home.copy_(parameter)
-                self._share_state(keys)
-        self._team.meet("sharing parameters")
-        for home, parameter in zip(homes, self._all, strict=True):
-            parameter.data = home
-        self._buffers.bind(self.arena, is_first=is_first)
-        self._team.meet("sharing buffers")
-        self._buffers.load()
-        self._places = [p.data_ptr() for p in self._all]
-        self._remember()
-
-    def _share_state(self, keys: Sequence[dict[str, StateKey]]) -> None:
-        flags = bytearray(len(self._parameters) + 1)
-        for index, parameter in enumerate(self._parameters):
-            state = self._optimizer.state.get(parameter, {})
-            there = {name for name in keys[index] if state.get(name) is not None}
-            if there and there != keys[index].keys():
-                raise ValueError(
-                    f"an optimizer's state must fit its options, but for these it keeps "
-                    f"{sorted(keys[index])} and has {sorted(there)}: clear `optimizer.state` after "
-                    f"such a change, or leave the options."
-                )
-            if there:
-                flags[index] = 1
-                for name, key in keys[index].items():
-                    self.arena.states.tensor(key.at).copy_(state[name])
-        if self._sliced:
-            self.arena.write_flags(self.arena.plan.shards, bytes(flags))
-
-    def _divide(self, present: Sequence[bool], weight: float) -> None:
+    def _divide_sums(self, present: Sequence[bool], weight: float) -> None:
         """Turn sums into means over the true weight."""
         totals = [
             total

@@ -113,7 +113,7 @@ class SlicedUpdate:
 
     def commit(self) -> None:
         """Show the user's optimizer the whole state of parameters that have got theirs."""
-        known = self._arena.read_flags(self._arena.plan.shards)
+        known = self._arena.whose
         if known == self._known:
             return
         for index, parameter in enumerate(self._parameters):
@@ -152,7 +152,7 @@ class SlicedUpdate:
 
     def _adopt_existing(self) -> None:
         """Give pieces the state that the arena already holds."""
-        known = self._arena.read_flags(self._arena.plan.shards)
+        known = self._arena.whose
         for position, piece in enumerate(self._pieces):
             if known[piece.index]:
                 for name, key in self._keys[piece.index].items():
@@ -176,7 +176,7 @@ class SlicedUpdate:
                 home.copy_(state[name].reshape(home.shape))
                 state[name] = home
         if piece.is_first:
-            self._arena.set_flag(self._arena.plan.shards, piece.index)
+            self._arena.note_state(piece.index)
         self._strangers.discard(position)
 
     def _home(self, piece: Piece, key: StateKey) -> torch.Tensor:
@@ -186,10 +186,10 @@ class SlicedUpdate:
 
 
 class WholeUpdate:
-    """Any other optimizer: rank 0 updates whole parameters, the others wait for it. Final.
+    """Any other optimizer: the lead updates whole parameters, the others wait for it. Final.
 
     Args:
-        optimizer: the user's; its state stays in rank 0's process.
+        optimizer: the user's; its state stays in the lead's process.
         parameters: in the arena's order, already views of it.
         arena: with the summed gradients in slot 0.
         acts: whether this worker is the one that updates.

@@ -8,8 +8,12 @@ Nothing is loaded here that the caller may not need: no torch, no cloudpickle un
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from unisono.comm.link import is_worker
@@ -20,7 +24,10 @@ from unisono.launch.generators import caller_states
 from unisono.launch.job import FUNCTION, Job
 from unisono.launch.limit import too_many_workers
 from unisono.launch.policy import JobState
+from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import failure_message
+from unisono.launch.signals import signals_as_bytes
+from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
 from unisono.launch.supervise import supervise
 from unisono.world import num_devices, threads_per_worker
@@ -31,6 +38,9 @@ def launch(
     *args: Any,
     workers: int | None = None,
     threads: int | None = None,
+    restarts: int = RESTARTS,
+    replace: bool = True,
+    stall_timeout_s: float = TIMEOUT_S,
 ) -> list[Any]:
     """Call ``fn(*args)`` on every worker and return what they return, in rank order.
 
@@ -41,6 +51,12 @@ def launch(
         fn: what every worker calls. It, `args` and its result must be picklable by cloudpickle.
         workers: how many workers; one per device by default.
         threads: how many threads each computes with; ``UNISONO_THREADS`` by default, else 1.
+        restarts: how many workers may be lost within a minute where `fn` trains with Unisono: the
+            others go on, and `fn` is called again in a replacement, which joins them.
+        replace: whether lost workers are replaced; else the others go on without them, and what
+            they would have returned is None.
+        stall_timeout_s: after how many seconds a worker that does not move while others wait for
+            it is ended and made up for.
 
     Raises:
         ValueError: `workers` or `threads` is below 1, or `workers` beyond all reason.
@@ -48,28 +64,57 @@ def launch(
         RuntimeError: called inside a worker.
         WorkerError: a worker was killed or left; or the cause of the exception that follows.
         Exception: the exception of the worker that failed first, if it can be pickled.
+        KeyboardInterrupt: Ctrl-C; where `fn` trains with a `directory`, a checkpoint is written.
     """
     workers = num_devices() if workers is None else _num_workers(workers)
-    threads = threads_per_worker() if threads is None else _at_least_one("threads", threads)
+    threads = threads_per_worker() if threads is None else _at_least("threads", threads, 1)
     _refuse_inside_worker()
-    job = _job(fn, args, workers, threads)
+    restarts = _at_least("restarts", restarts, 0)
+    job = _job(fn, args, workers, threads, recovers=restarts > 0)
     open_standard_fds()
     server = server_pool().borrow(job.environ)
-    try:
-        ended = supervise(server, job, needs_result=True)
-    except KeyboardInterrupt:
+    with _interrupts() as signals:
+        try:
+            ended = supervise(
+                server,
+                job,
+                restarts=restarts,
+                replaces=replace,
+                stall_timeout_s=stall_timeout_s,
+                needs_result=True,
+                signals=signals,
+            )
+        except KeyboardInterrupt:
+            server.close()
+            raise
+    if ended.state.interrupted_by is not None:
         server.close()
-        raise
+        raise KeyboardInterrupt
     if ended.server_is_usable:
         server_pool().give_back(server)
     else:
         server.close()
     if ended.state.cause is not None:
         _raise_cause(ended.state, workers)
-    return [_unpack(ended.results[rank]) for rank in range(workers)]
+    return [
+        _unpack(ended.results[rank]) if rank in ended.results else None for rank in range(workers)
+    ]
 
 
-def _job(fn: Callable[..., Any], args: tuple[Any, ...], workers: int, threads: int) -> Job:
+@contextmanager
+def _interrupts() -> Iterator[socket.socket | None]:
+    """Hear Ctrl-C between two turns of the loop, where Python itself would raise at any moment."""
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield None
+        return
+    with signals_as_bytes([signal.SIGINT]) as signals:
+        yield signals
+
+
+def _job(
+    fn: Callable[..., Any], args: tuple[Any, ...], workers: int, threads: int, *, recovers: bool
+) -> Job:
     return Job(
         kind=FUNCTION,
         target=getattr(fn, "__qualname__", repr(fn)),
@@ -80,6 +125,7 @@ def _job(fn: Callable[..., Any], args: tuple[Any, ...], workers: int, threads: i
         num_workers=workers,
         threads=threads,
         seed=int.from_bytes(os.urandom(7), "little"),
+        recovers=recovers,
         payload=_pack(fn, args),
     )
 
@@ -125,17 +171,17 @@ def _raise_cause(state: JobState, workers: int) -> None:
 
 
 def _num_workers(count: int) -> int:
-    count = _at_least_one("workers", count)
+    count = _at_least("workers", count, 1)
     if reason := too_many_workers("workers", count):
         raise ValueError(reason)
     return count
 
 
-def _at_least_one(name: str, count: int) -> int:
+def _at_least(name: str, count: int, least: int) -> int:
     if not isinstance(count, int) or isinstance(count, bool):
         raise TypeError(f"`{name}` must be a whole number, but is {count!r}: pass `{name}=2`.")
-    if count < 1:
-        raise ValueError(f"`{name}` must be at least 1, but is {count}: pass `{name}=2`.")
+    if count < least:
+        raise ValueError(f"`{name}` must be at least {least}, but is {count}: pass `{name}=2`.")
     return count
 
 

@@ -74,9 +74,9 @@ class ForkServer:
         """The server's process."""
         return self._process.pid
 
-    def spawn(self, rank: int, fds: Sequence[int]) -> None:
+    def spawn(self, rank: int, incarnation: int, fds: Sequence[int]) -> None:
         """Ask for one worker; it may start only once torch is loaded."""
-        self.channel.send({"type": "spawn", "rank": rank}, fds=fds)
+        self.channel.send({"type": "spawn", "rank": rank, "incarnation": incarnation}, fds=fds)
 
     def signal(self, ranks: Sequence[int], signum: int) -> None:
         """Send `signum` to those of `ranks` that still run; a dead server has none."""

@@ -38,6 +38,7 @@ class Job:
         num_workers: how many workers there are.
         threads: how many threads each of them computes with.
         seed: where random generators start that no caller brings; the same on every worker.
+        recovers: whether lost workers are made up for.
         payload: the pickled call; empty for scripts and modules.
     """
 
@@ -50,6 +51,7 @@ class Job:
     num_workers: int
     threads: int
     seed: int
+    recovers: bool = True
     payload: bytes = b""
 
     def write(self) -> int:

@@ -1,12 +1,14 @@
 """Who owns the memory that workers share? The launcher, so that no worker's death can touch it.
 
-Invariant: the k-th request of every worker gets the same memfd; the launcher lets go of it when
-all workers have, or when the job ends.
+Invariant: whoever asks with the same key gets the same memfd. The launcher lets go of it when all
+workers that still live have, unless a replacement may yet need it, or when the job ends.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 
@@ -15,47 +17,68 @@ class _Shared:
     fd: int
     num_bytes: int
     first_rank: int
-    released_by: set[int] = field(default_factory=set)
+    held_by: set[int] = field(default_factory=set)
+    mapping: mmap.mmap | None = None
 
 
 class SharedMemories:
     """The memfds of one job. Final."""
 
-    def __init__(self, num_workers: int) -> None:
-        self._num_workers = num_workers
-        self._by_index: dict[int, _Shared] = {}
+    def __init__(self) -> None:
+        self._by_key: dict[int, _Shared] = {}
 
-    def request(self, rank: int, index: int, num_bytes: int) -> int:
-        """Return the descriptor of memory `index`; it stays the launcher's.
+    def request(self, rank: int, key: int, num_bytes: int) -> int:
+        """Return the descriptor of memory `key`; it stays the launcher's.
 
         Raises:
             ValueError: another worker asked for another size, or there is no such memory.
         """
-        if index not in self._by_index:
-            self._by_index[index] = self._create(rank, num_bytes)
-        shared = self._by_index[index]
+        if key not in self._by_key:
+            self._by_key[key] = self._create(rank, num_bytes)
+        shared = self._by_key[key]
         if shared.num_bytes != num_bytes:
             raise ValueError(
                 f"all workers must share memory of the same size in the same order, but request "
-                f"{index} of worker {shared.first_rank} is for {shared.num_bytes} bytes and that "
+                f"{key} of worker {shared.first_rank} is for {shared.num_bytes} bytes and that "
                 f"of worker {rank} for {num_bytes}: build the same model on every worker."
             )
+        shared.held_by.add(rank)
         return shared.fd
 
-    def release(self, rank: int, index: int) -> None:
-        """Note that `rank` does not need memory `index` any more."""
-        shared = self._by_index[index]
-        shared.released_by.add(rank)
-        if len(shared.released_by) == self._num_workers and shared.fd >= 0:
-            os.close(shared.fd)
-            shared.fd = -1
+    def mapping(self, key: int) -> mmap.mmap | None:
+        """Look into memory `key`; None when it is gone."""
+        shared = self._by_key.get(key)
+        if shared is None:
+            return None
+        if shared.mapping is None:
+            shared.mapping = mmap.mmap(shared.fd, shared.num_bytes)
+        return shared.mapping
+
+    def release(self, rank: int, key: int) -> None:
+        """Note that `rank` does not need memory `key` any more."""
+        if key in self._by_key:
+            self._by_key[key].held_by.discard(rank)
+
+    def forget(self, rank: int) -> None:
+        """Note that `rank` is gone."""
+        for shared in self._by_key.values():
+            shared.held_by.discard(rank)
+
+    def drop_unused(self, still_needed: Collection[int]) -> None:
+        """Let go of what no worker holds, but for these keys."""
+        for key in [key for key, shared in self._by_key.items() if not shared.held_by]:
+            if key not in still_needed:
+                self._drop(self._by_key.pop(key))
 
     def close(self) -> None:
         """Let go of everything."""
-        for shared in self._by_index.values():
-            if shared.fd >= 0:
-                os.close(shared.fd)
-        self._by_index.clear()
+        while self._by_key:
+            self._drop(self._by_key.popitem()[1])
+
+    def _drop(self, shared: _Shared) -> None:
+        os.close(shared.fd)
+        if shared.mapping is not None:
+            shared.mapping.close()
 
     def _create(self, rank: int, num_bytes: int) -> _Shared:
         if num_bytes < 1:

@@ -7,6 +7,8 @@ A job ends in stages, each with a deadline after which the next begins::
     RUNNING ──a failure──► GRACE ──0.3 s──► TERMINATE ──0.4 s──► KILL ──0.4 s──► ABANDON
        └──────an interrupt─────────────────────┘
 
+An interrupt may be gentle: then the job goes on to the end of its step, and `EndNow` ends it.
+
 Invariant: a stage never goes back, and as soon as every worker has exited the job is over.
 """
 
@@ -43,6 +45,7 @@ class Failure:
         traceback: what Python would have printed.
         waited_for: the worker that was gone, if it failed only because of that.
         exception: the packed exception, for those who can unpack it.
+        note: why the others could not go on without it.
     """
 
     rank: int | None
@@ -51,6 +54,7 @@ class Failure:
     traceback: str = ""
     waited_for: int | None = None
     exception: bytes = b""
+    note: str = ""
 
     @property
     def is_consequence(self) -> bool:
@@ -74,10 +78,18 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A worker is gone, with the status that the kernel gave."""
+    """A worker is gone, with the status that the kernel gave; `note` says why that ends the job."""
 
     rank: int
     exit_code: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """A worker is gone, the others go on, and nobody takes its place."""
+
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +101,15 @@ class ServerLost:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The user or the system asks the job to end."""
+    """The user or the system asks the job to end; `gently`: after the step under way."""
 
     signum: int
+    gently: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EndNow:
+    """What the job was to do before its end is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +117,7 @@ class DeadlinePassed:
     """The present stage has lasted long enough."""
 
 
-Event = Reported | Done | Exited | ServerLost | Interrupted | DeadlinePassed
+Event = Reported | Done | Exited | LeftBehind | ServerLost | Interrupted | EndNow | DeadlinePassed
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +204,16 @@ def decide(state: JobState, event: Event, now: float) -> Decision:
             return _failed(state, failure, now)
         case Done(rank):
             return _done(state, rank)
-        case Exited(rank, exit_code):
-            return _exited(state, rank, exit_code, now)
+        case Exited():
+            return _exited(state, event, now)
+        case LeftBehind(rank):
+            return Decision(replace(state, alive=state.alive - {rank}), (), "the others go on")
         case ServerLost(exit_code):
             return _server_lost(state, exit_code)
-        case Interrupted(signum):
-            return _interrupted(state, signum, now)
+        case Interrupted():
+            return _interrupted(state, event, now)
+        case EndNow():
+            return _end_now(state, now)
         case DeadlinePassed():
             return _next_stage(state, now)
 
@@ -222,7 +244,18 @@ def _done(state: JobState, rank: int) -> Decision:
     return Decision(state, (Leave(rank, Departure.FINISHED),), f"worker {rank} finished")
 
 
-def _exited(state: JobState, rank: int, exit_code: int, now: float) -> Decision:
+def may_survive(state: JobState, event: Exited) -> bool:
+    """Tell whether others may go on after this end: a kill from outside, in the midst of work."""
+    return (
+        event.exit_code < 0
+        and state.stage is Stage.RUNNING
+        and event.rank not in state.done
+        and not _has_failed(state, event.rank)
+    )
+
+
+def _exited(state: JobState, event: Exited, now: float) -> Decision:
+    rank, exit_code = event.rank, event.exit_code
     state = replace(state, alive=state.alive - {rank})
     if rank in state.done:
         # Libraries may abort while they unload (gloo: SIGABRT); all work was done by then.
@@ -236,7 +269,7 @@ def _exited(state: JobState, rank: int, exit_code: int, now: float) -> Decision:
         state = replace(state, quiet=state.quiet | {rank})
         leave = Leave(rank, Departure.FAILED)
         return Decision(state, (leave,), f"worker {rank} left quietly; somebody may miss it")
-    return _failed(state, Failure(rank, exit_code), now)
+    return _failed(state, Failure(rank, exit_code, note=event.note), now)
 
 
 def _server_lost(state: JobState, exit_code: int) -> Decision:
@@ -249,14 +282,22 @@ def _server_lost(state: JobState, exit_code: int) -> Decision:
     return Decision(state, leaves, "the fork server was lost and took its workers with it")
 
 
-def _interrupted(state: JobState, signum: int, now: float) -> Decision:
+def _interrupted(state: JobState, event: Interrupted, now: float) -> Decision:
     if state.interrupted_by is not None:
         state = replace(state, stage=Stage.ABANDON, deadline=None)
         return Decision(state, (KillServer(),), "asked twice to end, so at once")
-    state = replace(state, interrupted_by=signum)
+    state = replace(state, interrupted_by=event.signum)
     if state.stage >= Stage.TERMINATE:
         return Decision(state, (), "asked to end while ending")
+    if event.gently and state.stage is Stage.RUNNING:
+        return Decision(state, (), "asked to end after the step under way")
     return _enter(state, Stage.TERMINATE, now, "asked to end")
+
+
+def _end_now(state: JobState, now: float) -> Decision:
+    if state.stage >= Stage.TERMINATE:
+        return Decision(state, (), "it ends already")
+    return _enter(state, Stage.TERMINATE, now, "all is done that was to be done before the end")
 
 
 def _next_stage(state: JobState, now: float) -> Decision:

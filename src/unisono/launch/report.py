@@ -6,8 +6,13 @@ Only the first failure is told; what followed from it is not.
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Callable, Sequence
 
+from unisono.comm.crew import Crew
+from unisono.launch import recovery
 from unisono.launch.policy import Failure, JobState
+from unisono.plan.shards import assign
 
 _SIGNAL_HINTS = {
     signal.SIGKILL: "most often the system ran out of memory: use a smaller batch or fewer "
@@ -58,7 +63,8 @@ def failure_message(state: JobState, num_workers: int) -> str:
     others = "" if ended == num_workers else "; the others were ended"
     who = f"worker {cause.rank} of {num_workers}"
     if not cause.traceback:
-        return f"{who} {_ending(cause.exit_code)}{same}{others}."
+        note = f" It could not be made up for: {cause.note}." if cause.note else ""
+        return f"{who} {_ending(cause.exit_code)}{same}{others}.{note}"
     if cause.summary.startswith("SystemExit"):
         return f"{who} {_ending(cause.exit_code)}{same}{others}:\n{cause.traceback}"
     return f"{who} raised an exception{same}{others}:\n\n{cause.traceback}"
@@ -72,6 +78,75 @@ def interrupt_message(state: JobState, num_workers: int) -> str:
     ]
     ended = "its worker was" if num_workers == 1 else f"all {num_workers} workers were"
     return f"interrupted {by}; {ended} ended."
+
+
+def say(message: str) -> None:
+    """Tell the user something at once, on a line of its own even where a progress bar is drawn."""
+    start = "\r\x1b[2K" if sys.stderr.isatty() else ""
+    print(f"{start}unisono: {message}", file=sys.stderr, flush=True)
+
+
+def loss_message(
+    rank: int,
+    pid: int | None,
+    exit_code: int,
+    step: int,
+    before: recovery.State,
+    after: recovery.State,
+) -> str:
+    """Tell who was lost, with what, who goes on with what, and whether somebody will come."""
+    who = f"worker {rank} (pid {pid}) {_ending(exit_code)}"
+    then = "a replacement is starting" if after.replaces else "it is not replaced"
+    if before.crew is None or rank not in before.crew.ranks:
+        return f"{who} before it had joined the others; {then}."
+    loop = before.loop
+    num_shards = None if loop is None else int(loop.facts["shards"])
+    if num_shards is not None:
+        who += f" in step {step} with {_shards_of(before.crew, num_shards)[rank]}"
+    if after.crew is None:
+        return f"{who}; nobody is left; {then}, from the latest snapshot."
+    others = after.crew.ranks
+    word = "worker" if len(others) == 1 else "workers"
+    goes = "goes" if len(others) == 1 else "go"
+    text = f"{who}; {word} {_listed(list(map(str, others)))} {goes} on"
+    if num_shards is not None:
+        now = _shards_of(after.crew, num_shards)
+        text += " with " + ", ".join(now[other] for other in others)
+    return f"{text}; {then}."
+
+
+def spare_message(rank: int, traceback: str) -> str:
+    """Tell that a replacement failed before the others had need of it."""
+    return (
+        f"the replacement of worker {rank} must run the program again up to where the others are, "
+        f"but failed; the others go on without it:\n\n{traceback}\n"
+    )
+
+
+def joined_message(
+    ranks: Sequence[int], pid_of: Callable[[int], int | None], state: recovery.State
+) -> str:
+    """Tell that replacements belong to the crew now."""
+    word = "worker" if len(ranks) == 1 else "workers"
+    who = _listed([f"{rank} (pid {pid_of(rank)})" for rank in ranks])
+    text = f"{word} {who} {'has' if len(ranks) == 1 else 'have'} joined"
+    if state.loop is not None and state.crew is not None:
+        shards = _shards_of(state.crew, int(state.loop.facts["shards"]))
+        text += " with " + ", ".join(shards[rank] for rank in ranks)
+    return f"{text}."
+
+
+def _shards_of(crew: Crew, num_shards: int) -> dict[int, str]:
+    """Name the shards of each rank of a crew."""
+    names = {}
+    for rank, shards in zip(crew.ranks, assign(num_shards, len(crew.ranks)), strict=True):
+        one = len(shards) == 1
+        names[rank] = f"shard {shards[0]}" if one else f"shards {shards[0]}–{shards[-1]}"
+    return names
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _missed(state: JobState, rank: int, num_workers: int, how: str) -> str:

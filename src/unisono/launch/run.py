@@ -6,28 +6,43 @@ Invariant: whatever happens, all workers are gone when this returns, and the sta
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from unisono.launch.forkserver import ForkServer
 from unisono.launch.job import Job
+from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import exit_status, failure_message, interrupt_message
+from unisono.launch.signals import ENDING_SIGNALS, signals_as_bytes
+from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.supervise import supervise
 
-_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-
-def run(kind: str, target: str, argv: tuple[str, ...], *, workers: int, threads: int) -> int:
+def run(
+    kind: str,
+    target: str,
+    argv: tuple[str, ...],
+    *,
+    workers: int,
+    threads: int,
+    restarts: int = RESTARTS,
+    replaces: bool = True,
+    stall_timeout_s: float = TIMEOUT_S,
+) -> int:
     """Run a script or module on `workers` workers and return the exit status of it all."""
     environ = dict(os.environ)
-    with _signals_as_bytes() as signals:
+    with signals_as_bytes(ENDING_SIGNALS) as signals:
         server = ForkServer.start(environ)
         try:
-            job = _job(kind, target, argv, workers, threads, environ)
-            ended = supervise(server, job, signals=signals)
+            job = _job(kind, target, argv, workers, threads, environ, recovers=restarts > 0)
+            ended = supervise(
+                server,
+                job,
+                restarts=restarts,
+                replaces=replaces,
+                stall_timeout_s=stall_timeout_s,
+                signals=signals,
+            )
         finally:
             server.close()
     if ended.state.interrupted_by is not None:
@@ -44,6 +59,8 @@ def _job(
     workers: int,
     threads: int,
     environ: Mapping[str, str],
+    *,
+    recovers: bool,
 ) -> Job:
     return Job(
         kind=kind,
@@ -55,26 +72,5 @@ def _job(
         num_workers=workers,
         threads=threads,
         seed=int.from_bytes(os.urandom(7), "little"),
+        recovers=recovers,
     )
-
-
-@contextmanager
-def _signals_as_bytes() -> Iterator[socket.socket]:
-    """Give a socket that receives the number of each signal that asks this process to end."""
-    reading, writing = socket.socketpair()
-    reading.setblocking(False)
-    writing.setblocking(False)
-    before = {}
-    for signum in _ENDING_SIGNALS:
-        # Who ignores a signal from the start (nohup, a shell's background job) has a reason.
-        if signal.getsignal(signum) is not signal.SIG_IGN:
-            before[signum] = signal.signal(signum, lambda signum, frame: None)
-    wakeup_before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-    try:
-        yield reading
-    finally:
-        signal.set_wakeup_fd(wakeup_before)
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-        reading.close()
-        writing.close()

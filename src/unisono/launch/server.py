@@ -1,7 +1,7 @@
 """The fork server: who starts workers in milliseconds? A process that has loaded torch and waits.
 
     launcher ──spawn, signal──► server ──fork──► workers
-             ◄──exited────────
+             ◄─forked, exited──
 
 Invariant: one thread, so that forking is safe; no worker outlives it (their parent-death signal)
 and it does not outlive its launcher (end of the channel, or another parent).
@@ -105,22 +105,25 @@ class _Server:
 
     def _obey(self, message: Message) -> None:
         if message.header["type"] == "spawn":
-            self._fork(message.header["rank"], message.fds)
+            self._fork(message.header["rank"], message.header["incarnation"], message.fds)
         elif message.header["type"] == "signal":
             for pid, rank in self._rank_of_pid.items():
                 if rank in message.header["ranks"]:
                     os.kill(pid, message.header["signum"])
 
-    def _fork(self, rank: int, fds: tuple[int, ...]) -> None:
+    def _fork(self, rank: int, incarnation: int, fds: tuple[int, ...]) -> None:
         server_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become_worker(rank, fds, server_pid)
+            self._become_worker(rank, incarnation, fds, server_pid)
         self._rank_of_pid[pid] = rank
+        self._tell({"type": "forked", "rank": rank, "pid": pid})
         for fd in fds:
             os.close(fd)
 
-    def _become_worker(self, rank: int, fds: tuple[int, ...], server_pid: int) -> NoReturn:
+    def _become_worker(
+        self, rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
+    ) -> NoReturn:
         try:
             signal.set_wakeup_fd(-1)
             for owned in (self._selector, self._channel, self._wakeup, self._wakeup_writing):
@@ -128,7 +131,7 @@ class _Server:
             # Those of later ranks, whose requests came while torch was loading.
             for fd in (fd for message in self._waiting for fd in message.fds):
                 os.close(fd)
-            be_worker(rank, fds, server_pid)
+            be_worker(rank, incarnation, fds, server_pid)
         finally:
             os._exit(70)
 

@@ -5,7 +5,7 @@
       failed        │                    └─► kill the server
     signals, clock ─┘
 
-The loop also answers the workers' requests for shared memory. It decides nothing.
+What workers ask for is answered by the desk (``reception``). Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -15,15 +15,21 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from unisono.checkpoint.keeper import Keeper
 from unisono.comm.channel import Channel, Message
 from unisono.comm.control import ControlPage
-from unisono.launch import policy
+from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
+from unisono.launch import policy, recovery, stalls
 from unisono.launch.forkserver import ForkServer
 from unisono.launch.job import Job
-from unisono.launch.memories import SharedMemories
+from unisono.launch.reception import Reception
+from unisono.launch.recovery import RESTARTS
+from unisono.launch.report import say, spare_message
+from unisono.launch.stalls import StallWatch
 from unisono.launch.standard import copy_standard_fds
 
 
@@ -46,6 +52,9 @@ def supervise(
     server: ForkServer,
     job: Job,
     *,
+    restarts: int = RESTARTS,
+    replaces: bool = True,
+    stall_timeout_s: float = stalls.TIMEOUT_S,
     needs_result: bool = False,
     signals: socket.socket | None = None,
 ) -> Ended:
@@ -54,15 +63,19 @@ def supervise(
     Args:
         server: starts the workers; ended with them if they cannot be ended alone.
         job: what the workers do.
+        restarts: how many workers may be lost within a minute.
+        replaces: whether a lost worker is replaced.
+        stall_timeout_s: how long a worker that others wait for may stand still, in seconds.
         needs_result: whether a worker that leaves quietly has failed.
         signals: gives the number of each signal that should end the job, as a byte.
 
     Raises:
         KeyboardInterrupt: raised while waiting, after all workers have been ended.
     """
-    supervision = _Supervision(server, job, needs_result, signals)
+    state = recovery.start(job.num_workers, restarts=restarts, replaces=replaces)
+    supervision = _Supervision(server, job, needs_result, signals, state, stall_timeout_s)
     try:
-        supervision.start_workers(job)
+        supervision.start_workers()
         supervision.watch()
     except KeyboardInterrupt:
         supervision.end_workers()
@@ -76,85 +89,149 @@ def supervise(
 
 
 class _Supervision:
-    """The sockets, the page and the memory of one job, and the loop over them."""
+    """The sockets and the page of one job, and the loop over them; the staff of its desk."""
 
     def __init__(
-        self, server: ForkServer, job: Job, needs_result: bool, signals: socket.socket | None
+        self,
+        server: ForkServer,
+        job: Job,
+        needs_result: bool,
+        signals: socket.socket | None,
+        crew: recovery.State,
+        stall_timeout_s: float,
     ) -> None:
         self.state = policy.start(job.num_workers, needs_result=needs_result)
         self.results: dict[int, bytes] = {}
         self.server_is_usable = True
         self._server = server
         self._signals = signals
+        self._job_fd = job.write()
         self._control = ControlPage.create(job.num_workers)
-        self._memories = SharedMemories(job.num_workers)
         self._channels: dict[int, Channel] = {}
+        self._pids: dict[int, int] = {}
+        self._spared: set[int] = set()
+        self._incarnations = dict.fromkeys(range(job.num_workers), -1)
+        self._watch = StallWatch(self._control, stall_timeout_s)
         self._selector = selectors.DefaultSelector()
         self._selector.register(server.channel, selectors.EVENT_READ, None)
         if signals is not None:
             self._selector.register(signals, selectors.EVENT_READ, None)
+        self._woken, self._waking = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        faults = read_faults(job.environ.get(FAULTS_VARIABLE, ""))
+        keeper = Keeper(say, lambda number: disk_full(faults, number))
+        self._desk = Reception(self._control, self, crew, keeper, self._wake, say)
 
-    def start_workers(self, job: Job) -> None:
-        standard = copy_standard_fds()
-        job_fd = job.write()
+    def start_workers(self) -> None:
         try:
-            for rank in range(job.num_workers):
-                self._start_worker(rank, [*standard, job_fd, self._control.fd])
+            for rank in self._incarnations:
+                self.spawn(rank)
         except ConnectionError:
             # The server is gone; the loop will find the end of its channel and say so.
             pass
-        finally:
-            for fd in (*standard, job_fd):
-                os.close(fd)
 
-    def _start_worker(self, rank: int, fds: list[int]) -> None:
+    def spawn(self, rank: int) -> None:
+        """Start a worker, or one that takes the place of one that was lost."""
+        self._incarnations[rank] += 1
         ours, theirs = Channel.pair()
         self._channels[rank] = ours
         self._selector.register(ours, selectors.EVENT_READ, rank)
+        standard = copy_standard_fds()
         try:
-            self._server.spawn(rank, [*fds, theirs.fileno()])
+            fds = [*standard, self._job_fd, self._control.fd, theirs.fileno()]
+            self._server.spawn(rank, self._incarnations[rank], fds)
         finally:
             theirs.close()
+            for fd in standard:
+                os.close(fd)
+
+    def send(
+        self, rank: int, header: dict[str, Any], payload: bytes = b"", fds: Sequence[int] = ()
+    ) -> None:
+        """Send a worker one message."""
+        try:
+            self._channels[rank].send(header, payload, fds)
+        except ConnectionError:
+            # The worker has died meanwhile; the server will say how.
+            return
+
+    def end(self) -> None:
+        """End the job, which has nothing left to do."""
+        self._take_all([policy.EndNow()])
+
+    def pid(self, rank: int) -> int | None:
+        """Tell the process of a worker."""
+        return self._pids.get(rank)
 
     def watch(self) -> None:
         """Go on until nobody is left."""
         while not self.state.over:
             deadline = self.state.deadline
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            for key, _ in self._selector.select(timeout):
+            for key, _ in self._selector.select(self._watch.at_most(timeout)):
                 self._take_all(self._read(key))
             self._take_all([policy.DeadlinePassed()])
+            self._end_stalled()
+        if self.state.cause is not None:
+            self._desk.keep_last()
 
     def end_workers(self) -> None:
         """End everybody after a KeyboardInterrupt; a second one ends them at once."""
         try:
-            self._take_all([policy.Interrupted(signal.SIGINT)])
+            self._take_all([self._interrupted(signal.SIGINT)])
             self.watch()
         except KeyboardInterrupt:
             self._act(policy.KillServer())
 
     def close(self) -> None:
+        self._desk.close()
         self._selector.close()
-        self._memories.close()
         self._control.close()
+        os.close(self._job_fd)
+        self._woken.close()
+        self._waking.close()
         for channel in self._channels.values():
             channel.close()
+
+    def _wake(self) -> None:
+        self._waking.send(b"w")
+
+    def _end_stalled(self) -> None:
+        watched = {
+            rank: self._pids[rank]
+            for rank in self.state.alive - self.state.done - self._desk.waiting
+            if rank in self._pids
+        }
+        for rank, message in self._watch.look(watched, self._desk.state.crew):
+            say(message)
+            self._server.signal([rank], signal.SIGKILL)
 
     def _read(self, key: selectors.SelectorKey) -> list[policy.Event]:
         if key.fileobj is self._signals:
             assert self._signals is not None
-            return [policy.Interrupted(signum) for signum in self._signals.recv(64)]
+            return [self._interrupted(signum) for signum in self._signals.recv(64)]
+        if key.fileobj is self._woken:
+            self._woken.recv(64)
+            self._desk.written()
+            return []
         if key.fileobj is self._server.channel:
             return self._read_server()
         return self._read_worker(key.data)
+
+    def _interrupted(self, signum: int) -> policy.Interrupted:
+        is_first = self.state.interrupted_by is None
+        return policy.Interrupted(signum, gently=is_first and self._desk.want_stop())
 
     def _read_server(self) -> list[policy.Event]:
         events: list[policy.Event] = []
         for message in self._server.channel.receive_ready():
             rank = message.header["rank"]
+            if message.header["type"] == "forked":
+                self._pids[rank] = message.header["pid"]
+                continue
             # What a worker said before it left must be known before its leaving is judged.
-            events += self._read_worker(rank)
-            events.append(policy.Exited(rank, message.header["exit_code"]))
+            self._take_all([*events, *self._read_worker(rank)])
+            events = self._exited(rank, message.header["exit_code"])
         if self._server.channel.at_end:
             for rank in sorted(self.state.alive):
                 events += self._read_worker(rank)
@@ -162,6 +239,31 @@ class _Supervision:
             self.server_is_usable = False
             events.append(policy.ServerLost(self._server.wait()))
         return events
+
+    def _exited(self, rank: int, exit_code: int) -> list[policy.Event]:
+        """Judge the end of a worker: may the others go on without it?"""
+        self._forget_channel(rank)
+        event = policy.Exited(rank, exit_code)
+        if rank in self._spared:
+            self._spared.discard(rank)
+            self._desk.gone(rank)
+            return [policy.LeftBehind(rank)]
+        if not policy.may_survive(self.state, event):
+            self._desk.gone(rank)
+            return [event]
+        pid = self._pids.pop(rank, None)
+        trouble = self._desk.lost(rank, pid, exit_code, time.monotonic())
+        if trouble:
+            return [replace(event, note=trouble)]
+        return [] if rank in self._channels else [policy.LeftBehind(rank)]
+
+    def _forget_channel(self, rank: int) -> None:
+        channel = self._channels.pop(rank, None)
+        if channel is None:
+            return
+        if not channel.at_end:
+            self._selector.unregister(channel)
+        channel.close()
 
     def _read_worker(self, rank: int) -> list[policy.Event]:
         channel = self._channels.get(rank)
@@ -177,29 +279,17 @@ class _Supervision:
 
     def _hear(self, rank: int, message: Message) -> list[policy.Event]:
         match message.header["type"]:
-            case "memory":
-                self._answer(rank, message.header["index"], message.header["num_bytes"])
-            case "release":
-                self._memories.release(rank, message.header["index"])
             case "done":
                 self.results[rank] = message.payload
                 return [policy.Done(rank)]
+            case "failed" if self._incarnations[rank] > 0 and self._desk.is_spare(rank):
+                say(spare_message(rank, message.header["traceback"]))
+                self._spared.add(rank)
+                return []
             case "failed":
                 return [policy.Reported(_failure(rank, message))]
+        self._desk.hear(rank, message)
         return []
-
-    def _answer(self, rank: int, index: int, num_bytes: int) -> None:
-        try:
-            fd = self._memories.request(rank, index, num_bytes)
-        except (ValueError, OSError) as error:
-            answer, fds = {"type": "refused", "reason": str(error)}, []
-        else:
-            answer, fds = {"type": "memory"}, [fd]
-        try:
-            self._channels[rank].send(answer, fds=fds)
-        except ConnectionError:
-            # The worker has died meanwhile; the server will say how.
-            return
 
     def _take_all(self, events: Iterable[policy.Event]) -> None:
         for event in events:
@@ -207,6 +297,8 @@ class _Supervision:
             self.state = decision.state
             for action in decision.actions:
                 self._act(action)
+            if isinstance(event, policy.Done):
+                self._desk.gone(event.rank)
 
     def _act(self, action: policy.Action) -> None:
         match action:

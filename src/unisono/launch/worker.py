@@ -17,10 +17,18 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from unisono.comm.link import CONTROL_VARIABLE, LINK_VARIABLE, PID_VARIABLE, Link
+from unisono.comm.link import (
+    CONTROL_VARIABLE,
+    INCARNATION_VARIABLE,
+    LINK_VARIABLE,
+    PID_VARIABLE,
+    RECOVERS_VARIABLE,
+    Link,
+)
+from unisono.faults import Faults
 from unisono.launch.allocator import keep_freed_memory
 from unisono.launch.exceptions import lost_peer, pack_exception, summary_line, traceback_text
 from unisono.launch.job import Job, worker_environment
@@ -30,11 +38,12 @@ _PR_SET_PDEATHSIG = 1
 _BOOTSTRAP_FAILED = 70  # EX_SOFTWARE of sysexits.h
 
 
-def be_worker(rank: int, fds: tuple[int, ...], server_pid: int) -> NoReturn:
+def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int) -> NoReturn:
     """Turn a fresh fork of the server into worker `rank` and never come back.
 
     Args:
         rank: which worker to be.
+        incarnation: how many workers had this rank before.
         fds: standard input, output, error; the job; the control page; the channel.
         server_pid: the process that forked this one, with which it dies.
     """
@@ -47,7 +56,15 @@ def be_worker(rank: int, fds: tuple[int, ...], server_pid: int) -> NoReturn:
         _take_over_standard_streams(standard)
         job = Job.read(job_fd)
         os.close(job_fd)
-        link = _take_over_environment(job, rank, control_fd, link_fd)
+        names = {
+            LINK_VARIABLE: link_fd,
+            CONTROL_VARIABLE: control_fd,
+            PID_VARIABLE: os.getpid(),
+            INCARNATION_VARIABLE: incarnation,
+            RECOVERS_VARIABLE: int(job.recovers),
+        }
+        link = _take_over_environment(job, rank, names)
+        Faults.from_environment(os.environ, rank, incarnation).meet("start")
         exit_code = _live(job, link)
     except BaseException:
         # Nobody else could say it: the launcher sees no more than the exit status.
@@ -81,8 +98,7 @@ def _take_over_standard_streams(fds: list[int]) -> None:
             stream.reconfigure(line_buffering=True, write_through=False)
 
 
-def _take_over_environment(job: Job, rank: int, control_fd: int, link_fd: int) -> Link:
-    names = {LINK_VARIABLE: link_fd, CONTROL_VARIABLE: control_fd, PID_VARIABLE: os.getpid()}
+def _take_over_environment(job: Job, rank: int, names: Mapping[str, int]) -> Link:
     environ = worker_environment(job, rank, {name: str(value) for name, value in names.items()})
     os.environ.clear()
     os.environ.update(environ)
@@ -100,6 +116,7 @@ def _live(job: Job, link: Link) -> int:
 
         os.chdir(job.folder)
         torch.set_num_threads(job.threads)
+        link.tell({"type": "begun"})
         result = run_program(job)
     except BaseException as error:
         ended = error

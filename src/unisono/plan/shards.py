@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def assign(num_shards: int, num_workers: int) -> list[range]:
     """Divide shards among workers.
@@ -27,3 +29,40 @@ def assign(num_shards: int, num_workers: int) -> list[range]:
     size, longer = divmod(num_shards, num_workers)
     starts = [rank * size + min(rank, longer) for rank in range(num_workers + 1)]
     return [range(starts[rank], starts[rank + 1]) for rank in range(num_workers)]
+
+
+Held = dict[int, list[range]]
+
+
+def take_over(held: Held, ranks: Sequence[int]) -> tuple[Held, Held]:
+    """Divide the shards of workers that were lost in the midst of a step among those left.
+
+    What the others have computed stays theirs, run by run, so that no sum that is already there
+    changes.
+
+    Args:
+        held: by rank, the runs of shards that each worker computes in this step.
+        ranks: those who are left, ascending.
+
+    Returns:
+        The same for those who are left, and what of it is new.
+    """
+    lost = sorted(
+        shard for rank, runs in held.items() if rank not in ranks for run in runs for shard in run
+    )
+    new: Held = {}
+    for position, rank in enumerate(ranks):
+        first, last = (len(lost) * part // len(ranks) for part in (position, position + 1))
+        new[rank] = _runs(lost[first:last])
+    return {rank: [*held.get(rank, []), *new[rank]] for rank in ranks}, new
+
+
+def _runs(shards: Sequence[int]) -> list[range]:
+    """Join neighbours."""
+    runs: list[range] = []
+    for shard in shards:
+        if runs and runs[-1].stop == shard:
+            runs[-1] = range(runs[-1].start, shard + 1)
+        else:
+            runs.append(range(shard, shard + 1))
+    return runs

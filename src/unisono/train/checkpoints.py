@@ -1,133 +1,163 @@
-"""A trainer's checkpoints: written by rank 0 between two steps, taken up again at the next start.
+"""A run's checkpoints: when one is due, where it goes, and how it is taken up at the next start.
 
-Between two steps nobody writes to the shared state before rank 0 has come to the next meeting, so
-rank 0 may look at its clock, decide and write alone; the others need not be asked. On the way back
-rank 0 reads the state and everybody takes it from there, as at every start of a loop.
+They are written from snapshots, by the launcher or, in a process that nobody launched, by a thread,
+while training goes on. At the start the lead finds the newest one that is whole; every worker then
+reads it for itself.
 """
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 import platform
-import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from unisono.checkpoint.contents import Snapshot, put_back, put_back_groups, take
+from unisono.checkpoint.contents import Snapshot
 from unisono.checkpoint.every import Every
+from unisono.checkpoint.folder import FILES, read_file
+from unisono.checkpoint.keeper import Keeper, Kept
 from unisono.checkpoint.store import Store
+from unisono.comm.link import Link
+from unisono.comm.team import Team
+from unisono.engine.arena import Arena
 from unisono.errors import CheckpointError
+from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.plan.samples import SamplePlan
-from unisono.train.run import Position, Run, check_whole
+from unisono.train.position import Position
+from unisono.train.whole import check_whole
 from unisono.world import threads_per_worker
 
 RESUME = ("auto", "never")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The checkpoint that a run goes on from: its folder, and what it says."""
+
+    path: str
+    snapshot: Snapshot
 
 
 class Checkpoints:
     """Writes and takes up the checkpoints of one run. Final.
 
     Args:
-        run: what is kept.
+        team: the workers.
         directory: the run directory.
         every: the interval, as :meth:`Every.read` understands it; None: only at the end.
         keep: how many stay.
         resume: ``"auto"`` takes up the newest that is whole, ``"never"`` none.
+        say: where words for the user go.
 
     Raises:
         ValueError: an option does not fit.
     """
 
     def __init__(
-        self, run: Run, directory: Path, every: int | str | None, keep: int, resume: str
+        self,
+        team: Team,
+        directory: Path,
+        every: int | str | None,
+        keep: int,
+        resume: str,
+        say: Callable[[str], None],
     ) -> None:
-        check_whole("keep", keep, at_least=1)
+        self._keep = check_whole("keep", keep, at_least=1)
         if resume not in RESUME:
             raise ValueError(f"`resume` must be one of {RESUME}, but is {resume!r}.")
-        self._run = run
+        self._team = team
         self._store = Store(directory, keep)
         self._every = None if every is None else Every.read(every)
         self._resume = resume == "auto"
-        self._is_taken_up = False
-        self._written_at_s = time.monotonic()
-        self._last_step: int | None = None
+        self._say = say
+        faults = read_faults(os.environ.get(FAULTS_VARIABLE, ""))
+        self._keeper = Keeper(say, lambda number: disk_full(faults, number))
+        self._kept_at_s = time.monotonic()
+        self._kept_step: int | None = None
+        self._kept_by: int | None = None
+        self.directory = Path(directory).absolute()
 
-    def take_up(self, plan: SamplePlan, say: Callable[[str], None]) -> None:
-        """Go on from the newest checkpoint, at the first call only. Collective.
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What whoever writes checkpoints has to know."""
+        return {"directory": str(self.directory), "keep": self._keep}
+
+    def find(self, plan: SamplePlan) -> Found | None:
+        """Find the checkpoint to go on from; the lead does it.
 
         Raises:
-            CheckpointError: the run was another one, or its state does not fit this model.
+            CheckpointError: the run was another one.
         """
-        if self._is_taken_up:
-            return
-        self._is_taken_up = True
-        answer: dict[str, Any] = {}
-        if self._run.world.rank == 0:
-            try:
-                answer = self._read(plan, say)
-                step = answer["position"]["step"] if answer else 0
-                for name in self._store.set_aside(step):
-                    say(f"checkpoint {name} is of another past and is set aside")
-            except (CheckpointError, OSError) as error:
-                answer = {"error": str(error)}
-        heard = self._run.team.gather(json.dumps(answer).encode(), "taking up")
-        answer = json.loads(heard[0])
-        if "error" in answer:
-            raise CheckpointError(answer["error"])
-        if answer:
-            self._run.take_position(Position(**answer["position"]), plan)
-            self._last_step = self._run.position.step
-            put_back_groups(answer["groups"], self._run.optimizer)
-
-    def after_step(self, plan: SamplePlan, say: Callable[[str], None]) -> None:
-        """Write a checkpoint if one is due; rank 0 alone does anything."""
-        position = self._run.position
-        if self._every is None or self._run.world.rank != 0:
-            return
-        ended = position.epoch if position.batch == 0 else 0
-        waited_s = time.monotonic() - self._written_at_s
-        if self._every.is_due(steps=position.step, epoch_ended=ended, seconds=waited_s):
-            self.write(plan, say)
-
-    def write(self, plan: SamplePlan, say: Callable[[str], None]) -> None:
-        """Write a checkpoint of this moment, unless there is one; rank 0 alone does anything.
-
-        A disk that is full or broken ends no run: it is told, and the next checkpoint is tried.
-        """
-        run = self._run
-        if run.world.rank != 0 or self._last_step == run.position.step:
-            return
-        facts = {"position": asdict(run.position), "identity": identity(plan)}
-        files = take(run.model, run.optimizer, facts).files()
-        try:
-            self._store.write(run.position.step, files)
-            self._last_step = run.position.step
-        except OSError as error:
-            num_bytes = sum(map(len, files.values()))
-            say(f"step {run.position.step}: no checkpoint: {_told(error, self._store, num_bytes)}")
-        self._written_at_s = time.monotonic()
-
-    def _read(self, plan: SamplePlan, say: Callable[[str], None]) -> dict[str, Any]:
         if not self._resume:
-            return {}
+            self._set_aside(0)
+            return None
         snapshot, entry, passed_over = self._store.newest(Snapshot.from_files)
         for other in passed_over:
-            say(f"checkpoint {other.path.name} is passed over: {other.trouble}")
+            self._say(f"checkpoint {other.path.name} is passed over: {other.trouble}")
         if snapshot is None or entry is None:
-            return {}
-        warnings = compare(snapshot.facts["identity"], identity(plan))
-        put_back(snapshot, self._run.model, self._run.optimizer)
-        for warning in warnings:
-            say(warning)
-        say(f"going on from checkpoint {entry.path.name} in {self._store.folder}")
-        return {"position": snapshot.facts["position"], "groups": snapshot.facts["groups"]}
+            self._set_aside(0)
+            return None
+        for warning in compare(snapshot.facts["identity"], identity(plan)):
+            self._say(warning)
+        self._set_aside(snapshot.facts["position"]["step"])
+        self._say(f"going on from checkpoint {entry.path.name} in {self._store.folder}")
+        return Found(str(entry.path), snapshot)
+
+    def read(self, path: str) -> Snapshot:
+        """Read a checkpoint that the lead has found.
+
+        Raises:
+            CheckpointError: it is not there any more.
+        """
+        return Snapshot.from_files({name: read_file(Path(path), name) for name in FILES})
+
+    def begin(self, step: int | None) -> None:
+        """Count from here; `step` is that of the checkpoint the run goes on from."""
+        self._kept_at_s = time.monotonic()
+        self._kept_step = step
+
+    def is_due(self, after: Position) -> bool:
+        """Tell, as the lead, whether a checkpoint is due at this place."""
+        if self._kept_by is not None and self._kept_by not in self._team.crew.ranks:
+            # The lead before was lost, perhaps before it could ask for what was due.
+            return True
+        if self._every is None:
+            return False
+        ended = after.epoch if after.batch == 0 else 0
+        waited_s = time.monotonic() - self._kept_at_s
+        return self._every.is_due(steps=after.step, epoch_ended=ended, seconds=waited_s)
+
+    def keep(self, arena: Arena, slot: int, step: int, *, wait: bool) -> None:
+        """Have a snapshot written, unless this step's is; the lead asks, all take notice.
+
+        Args:
+            arena: holds it.
+            slot: which of its two.
+            step: steps done.
+            wait: return on the lead only when it is on the disk, or has failed.
+        """
+        is_new = self._kept_step != step
+        self._kept_step, self._kept_at_s = step, time.monotonic()
+        self._kept_by = self._team.crew.lead
+        if not self._team.is_lead:
+            return
+        kept = Kept.of(arena.places, slot, step, str(self.directory), self._keep)
+        if isinstance(self._team.host, Link):
+            if is_new or wait:
+                self._team.host.keep(kept.as_json(), wait=wait)
+        elif is_new or wait:
+            self._keeper.begin(arena.memory.mapping, kept)
+        if wait:
+            self._keeper.wait()
+
+    def _set_aside(self, step: int) -> None:
+        for name in self._store.set_aside(step):
+            self._say(f"checkpoint {name} is of another past and is set aside")
 
 
 def identity(plan: SamplePlan) -> dict[str, Any]:
@@ -170,19 +200,3 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
             f"but its bits will not be those of a run without a stop."
         )
     return warnings
-
-
-def _told(error: OSError, store: Store, num_bytes: int) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = shutil.disk_usage(_existing(store.folder)).free
-        return (
-            f"the disk must have {num_bytes:,} bytes free, but has {free:,} "
-            f"({max(0, num_bytes - free):,} too few); training goes on, the next one is tried."
-        )
-    return f"{error}; training goes on, the next one is tried."
-
-
-def _existing(path: Path) -> Path:
-    while not os.path.exists(path):
-        path = path.parent
-    return path

@@ -8,7 +8,7 @@ canonical order.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from unisono.engine.threads import num_threads
 from unisono.errors import MismatchError
 from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
-from unisono.plan.shards import assign
 from unisono.plan.summation import tree_sum
 from unisono.world import threads_per_worker
 
@@ -52,7 +51,6 @@ def evaluate(
     """
     fetch = fetcher(dataset)
     order = plan.order(0)
-    mine = assign(plan.shards, team.world.world_size)[team.world.rank]
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -62,20 +60,39 @@ def evaluate(
             num_threads(threads_per_worker()),
             buffers_put_back(model) as put_buffers_back,
         ):
-            sums: dict[int, Pairs] = {shard: {} for shard in mine}
-            for batch in range(plan.steps_per_epoch):
-                for shard in mine:
-                    indices = plan.shard_indices(order, batch, shard)
-                    if len(indices):
-                        seed_generators(seed_of("evaluate", plan.seed, batch, shard))
-                        put_buffers_back()
-                        value = loss(model, fetch(indices))
-                        _add(sums[shard], read_loss(value, len(indices)).scalars)
+
+            def compute(shards: Sequence[int]) -> dict[int, Pairs]:
+                sums: dict[int, Pairs] = {shard: {} for shard in shards}
+                for batch in range(plan.steps_per_epoch):
+                    for shard in shards:
+                        indices = plan.shard_indices(order, batch, shard)
+                        if len(indices):
+                            seed_generators(seed_of("evaluate", plan.seed, batch, shard))
+                            put_buffers_back()
+                            value = loss(model, fetch(indices))
+                            _add(sums[shard], read_loss(value, len(indices)).scalars)
+                return sums
+
+            sums = _of_all_shards(compute, plan.shards, team)
     finally:
         for module, mode in modes:
             module.training = mode
-    heard = team.gather(json.dumps(list(sums.values())).encode(), "evaluate")
-    return _means([pairs for message in heard for pairs in json.loads(message)])
+    return _means([sums[shard] for shard in range(plan.shards)])
+
+
+def _of_all_shards(
+    compute: Callable[[Sequence[int]], dict[int, Pairs]], num_shards: int, team: Team
+) -> dict[int, Pairs]:
+    """Compute every shard on some worker; those of one that is lost once more on the others."""
+    known: dict[int, Pairs] = {}
+    while len(known) < num_shards:
+        missing = [shard for shard in range(num_shards) if shard not in known]
+        bounds = [len(missing) * part // team.size for part in range(team.size + 1)]
+        mine = missing[bounds[team.position] : bounds[team.position + 1]]
+        message = json.dumps(list(compute(mine).items())).encode()
+        for heard in team.gather(message, "evaluate").values():
+            known |= dict(json.loads(heard))
+    return known
 
 
 def _add(sums: Pairs, scalars: Pairs) -> None:

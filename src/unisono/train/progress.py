@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, plain lines elsewhere; from rank 0 alone."""
+"""What a person sees of a run: a bar on a terminal, plain lines elsewhere; from one worker."""
 
 from __future__ import annotations
 
@@ -40,18 +40,63 @@ class Display(Protocol):
         """Leave the terminal as it was."""
 
 
-def display(rank: int, console: Console | None = None) -> Display:
-    """Choose the display for a worker: silence, a bar, or lines.
+def display(console: Console | None = None) -> Display:
+    """Choose the display for whoever shows a run: a bar, or lines.
 
     Args:
-        rank: this worker; only rank 0 speaks.
         console: where to; standard output by default.
     """
-    if rank != 0:
-        return Silence()
     console = Console() if console is None else console
     can_redraw = console.is_terminal and not console.is_dumb_terminal
     return Bar(console) if can_redraw else Lines(console)
+
+
+class Relay:
+    """Lets one worker at a time show the run: whoever is to do it now. Final.
+
+    Args:
+        is_mine: whether it is this worker.
+        make: makes the display to show it on.
+    """
+
+    def __init__(self, is_mine: Callable[[], bool], make: Callable[[], Display]) -> None:
+        self._is_mine = is_mine
+        self._make = make
+        self._display: Display | None = None
+        self._done = self._total = 0
+
+    def start(self, done: int, total: int) -> None:
+        """See :class:`Display`."""
+        self._done, self._total = done, total
+        self._now()
+
+    def step(self, epoch: int, loss: float, num_samples: int) -> None:
+        """See :class:`Display`."""
+        self._now().step(epoch, loss, num_samples)
+        self._done += 1
+
+    def at(self, done: int) -> None:
+        """Take notice of how far the run is: a replacement does not see its beginning."""
+        self._done = done
+
+    def say(self, line: str) -> None:
+        """See :class:`Display`."""
+        self._now().say(line)
+
+    def stop(self) -> None:
+        """See :class:`Display`."""
+        if self._display is not None:
+            self._display.stop()
+
+    def _now(self) -> Display:
+        if not self._is_mine():
+            self.stop()
+            self._display = None
+            return Silence()
+        if self._display is None:
+            self._display = self._make()
+            self._display.start(self._done, self._total)
+        return self._display
 
 
 class Silence:

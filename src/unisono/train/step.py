@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -12,6 +12,21 @@ from unisono.data.fetch import Fetch
 from unisono.engine.loss import read_loss
 from unisono.engine.shared import SharedEngine
 from unisono.plan.samples import SamplePlan
+
+
+class Loop(Protocol):
+    """What a step has to do with the loop it belongs to."""
+
+    is_between_steps: bool
+
+    def plan(self) -> int:
+        """Say what is to be done after the step under way; only the lead's word counts."""
+
+    def count(self, means: Mapping[str, float]) -> None:
+        """Count a step that is done."""
+
+    def go_back(self) -> None:
+        """Go back to the newest snapshot."""
 
 
 class Step:
@@ -26,6 +41,8 @@ class Step:
         num_samples: of the global batch, on all workers together.
         means: after the block: the loss and other scalars by name, each the exact mean over the
             global batch, the same on every worker.
+        is_done: after the block: whether parameters were updated. False where a worker was lost
+            in the midst of it: the step, and maybe some before it, will come again.
     """
 
     def __init__(
@@ -38,23 +55,25 @@ class Step:
         number: int,
         epoch: int,
         batch: int,
-        count: Callable[[], None],
+        loop: Loop,
     ) -> None:
         self.number, self.epoch, self.batch = number, epoch, batch
         self.num_samples = plan.num_batch_samples(batch)
         self.means: dict[str, float] = {}
         self._engine, self._plan, self._fetch, self._order = engine, plan, fetch, order
-        self._count = count
+        self.is_done = False
+        self._loop = loop
         self._waiting: int | None = None
         self._entered = False
         self._taken = False
         self._done: set[int] = set()
+        self._have_all_arrived = False
         self._is_finished = False
 
     @property
     def loss(self) -> float:
         """The mean loss over the global batch, once the block has ended."""
-        if not self._is_finished:
+        if not self._is_finished or not self.means:
             raise RuntimeError("`step.loss` is there once the `with step:` block has ended.")
         return self.means["loss"]
 
@@ -76,7 +95,15 @@ class Step:
         return self._batches()
 
     def _batches(self) -> Iterator[Any]:
-        for shard in self._engine.shards:
+        more: Sequence[int] | None = self._engine.shards
+        while more is not None:
+            yield from self._compute(more)
+            # Whoever was lost meanwhile has left shards, which the others compute now.
+            more = self._engine.arrive(self.number)
+        self._have_all_arrived = True
+
+    def _compute(self, shards: Sequence[int]) -> Iterator[Any]:
+        for shard in shards:
             self._check_differentiated()
             indices = self._plan.shard_indices(self._order, self.batch, shard)
             if len(indices) == 0:
@@ -127,6 +154,7 @@ class Step:
             for shard in range(self._plan.shards)
             if self._plan.shard_size(self.batch, shard) > 0
         )
+        self._loop.is_between_steps = False
         self._engine.begin(self.number, keeper)
         self._entered = True
         return self
@@ -145,9 +173,17 @@ class Step:
                 f"`step.backward` must be called for every batch of `step.shards`, but shards "
                 f"{missing} of step {self.number} have no loss: loop over all of `step.shards`."
             )
-        self.means = self._engine.finish(self.number).means
-        self._count()
+        if not self._have_all_arrived and self._engine.arrive(self.number) is not None:
+            # The lost shards would have come at the end of `step.shards`; so the whole step comes.
+            self._loop.is_between_steps = self._is_finished = True
+            return
+        totals, self.is_done = self._engine.finish(self.number, self._loop.plan())
+        self.means = totals.means
         self._is_finished = True
+        if self.is_done:
+            self._loop.count(self.means)
+        else:
+            self._loop.go_back()
 
     def _check_differentiated(self) -> None:
         if self._waiting is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -14,11 +15,11 @@ from torch.optim import Optimizer
 from unisono.checkpoint.digest import digest_of
 from unisono.checkpoint.weights import save_weights
 from unisono.plan.samples import SamplePlan
-from unisono.train.checkpoints import Checkpoints
 from unisono.train.evaluate import evaluate
 from unisono.train.passes import PassWatch
-from unisono.train.progress import Display, Summary, display, told
-from unisono.train.run import Position, Run
+from unisono.train.position import Position
+from unisono.train.progress import Display, Relay, Summary, display, told
+from unisono.train.run import Run
 from unisono.train.step import Step
 
 Loss = Callable[[nn.Module, Any], Any]
@@ -41,6 +42,9 @@ class Trainer:
         keep: how many checkpoints stay.
         resume: ``"auto"``: the first `fit` goes on from the newest checkpoint that is whole;
             ``"never"``: it begins anew.
+
+    Attributes:
+        run: the run: its position, and what the program wants kept with it (``run.state``).
 
     Raises:
         TypeError: an argument is of the wrong kind.
@@ -66,19 +70,18 @@ class Trainer:
                 f"{type(loss).__name__}: "
                 f"pass `lambda model, batch: …`, or a function."
             )
-        self.run = Run(model, optimizer, shards=shards, seed=seed)
+        self.run = Run(
+            model,
+            optimizer,
+            shards=shards,
+            seed=seed,
+            directory=directory,
+            checkpoint_every=checkpoint_every,
+            keep=keep,
+            resume=resume,
+        )
         self._loss = loss
         self._passes = PassWatch(model, loss, self.run.world, self.run.shards)
-        if directory is None and checkpoint_every is not None:
-            raise ValueError(
-                "`directory` must say where checkpoints go when `checkpoint_every` is given, but "
-                'is None: pass `directory="runs/mnist"`, say.'
-            )
-        self._checkpoints = (
-            None
-            if directory is None
-            else Checkpoints(self.run, Path(directory), checkpoint_every, keep, resume)
-        )
 
     def fit(
         self,
@@ -116,35 +119,39 @@ class Trainer:
         plan = run.plan(dataset, batch_size, shuffle)
         if validate is not None:
             run.plan(validate, batch_size, False)
-        show = display(run.world.rank)
-        if self._checkpoints is not None:
-            self._checkpoints.take_up(plan, show.say)
+        # The lowest rank that is there: rank 0, unless it was lost and nobody took its place.
+        show = Relay(lambda: run.team.position == 0, display)
+        run.say = show.say
         loop = run.steps(
             dataset, batch_size=batch_size, epochs=epochs, steps=steps, shuffle=shuffle
         )
-        tally = _Tally()
+        run.last["validation"] = None
+        tally = _Tally(run.position)
         show.start(run.position.step, _last_step(plan, run.position, epochs, steps))
         run.model.train()
         try:
             tally.begin()
             for step in loop:
                 self._compute(step, show)
-                tally.count(step)
-                show.step(step.epoch, step.loss, step.num_samples)
-                if self._checkpoints is not None:
-                    self._checkpoints.after_step(plan, show.say)
+                if not step.is_done:
+                    continue
+                if tally.count(step):
+                    show.at(step.number)
+                    show.step(step.epoch, step.loss, step.num_samples)
                 if validate is not None and run.position.batch == 0:
                     self._validate(validate, batch_size, f"epoch {step.epoch + 1}", tally, show)
             tally.pause()
-            if tally.steps and validate is not None and run.position.batch:
+            if (
+                run.position.step > tally.begun_at.step
+                and validate is not None
+                and run.position.batch
+            ):
                 self._validate(validate, batch_size, f"step {run.position.step}", tally, show)
         finally:
             loop.close()
             show.stop()
-        if tally.steps and self._checkpoints is not None:
-            self._checkpoints.write(plan, show.say)
-        summary = tally.summary(run.shards, run.world.world_size, self.digest())
-        if tally.steps:
+        summary = tally.summary(run, plan, self.digest())
+        if summary.steps:
             show.say(str(summary))
         return summary
 
@@ -161,8 +168,13 @@ class Trainer:
             By name, the mean over all samples (or the true weight); the same on every worker,
             with the same bits for every number of workers.
         """
-        plan = self.run.plan(dataset, batch_size, False)
-        return evaluate(self.run.model, self._loss, dataset, plan, self.run.team)
+        run = self.run
+        plan = run.plan(dataset, batch_size, False)
+        heard = run.history.together(
+            lambda: json.dumps(evaluate(run.model, self._loss, dataset, plan, run.team)).encode()
+        )
+        means: dict[str, float] = json.loads(heard)
+        return means
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the weights as safetensors, under the plain model's names; rank 0 writes.
@@ -172,14 +184,18 @@ class Trainer:
         Raises:
             OSError: the folder does not exist or cannot be written.
         """
-        error = b""
         failure: OSError | None = None
-        if self.run.world.rank == 0:
+
+        def speak() -> bytes:
+            nonlocal failure
             try:
                 save_weights(self.run.model, path)
             except OSError as caught:
-                failure, error = caught, str(caught).encode()
-        heard = self.run.team.gather(error, "save")[0]
+                failure = caught
+                return str(caught).encode()
+            return b""
+
+        heard = self.run.history.together(lambda: self.run.team.hear_lead(speak, "save"))
         if failure is not None:
             raise failure
         if heard:
@@ -193,10 +209,12 @@ class Trainer:
         Returns:
             64 hexadecimal digits.
         """
-        own = ""
-        if self.run.world.rank == 0:
-            own = digest_of(self.run.model, self.run.optimizer)
-        return self.run.team.gather(own.encode(), "digest")[0].decode()
+        run = self.run
+
+        def speak() -> bytes:
+            return digest_of(run.model, run.optimizer).encode()
+
+        return run.history.together(lambda: run.team.hear_lead(speak, "digest")).decode()
 
     def _compute(self, step: Step, show: Display) -> None:
         with step, self._passes.watching():
@@ -211,8 +229,10 @@ class Trainer:
         self, dataset: Any, batch_size: int, when: str, tally: _Tally, show: Display
     ) -> None:
         tally.pause()
-        tally.validation = self.evaluate(dataset, batch_size=batch_size)
-        show.say(f"{when}: validation {told(tally.validation)}")
+        means = self.evaluate(dataset, batch_size=batch_size)
+        self.run.last["validation"] = means
+        if tally.is_first(when):
+            show.say(f"{when}: validation {told(means)}")
         tally.begin()
 
 
@@ -226,37 +246,58 @@ def _last_step(plan: SamplePlan, position: Position, epochs: int | None, steps: 
 
 
 class _Tally:
-    """Counts what a call of ``fit`` does. Final."""
+    """Counts what a call of ``fit`` does. Final.
 
-    def __init__(self) -> None:
-        self.steps = 0
-        self.samples = 0
-        self.means: Mapping[str, float] = {}
-        self.validation: dict[str, float] | None = None
+    A replacement that joins the others late counts what it sees; what the call did is told by how
+    far the run has come.
+    """
+
+    def __init__(self, begun_at: Position) -> None:
+        self.begun_at = replace(begun_at)
+        self._samples = 0
+        self._last = begun_at.step - 1
+        self._told: set[str] = set()
         self._seconds = 0.0
-        self._begun_at = 0.0
+        self._resumed_at_s = 0.0
 
     def begin(self) -> None:
-        self._begun_at = time.perf_counter()
+        self._resumed_at_s = time.perf_counter()
 
     def pause(self) -> None:
         now = time.perf_counter()
-        self._seconds += now - self._begun_at
-        self._begun_at = now
+        self._seconds += now - self._resumed_at_s
+        self._resumed_at_s = now
 
-    def count(self, step: Step) -> None:
-        self.steps += 1
-        self.samples += step.num_samples
-        self.means = step.means
+    def count(self, step: Step) -> bool:
+        """Count a step that is done, unless it has come before a worker was lost."""
+        if step.number <= self._last:
+            return False
+        self._last = step.number
+        self._samples += step.num_samples
+        return True
 
-    def summary(self, shards: int, workers: int, digest: str) -> Summary:
+    def is_first(self, what: str) -> bool:
+        """Tell whether something happens for the first time, and not again after going back."""
+        is_first = what not in self._told
+        self._told.add(what)
+        return is_first
+
+    def summary(self, run: Run, plan: SamplePlan, digest: str) -> Summary:
+        samples = _samples(run.position, plan) - _samples(self.begun_at, plan)
+        seconds = self._seconds * samples / self._samples if self._samples else self._seconds
         return Summary(
-            self.steps,
-            self.samples,
-            self._seconds,
-            shards,
-            workers,
+            run.position.step - self.begun_at.step,
+            samples,
+            seconds,
+            run.shards,
+            run.world.world_size,
             digest,
-            self.means,
-            self.validation,
+            run.last.get("means", {}) if samples else {},
+            run.last.get("validation"),
         )
+
+
+def _samples(position: Position, plan: SamplePlan) -> int:
+    """Count the samples before a position."""
+    in_epoch = min(position.batch * plan.batch_size, plan.num_samples)
+    return position.epoch * plan.num_samples + in_epoch

@@ -1,0 +1,143 @@
+"""Who writes a checkpoint while training goes on? A thread of whoever owns the snapshot's memory.
+
+That is the launcher, or a process that nobody launched. While a snapshot is written its slot is
+marked as busy in the memory itself, so that no worker writes over it; one is written at a time.
+A disk that is full or broken ends no run: it is told, and the next checkpoint is tried.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from unisono.checkpoint.places import Places
+from unisono.checkpoint.slots import files_of, read_facts
+from unisono.checkpoint.store import Store
+from unisono.errors import CheckpointError
+
+BUSY, FREE = b"\1", b"\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A snapshot, where it lies and where it goes.
+
+    Attributes:
+        key: the memory that holds it.
+        start: its first byte there.
+        stop: the first byte after it.
+        blob_at: where in it the description begins.
+        busy_at: the byte of the memory that says whether it is being written.
+        step: steps done.
+        directory: the run directory.
+        keep: how many checkpoints stay.
+    """
+
+    key: int
+    start: int
+    stop: int
+    blob_at: int
+    busy_at: int
+    step: int
+    directory: str
+    keep: int
+
+    @classmethod
+    def of(cls, places: Places, slot: int, step: int, directory: str, keep: int) -> Kept:
+        """Describe one of the two slots of a memory."""
+        start = places.slots_at[slot]
+        stop = start + places.slot_bytes
+        busy_at = places.busy_at(slot)
+        return cls(places.key, start, stop, places.blob_at, busy_at, step, directory, keep)
+
+    def as_json(self) -> dict[str, Any]:
+        """Write it as plain JSON."""
+        return asdict(self)
+
+
+def newest_kept(memory: mmap.mmap, loop: Mapping[str, Any]) -> Kept | None:
+    """Find the newest whole snapshot of a loop, by what was told when it began."""
+    places = Places.from_json(dict(loop))
+    slot = places.newest(lambda offset, count: memory[offset : offset + count])
+    if slot is None:
+        return None
+    start = places.slots_at[slot]
+    with memoryview(memory) as whole, whole[start : start + places.slot_bytes] as view:
+        facts = read_facts(view, places.blob_at)
+    return Kept.of(places, slot, facts["position"]["step"], loop["directory"], loop["keep"])
+
+
+class Keeper:
+    """Writes snapshots as checkpoints, one after the other. Final.
+
+    Args:
+        say: where troubles are told.
+        is_full: whether the disk is to be full for the n-th checkpoint, for tests.
+    """
+
+    def __init__(
+        self, say: Callable[[str], None], is_full: Callable[[int], bool] = lambda number: False
+    ) -> None:
+        self._say = say
+        self._is_full = is_full
+        self._thread: threading.Thread | None = None
+        self._num_begun = 0
+
+    def begin(self, memory: mmap.mmap, kept: Kept, done: Callable[[], None] = lambda: None) -> None:
+        """Begin to write a snapshot, after the one before is written.
+
+        Args:
+            memory: the whole memory `kept` speaks of.
+            kept: the snapshot.
+            done: called from the thread when it is written or has failed.
+        """
+        self.wait()
+        self._num_begun += 1
+        memory[kept.busy_at : kept.busy_at + 1] = BUSY
+        self._thread = threading.Thread(
+            target=self._write, args=(memory, kept, done, self._num_begun), name="unisono-keeper"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _write(self, memory: mmap.mmap, kept: Kept, done: Callable[[], None], number: int) -> None:
+        try:
+            if self._is_full(number):
+                raise OSError(errno.ENOSPC, "No space left on device (asked for)")
+            with memoryview(memory) as whole, whole[kept.start : kept.stop] as slot:
+                store = Store(Path(kept.directory), kept.keep)
+                if not store.has(kept.step):
+                    store.write(kept.step, files_of(slot, kept.blob_at))
+        except (OSError, ValueError, CheckpointError) as error:
+            self._say(f"step {kept.step}: no checkpoint: {_told(error, kept)}")
+        finally:
+            memory[kept.busy_at : kept.busy_at + 1] = FREE
+            done()
+
+
+def _told(error: Exception, kept: Kept) -> str:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        num_bytes = kept.stop - kept.start
+        free = shutil.disk_usage(_existing(Path(kept.directory))).free
+        return (
+            f"the disk must have about {num_bytes:,} bytes free, but has {free:,} "
+            f"({max(0, num_bytes - free):,} too few); training goes on, the next one is tried."
+        )
+    return f"{error}; training goes on, the next one is tried."
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

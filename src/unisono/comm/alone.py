@@ -1,0 +1,42 @@
+"""The host of a process that nobody launched: there is nobody to share with or to wait for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unisono.comm.crew import Crew
+from unisono.comm.host import Live, Passed
+from unisono.comm.memory import Memory
+
+
+class Alone:
+    """A :class:`unisono.comm.host.Host` for a team of one. Final."""
+
+    can_replace = False
+
+    def note_ready(self) -> None:
+        """Nobody will replace this process."""
+
+    def memory(self, key: int, num_bytes: int) -> Memory:
+        """Take memory that this process shares with nobody."""
+        return Memory.private(num_bytes)
+
+    def stopped(self, arrivals: int, *, between_steps: bool) -> Crew:
+        """Go on at once."""
+        return Crew((0,), lead=0)
+
+    def entry(self, index: int, kind: str) -> Passed | Live:
+        """Nobody replaces a process that nobody launched."""
+        raise AssertionError("a team of one has no replacements")
+
+    def note_result(self, index: int, payload: bytes) -> None:
+        """Nobody will ask."""
+
+    def note_loop(self, index: int, facts: dict[str, Any]) -> None:
+        """Nobody will join."""
+
+    def note_end_of_loop(self, index: int, payload: bytes) -> None:
+        """Nobody will ask."""
+
+    def give_up_recovery(self, reason: str) -> None:
+        """There is none."""

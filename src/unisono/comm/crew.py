@@ -1,0 +1,38 @@
+"""Who computes together now? A frozen value that the launcher decides and every worker believes.
+
+Ranks are seats: a worker that is lost leaves its seat empty until a replacement takes it. What is
+divided among workers (shards, pieces) is divided by their position in the crew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The workers that compute together.
+
+    Attributes:
+        ranks: ascending, at least one.
+        lead: the one of them that speaks for all: its values are shared, it keeps the clock.
+        generation: grows with every change.
+    """
+
+    ranks: tuple[int, ...]
+    lead: int
+    generation: int = 0
+
+    def position(self, rank: int) -> int:
+        """Count the workers of the crew before `rank`."""
+        return self.ranks.index(rank)
+
+    def as_json(self) -> dict[str, Any]:
+        """Write it as plain JSON."""
+        return {"ranks": list(self.ranks), "lead": self.lead, "generation": self.generation}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Crew:
+        """Read what :meth:`as_json` wrote."""
+        return cls(tuple(value["ranks"]), value["lead"], value["generation"])

@@ -1,0 +1,116 @@
+"""What have the workers done together so far? For a replacement to catch up.
+
+Outside of loops, workers do things together whose outcome every one of them sees: agreeing, taking
+up a checkpoint, evaluating, a digest. Each is counted, and its outcome told to the launcher. A
+replacement runs the same program from its start; where the others have been already it hears what
+came of it instead of doing it again. It belongs to the crew from where it has caught up::
+
+    worker 0   agree ─ loop ═══ step 812 ════════ step 813 ═══════
+    worker 1   agree ─ loop ═══ step 8✕
+    replaced            agree ─ loop (caught up: waits for the next step) ═ step 813 ═══
+
+What happens inside of a loop is not counted: a loop is joined between two of its steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from unisono.comm.host import Live, Passed
+from unisono.comm.team import Team
+
+RESULT, LOOP = "result", "loop"
+
+
+class History:
+    """One worker's way through what all do together. Final.
+
+    Args:
+        team: the workers.
+        catches_up: whether this worker takes the place of a lost one.
+    """
+
+    @staticmethod
+    def of(team: Team) -> History:
+        """Give the history of a team, always the same where others are in it."""
+        return _history_of(team) if team.is_launched else History(team)
+
+    def __init__(self, team: Team, *, catches_up: bool = False) -> None:
+        self._team = team
+        self._catches_up = catches_up
+        self._index = 0
+        self._num_loops = 0
+
+    @property
+    def index(self) -> int:
+        """Count what has been done together before what is done now."""
+        return self._index
+
+    def together(self, act: Callable[[], bytes]) -> bytes:
+        """Do something whose outcome is the same on every worker. Collective.
+
+        Args:
+            act: does it, with the rest of the crew; not called where the others have been.
+        """
+        if self._num_loops:
+            return act()
+        if self._catches_up:
+            entry = self._entry(RESULT)
+            if isinstance(entry, Passed):
+                self._index += 1
+                return entry.payload
+        try:
+            payload = act()
+        except Exception:
+            self._team.host.give_up_recovery("an exception was raised outside of a loop")
+            raise
+        self._team.host.note_result(self._index, payload)
+        self._index += 1
+        return payload
+
+    def enter_loop(self) -> Passed | Live | None:
+        """Come to a loop. Collective.
+
+        Returns:
+            None where it begins; else, for a replacement, what the others have made of it.
+        """
+        entry = None
+        if self._num_loops:
+            self._team.host.give_up_recovery("one loop over steps runs inside of another")
+        elif self._catches_up:
+            entry = self._entry(LOOP)
+        if isinstance(entry, Passed):
+            self._index += 1
+        else:
+            self._num_loops += 1
+        return entry
+
+    def note_loop(self, facts: dict[str, Any]) -> None:
+        """Tell, from inside of a loop, that it can be joined. Every rank calls it."""
+        if self._num_loops == 1:
+            self._team.host.note_loop(self._index, facts)
+
+    def leave_loop(self, payload: bytes | None) -> None:
+        """End a loop; `payload` says where, None that a replacement cannot go on from there."""
+        self._num_loops -= 1
+        if self._num_loops:
+            return
+        if payload is None:
+            self._team.host.give_up_recovery("a loop was left before its end")
+        else:
+            self._team.host.note_end_of_loop(self._index, payload)
+        self._index += 1
+
+    def _entry(self, kind: str) -> Passed | Live:
+        entry = self._team.host.entry(self._index, kind)
+        if isinstance(entry, Live):
+            self._catches_up = False
+            self._team.join(entry.crew, entry.arrivals)
+        return entry
+
+
+@functools.cache
+def _history_of(team: Team) -> History:
+    return History(team, catches_up=team.is_replacement)

@@ -1,0 +1,77 @@
+"""What does a worker ask of whoever started it? Memory, and decisions about the crew.
+
+Two answer: a launcher, at the other end of a channel (:class:`unisono.comm.link.Link`), and a
+process that nobody launched, for itself (:class:`unisono.comm.alone.Alone`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from unisono.comm.crew import Crew
+
+if TYPE_CHECKING:
+    from unisono.comm.memory import Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Something the workers did together is over; a replacement takes over what came of it.
+
+    Attributes:
+        payload: what came of it.
+        loop: for a loop: what was told when it began.
+    """
+
+    payload: bytes
+    loop: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A replacement has caught up with the others and belongs to the crew now.
+
+    Attributes:
+        crew: the workers, this one among them.
+        arrivals: how many meetings they have come to.
+        loop: for a loop that had begun: what was told then.
+        is_alone: nobody else is there; what is shared may be torn.
+    """
+
+    crew: Crew
+    arrivals: int
+    loop: dict[str, Any] | None
+    is_alone: bool
+
+
+class Host(Protocol):
+    """The one who started this worker."""
+
+    @property
+    def can_replace(self) -> bool:
+        """Whether lost workers are made up for, so that snapshots are of use."""
+
+    def note_ready(self) -> None:
+        """Tell that the program can be run again from its start to replace a worker."""
+
+    def memory(self, key: int, num_bytes: int) -> Memory:
+        """Share memory with every worker that asks with the same `key`; zero at first."""
+
+    def stopped(self, arrivals: int, *, between_steps: bool) -> Crew:
+        """Stand still at a meeting until it is decided who goes on."""
+
+    def entry(self, index: int, kind: str) -> Passed | Live:
+        """Ask, as a replacement, what came of the `index`-th thing done together."""
+
+    def note_result(self, index: int, payload: bytes) -> None:
+        """Tell what came of the `index`-th thing done together."""
+
+    def note_loop(self, index: int, facts: dict[str, Any]) -> None:
+        """Tell that a loop has begun and can be joined."""
+
+    def note_end_of_loop(self, index: int, payload: bytes) -> None:
+        """Tell that a loop has ended, and where."""
+
+    def give_up_recovery(self, reason: str) -> None:
+        """Tell that from now on a lost worker cannot be made up for."""

@@ -1,0 +1,178 @@
+"""Copies of a run's whole state in its own shared memory, two in turn; see ``checkpoint.places``.
+
+A snapshot is taken between two steps, each worker copying its share of the bytes; it is whole once
+all have come to the next meeting. What is not in the arena (position, options of the optimizer,
+schedules, what the user keeps) is written beside it by the lead, as plain JSON and bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from unisono.checkpoint.slots import (
+    CODES,
+    offsets_of,
+    read_extra,
+    read_facts,
+    read_tensors,
+    write_blob,
+)
+from unisono.engine.arena import Arena, Slot
+
+_SHARE_ALIGNMENT = 4096
+
+
+class Snapshots:
+    """The two slots of one arena, as one worker sees them. Final."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._places = arena.places
+        self._memory = arena.memory
+
+    @property
+    def newest(self) -> int | None:
+        """The slot of the newest whole snapshot."""
+        return self._places.newest(self._memory.read)
+
+    @property
+    def next_is_busy(self) -> bool:
+        """Whether the slot that comes next is still being written to the disk."""
+        return self._places.is_busy(self._next(), self._memory.read)
+
+    def copy(self, copy_of_buffers: int, position: int, size: int) -> int:
+        """Copy one worker's share of the state into the slot that comes next.
+
+        Args:
+            copy_of_buffers: which of the two copies is the present one.
+            position: of this worker among those that copy.
+            size: how many copy.
+
+        Returns:
+            The slot; it is whole once everybody has come back from here.
+        """
+        slot = self._next()
+        self._memory.write(self._places.mark_at(slot), bytes(8))
+        self._copy(slot, copy_of_buffers, position, size, into_slot=True)
+        return slot
+
+    def describe(
+        self, slot: int, facts: Mapping[str, Any], tensors: bytes, extra: Sequence[torch.Tensor]
+    ) -> None:
+        """Write what is not in the arena; one worker does.
+
+        Args:
+            slot: what :meth:`copy` gave.
+            facts: plain JSON.
+            tensors: the description of all tensors, as ``checkpoint.slots`` has it.
+            extra: tensors that are not in the arena, at the offsets that `tensors` says.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        data = [as_bytes(tensor) for tensor in extra]
+        write_blob(
+            self._slot(slot), self._places.blob_at, json.dumps(facts).encode(), tensors, data
+        )
+
+    def complete(self, slot: int) -> None:
+        """Note that a slot is whole; everybody who knows it may say so."""
+        newest = max(self._places.marks(self._memory.read))
+        mine = self._places.marks(self._memory.read)[slot]
+        if not mine:
+            self._memory.write(self._places.mark_at(slot), (newest + 1).to_bytes(8, "little"))
+
+    def put_back(self, slot: int, copy_of_buffers: int, position: int, size: int) -> None:
+        """Copy one worker's share of a snapshot back into the arena."""
+        self._copy(slot, copy_of_buffers, position, size, into_slot=False)
+
+    def facts(self, slot: int) -> dict[str, Any]:
+        """Read what :meth:`describe` wrote."""
+        return read_facts(self._slot(slot), self._places.blob_at)
+
+    def extra(self, slot: int) -> dict[str, torch.Tensor]:
+        """Read the tensors that are not in the arena, by name."""
+        view = self._slot(slot)
+        found = {}
+        for described in read_tensors(view, self._places.blob_at)["optimizer.safetensors"]:
+            if described["in"] == "extra":
+                data = bytearray(read_extra(view, self._places.blob_at, described))
+                found[described["name"]] = from_bytes(data, described)
+        return found
+
+    def _next(self) -> int:
+        newest = self.newest
+        return 0 if newest is None else 1 - newest
+
+    def _slot(self, slot: int) -> memoryview:
+        return self._memory.view(self._places.slots_at[slot], self._places.slot_bytes)
+
+    def _copy(
+        self, slot: int, copy_of_buffers: int, position: int, size: int, *, into_slot: bool
+    ) -> None:
+        at = self._places.slots_at[slot]
+        for start, stop in self._arena.state_spans(copy_of_buffers):
+            first, last = _share(stop - start, position, size)
+            if last > first:
+                count = last - first
+                live = self._memory.flat(start + first, count, torch.uint8)
+                kept = self._memory.flat(at + first, count, torch.uint8)
+                kept.copy_(live) if into_slot else live.copy_(kept)
+            at += stop - start
+
+
+def describe_tensor(name: str, slot: Slot, offset: int) -> dict[str, Any]:
+    """Describe a tensor of the arena, for a checkpoint's file."""
+    return {
+        "name": name,
+        "dtype": CODES.get(str(slot.dtype), str(slot.dtype)),
+        "shape": list(slot.shape),
+        "stride": list(slot.stride),
+        "offset": offset,
+        "in": "state",
+    }
+
+
+def describe_extras(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
+    """Describe tensors that are kept beside the state, in this order."""
+    offsets = offsets_of([tensor.nbytes for tensor in tensors.values()])
+    return [
+        {
+            "name": name,
+            "dtype": CODES.get(str(tensor.dtype), str(tensor.dtype)),
+            "shape": list(tensor.shape),
+            "stride": list(torch.empty(tensor.shape, device="meta").stride()),
+            "offset": offset,
+            "in": "extra",
+        }
+        for (name, tensor), offset in zip(tensors.items(), offsets, strict=True)
+    ]
+
+
+def as_bytes(tensor: torch.Tensor) -> memoryview:
+    """View a tensor's elements, row by row, as bytes."""
+    dense = tensor.detach().contiguous().reshape(-1)
+    return dense.view(torch.uint8).numpy().data
+
+
+def from_bytes(data: bytearray, described: Mapping[str, Any]) -> torch.Tensor:
+    """Make a tensor of its bytes and its description."""
+    code = described["dtype"]
+    dtype = _DTYPES.get(code) or getattr(torch, code.removeprefix("torch."))
+    if not data:
+        return torch.empty(described["shape"], dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype).reshape(described["shape"])
+
+
+_DTYPES = {code: getattr(torch, name.removeprefix("torch.")) for name, code in CODES.items()}
+
+
+def _share(num_bytes: int, position: int, size: int) -> tuple[int, int]:
+    """Give one worker's part of so many bytes, in whole pages."""
+    pages = -(-num_bytes // _SHARE_ALIGNMENT)
+    bounds = [pages * part // size * _SHARE_ALIGNMENT for part in (position, position + 1)]
+    return min(bounds[0], num_bytes), min(bounds[1], num_bytes)

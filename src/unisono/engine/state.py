@@ -1,0 +1,300 @@
+"""The state that all workers share while a loop is under way: how a model comes to look at it.
+
+Three ways in: the lead's values are shared (a loop begins), the others' are joined, or a snapshot
+is put back (nobody was left, or somebody was lost in the midst of an update). One way out: every
+worker gets tensors of its own again.
+
+Invariant: while it is bound, nobody but the optimizer writes to parameters; that is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.comm.host import Live
+from unisono.comm.team import Team
+from unisono.engine.arena import Arena, Plan, lay_out, size_of
+from unisono.engine.buffers import Buffers
+from unisono.engine.contents import named_parameters, updated_parameters
+from unisono.engine.kept import group_options, put_back_state, state_numbers, state_tensors
+from unisono.engine.manifest import Manifest
+from unisono.engine.optimizers import has_hooks, is_elementwise, state_like
+from unisono.engine.snapshots import Snapshots
+from unisono.engine.update import StateKey
+
+# Beside the state, a snapshot has room for this much and some times the parameters: optimizers that
+# are not element-wise keep their state there. Pages that are not written do not exist.
+_BLOB_BYTES = 1 << 26
+_BLOB_TIMES_PARAMETERS = 8
+
+
+class SharedState:
+    """Parameters, buffers and optimizer state of one run in an arena. Final.
+
+    Args:
+        model: shared by all workers while bound.
+        optimizer: the user's.
+        shards: S.
+        team: the workers.
+        key: names the memory, where a new one is needed.
+        arena: of an earlier loop of the same run, used again where its plan still holds.
+        live: how this worker joins a loop that the others are in; None: it begins with them.
+
+    Attributes:
+        arena: where everything lies.
+        parameters: those that the optimizer updates, in the arena's order.
+        fixed: those that it does not.
+        buffers: the model's.
+        keys: for each of `parameters`, its optimizer state's names and where they lie.
+        is_sliced: whether the optimizer works on pieces, with its state in the arena; else the lead
+            alone has that state, and snapshots have it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        shards: int,
+        team: Team,
+        key: int,
+        arena: Arena | None,
+        live: Live | None,
+    ) -> None:
+        self._model, self._optimizer, self._team = model, optimizer, team
+        self.parameters = list(updated_parameters(model, optimizer).values())
+        updated = set(map(id, self.parameters))
+        self.fixed = [p for p in model.parameters() if id(p) not in updated]
+        self._all = [*self.parameters, *self.fixed]
+        self.buffers = Buffers(model)
+        self.is_sliced = is_elementwise(optimizer)
+        self.keys, examples = self._plan_state()
+        plan = self._plan(examples, shards)
+        is_joining = live is not None and live.loop is not None
+        if live is not None and live.loop is not None:
+            key, arena = live.loop["key"], None
+        if arena is None or arena.plan != plan:
+            arena = Arena(team.memory(key, Arena.num_bytes(plan)), plan, key)
+        self.arena = arena
+        self.snapshots = Snapshots(arena)
+        self._manifest = Manifest(model, optimizer, arena, self.keys)
+        self._homes = [*arena.parameters.tensors(), *arena.fixed.tensors()]
+        self.buffers.bind(arena)
+        if is_joining:
+            self._join(is_alone=live is not None and live.is_alone)
+        else:
+            self._share()
+        self.trust_lead()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the optimizer's state was lost with the lead, and only snapshots have it."""
+        return not self.is_sliced and self._team.crew.lead != self._lead
+
+    def trust_lead(self) -> None:
+        """Take the lead's optimizer state for that of the run."""
+        self._lead = self._team.crew.lead
+
+    def clear_gradients(self) -> None:
+        """Have the next backward pass allocate every gradient."""
+        for parameter in self._all:
+            parameter.grad = None
+
+    def remember(self) -> None:
+        """Note the parameters' versions, which every change in place increments."""
+        self._versions = [p._version for p in self._all]
+        self._num_groups = len(self._optimizer.param_groups)
+
+    def check_untouched(self) -> None:
+        """Refuse to go on after others than the optimizer have changed what all workers share."""
+        if [p._version for p in self._all] != self._versions or (
+            [p.data_ptr() for p in self._all] != self._places
+        ):
+            raise RuntimeError(
+                "parameters are shared by all workers while a loop over steps is under way and "
+                "must be changed by the optimizer alone, but something else changed them in place "
+                "or replaced their memory: do it between two loops."
+            )
+        if self.is_sliced and has_hooks(self._optimizer):
+            raise RuntimeError(
+                "hooks of an optimizer's step must be there before a loop begins, but one "
+                "was registered under way: register it before."
+            )
+        if len(self._optimizer.param_groups) != self._num_groups:
+            raise RuntimeError(
+                f"an optimizer must keep its parameter groups while a loop is under way, but has "
+                f"{len(self._optimizer.param_groups)} instead of {self._num_groups}: add groups "
+                f"between two loops."
+            )
+
+    def copy(self, facts: Mapping[str, Any], extras: Mapping[str, torch.Tensor]) -> int:
+        """Copy this worker's share of the state into a snapshot, which the lead describes.
+
+        Args:
+            facts: what is to be known beside it, plain JSON.
+            extras: what is to be kept beside it.
+
+        Returns:
+            The slot; it is whole once everybody has done so.
+        """
+        team = self._team
+        slot = self.snapshots.copy(self.buffers.now, team.position, team.size)
+        if team.is_lead:
+            named = named_parameters(self._model, self._optimizer)
+            kept = {} if self.is_sliced else state_tensors(self._optimizer, named)
+            kept.update(extras)
+            more = {
+                "copy of buffers": self.buffers.now,
+                "groups": group_options(self._optimizer),
+                "numbers": {} if self.is_sliced else state_numbers(self._optimizer, named),
+            }
+            tensors = self._manifest.tensors(self.arena.whose, kept)
+            self.snapshots.describe(slot, {**facts, **more}, tensors, list(kept.values()))
+        return slot
+
+    def check_keepable(self) -> None:
+        """Refuse, before any training, what snapshots cannot keep.
+
+        Raises:
+            CheckpointError: the optimizer keeps something that is neither tensor nor plain value.
+        """
+        group_options(self._optimizer)
+        state_numbers(self._optimizer, named_parameters(self._model, self._optimizer))
+
+    def newest(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Read what is kept beside the newest snapshot: facts and extras."""
+        slot = self._newest()
+        return self.snapshots.facts(slot), self.snapshots.extra(slot)
+
+    def put_back(self) -> None:
+        """Make the newest snapshot the present state. Collective."""
+        self._put_back()
+        self.buffers.load(self._copy_of_buffers())
+        for parameter in self.parameters:
+            self._optimizer.state.pop(parameter, None)
+        self.load_optimizer()
+        self.trust_lead()
+        self.remember()
+
+    def load_optimizer(self, *, everywhere: bool = False) -> None:
+        """Take the state of an optimizer that is not element-wise from the newest snapshot.
+
+        Args:
+            everywhere: on every worker; else the lead alone has use for it.
+        """
+        if not self.is_sliced and (everywhere or self._team.is_lead):
+            facts, extras = self.newest()
+            named = named_parameters(self._model, self._optimizer)
+            put_back_state(self._optimizer, named, extras, facts["numbers"])
+
+    def unbind(self) -> None:
+        """Give this worker's model tensors of its own again; values stay those of the last step."""
+        for parameter in self._all:
+            parameter.data = parameter.data.clone()
+            parameter.grad = None
+        for parameter in self.parameters:
+            state = self._optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    state[name] = value.clone()
+        self.buffers.unbind()
+
+    def _plan(self, examples: Sequence[torch.Tensor], shards: int) -> Plan:
+        slots = tuple(lay_out(self.parameters))
+        return Plan(
+            slots,
+            tuple(lay_out(self.fixed)),
+            tuple(lay_out(examples)),
+            self.buffers.slots,
+            shards,
+            _BLOB_BYTES + (0 if self.is_sliced else _BLOB_TIMES_PARAMETERS * size_of(slots)),
+        )
+
+    def _plan_state(self) -> tuple[list[dict[str, StateKey]], list[torch.Tensor]]:
+        """List the optimizer state of every parameter, and an example of each tensor."""
+        keys: list[dict[str, StateKey]] = [{} for _ in self.parameters]
+        examples: list[torch.Tensor] = []
+        if not self.is_sliced:
+            return keys, examples
+        index_of = {id(parameter): index for index, parameter in enumerate(self.parameters)}
+        for group in self._optimizer.param_groups:
+            state_of = {
+                dtype: state_like(self._optimizer, group, dtype)
+                for dtype in {parameter.dtype for parameter in group["params"]}
+            }
+            for parameter in group["params"]:
+                for name, example in sorted(state_of[parameter.dtype].items()):
+                    is_array = example.numel() == 4
+                    keys[index_of[id(parameter)]][name] = StateKey(len(examples), is_array)
+                    like = torch.empty_like(parameter, dtype=example.dtype, device="meta")
+                    examples.append(like if is_array else example.reshape(()))
+        return keys, examples
+
+    def _share(self) -> None:
+        """Put the lead's values into the arena and let every worker's model look at them."""
+        team = self._team
+        while True:
+            lead = team.crew.lead
+            if team.is_lead:
+                with torch.no_grad():
+                    for home, parameter in zip(self._homes, self._all, strict=True):
+                        home.copy_(parameter)
+                    self._share_optimizer()
+                self.buffers.give()
+            team.meet("sharing parameters")
+            if team.crew.lead == lead:
+                break
+        self._look(copy_of_buffers=0)
+
+    def _join(self, *, is_alone: bool) -> None:
+        """Look at the arena that the others use, or have used."""
+        if is_alone:
+            self._put_back()
+        self._look(copy_of_buffers=self._copy_of_buffers())
+        self._optimizer.state.clear()
+        self.load_optimizer()
+
+    def _look(self, *, copy_of_buffers: int) -> None:
+        for home, parameter in zip(self._homes, self._all, strict=True):
+            parameter.data = home
+        self.buffers.load(copy_of_buffers)
+        self._places = [p.data_ptr() for p in self._all]
+        self.remember()
+
+    def _put_back(self) -> None:
+        """Copy the newest snapshot over the arena, each worker its share."""
+        team, slot, copy_of_buffers = self._team, self._newest(), self._copy_of_buffers()
+        while True:
+            self.snapshots.put_back(slot, copy_of_buffers, team.position, team.size)
+            if team.meet("putting back"):
+                return
+
+    def _newest(self) -> int:
+        slot = self.snapshots.newest
+        assert slot is not None, "a loop begins with a snapshot"
+        return slot
+
+    def _copy_of_buffers(self) -> int:
+        return int(self.snapshots.facts(self._newest())["copy of buffers"])
+
+    def _share_optimizer(self) -> None:
+        flags = bytearray(len(self.parameters))
+        for index, parameter in enumerate(self.parameters):
+            state = self._optimizer.state.get(parameter, {})
+            there = {name for name in self.keys[index] if state.get(name) is not None}
+            if there and there != self.keys[index].keys():
+                raise ValueError(
+                    f"an optimizer's state must fit its options, but for these it keeps "
+                    f"{sorted(self.keys[index])} and has {sorted(there)}: clear `optimizer.state` "
+                    f"after such a change, or leave the options."
+                )
+            if there:
+                flags[index] = 1
+                for name, key in self.keys[index].items():
+                    self.arena.states.tensor(key.at).copy_(state[name])
+        self.arena.whose = bytes(flags)

@@ -1,0 +1,239 @@
+"""Who answers the workers' requests? This desk: memory, who goes on, what came of what.
+
+    a worker's message ──► recovery.decide ──► answers to workers, signs on their page,
+    a worker was lost  ──►                     replacements, words for the user
+
+It decides nothing: what to do is said by ``recovery``, and this does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from unisono.checkpoint.keeper import Keeper, Kept, newest_kept
+from unisono.comm.channel import Message
+from unisono.comm.control import ControlPage, Departure
+from unisono.launch import recovery
+from unisono.launch.memories import SharedMemories
+from unisono.launch.report import joined_message, loss_message
+
+
+class Staff(Protocol):
+    """What the desk has others do."""
+
+    def send(
+        self, rank: int, header: dict[str, Any], payload: bytes = b"", fds: Sequence[int] = ()
+    ) -> None:
+        """Send a worker one message."""
+
+    def spawn(self, rank: int) -> None:
+        """Start a replacement."""
+
+    def end(self) -> None:
+        """End the job, which has nothing left to do."""
+
+    def pid(self, rank: int) -> int | None:
+        """Tell the process of a worker."""
+
+
+class Reception:
+    """The desk of one job. Final.
+
+    Args:
+        control: the page that the workers share.
+        staff: does what is beyond this desk.
+        state: who computes at first.
+        keeper: writes checkpoints.
+        wake: called from another thread when a checkpoint is written; has :meth:`written` called.
+        say: where words for the user go.
+    """
+
+    def __init__(
+        self,
+        control: ControlPage,
+        staff: Staff,
+        state: recovery.State,
+        keeper: Keeper,
+        wake: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.state = state
+        self._control = control
+        self._staff = staff
+        self._keeper = keeper
+        self._wake = wake
+        self._say = say
+        self._memories = SharedMemories()
+        self._writing: tuple[Kept, int | None] | None = None
+        self._to_write: list[tuple[Kept, int | None, bool]] = []
+        self._begun: set[int] = set()
+        self._is_ending = False
+
+    @property
+    def waiting(self) -> set[int]:
+        """The workers that stand still because this desk has not answered yet."""
+        kept = {rank for _, rank, _ in self._to_write if rank is not None}
+        if self._writing is not None and self._writing[1] is not None:
+            kept.add(self._writing[1])
+        return kept | self.state.stopped.keys() | self.state.asking.keys()
+
+    def hear(self, rank: int, message: Message) -> None:
+        """Take a worker's message."""
+        header = message.header
+        match header["type"]:
+            case "memory":
+                self._give_memory(rank, header["key"], header["num_bytes"])
+            case "release":
+                self._memories.release(rank, header["key"])
+                self._memories.drop_unused(self._needed())
+            case "begun":
+                self._begun.add(rank)
+            case "ready":
+                self._take(recovery.Ready())
+            case "no recovery":
+                self._take(recovery.Unready(header["reason"]))
+            case "stopped":
+                self._take(recovery.Stopped(rank, header["arrivals"], header["between_steps"]))
+            case "entry":
+                self._take(recovery.Asked(rank, header["index"], header["kind"]))
+            case "result":
+                self._take(recovery.Came(header["index"], message.payload))
+            case "loop":
+                self._take(recovery.LoopBegan(header["index"], header["facts"]))
+            case "end of loop":
+                self._take(recovery.Came(header["index"], message.payload, is_loop=True))
+            case "keep":
+                self._to_write.append((Kept(**header["slot"]), rank, header["wait"]))
+                self._write_next()
+
+    def lost(self, rank: int, pid: int | None, exit_code: int, now: float) -> str:
+        """Make up for a worker that was killed.
+
+        Returns:
+            Why that cannot be done; empty when it is.
+        """
+        before = self.state
+        step = self._control.step(rank)
+        self._memories.forget(rank)
+        self._to_write = [item for item in self._to_write if item[1] != rank]
+        lost = recovery.Lost(rank, now, had_begun=rank in self._begun)
+        self._begun.discard(rank)
+        decision = recovery.decide(self.state, lost)
+        if recovery.GiveUp() in decision.actions:
+            self.state = decision.state
+            return decision.reason
+        self._say(loss_message(rank, pid, exit_code, step, before, decision.state))
+        self._do(decision)
+        return ""
+
+    def gone(self, rank: int) -> None:
+        """Note that a worker will do nothing with the others any more."""
+        self._take(recovery.Gone(rank))
+
+    def is_spare(self, rank: int) -> bool:
+        """Tell whether a worker is a replacement that the others do without so far."""
+        crew = self.state.crew
+        return self.state.is_ready and crew is not None and rank not in crew.ranks
+
+    def want_stop(self) -> bool:
+        """Have the job end after the step under way; False when that is no use."""
+        if not self.state.can_stop_between_steps:
+            return False
+        self._say("finishing the step, then writing a checkpoint; once more ends it at once")
+        self._take(recovery.StopWanted())
+        return True
+
+    def written(self) -> None:
+        """Go on after a checkpoint is written."""
+        if self._writing is not None:
+            _, waiting = self._writing
+            self._writing = None
+            if waiting is not None:
+                self._staff.send(waiting, {"type": "kept"})
+        self._write_next()
+        if self._is_ending and self._writing is None:
+            self._staff.end()
+
+    def keep_last(self) -> None:
+        """Write the newest snapshot, if the run wants checkpoints; waits until it is written."""
+        self._keeper.wait()
+        kept = self._newest_snapshot()
+        mapping = None if kept is None else self._memories.mapping(kept.key)
+        if kept is not None and mapping is not None:
+            self._keeper.begin(mapping, kept)
+            self._keeper.wait()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._keeper.wait()
+        self._memories.close()
+
+    def _take(self, event: recovery.Event) -> None:
+        self._do(recovery.decide(self.state, event))
+
+    def _do(self, decision: recovery.Decision) -> None:
+        self.state = decision.state
+        for action in decision.actions:
+            self._act(action)
+
+    def _act(self, action: recovery.Action) -> None:
+        match action:
+            case recovery.Mark(rank, Departure.PRESENT):
+                self._control.come_back(rank)
+            case recovery.Mark(rank, how):
+                self._control.leave(rank, how)
+            case recovery.Spawn(rank):
+                self._staff.spawn(rank)
+            case recovery.Answer(rank, header, payload):
+                self._staff.send(rank, dict(header), payload)
+            case recovery.Wish(value):
+                self._control.wish = value
+            case recovery.Joined(ranks):
+                self._say(joined_message(ranks, self._staff.pid, self.state))
+            case recovery.KeepAndEnd():
+                self._is_ending = True
+                kept = self._newest_snapshot()
+                if kept is not None:
+                    self._to_write.append((kept, None, False))
+                    self._write_next()
+                if self._writing is None:
+                    self._staff.end()
+
+    def _give_memory(self, rank: int, key: int, num_bytes: int) -> None:
+        try:
+            fd = self._memories.request(rank, key, num_bytes)
+        except (ValueError, OSError) as error:
+            self._staff.send(rank, {"type": "refused", "reason": str(error)})
+        else:
+            self._staff.send(rank, {"type": "memory"}, fds=[fd])
+
+    def _write_next(self) -> None:
+        if self._writing is not None or not self._to_write:
+            return
+        kept, rank, waits = self._to_write.pop(0)
+        mapping = self._memories.mapping(kept.key)
+        if mapping is None:
+            self._say(f"step {kept.step}: no checkpoint: its memory is gone.")
+        else:
+            self._writing = (kept, rank if waits else None)
+            self._keeper.begin(mapping, kept, self._wake)
+        if rank is not None and (mapping is None or not waits):
+            self._staff.send(rank, {"type": "kept"})
+
+    def _newest_snapshot(self) -> Kept | None:
+        loop = self.state.loop.facts if self.state.loop is not None else None
+        if loop is None and self.state.history:
+            loop = self.state.history[-1].loop
+        if loop is None or not loop.get("directory"):
+            return None
+        mapping = self._memories.mapping(loop["key"])
+        return None if mapping is None else newest_kept(mapping, loop)
+
+    def _needed(self) -> set[int]:
+        """List the memories that a replacement, or a checkpoint, may yet need."""
+        loops = [entry.loop for entry in self.state.history if entry.loop is not None][-1:]
+        loops += [self.state.loop.facts] if self.state.loop is not None else []
+        kept = [item[0].key for item in self._to_write]
+        kept += [self._writing[0].key] if self._writing is not None else []
+        return {loop["key"] for loop in loops} | set(kept)

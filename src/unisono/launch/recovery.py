@@ -1,0 +1,389 @@
+"""Who goes on when a worker is lost, and who joins? (state, event) → decision, with its reason.
+
+Pure: no process, clock or socket is touched here; ``supervise`` does what a decision says.
+
+Workers that compute together are the *crew*. A lost one leaves it; the others notice at their
+next meeting, stop, and hear who goes on. A replacement runs the program from its start, is told
+what came of everything that the others have done together, and waits where it has caught up;
+between two steps the crew stops for it::
+
+    Lost ──► crew without it, replacement started ──► all have stopped ──► go on
+    Asked (caught up) ──► wish that the crew stops between two steps ──► all have stopped ──► joined
+
+Invariant: nobody is told to go on before every worker of the crew has stopped: all know the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from unisono.comm.control import Departure
+from unisono.comm.crew import Crew
+
+PERIOD_S = 60.0
+RESTARTS = 3
+LOOP = "loop"
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The program uses Unisono: it can be run again from its start to replace a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unready:
+    """From now on a lost worker cannot be made up for."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A worker was killed.
+
+    Attributes:
+        rank: which.
+        now: the time of a monotonic clock, in seconds.
+        had_begun: whether its program had begun; one that had not can always be run.
+    """
+
+    rank: int
+    now: float
+    had_begun: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A worker will do nothing with the others any more: its program has ended, or it has left."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A worker stands still and waits to be told who goes on."""
+
+    rank: int
+    arrivals: int
+    between_steps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A replacement asks what came of the `index`-th thing done together."""
+
+    rank: int
+    index: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """What came of the `index`-th thing done together; for a loop, where it ended."""
+
+    index: int
+    payload: bytes
+    is_loop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoopBegan:
+    """A loop has begun that can be joined; `facts` are for whoever joins."""
+
+    index: int
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StopWanted:
+    """Somebody wants the job to end after the step under way."""
+
+
+Event = Ready | Unready | Lost | Gone | Stopped | Asked | Came | LoopBegan | StopWanted
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Tell all workers, on their page, whether this one may still come."""
+
+    rank: int
+    how: Departure
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start a replacement."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer the request that a worker waits with."""
+
+    rank: int
+    header: Mapping[str, Any]
+    payload: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Tell all workers, on their page, whether to stop between two steps."""
+
+    value: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Say in words that replacements belong to the crew now."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAndEnd:
+    """All stand still between two steps: write a checkpoint, then end the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The loss ends the job."""
+
+
+Action = Mark | Spawn | Answer | Wish | Joined | KeepAndEnd | GiveUp
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The loop under way: its place in the history, and what whoever joins has to know."""
+
+    index: int
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What came of one thing done together; for a loop, with what was told when it began."""
+
+    payload: bytes
+    loop: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What is known about who computes.
+
+    Attributes:
+        crew: who computes together; None: nobody.
+        generation: of the newest crew.
+        restarts: how many workers may be lost within a minute.
+        replaces: whether a lost worker is replaced; else the others go on without it.
+        is_ready: whether a lost worker can be made up for at all.
+        trouble: why it cannot any more.
+        stopped: who of the crew stands still, and where.
+        asking: the replacements that have caught up and wait, with what they asked.
+        history: what came of everything done together so far.
+        loop: the loop under way.
+        losses: when workers were lost lately.
+        is_wished: the crew has been asked to stop between two steps.
+        is_ending: the job ends after the step under way.
+    """
+
+    crew: Crew | None
+    generation: int = 0
+    restarts: int = RESTARTS
+    replaces: bool = True
+    is_ready: bool = False
+    trouble: str = ""
+    stopped: Mapping[int, Stopped] = field(default_factory=dict)
+    asking: Mapping[int, Asked] = field(default_factory=dict)
+    history: tuple[Entry, ...] = ()
+    loop: Loop | None = None
+    losses: tuple[float, ...] = ()
+    is_wished: bool = False
+    is_ending: bool = False
+
+    @property
+    def can_stop_between_steps(self) -> bool:
+        """Whether there are steps, and a place to keep what they have led to."""
+        return bool(self.crew and self.loop and self.loop.facts.get("directory"))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The new state, what to do now, and why, in words."""
+
+    state: State
+    actions: tuple[Action, ...] = ()
+    reason: str = ""
+
+
+def start(world_size: int, *, restarts: int = RESTARTS, replaces: bool = True) -> State:
+    """Describe a job whose workers have just been asked for."""
+    return State(Crew(tuple(range(world_size)), lead=0), restarts=restarts, replaces=replaces)
+
+
+def decide(state: State, event: Event) -> Decision:
+    """Say what follows from `event`."""
+    match event:
+        case Ready():
+            return Decision(replace(state, is_ready=not state.trouble), (), "it can be run again")
+        case Unready(reason):
+            return Decision(replace(state, is_ready=False, trouble=reason), (), reason)
+        case Lost():
+            return _lost(state, event)
+        case Gone(rank):
+            return _settled(_without(state, rank), f"worker {rank} has nothing left to do")
+        case Stopped():
+            stopped = {**state.stopped, event.rank: event}
+            return _settled(replace(state, stopped=stopped), f"worker {event.rank} stands still")
+        case Asked():
+            return _asked(state, event)
+        case Came():
+            return _came(state, event)
+        case LoopBegan(index, facts):
+            if state.loop is not None or index != len(state.history):
+                return Decision(state, (), "that is known")
+            return _settled(replace(state, loop=Loop(index, facts)), "a loop has begun")
+        case StopWanted():
+            return _settled(replace(state, is_ending=True), "asked to end after this step")
+
+
+def _lost(state: State, event: Lost) -> Decision:
+    losses = (*(at for at in state.losses if event.now - at < PERIOD_S), event.now)
+    state = _without(replace(state, losses=losses), event.rank)
+    trouble = ""
+    if not state.is_ready and event.had_begun:
+        trouble = state.trouble or "the program had not made a `Run` or `Trainer` yet"
+    elif len(losses) > state.restarts:
+        trouble = (
+            f"{len(losses)} workers were lost within {PERIOD_S:.0f} s and `--restarts "
+            f"{state.restarts}` allows no more"
+        )
+    elif not state.replaces and state.crew is None:
+        trouble = "it was the last worker, and `--no-replace` allows no other"
+    if trouble:
+        return Decision(replace(state, trouble=trouble), (GiveUp(),), trouble)
+    actions: tuple[Action, ...] = (Mark(event.rank, Departure.LOST),)
+    if state.replaces:
+        actions = (*actions, Spawn(event.rank))
+    return _settled(state, f"worker {event.rank} was lost; the others go on", actions)
+
+
+def _without(state: State, rank: int) -> State:
+    """Take a worker out of all that is under way."""
+    crew = state.crew
+    if crew is not None and rank in crew.ranks:
+        ranks = tuple(other for other in crew.ranks if other != rank)
+        lead = crew.lead if crew.lead != rank else min(ranks, default=0)
+        crew = Crew(ranks, lead, crew.generation) if ranks else None
+    stopped = {other: stop for other, stop in state.stopped.items() if other != rank}
+    asking = {other: asked for other, asked in state.asking.items() if other != rank}
+    return replace(state, crew=crew, stopped=stopped, asking=asking)
+
+
+def _asked(state: State, event: Asked) -> Decision:
+    entry = _entry(state, event.index)
+    if entry is not None:
+        return Decision(state, (_passed(event, entry),), "the others have been there")
+    is_loop = state.loop is not None and event.index == state.loop.index
+    if event.index > len(state.history) or (is_loop and event.kind != LOOP):
+        return Decision(state, (_refused(event),), "it has come to another place")
+    asking = {**state.asking, event.rank: event}
+    return _settled(replace(state, asking=asking), f"worker {event.rank} has caught up")
+
+
+def _came(state: State, event: Came) -> Decision:
+    if event.index != len(state.history):
+        return Decision(state, (), "that is known")
+    loop = state.loop.facts if event.is_loop and state.loop is not None else None
+    entry = Entry(event.payload, loop)
+    waiting = [asked for asked in state.asking.values() if asked.index == event.index]
+    asking = {rank: asked for rank, asked in state.asking.items() if asked not in waiting}
+    state = replace(
+        state,
+        history=(*state.history, entry),
+        loop=None if event.is_loop else state.loop,
+        asking=asking,
+    )
+    answers: tuple[Action, ...] = tuple(_passed(asked, entry) for asked in waiting)
+    if event.is_loop and state.is_ending:
+        answers = (*answers, KeepAndEnd())
+    return _settled(state, "the workers have done something together", answers)
+
+
+def _settled(state: State, reason: str, actions: tuple[Action, ...] = ()) -> Decision:
+    """Let go on who can go on, and say whether the crew should stop."""
+    crew = state.crew
+    if crew is None and state.asking:
+        state, more = _go_on_alone(state)
+        actions = (*actions, *more)
+    elif crew is not None and all(rank in state.stopped for rank in crew.ranks):
+        state, more = _go_on(state, crew)
+        actions = (*actions, *more)
+    is_awaited = bool(state.asking) and state.is_ready
+    is_wished = state.loop is not None and (state.is_ending or is_awaited)
+    if is_wished != state.is_wished:
+        state = replace(state, is_wished=is_wished)
+        actions = (*actions, Wish(is_wished))
+    return Decision(state, actions, reason)
+
+
+def _go_on_alone(state: State) -> tuple[State, tuple[Action, ...]]:
+    """Let the first replacement that has caught up go on; the others will join it."""
+    rank = min(state.asking)
+    crew = Crew((rank,), rank, state.generation + 1)
+    asking = {other: asked for other, asked in state.asking.items() if other != rank}
+    live = _live(rank, crew, 0, state.loop, is_alone=True)
+    state = replace(state, crew=crew, generation=crew.generation, asking=asking, stopped={})
+    return state, (Mark(rank, Departure.PRESENT), live, Joined((rank,)))
+
+
+def _go_on(state: State, crew: Crew) -> tuple[State, tuple[Action, ...]]:
+    stop = state.stopped[crew.ranks[0]]
+    if stop.between_steps and state.is_ending:
+        return replace(state, stopped={}), (KeepAndEnd(),)
+    may_join = stop.between_steps and state.loop is not None and state.is_ready
+    joining = sorted(state.asking) if may_join else []
+    ranks = tuple(sorted((*crew.ranks, *joining)))
+    new = Crew(ranks, crew.lead, state.generation + 1)
+    answers = [Answer(rank, {"type": "go", "crew": new.as_json()}) for rank in crew.ranks]
+    marks = [Mark(rank, Departure.PRESENT) for rank in joining]
+    lives = [_live(rank, new, stop.arrivals, state.loop, is_alone=False) for rank in joining]
+    told = [Joined(tuple(joining))] if joining else []
+    asking = {rank: asked for rank, asked in state.asking.items() if rank not in joining}
+    state = replace(state, crew=new, generation=new.generation, stopped={}, asking=asking)
+    return state, (*marks, *answers, *lives, *told)
+
+
+def _entry(state: State, index: int) -> Entry | None:
+    return state.history[index] if index < len(state.history) else None
+
+
+def _passed(asked: Asked, entry: Entry) -> Answer:
+    if (asked.kind == LOOP) != (entry.loop is not None):
+        return _refused(asked)
+    loop = None if entry.loop is None else dict(entry.loop)
+    return Answer(asked.rank, {"type": "passed", "loop": loop}, entry.payload)
+
+
+def _refused(asked: Asked) -> Answer:
+    reason = (
+        f"a program must do the same when it is run again, so that a replacement can catch up, but "
+        f"worker {asked.rank} came to something else than the others as number {asked.index}: "
+        f"keep what decides over the program's course the same, or use `--no-replace`."
+    )
+    return Answer(asked.rank, {"type": "refused", "reason": reason})
+
+
+def _live(rank: int, crew: Crew, arrivals: int, loop: Loop | None, *, is_alone: bool) -> Answer:
+    header = {
+        "type": "live",
+        "crew": crew.as_json(),
+        "arrivals": arrivals,
+        "loop": None if loop is None else dict(loop.facts),
+        "is_alone": is_alone,
+    }
+    return Answer(rank, header)

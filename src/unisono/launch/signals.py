@@ -1,0 +1,32 @@
+"""Signals as bytes in a socket, so that a loop over sockets hears them in its own time."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def signals_as_bytes(signums: Sequence[int]) -> Iterator[socket.socket]:
+    """Give a socket that receives the number of each of these signals; for the main thread."""
+    reading, writing = socket.socketpair()
+    reading.setblocking(False)
+    writing.setblocking(False)
+    before = {}
+    for signum in signums:
+        # Who ignores a signal from the start (nohup, a shell's background job) has a reason.
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            before[signum] = signal.signal(signum, lambda signum, frame: None)
+    wakeup_before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    try:
+        yield reading
+    finally:
+        signal.set_wakeup_fd(wakeup_before)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        reading.close()
+        writing.close()

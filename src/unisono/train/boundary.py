@@ -1,0 +1,153 @@
+"""What happens between two steps? Snapshots, checkpoints, and a stop for those who join or end.
+
+The lead decides while a step is under way and says so before the meeting that ends it; everybody
+reads the same plan and acts on it when the next step begins. A snapshot is due when the time since
+the last one is so long that what it costs is a hundredth of it.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable
+from typing import Any
+
+from unisono.comm.team import Team
+from unisono.engine.shared import SharedEngine
+from unisono.errors import CheckpointError
+from unisono.train.checkpoints import Checkpoints
+from unisono.train.interrupts import Interrupts
+from unisono.train.position import Position
+
+COST_AT_MOST = 0.01
+_POLL_S = 0.001
+
+
+class Plan(enum.IntFlag):
+    """What is to be done before the next step."""
+
+    NOTHING = 0
+    SNAPSHOT = 1
+    CHECKPOINT = 2
+    STOP = 4
+
+
+class Boundary:
+    """The place between two steps of one loop. Final.
+
+    Args:
+        team: the workers.
+        engine: has the state.
+        pack: gives what is kept with it: facts and tensors.
+        checkpoints: where checkpoints go; None: nowhere.
+        interrupts: whether this process is to end, where nobody launched it.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        engine: SharedEngine,
+        pack: Callable[[], tuple[dict[str, Any], dict[str, Any]]],
+        checkpoints: Checkpoints | None,
+        interrupts: Interrupts,
+    ) -> None:
+        self._team, self._engine, self._pack = team, engine, pack
+        self._checkpoints = checkpoints
+        self._interrupts = interrupts
+        self._next_at_s = 0.0
+        self._recovers = team.host.can_replace
+
+    def plan(self, after: Position) -> Plan:
+        """Say, as the lead, what is to be done once the run has come to `after`."""
+        if not self._team.is_lead:
+            return Plan.NOTHING
+        plan = Plan.NOTHING
+        if self._checkpoints is not None and self._checkpoints.is_due(after):
+            plan |= Plan.SNAPSHOT | Plan.CHECKPOINT
+        if self._team.is_asked_to_stop:
+            plan |= Plan.SNAPSHOT | Plan.STOP
+        if self._interrupts.asked_by is not None:
+            plan |= Plan.SNAPSHOT | Plan.CHECKPOINT | Plan.STOP
+        if plan:
+            self._wait_for_slot()
+        elif self._recovers and time.monotonic() >= self._next_at_s:
+            plan = Plan.NOTHING if self._is_busy else Plan.SNAPSHOT
+        return plan
+
+    def begin(self) -> bool:
+        """Take the first snapshot of a loop, if snapshots are of use. Collective.
+
+        Returns:
+            Whether one was taken.
+
+        Raises:
+            CheckpointError: there are to be checkpoints, but something cannot be kept.
+        """
+        try:
+            self._pack()
+            self._engine.state.check_keepable()
+        except CheckpointError as error:
+            if self._checkpoints is not None:
+                raise
+            self._recovers = False
+            self._team.host.give_up_recovery(str(error))
+        if not self._keeps:
+            return False
+        while self._snapshot(wait=True) is None:
+            # Before the first step every worker has the state that the lead had.
+            self._engine.state.trust_lead()
+        return True
+
+    def act(self, plan: Plan, step: int) -> None:
+        """Do what was planned before `step`. Collective."""
+        if not plan & Plan.SNAPSHOT:
+            return
+        is_last = self._interrupts.asked_by is not None
+        slot = self._snapshot(wait=bool(plan & (Plan.CHECKPOINT | Plan.STOP)))
+        if slot is None:
+            return
+        if plan & Plan.CHECKPOINT and self._checkpoints is not None:
+            self._checkpoints.keep(self._engine.state.arena, slot, step, wait=is_last)
+        if is_last:
+            self._interrupts.end()
+        if plan & Plan.STOP:
+            self._team.pause()
+
+    def end(self, step: int) -> bool:
+        """Keep what a loop has led to, `step` steps of the run. Collective.
+
+        Returns:
+            False if the lead was lost with what it alone had.
+        """
+        if not self._keeps:
+            return True
+        self._wait_for_slot()
+        slot = self._snapshot(wait=True)
+        if slot is None:
+            return False
+        self._engine.state.load_optimizer(everywhere=True)
+        if self._checkpoints is not None:
+            self._checkpoints.keep(self._engine.state.arena, slot, step, wait=True)
+            self._team.meet("last checkpoint")
+        return True
+
+    @property
+    def _keeps(self) -> bool:
+        return self._recovers or self._checkpoints is not None
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._engine.state.snapshots.next_is_busy
+
+    def _snapshot(self, *, wait: bool) -> int | None:
+        facts, extras = self._pack()
+        start_s = time.monotonic()
+        slot = self._engine.take_snapshot(facts, extras, wait=wait)
+        now_s = time.monotonic()
+        self._next_at_s = now_s + (now_s - start_s) / COST_AT_MOST
+        return slot
+
+    def _wait_for_slot(self) -> None:
+        """Wait until the slot that comes next is on the disk; the disk sets the pace then."""
+        while self._is_busy:
+            time.sleep(_POLL_S)

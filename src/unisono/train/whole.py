@@ -1,0 +1,23 @@
+"""Whole numbers from callers: accepted as whatever counts, refused in words."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+
+def check_whole(name: str, value: Any, *, at_least: int) -> int:
+    """Refuse anything but a whole number that is large enough, and give it as an int.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is too small.
+    """
+    example = f"pass `{name}={max(at_least, 1)}`, say"
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        raise TypeError(f"`{name}` must be a whole number, but is {value!r}: {example}.") from None
+    if whole < at_least:
+        raise ValueError(f"`{name}` must be at least {at_least}, but is {whole}: {example}.")
+    return whole
