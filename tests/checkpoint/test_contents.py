@@ -4,17 +4,17 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
+from tests.checkpoint.taken import files_of_run
 from torch import nn
 
-from unisono.checkpoint.contents import Snapshot, put_back, put_back_groups, take
+from unisono.checkpoint.contents import Snapshot, put_back, put_back_groups
 from unisono.checkpoint.digest import digest_of
 from unisono.errors import CheckpointError
 
 FACTS = {
     "position": {"step": 3, "epoch": 0, "batch": 3},
     "identity": {"seed": 1},
-    "schedules": [{"last_epoch": 3, "base_lrs": [0.1]}],
     "state": {"best": 0.5},
     "last": {"loss": 0.25},
 }
@@ -32,7 +32,7 @@ def make(seed, num_steps):
 
 
 def files(facts=FACTS, **changes):
-    return take(*make(0, 2), facts).files() | changes
+    return files_of_run(*make(0, 2), facts) | changes
 
 
 def changed(**changes):
@@ -43,7 +43,7 @@ def changed(**changes):
 @pytest.mark.parametrize("num_steps", [0, 1, 5])
 def test_a_state_that_was_taken_is_put_back(num_steps):
     there, here = make(0, 2), make(1, num_steps)
-    snapshot = Snapshot.from_files(take(*there, FACTS).files())
+    snapshot = Snapshot.from_files(files_of_run(*there, FACTS))
     put_back(snapshot, *here)
     assert digest_of(*here) == digest_of(*there)
     assert here[1].param_groups[0]["lr"] == 0.1
@@ -53,21 +53,21 @@ def test_a_state_that_was_taken_is_put_back(num_steps):
 
 def test_the_users_tensors_are_no_state_of_the_optimizer():
     there, here = make(0, 2), make(1, 1)
-    snapshot = take(*there, FACTS)
     own = {"mean": torch.arange(3.0), "a/b": torch.tensor(7), "0.weight": torch.zeros(999)}
-    snapshot.state_tensors.update(own)
-    read = Snapshot.from_files(snapshot.files())
+    read = Snapshot.from_files(files_of_run(*there, FACTS, own))
     assert read.state_tensors.keys() == own.keys()
     assert all(torch.equal(read.state_tensors[name], own[name]) for name in own)
-    assert read.optimizer.keys() == snapshot.optimizer.keys()
+    assert (
+        read.optimizer.keys() == load(files_of_run(*there, FACTS)["optimizer.safetensors"]).keys()
+    )
     put_back(read, *here)
     assert digest_of(*here) == digest_of(*there)
 
 
-def test_an_old_checkpoint_has_no_schedules_and_no_state():
+def test_an_old_checkpoint_has_no_state():
     old = {name: FACTS[name] for name in ("position", "identity")}
     snapshot = Snapshot.from_files(files(old))
-    assert [snapshot.facts[name] for name in ("schedules", "state", "last")] == [[], {}, {}]
+    assert [snapshot.facts[name] for name in ("state", "last")] == [{}, {}]
     assert snapshot.state_tensors == {}
 
 
@@ -89,13 +89,10 @@ def test_an_old_checkpoint_has_no_schedules_and_no_state():
         changed(groups={}),
         changed(groups=[1]),
         changed(numbers={"0.weight": 3}),
-        changed(schedules={}),
-        changed(schedules=[[]]),
-        changed(schedules="x"),
         changed(state=[]),
         changed(last=3),
     ],
-    ids=range(20),
+    ids=range(17),
 )
 def test_another_form_is_refused(text):
     with pytest.raises(CheckpointError, match="must have"):
@@ -110,12 +107,11 @@ def test_a_file_that_is_not_safetensors_is_refused(name, data):
 
 
 def with_optimizer(change):
-    snapshot = take(*make(0, 2), FACTS)
-    return {"optimizer.safetensors": save(snapshot.optimizer | change)}
+    return {"optimizer.safetensors": save(load(files()["optimizer.safetensors"]) | change)}
 
 
 def with_model(change):
-    tensors = take(*make(0, 2), FACTS).tensors | change
+    tensors = load(files()["model.safetensors"]) | change
     kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     return {"model.safetensors": save(kept)}
 

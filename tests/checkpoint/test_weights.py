@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tests.checkpoint.taken import files_of_run
 from torch import nn
 
-from unisono.checkpoint.contents import take
 from unisono.checkpoint.store import Store
 from unisono.checkpoint.weights import load_model, plain_weights, save_weights
 from unisono.errors import CheckpointError
@@ -150,7 +150,7 @@ def write_run(directory, seeds):
         others = nn.Parameter(torch.zeros(1))  # a parameter that only the optimizer has
         optimizer = torch.optim.SGD([*model.parameters(), others], lr=0.1)
         facts = {"position": {"step": step, "epoch": 0, "batch": 0}, "identity": {}}
-        Store(directory).write(step, take(model, optimizer, facts).files())
+        Store(directory).write(step, files_of_run(model, optimizer, facts))
     return model
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load as from_safetensors
-from safetensors.torch import save as to_safetensors
 from torch import nn
 from torch.optim import Optimizer
 
@@ -33,7 +32,7 @@ class Snapshot:
         tensors: parameters and buffers by name.
         optimizer: the optimizer's tensors, by ``KEY/PARAMETER``.
         facts: the rest: position, identity, hyperparameters, numbers of the optimizer's state,
-            state of schedules, the plain values of ``run.state``, what the last step said.
+            the plain values of ``run.state``, what the last step said.
         state_tensors: the tensors of ``run.state``, by key.
     """
 
@@ -42,20 +41,11 @@ class Snapshot:
     facts: dict[str, Any]
     state_tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def files(self) -> dict[str, bytes]:
-        """Write it as the three files of a checkpoint."""
-        own = {STATE_PREFIX + key: tensor for key, tensor in self.state_tensors.items()}
-        return {
-            "model.safetensors": to_safetensors(self.tensors),
-            "optimizer.safetensors": to_safetensors({**self.optimizer, **own}),
-            "run.json": json.dumps(self.facts, indent=1).encode(),
-        }
-
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Snapshot:
         """Read it from the three files.
 
-        Those of older versions know nothing of ``schedules``, ``state`` and ``last``: empty here.
+        Those of older versions know nothing of ``state`` and ``last``: empty here.
 
         Raises:
             CheckpointError: a file is not of its format.
@@ -67,34 +57,11 @@ class Snapshot:
         except Exception as error:
             raise CheckpointError(f"its files must have their formats, but: {error}.") from None
         if isinstance(facts, dict):
-            facts = {"schedules": [], "state": {}, "last": {}, **facts}
+            facts = {"state": {}, "last": {}, **facts}
         _check_facts(facts)
         own = {name for name in optimizer if name.startswith(STATE_PREFIX)}
         state = {name.removeprefix(STATE_PREFIX): optimizer.pop(name) for name in sorted(own)}
         return cls(tensors, optimizer, facts, state)
-
-
-def take(model: nn.Module, optimizer: Optimizer, facts: Mapping[str, Any]) -> Snapshot:
-    """Copy the state of a run; `facts` are kept with it.
-
-    Raises:
-        CheckpointError: the optimizer keeps something that is neither tensor nor plain value.
-    """
-    tensors = {name: _copy(tensor) for name, tensor in _model_tensors(model, optimizer).items()}
-    states: dict[str, torch.Tensor] = {}
-    numbers: dict[str, dict[str, Any]] = {}
-    for name, parameter in named_parameters(model, optimizer).items():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor):
-                states[f"{key}/{name}"] = _copy(value)
-            else:
-                numbers.setdefault(name, {})[str(key)] = _plain(key, value)
-    groups = [
-        {key: _plain(key, value) for key, value in group.items() if key != "params"}
-        for group in optimizer.param_groups
-    ]
-    rest = {"format": FORMAT, "groups": groups, "numbers": numbers}
-    return Snapshot(tensors, states, {**facts, **rest})
 
 
 def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
@@ -148,8 +115,6 @@ def _check_facts(facts: Any) -> None:
         or not all(isinstance(group, dict) for group in groups)
         or not isinstance(numbers, dict)
         or not all(isinstance(state, dict) for state in numbers.values())
-        or not isinstance(facts.get("schedules"), list)
-        or not all(isinstance(schedule, dict) for schedule in facts["schedules"])
         or not isinstance(facts.get("state"), dict)
         or not isinstance(facts.get("last"), dict)
     ):
@@ -227,20 +192,3 @@ def _compare(here: Mapping[str, torch.Tensor], there: Mapping[str, torch.Tensor]
                 f"`{name}` must be {old.dtype} of shape {tuple(old.shape)} as in the checkpoint, "
                 f"but is {new.dtype} of shape {tuple(new.shape)}."
             )
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
-
-
-def _plain(key: object, value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.item()
-    if isinstance(value, (list, tuple)):
-        return [_plain(key, item) for item in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise CheckpointError(
-        f"the optimizer's `{key}` must be a tensor, a number or a text to be kept in a checkpoint, "
-        f"but is a {type(value).__name__}."
-    )

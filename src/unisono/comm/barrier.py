@@ -69,10 +69,6 @@ class Barrier:
         """Count the meetings that this worker has come to, modulo 2³²."""
         return self._control.arrivals(self._rank)
 
-    @arrivals.setter
-    def arrivals(self, count: int) -> None:
-        self._control.set_arrivals(self._rank, count)
-
     def arrive(self, purpose: str = "") -> None:
         """Come to the next meeting. Collective: every rank calls it, in the same order.
 

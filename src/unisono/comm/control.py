@@ -67,10 +67,6 @@ class ControlPage:
         """Count the barriers that `rank` has come to, modulo 2³²."""
         return self._words[_line(rank, _ARRIVALS) // 4]
 
-    def set_arrivals(self, rank: int, count: int) -> None:
-        """Begin to count where the others are; only for a rank that nobody waits for yet."""
-        self._words[_line(rank, _ARRIVALS) // 4] = count
-
     def arrive(self, rank: int) -> None:
         """Count one more arrival of `rank`, after all that it wrote, and wake the others."""
         futex.add_and_wake(self._address + _line(rank, _ARRIVALS))
@@ -92,8 +88,12 @@ class ControlPage:
         self._words[_line(rank, _DEPARTURE) // 4] = int(how)
         futex.wake(self._address + _line(rank, _ARRIVALS))
 
-    def come_back(self, rank: int) -> None:
-        """Mark that somebody has taken the place of `rank`."""
+    def come_back(self, rank: int, arrivals: int) -> None:
+        """Mark that somebody has taken the seat of `rank` and counts meetings from `arrivals`.
+
+        Only while nobody waits for `rank`, and before anybody is told to.
+        """
+        self._words[_line(rank, _ARRIVALS) // 4] = arrivals
         self._words[_line(rank, _DEPARTURE) // 4] = int(Departure.PRESENT)
 
     def step(self, rank: int) -> int:

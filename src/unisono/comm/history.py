@@ -107,7 +107,7 @@ class History:
         entry = self._team.host.entry(self._index, kind)
         if isinstance(entry, Live):
             self._catches_up = False
-            self._team.join(entry.crew, entry.arrivals)
+            self._team.join(entry.crew)
         return entry
 
 

@@ -34,13 +34,11 @@ class Live:
 
     Attributes:
         crew: the workers, this one among them.
-        arrivals: how many meetings they have come to.
         loop: for a loop that had begun: what was told then.
         is_alone: nobody else is there; what is shared may be torn.
     """
 
     crew: Crew
-    arrivals: int
     loop: dict[str, Any] | None
     is_alone: bool
 

@@ -117,7 +117,7 @@ class Link:
         if header["type"] == "refused":
             raise MismatchError(header["reason"])
         crew = Crew.from_json(header["crew"])
-        return Live(crew, header["arrivals"], header["loop"], header["is_alone"])
+        return Live(crew, header["loop"], header["is_alone"])
 
     def note_result(self, index: int, payload: bytes) -> None:
         """See :meth:`unisono.comm.host.Host.note_result`."""

@@ -121,10 +121,8 @@ class Team:
         if self._barrier is not None:
             self._take(self.host.stopped(self._barrier.arrivals, between_steps=True))
 
-    def join(self, crew: Crew, arrivals: int) -> None:
-        """Belong to `crew`, whose workers have come to so many meetings."""
-        assert self._barrier is not None
-        self._barrier.arrivals = arrivals
+    def join(self, crew: Crew) -> None:
+        """Belong to `crew`; the launcher has said on the page to how many meetings it has come."""
         self._take(crew)
 
     def note_step(self, step: int) -> None:

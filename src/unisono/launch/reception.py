@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from unisono.checkpoint.keeper import Keeper, Kept, newest_kept
 from unisono.comm.channel import Message
-from unisono.comm.control import ControlPage, Departure
+from unisono.comm.control import ControlPage
 from unisono.launch import recovery
 from unisono.launch.memories import SharedMemories
 from unisono.launch.report import joined_message, loss_message
@@ -179,8 +179,8 @@ class Reception:
 
     def _act(self, action: recovery.Action) -> None:
         match action:
-            case recovery.Mark(rank, Departure.PRESENT):
-                self._control.come_back(rank)
+            case recovery.Seat(rank, arrivals):
+                self._control.come_back(rank, arrivals)
             case recovery.Mark(rank, how):
                 self._control.leave(rank, how)
             case recovery.Spawn(rank):

@@ -113,6 +113,14 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
+class Seat:
+    """Tell all workers, on their page, that a replacement has come to as many meetings as they."""
+
+    rank: int
+    arrivals: int
+
+
+@dataclass(frozen=True, slots=True)
 class Spawn:
     """Start a replacement."""
 
@@ -152,7 +160,7 @@ class GiveUp:
     """The loss ends the job."""
 
 
-Action = Mark | Spawn | Answer | Wish | Joined | KeepAndEnd | GiveUp
+Action = Mark | Seat | Spawn | Answer | Wish | Joined | KeepAndEnd | GiveUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +190,7 @@ class State:
         replaces: whether a lost worker is replaced; else the others go on without it.
         is_ready: whether a lost worker can be made up for at all.
         trouble: why it cannot any more.
+        has_lost: somebody of the crew was lost, and the others have not gone on since.
         stopped: who of the crew stands still, and where.
         asking: the replacements that have caught up and wait, with what they asked.
         history: what came of everything done together so far.
@@ -197,6 +206,7 @@ class State:
     replaces: bool = True
     is_ready: bool = False
     trouble: str = ""
+    has_lost: bool = False
     stopped: Mapping[int, Stopped] = field(default_factory=dict)
     asking: Mapping[int, Asked] = field(default_factory=dict)
     history: tuple[Entry, ...] = ()
@@ -279,6 +289,7 @@ def _without(state: State, rank: int) -> State:
         ranks = tuple(other for other in crew.ranks if other != rank)
         lead = crew.lead if crew.lead != rank else min(ranks, default=0)
         crew = Crew(ranks, lead, crew.generation) if ranks else None
+        state = replace(state, has_lost=True)
     stopped = {other: stop for other, stop in state.stopped.items() if other != rank}
     asking = {other: asked for other, asked in state.asking.items() if other != rank}
     return replace(state, crew=crew, stopped=stopped, asking=asking)
@@ -336,26 +347,34 @@ def _go_on_alone(state: State) -> tuple[State, tuple[Action, ...]]:
     rank = min(state.asking)
     crew = Crew((rank,), rank, state.generation + 1)
     asking = {other: asked for other, asked in state.asking.items() if other != rank}
-    live = _live(rank, crew, 0, state.loop, is_alone=True)
-    state = replace(state, crew=crew, generation=crew.generation, asking=asking, stopped={})
-    return state, (Mark(rank, Departure.PRESENT), live, Joined((rank,)))
+    live = _live(rank, crew, state.loop, is_alone=True)
+    state = replace(
+        state, crew=crew, generation=crew.generation, asking=asking, stopped={}, has_lost=False
+    )
+    return state, (Seat(rank, 0), live, Joined((rank,)))
 
 
 def _go_on(state: State, crew: Crew) -> tuple[State, tuple[Action, ...]]:
     stop = state.stopped[crew.ranks[0]]
     if stop.between_steps and state.is_ending:
         return replace(state, stopped={}), (KeepAndEnd(),)
-    may_join = stop.between_steps and state.loop is not None and state.is_ready
+    # Not after a loss that the crew has yet to come to terms with: it may have to go back first.
+    may_join = (
+        stop.between_steps and state.loop is not None and state.is_ready and not state.has_lost
+    )
     joining = sorted(state.asking) if may_join else []
     ranks = tuple(sorted((*crew.ranks, *joining)))
     new = Crew(ranks, crew.lead, state.generation + 1)
     answers = [Answer(rank, {"type": "go", "crew": new.as_json()}) for rank in crew.ranks]
-    marks = [Mark(rank, Departure.PRESENT) for rank in joining]
-    lives = [_live(rank, new, stop.arrivals, state.loop, is_alone=False) for rank in joining]
+    # Before anybody goes on: the seat still shows to how many meetings its last owner came.
+    seats = [Seat(rank, stop.arrivals) for rank in joining]
+    lives = [_live(rank, new, state.loop, is_alone=False) for rank in joining]
     told = [Joined(tuple(joining))] if joining else []
     asking = {rank: asked for rank, asked in state.asking.items() if rank not in joining}
-    state = replace(state, crew=new, generation=new.generation, stopped={}, asking=asking)
-    return state, (*marks, *answers, *lives, *told)
+    state = replace(
+        state, crew=new, generation=new.generation, stopped={}, asking=asking, has_lost=False
+    )
+    return state, (*seats, *answers, *lives, *told)
 
 
 def _entry(state: State, index: int) -> Entry | None:
@@ -378,11 +397,10 @@ def _refused(asked: Asked) -> Answer:
     return Answer(asked.rank, {"type": "refused", "reason": reason})
 
 
-def _live(rank: int, crew: Crew, arrivals: int, loop: Loop | None, *, is_alone: bool) -> Answer:
+def _live(rank: int, crew: Crew, loop: Loop | None, *, is_alone: bool) -> Answer:
     header = {
         "type": "live",
         "crew": crew.as_json(),
-        "arrivals": arrivals,
         "loop": None if loop is None else dict(loop.facts),
         "is_alone": is_alone,
     }

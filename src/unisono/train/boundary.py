@@ -57,6 +57,11 @@ class Boundary:
         self._next_at_s = 0.0
         self._recovers = team.host.can_replace
 
+    def forgo_recovery(self, reason: str) -> None:
+        """Do without snapshots where only recovery would have use for them."""
+        self._recovers = False
+        self._team.host.give_up_recovery(reason)
+
     def plan(self, after: Position) -> Plan:
         """Say, as the lead, what is to be done once the run has come to `after`."""
         if not self._team.is_lead:
@@ -89,8 +94,7 @@ class Boundary:
         except CheckpointError as error:
             if self._checkpoints is not None:
                 raise
-            self._recovers = False
-            self._team.host.give_up_recovery(str(error))
+            self.forgo_recovery(str(error))
         if not self._keeps:
             return False
         while self._snapshot(wait=True) is None:

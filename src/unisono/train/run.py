@@ -13,36 +13,30 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from unisono.checkpoint.contents import FORMAT, Snapshot, put_back, put_back_groups
-from unisono.checkpoint.places import Places
-from unisono.checkpoint.slots import files_of
 from unisono.comm.history import History
 from unisono.comm.host import Live, Passed
 from unisono.comm.team import Team
 from unisono.data.fetch import Fetch, fetcher, length_of
 from unisono.engine.arena import Arena
 from unisono.engine.contents import check_contents, signature
-from unisono.engine.randomness import generators_put_back
 from unisono.engine.shared import SharedEngine
-from unisono.engine.threads import num_threads
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import assign
-from unisono.train.boundary import Boundary, Plan
-from unisono.train.checkpoints import Checkpoints, Found, identity
-from unisono.train.interrupts import Interrupts, gentle_interrupts, say_on_stderr
+from unisono.train.checkpoints import Checkpoints, Found
+from unisono.train.interrupts import say_on_stderr
+from unisono.train.kept import Kept
+from unisono.train.loop import Loop, loop
 from unisono.train.position import Position
-from unisono.train.state import PREFIX, pack, unpack
 from unisono.train.step import Step
 from unisono.train.whole import check_whole
 from unisono.world import num_devices, threads_per_worker
@@ -75,12 +69,6 @@ class Run:
 
     Attributes:
         shards: S.
-        position: how far the run has come.
-        last: what the last step said, ``"means"``, and what else the trainer notes.
-        state: what the program wants kept with the run: plain JSON, tensors, or objects with
-            ``state_dict`` and ``load_state_dict`` such as a schedule of learning rates. Put it in
-            before the first loop; it is as it was in checkpoints, replacements and steps that come
-            again.
 
     Raises:
         TypeError: an argument is of the wrong kind.
@@ -114,8 +102,7 @@ class Run:
             )
         self.model, self.optimizer = model, optimizer
         self.shards, self.seed = shards, seed
-        self.position = Position()
-        self.state: dict[str, Any] = {}
+        self._kept = Kept(model, optimizer)
         self.say: Callable[[str], None] = say_on_stderr
         self.checkpoints = (
             None
@@ -134,8 +121,27 @@ class Run:
         self._arena: Arena | None = None
         self._plan: SamplePlan | None = None
         self._has_looked = False
-        self.last: dict[str, Any] = {}
         self.team.host.note_ready()
+
+    @property
+    def position(self) -> Position:
+        """How far the run has come."""
+        return self._kept.position
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the program wants kept with the run: plain JSON, tensors, or objects with states.
+
+        Objects have ``state_dict`` and ``load_state_dict``, as a schedule of learning rates has.
+        Put them in before the first loop; all is as it was in checkpoints, in replacements of lost
+        workers, and in steps that come again.
+        """
+        return self._kept.state
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """What the last step said (``"means"``), and what else the trainer notes; plain JSON."""
+        return self._kept.last
 
     def steps(
         self,
@@ -193,129 +199,64 @@ class Run:
 
         if is_over():
             return
-        with self._loop(plan) as loop:
+        if self._engine is not None:
+            raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
+        entry = self.history.enter_loop()
+        if isinstance(entry, Passed):
+            self._kept.put_back_ended(entry, self.team)
+            return
+        with self._loop(plan, entry) as under_way:
             order, order_of = plan.order(position.epoch), position.epoch
-            while loop is not None:
-                if is_over() and loop.end():
+            while True:
+                if is_over() and under_way.end():
                     return
-                if not loop.act() or is_over():
+                if not under_way.act() or is_over():
                     continue
                 if order_of != position.epoch:
                     order, order_of = plan.order(position.epoch), position.epoch
                 step = Step(
-                    loop.engine,
+                    under_way.engine,
                     plan,
                     fetch,
                     order,
                     number=position.step,
                     epoch=position.epoch,
                     batch=position.batch,
-                    loop=loop,
+                    loop=under_way,
                 )
                 yield step
                 step.check_finished()
 
     @contextmanager
-    def _loop(self, plan: SamplePlan) -> Iterator[_Loop | None]:
-        """Share the parameters among the workers, with generators and threads put back after."""
-        if self._engine is not None:
-            raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
-        entry = self.history.enter_loop()
-        if isinstance(entry, Passed):
-            self._take_over(entry)
-            yield None
-            return
-        loop: _Loop | None = None
+    def _loop(self, plan: SamplePlan, live: Live | None) -> Iterator[Loop]:
+        def make_engine() -> SharedEngine:
+            self._engine = SharedEngine(
+                self.model,
+                self.optimizer,
+                shards=self.shards,
+                seed=self.seed,
+                team=self.team,
+                key=self.history.index,
+                arena=self._arena,
+                live=live,
+            )
+            self._arena = self._engine.state.arena
+            return self._engine
+
         try:
-            with ExitStack() as stack:
-                stack.enter_context(generators_put_back())
-                stack.enter_context(num_threads(threads_per_worker()))
-                loop = self._begin(plan, entry, stack)
-                try:
-                    yield loop
-                except GeneratorExit as exit:
-                    # Left by `break`, everywhere alike, and not by an exception that only this
-                    # worker may have.
-                    if exit.__context__ is None:
-                        loop.end()
-                    raise
+            with loop(
+                make_engine,
+                live,
+                team=self.team,
+                history=self.history,
+                kept=self._kept,
+                plan=plan,
+                checkpoints=self.checkpoints,
+                say=lambda line: self.say(line),
+            ) as under_way:
+                yield under_way
         finally:
             self._engine = None
-            has_ended = loop is not None and loop.has_ended
-            end = json.dumps({"position": self.position.as_json()}).encode()
-            self.history.leave_loop(end if has_ended else None)
-
-    def _begin(self, plan: SamplePlan, entry: Live | None, stack: ExitStack) -> _Loop:
-        engine = SharedEngine(
-            self.model,
-            self.optimizer,
-            shards=self.shards,
-            seed=self.seed,
-            team=self.team,
-            key=self.history.index,
-            arena=self._arena,
-            live=entry,
-        )
-        self._engine, self._arena = engine, engine.state.arena
-        stack.callback(engine.state.unbind)
-        interrupts = Interrupts()
-        if self.checkpoints is not None and not self.team.is_launched:
-            interrupts = stack.enter_context(gentle_interrupts(lambda line: self.say(line)))
-        boundary = Boundary(
-            self.team, engine, lambda: self._pack(plan), self.checkpoints, interrupts
-        )
-        loop = _Loop(self, engine, boundary, plan)
-        if entry is not None and entry.loop is not None:
-            self._load(engine)
-            self.team.faults.meet("join", self.position.step)
-        elif boundary.begin():
-            facts = {**self._arena.places.as_json(), "shards": self.shards, "directory": None}
-            if self.checkpoints is not None:
-                facts |= self.checkpoints.facts
-            self.history.note_loop(facts)
-        if not _keeps_schedules(self.optimizer, self.state):
-            self.team.host.give_up_recovery(
-                'a learning-rate schedule is not kept: write `run.state["schedule"] = schedule`'
-            )
-        return loop
-
-    def go_back(self, engine: SharedEngine) -> None:
-        """Go back to the newest snapshot, as a worker was lost in the midst of an update."""
-        engine.go_back()
-        self._load(engine)
-
-    def _pack(self, plan: SamplePlan) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Take what is to be kept with a snapshot, besides the engine's own."""
-        packed, tensors = pack(self.state)
-        facts = {
-            "format": FORMAT,
-            "position": self.position.as_json(),
-            "identity": identity(plan),
-            "state": packed,
-            "last": self.last,
-            "schedules": [],
-        }
-        return facts, tensors
-
-    def _load(self, engine: SharedEngine) -> None:
-        """Take over what was kept beside the newest snapshot."""
-        facts, extras = engine.state.newest()
-        self.position.move_to(**facts["position"])
-        self.last = facts["last"]
-        put_back_groups(facts["groups"], self.optimizer)
-        unpack(facts["state"], extras, self.state)
-
-    def _take_over(self, entry: Passed) -> None:
-        """Be, as a replacement, where the others were at the end of a loop."""
-        assert entry.loop is not None
-        places = Places.from_json(entry.loop)
-        memory = self.team.memory(places.key, places.num_bytes)
-        slot = places.newest(memory.read)
-        assert slot is not None
-        view = memory.view(places.slots_at[slot], places.slot_bytes)
-        files = {name: b"".join(chunks) for name, chunks in files_of(view, places.blob_at).items()}
-        self._load_snapshot(Snapshot.from_files(files))
-        self.position.move_to(**json.loads(entry.payload)["position"])
 
     def _take_up(self, plan: SamplePlan) -> None:
         """Go on from the newest checkpoint, at the first loop only. Collective.
@@ -356,14 +297,7 @@ class Run:
                 if not self.team.is_replacement:
                     raise
             else:
-                self._load_snapshot(snapshot)
-
-    def _load_snapshot(self, snapshot: Snapshot) -> None:
-        put_back(snapshot, self.model, self.optimizer)
-        self.position.move_to(**snapshot.facts["position"])
-        self.last = snapshot.facts["last"]
-        tensors = {PREFIX + key: tensor for key, tensor in snapshot.state_tensors.items()}
-        unpack(snapshot.facts["state"], tensors, self.state)
+                self._kept.put_back(snapshot)
 
     def _agree(self, plan: SamplePlan, epochs: int | None, steps: int | None) -> bytes:
         self.team.agree(
@@ -382,68 +316,6 @@ class Run:
             }
         )
         return b""
-
-
-class _Loop:
-    """One loop over steps, as its steps see it. Final."""
-
-    def __init__(
-        self, run: Run, engine: SharedEngine, boundary: Boundary, plan: SamplePlan
-    ) -> None:
-        self.engine, self.boundary = engine, boundary
-        self.planned = Plan.NOTHING
-        self.has_ended = False
-        self.is_between_steps = True
-        self._run, self._sample_plan = run, plan
-
-    def act(self) -> bool:
-        """Do what was planned before the next step. Collective.
-
-        Returns:
-            Whether the next step is still the next; False if the run had to go back.
-        """
-        planned, self.planned = self.planned, Plan.NOTHING
-        if not self.engine.state.is_lost:
-            self.boundary.act(planned, self._run.position.step)
-        if self.engine.state.is_lost:
-            self.go_back()
-            return False
-        return True
-
-    def end(self) -> bool:
-        """Keep what the loop has led to, at its end or where it is left. Collective.
-
-        Returns:
-            Whether it is kept; False if the run has to go back first, or a step is under way.
-        """
-        if self.is_between_steps and not self.engine.state.is_lost:
-            self.has_ended = self.boundary.end(self._run.position.step)
-        return self.has_ended
-
-    def plan(self) -> Plan:
-        """Say what is to be done after the step under way; only the lead's word counts."""
-        after = self._run.position.after(self._sample_plan.steps_per_epoch)
-        return self.boundary.plan(after)
-
-    def count(self, means: Mapping[str, float]) -> None:
-        """Count a step that is done."""
-        run = self._run
-        run.position.advance(self._sample_plan.steps_per_epoch)
-        run.last["means"] = dict(means)
-        self.planned = Plan(run.team.planned(run.position.step))
-        self.is_between_steps = True
-
-    def go_back(self) -> None:
-        """Go back to the newest snapshot."""
-        self._run.go_back(self.engine)
-        self.planned = Plan.NOTHING
-        self.is_between_steps = True
-
-
-def _keeps_schedules(optimizer: Optimizer, state: Mapping[str, Any]) -> bool:
-    """Tell whether a schedule that steps with this optimizer, if there is one, is kept."""
-    has_one = getattr(optimizer.step, "_wrapped_by_lr_sched", False)
-    return not has_one or any(isinstance(value, LRScheduler) for value in state.values())
 
 
 def _check_totals(epochs: int | None, steps: int | None) -> None:

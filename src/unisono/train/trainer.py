@@ -81,7 +81,9 @@ class Trainer:
             resume=resume,
         )
         self._loss = loss
-        self._passes = PassWatch(model, loss, self.run.world, self.run.shards)
+        self._passes = PassWatch(
+            model, loss, self.run.world, 0 if self.run.team.is_replacement else self.run.shards
+        )
 
     def fit(
         self,
@@ -151,7 +153,7 @@ class Trainer:
             loop.close()
             show.stop()
         summary = tally.summary(run, plan, self.digest())
-        if summary.steps:
+        if tally.has_counted:
             show.say(str(summary))
         return summary
 
@@ -259,6 +261,11 @@ class _Tally:
         self._told: set[str] = set()
         self._seconds = 0.0
         self._resumed_at_s = 0.0
+
+    @property
+    def has_counted(self) -> bool:
+        """Whether this worker has seen any step."""
+        return self._samples > 0
 
     def begin(self) -> None:
         self._resumed_at_s = time.perf_counter()

@@ -1,0 +1,160 @@
+"""One loop over steps: from the moment the workers share the model to the moment they do not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+from unisono.comm.history import History
+from unisono.comm.host import Live
+from unisono.comm.team import Team
+from unisono.engine.randomness import generators_put_back
+from unisono.engine.shared import SharedEngine
+from unisono.engine.threads import num_threads
+from unisono.plan.samples import SamplePlan
+from unisono.train.boundary import Boundary, Plan
+from unisono.train.checkpoints import Checkpoints, identity
+from unisono.train.interrupts import Interrupts, gentle_interrupts
+from unisono.train.kept import Kept
+from unisono.world import threads_per_worker
+
+
+class Loop:
+    """A loop under way. Final; made by :func:`loop`.
+
+    Attributes:
+        engine: computes its steps.
+        is_between_steps: no step is under way.
+        has_ended: what it has led to is kept.
+    """
+
+    def __init__(
+        self, engine: SharedEngine, boundary: Boundary, team: Team, kept: Kept, plan: SamplePlan
+    ) -> None:
+        self.engine = engine
+        self.is_between_steps = True
+        self.has_ended = False
+        self._boundary, self._team, self._kept, self._plan = boundary, team, kept, plan
+        self._planned = Plan.NOTHING
+
+    def act(self) -> bool:
+        """Do what was planned before the next step. Collective.
+
+        Returns:
+            Whether the next step is still the next; False if the run had to go back.
+        """
+        planned, self._planned = self._planned, Plan.NOTHING
+        if not self.engine.state.is_lost:
+            self._boundary.act(planned, self._kept.position.step)
+        if self.engine.state.is_lost:
+            self.go_back()
+            return False
+        return True
+
+    def end(self) -> bool:
+        """Keep what the loop has led to, at its end or where it is left. Collective.
+
+        Returns:
+            Whether it is kept; False if the run has to go back first, or a step is under way.
+        """
+        if self.is_between_steps and not self.engine.state.is_lost:
+            self.has_ended = self._boundary.end(self._kept.position.step)
+        return self.has_ended
+
+    def plan(self) -> Plan:
+        """Say what is to be done after the step under way; only the lead's word counts."""
+        return self._boundary.plan(self._kept.position.after(self._plan.steps_per_epoch))
+
+    def count(self, means: Mapping[str, float]) -> None:
+        """Count a step that is done."""
+        position = self._kept.position
+        position.advance(self._plan.steps_per_epoch)
+        self._kept.last["means"] = dict(means)
+        self._planned = Plan(self._team.planned(position.step))
+        self.is_between_steps = True
+
+    def go_back(self) -> None:
+        """Go back to the newest snapshot, as a worker was lost in the midst of an update."""
+        self.engine.go_back()
+        self._kept.put_back_newest(self.engine.state)
+        self._planned = Plan.NOTHING
+        self.is_between_steps = True
+
+
+@contextmanager
+def loop(
+    make_engine: Callable[[], SharedEngine],
+    live: Live | None,
+    *,
+    team: Team,
+    history: History,
+    kept: Kept,
+    plan: SamplePlan,
+    checkpoints: Checkpoints | None,
+    say: Callable[[str], None],
+) -> Iterator[Loop]:
+    """Share the model among the workers, with generators and threads put back after. Collective.
+
+    Args:
+        make_engine: binds the model to shared memory.
+        live: how this worker joins a loop that the others are in; None: it begins with them.
+        team, history: the workers, and what they have done together.
+        kept: what belongs to the run beside its tensors.
+        plan: which samples are computed where.
+        checkpoints: where checkpoints go; None: nowhere.
+        say: where words for the user go.
+    """
+    under_way: Loop | None = None
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(generators_put_back())
+            stack.enter_context(num_threads(threads_per_worker()))
+            engine = make_engine()
+            stack.callback(engine.state.unbind)
+            interrupts = Interrupts()
+            if checkpoints is not None and not team.is_launched:
+                interrupts = stack.enter_context(gentle_interrupts(say))
+            boundary = Boundary(
+                team, engine, lambda: kept.take(identity(plan)), checkpoints, interrupts
+            )
+            under_way = Loop(engine, boundary, team, kept, plan)
+            if live is not None and live.loop is not None:
+                kept.put_back_newest(engine.state)
+                team.faults.meet("join", kept.position.step)
+            else:
+                _begin(boundary, engine, history, kept, checkpoints, say)
+            try:
+                yield under_way
+            except GeneratorExit as exit:
+                # Left by `break`, everywhere alike, and not by an exception that only this worker
+                # may have.
+                if exit.__context__ is None:
+                    under_way.end()
+                raise
+    finally:
+        end = json.dumps({"position": kept.position.as_json()}).encode()
+        history.leave_loop(end if under_way is not None and under_way.has_ended else None)
+
+
+def _begin(
+    boundary: Boundary,
+    engine: SharedEngine,
+    history: History,
+    kept: Kept,
+    checkpoints: Checkpoints | None,
+    say: Callable[[str], None],
+) -> None:
+    """Take the first snapshot, and tell those who may join where it is."""
+    if kept.has_lost_schedule:
+        trouble = (
+            "a schedule of learning rates steps with the optimizer, but is not kept with the run: "
+            'write `run.state["schedule"] = schedule` before the loop'
+        )
+        boundary.forgo_recovery(trouble)
+        if checkpoints is not None:
+            say(f"{trouble}; without it a run that is resumed has other learning rates.")
+    if boundary.begin():
+        facts = {**engine.state.arena.places.as_json(), "shards": engine.state.arena.plan.shards}
+        where = {"directory": None} if checkpoints is None else checkpoints.facts
+        history.note_loop({**facts, **where})
