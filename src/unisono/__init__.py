@@ -24,7 +24,7 @@ from unisono.launch.api import launch
 from unisono.world import World, world
 
 if TYPE_CHECKING:
-    from unisono.checkpoint.weights import load_model
+    from unisono.checkpoint.load import load_model
     from unisono.train.run import Run
     from unisono.train.step import Step
     from unisono.train.trainer import Trainer
@@ -35,7 +35,7 @@ _LOADED_ON_FIRST_USE = {
     "Run": "unisono.train.run",
     "Step": "unisono.train.step",
     "Trainer": "unisono.train.trainer",
-    "load_model": "unisono.checkpoint.weights",
+    "load_model": "unisono.checkpoint.load",
 }
 
 __all__ = [

@@ -17,9 +17,10 @@ from safetensors.torch import load
 from unisono.checkpoint import slots
 from unisono.checkpoint.folder import FILES, write_folder
 from unisono.checkpoint.store import Store
+from unisono.checkpoint.tensors import CODES
 
 FACTS = {"position": {"step": 3}, "loss": float("inf"), "text": "ü"}
-DTYPES = {getattr(torch, name.removeprefix("torch.")): code for name, code in slots.CODES.items()}
+DTYPES = {getattr(torch, name.removeprefix("torch.")): code for name, code in CODES.items()}
 
 
 def bits(tensor):
@@ -41,7 +42,7 @@ def lying(tensor):
 def described(name, tensor, offset, part):
     return {
         "name": name,
-        "dtype": slots.CODES.get(str(tensor.dtype), str(tensor.dtype)),
+        "dtype": CODES.get(str(tensor.dtype), str(tensor.dtype)),
         "shape": list(tensor.shape),
         "stride": list(tensor.stride()),
         "offset": offset,

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.taken import files_of_run
 from torch import nn
 
+from unisono.checkpoint.load import load_model
 from unisono.checkpoint.store import Store
-from unisono.checkpoint.weights import load_model, plain_weights, save_weights
+from unisono.checkpoint.weights import plain_weights, save_weights
 from unisono.errors import CheckpointError
 
 

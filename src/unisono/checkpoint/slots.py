@@ -24,68 +24,27 @@ import json
 import math
 import mmap
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
+
+from unisono.checkpoint.tensors import (
+    ITEM_BYTES,
+    ITEM_BYTES_IN_MEMORY,
+    Data,
+    Tensor,
+    safetensors_of,
+)
 
 ALIGNMENT_BYTES = 64
 TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
 RUN_FILE = "run.json"
 
-CODES = {
-    "torch.float64": "F64",
-    "torch.float32": "F32",
-    "torch.float16": "F16",
-    "torch.bfloat16": "BF16",
-    "torch.float8_e4m3fn": "F8_E4M3",
-    "torch.float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "torch.float8_e5m2": "F8_E5M2",
-    "torch.float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "torch.complex64": "C64",
-    "torch.int64": "I64",
-    "torch.int32": "I32",
-    "torch.int16": "I16",
-    "torch.int8": "I8",
-    "torch.uint64": "U64",
-    "torch.uint32": "U32",
-    "torch.uint16": "U16",
-    "torch.uint8": "U8",
-    "torch.bool": "BOOL",
-}
-"""safetensors' word for each dtype that its files can hold, by ``str(dtype)``."""
-
-_ITEM_BYTES = (
-    dict.fromkeys(("F64", "C64", "I64", "U64"), 8)
-    | dict.fromkeys(("F32", "I32", "U32"), 4)
-    | dict.fromkeys(("F16", "BF16", "I16", "U16"), 2)
-    | dict.fromkeys(("F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ", "I8", "U8", "BOOL"), 1)
-)
-_ITEM_BYTES_IN_MEMORY = _ITEM_BYTES | {  # no file can hold the last four, but a slot can
-    "torch.complex128": 16,
-    "torch.complex32": 4,
-    "torch.float8_e8m0fnu": 1,
-    "torch.float4_e2m1fn_x2": 1,
-}
 _DIMENSIONS_AT_MOST = 64  # torch's and numpy's
 
 _HEADER = struct.Struct("<8sQQ")  # magic, bytes of the JSON, bytes of the extras
 _MAGIC = b"unisono1"
 _FACTS, _TENSORS, _END = b'{"facts":', b',"tensors":', b"}"
-
-Data = bytes | memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    """A tensor within its part of the slot; `data` begins with it and goes on to the part's end."""
-
-    name: str
-    code: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    data: memoryview
-    num_bytes: int
 
 
 def offsets_of(sizes: Sequence[int]) -> list[int]:
@@ -197,7 +156,7 @@ def files_of(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Iterable[D
     """
     blob = _Blob(slot, blob_at)
     files: dict[str, Iterable[Data]] = {
-        name: _chunks(_ordered(name, [blob.tensor(said) for said in blob.listed(name)]))
+        name: safetensors_of(_ordered(name, [blob.tensor(said) for said in blob.listed(name)]))
         for name in TENSOR_FILES
     }
     files[RUN_FILE] = (json.dumps(blob.facts, indent=1).encode(),)
@@ -244,7 +203,7 @@ class _Blob:
             raise ValueError("the snapshot must have facts and tensors, but has not.")
         return said
 
-    def tensor(self, said: Any) -> _Tensor:
+    def tensor(self, said: Any) -> Tensor:
         """Find one tensor.
 
         Raises:
@@ -253,7 +212,7 @@ class _Blob:
         if not _is_described(said):
             raise ValueError(f"a tensor must be described in full, but one is {said!r:.200}.")
         code, shape, stride = said["dtype"], tuple(said["shape"]), tuple(said["stride"])
-        item_bytes = _ITEM_BYTES_IN_MEMORY[code]
+        item_bytes = ITEM_BYTES_IN_MEMORY[code]
         numel = math.prod(shape)
         reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         # One that repeats its elements in memory would not be bounded by its part.
@@ -265,7 +224,7 @@ class _Blob:
                 f"at {end:,}."
             )
         rest = data[said["offset"] :]
-        return _Tensor(said["name"], code, shape, stride, rest, numel * item_bytes)
+        return Tensor(said["name"], code, shape, stride, rest, numel * item_bytes)
 
 
 def _is_described(said: Any) -> bool:
@@ -273,7 +232,7 @@ def _is_described(said: Any) -> bool:
         isinstance(said, dict)
         and isinstance(said.get("name"), str)
         and isinstance(said.get("dtype"), str)
-        and said["dtype"] in _ITEM_BYTES_IN_MEMORY
+        and said["dtype"] in ITEM_BYTES_IN_MEMORY
         and said.get("in") in ("state", "extra")
         and _is_count(said.get("offset"))
         and all(
@@ -288,9 +247,9 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 62
 
 
-def _ordered(file: str, tensors: Sequence[_Tensor]) -> list[_Tensor]:
+def _ordered(file: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Check that a file can hold these; wide ones come first and then by name, so all align."""
-    others = [tensor for tensor in tensors if tensor.code not in _ITEM_BYTES]
+    others = [tensor for tensor in tensors if tensor.code not in ITEM_BYTES]
     if others:
         raise ValueError(
             f"a file must hold nothing but dtypes that safetensors knows, but `{others[0].name}` "
@@ -299,48 +258,7 @@ def _ordered(file: str, tensors: Sequence[_Tensor]) -> list[_Tensor]:
     names = {tensor.name for tensor in tensors}
     if len(names) < len(tensors) or "__metadata__" in names:
         raise ValueError(f"each tensor of {file} must have a name of its own, but has not.")
-    return sorted(tensors, key=lambda tensor: (-_ITEM_BYTES[tensor.code], tensor.name))
-
-
-def _chunks(tensors: Sequence[_Tensor]) -> Iterator[Data]:
-    """Write a safetensors file: length of the header (u64), header (JSON), data."""
-    header, end = {}, 0
-    for tensor in tensors:
-        place = [end, end + tensor.num_bytes]
-        header[tensor.name] = {"dtype": tensor.code, "shape": tensor.shape, "data_offsets": place}
-        end += tensor.num_bytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield struct.pack("<Q", len(text)) + text
-    for tensor in tensors:
-        if tensor.num_bytes:
-            yield _in_rows(tensor)
-
-
-def _in_rows(tensor: _Tensor) -> memoryview:
-    """View a tensor's bytes in row-major order; copied only where they do not lie so."""
-    expected = 1
-    for size, step in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
-        if size > 1 and step != expected:
-            return _copied_in_rows(tensor)
-        expected *= size
-    return tensor.data[: tensor.num_bytes]
-
-
-def _copied_in_rows(tensor: _Tensor) -> memoryview:
-    import numpy as np
-
-    item_bytes = _ITEM_BYTES[tensor.code]
-    lying = np.ndarray(
-        tensor.shape,
-        dtype=f"u{item_bytes}",
-        buffer=tensor.data,
-        strides=[
-            step * item_bytes if size > 1 else item_bytes
-            for size, step in zip(tensor.shape, tensor.stride, strict=True)
-        ],
-    )
-    return np.ascontiguousarray(lying).reshape(-1).view(np.uint8).data
+    return sorted(tensors, key=lambda tensor: (-ITEM_BYTES[tensor.code], tensor.name))
 
 
 def _put(view: memoryview, start: int, data: Data) -> int:

@@ -1,42 +1,30 @@
 """Weights in a file: safetensors, with the names that the plain model gives them.
 
 What wraps a model leaves its mark in the names: DDP a ``module.`` before all of them,
-``torch.compile`` an ``_orig_mod.`` wherever a compiled module is. Weights are written without, and
-names that differ in these alone are the same when weights are read. Only values are read, and a
-model is changed only when all of them fit.
+``torch.compile`` an ``_orig_mod.`` wherever a compiled module is. Weights are written without; see
+``checkpoint.load`` for how they are read.
 """
 
 from __future__ import annotations
 
-import io
 import os
-import pickle
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
-from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import nn
 from torch.nn.parameter import is_lazy
-
-from unisono.checkpoint.folder import COMMIT, read_file
-from unisono.checkpoint.store import Store
-from unisono.errors import CheckpointError
-
-_MODEL_FILE = "model.safetensors"
-_NAMES_AT_MOST = 4  # in a message
-_NOT_OF_THE_MODEL = "optimizer."  # parameters that only the optimizer of a checkpoint's run has
 
 
 def plain_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """Give the model's state dict under plain names; tied tensors once, under the first name."""
     weights: dict[str, torch.Tensor] = {}
     seen: set[object] = set()
-    tensors = _tensors_of(model)
-    plain = _plain_names(tensors)
+    tensors = tensors_of(model)
+    plain = plain_names(tensors)
     for name, tensor in tensors.items():
-        place = _place(tensor)
+        place = place_of(tensor)
         if place not in seen:
             seen.add(place)
             weights[plain[name]] = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -74,148 +62,13 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
         beside.unlink(missing_ok=True)
 
 
-def load_model(
-    path: str | os.PathLike[str], model: nn.Module, *, strict: bool = True
-) -> tuple[list[str], list[str]]:
-    """Give a model the weights of a file, or leave it as it is.
-
-    Args:
-        path: a safetensors file (that of ``trainer.save``, say), a state dict written by
-            ``torch.save``, a checkpoint's folder, or a run directory (its newest whole
-            checkpoint).
-        model: may be wrapped by DDP or compiled, as may have been the one that was saved.
-        strict: whether names and dtypes must all agree. If not, what has a name in both is
-            loaded and converted to the model's dtype; shapes must agree all the same.
-
-    Returns:
-        The model's names without weights and the file's without a place; both empty if `strict`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        CheckpointError: the file is of another format, or does not fit the model.
-    """
-    path = Path(path)
-    weights = _read(path)
-    tensors = _tensors_of(model)
-    kept_elsewhere = _only_in_checkpoints(model, tensors)
-    targets = {**tensors, **kept_elsewhere}
-    for name, tensor in targets.items():
-        _check_loadable(name, tensor)
-    found = _matched(targets, weights)
-    found |= _tied(targets, found, weights)
-    missing = [name for name in tensors if name not in found]
-    foreign = sorted(weights.keys() - found.values())
-    if path.is_dir():
-        foreign = [name for name in foreign if not name.startswith(_NOT_OF_THE_MODEL)]
-    if missing + foreign and (strict or not found):
-        raise CheckpointError(_told_names(path, missing, foreign, strict))
-    _compare(path, targets, {name: weights[found[name]] for name in found}, strict)
-    model.load_state_dict(
-        {name: weights[there] for name, there in found.items() if name in tensors}, strict=False
-    )
-    with torch.no_grad():
-        for name in found.keys() & kept_elsewhere.keys():
-            kept_elsewhere[name].copy_(weights[found[name]])
-    return missing, foreign
-
-
-def _read(path: Path) -> dict[str, torch.Tensor]:
-    """Read what `path` is, believing only what is seen."""
-    if path.is_dir():
-        return _from_safetensors(path, _read_checkpoint(path))
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"`path` must name a file of weights, a checkpoint or a run directory, but {path} is "
-            f"{'none of them' if path.exists() else 'not there'}."
-        )
-    data = path.read_bytes()
-    is_torch = data[:4] == b"PK\3\4" or data[:1] == b"\x80"  # a zip file, a pickle
-    if is_torch and data[8:9] != b"{":
-        return _from_torch(path, data)
-    return _from_safetensors(path, data)
-
-
-def _read_checkpoint(path: Path) -> bytes:
-    if (path / COMMIT).exists():
-        return read_file(path, _MODEL_FILE)
-    data, _, passed_over = Store(path).newest(lambda files: files[_MODEL_FILE])
-    if data is None:
-        seen = "; ".join(f"{entry.path.name}: {entry.trouble}" for entry in passed_over[:2])
-        raise CheckpointError(
-            f"{path} must be a run directory or a checkpoint's folder, but holds no whole "
-            f"checkpoint{f' ({seen})' if seen else ''}: pass another path."
-        )
-    return data
-
-
-def _from_safetensors(path: Path, data: bytes) -> dict[str, torch.Tensor]:
-    try:
-        return from_safetensors(data)
-    except Exception as error:
-        raise CheckpointError(
-            f"{path} must be a safetensors file or a state dict written by torch.save, but: "
-            f"{error}."
-        ) from None
-
-
-def _from_torch(path: Path, data: bytes) -> dict[str, torch.Tensor]:
-    """Read a state dict; torch's restricted unpickler runs no code."""
-    try:
-        said = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:
-        if isinstance(error, pickle.UnpicklingError) and "nsupported" in str(error):
-            raise CheckpointError(
-                f"{path} must hold nothing but tensors and plain values, but holds other Python "
-                f"objects, and reading those can run any code: where you trust the file, load it "
-                f"with torch and save `model.state_dict()` alone."
-            ) from None
-        raise CheckpointError(
-            f"{path} must be a file written by torch.save, but: {_first_line(error)}."
-        ) from None
-    if not isinstance(said, Mapping):
-        raise CheckpointError(
-            f"{path} must hold a state dict, but holds a {type(said).__name__}: save "
-            f"`model.state_dict()`."
-        )
-    weights = {str(key): value for key, value in said.items() if not _is_extra(key, value)}
-    others = [name for name, value in weights.items() if not _is_plain_tensor(value)]
-    if others:
-        raise CheckpointError(
-            f"{path} must hold a state dict of dense tensors, but {_first(others)} "
-            f"{'are' if len(others) > 1 else 'is'} something else: load it with torch, and save "
-            f"the model's state dict alone."
-        )
-    return weights
-
-
-def _is_extra(key: object, value: object) -> bool:
-    """Tell whether this is what a module's `get_extra_state` gave, which has no place here."""
-    return str(key).endswith("_extra_state") and not isinstance(value, torch.Tensor)
-
-
-def _is_plain_tensor(value: object) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and value.layout == torch.strided
-        and value.device.type == "cpu"
-        and not value.is_quantized
-    )
-
-
-def _tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
+def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Name the tensors of the state dict, each as often as it has names."""
     named = model.state_dict(keep_vars=True)
     return {name: tensor for name, tensor in named.items() if isinstance(tensor, torch.Tensor)}
 
 
-def _only_in_checkpoints(
-    model: nn.Module, tensors: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Name the buffers that no state dict holds; a checkpoint does."""
-    return {name: buffer for name, buffer in model.named_buffers() if name not in tensors}
-
-
-def _plain_names(names: Collection[str]) -> dict[str, str]:
+def plain_names(names: Collection[str]) -> dict[str, str]:
     """Find the names that tensors have in the plain model.
 
     ``module`` is a wrapper's only where everything is below it, and no two names become one.
@@ -231,101 +84,8 @@ def _plain_names(names: Collection[str]) -> dict[str, str]:
     return plain if len(set(plain.values())) == len(plain) else {name: name for name in names}
 
 
-def _matched(here: Collection[str], there: Collection[str]) -> dict[str, str]:
-    """Find the file's name for each of the model's: as they are, or what fits better, plain."""
-    as_they_are = {name: name for name in here if name in there}
-    home_of = {plain: name for name, plain in _plain_names(there).items()}
-    plain_here = _plain_names(here)
-    plain = {name: home_of[plain_here[name]] for name in here if plain_here[name] in home_of}
-    return plain if len(plain) > len(as_they_are) else as_they_are
-
-
-def _tied(
-    targets: Mapping[str, torch.Tensor],
-    found: Mapping[str, str],
-    weights: Mapping[str, torch.Tensor],
-) -> dict[str, str]:
-    """Give the names of one tensor that were saved once the weights that one of them has.
-
-    Raises:
-        CheckpointError: it was saved under two names, with different values.
-    """
-    first: dict[object, str] = {}
-    for name in found:
-        other = first.setdefault(_place(targets[name]), name)
-        if not _is_same(weights[found[name]], weights[found[other]]):
-            raise CheckpointError(
-                f"`{other}` and `{name}` are one tensor in the model and must have one value, but "
-                f"have two in the file: untie them in the model."
-            )
-    places = {name: _place(tensor) for name, tensor in targets.items() if name not in found}
-    return {name: found[first[place]] for name, place in places.items() if place in first}
-
-
-def _place(tensor: torch.Tensor) -> object:
+def place_of(tensor: torch.Tensor) -> object:
     """Identify a tensor, whatever object it is: by its memory, if it has any."""
     if is_lazy(tensor) or tensor.numel() == 0 or tensor.is_meta:
         return id(tensor)
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.device
-
-
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one is other:
-        return True
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    raw = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
-    return torch.equal(*raw)
-
-
-def _check_loadable(name: str, tensor: torch.Tensor) -> None:
-    if is_lazy(tensor) or tensor.is_meta:
-        raise ValueError(
-            f"the model must have memory for its weights, but `{name}` has none: run it once on "
-            f"one batch if it has lazy layers, or make it outside of `torch.device('meta')`."
-        )
-
-
-def _compare(
-    path: Path,
-    here: Mapping[str, torch.Tensor],
-    there: Mapping[str, torch.Tensor],
-    strict: bool,
-) -> None:
-    for name, old in there.items():
-        new = here[name]
-        if old.shape != new.shape:
-            raise CheckpointError(
-                f"`{name}` must be of shape {tuple(old.shape)} as in {path}, but is of shape "
-                f"{tuple(new.shape)}: make the model as it was, or pass other weights."
-            )
-        if old.dtype != new.dtype and strict:
-            raise CheckpointError(
-                f"`{name}` must be {old.dtype} as in {path}, but is {new.dtype}: pass "
-                f"`strict=False` to convert it."
-            )
-
-
-def _told_names(path: Path, missing: list[str], foreign: list[str], strict: bool) -> str:
-    advice = (
-        "make the model as it was, or pass `strict=False` to load what has a name in both"
-        if strict
-        else "nothing has a name in both; pass other weights"
-    )
-    return (
-        f"model and {path} must have the same names, but {_first(missing)} "
-        f"{'are' if len(missing) > 1 else 'is'} only in the model and {_first(foreign)} only in "
-        f"the file: {advice}."
-    )
-
-
-def _first(names: list[str]) -> str:
-    if not names:
-        return "nothing"
-    more = len(names) - _NAMES_AT_MOST
-    told = ", ".join(f"`{name[:100]}`" for name in names[:_NAMES_AT_MOST])
-    return f"{told} and {more} more" if more > 0 else told
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

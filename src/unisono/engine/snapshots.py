@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from unisono.checkpoint.slots import (
-    CODES,
     offsets_of,
     read_extra,
     read_facts,
     read_tensors,
     write_blob,
 )
+from unisono.checkpoint.tensors import CODES
 from unisono.engine.arena import Arena, Slot
 
 _SHARE_ALIGNMENT = 4096

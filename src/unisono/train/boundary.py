@@ -144,8 +144,8 @@ class Boundary:
         return self._engine.state.snapshots.next_is_busy
 
     def _snapshot(self, *, wait: bool) -> int | None:
-        facts, extras = self._pack()
         start_s = time.monotonic()
+        facts, extras = self._pack()
         slot = self._engine.take_snapshot(facts, extras, wait=wait)
         now_s = time.monotonic()
         self._next_at_s = now_s + (now_s - start_s) / COST_AT_MOST
