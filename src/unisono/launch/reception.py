@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from unisono.checkpoint.keeper import Keeper, Kept, newest_kept
 from unisono.comm.channel import Message
 from unisono.comm.control import ControlPage
-from unisono.launch import recovery
+from unisono.launch import events, recovery
 from unisono.launch.memories import SharedMemories
 from unisono.launch.report import joined_message, loss_message
 
@@ -69,6 +69,7 @@ class Reception:
         self._to_write: list[tuple[Kept, int | None, bool]] = []
         self._begun: set[int] = set()
         self._is_ending = False
+        self._has_stood_down = False
 
     @property
     def waiting(self) -> set[int]:
@@ -90,19 +91,19 @@ class Reception:
             case "begun":
                 self._begun.add(rank)
             case "ready":
-                self._take(recovery.Ready())
+                self._take(events.Ready())
             case "no recovery":
-                self._take(recovery.Unready(header["reason"]))
+                self._take(events.Unready(header["reason"]))
             case "stopped":
-                self._take(recovery.Stopped(rank, header["arrivals"], header["between_steps"]))
+                self._take(events.Stopped(rank, header["arrivals"], header["between_steps"]))
             case "entry":
-                self._take(recovery.Asked(rank, header["index"], header["kind"]))
+                self._take(events.Asked(rank, header["index"], header["kind"]))
             case "result":
-                self._take(recovery.Came(header["index"], message.payload))
+                self._take(events.Came(header["index"], message.payload))
             case "loop":
-                self._take(recovery.LoopBegan(header["index"], header["facts"]))
+                self._take(events.LoopBegan(header["index"], header["facts"]))
             case "end of loop":
-                self._take(recovery.Came(header["index"], message.payload, is_loop=True))
+                self._take(events.Came(header["index"], message.payload, is_loop=True))
             case "keep":
                 self._to_write.append((Kept(**header["slot"]), rank, header["wait"]))
                 self._write_next()
@@ -117,10 +118,10 @@ class Reception:
         step = self._control.step(rank)
         self._memories.forget(rank)
         self._to_write = [item for item in self._to_write if item[1] != rank]
-        lost = recovery.Lost(rank, now, had_begun=rank in self._begun)
+        lost = events.Lost(rank, now, had_begun=rank in self._begun)
         self._begun.discard(rank)
         decision = recovery.decide(self.state, lost)
-        if recovery.GiveUp() in decision.actions:
+        if events.GiveUp() in decision.actions:
             self.state = decision.state
             return decision.reason
         self._say(loss_message(rank, pid, exit_code, step, before, decision.state))
@@ -129,7 +130,7 @@ class Reception:
 
     def gone(self, rank: int) -> None:
         """Note that a worker will do nothing with the others any more."""
-        self._take(recovery.Gone(rank))
+        self._take(events.Gone(rank))
 
     def is_spare(self, rank: int) -> bool:
         """Tell whether a worker is a replacement that the others do without so far."""
@@ -141,7 +142,7 @@ class Reception:
         if not self.state.can_stop_between_steps:
             return False
         self._say("finishing the step, then writing a checkpoint; once more ends it at once")
-        self._take(recovery.StopWanted())
+        self._take(events.StopWanted())
         return True
 
     def written(self) -> None:
@@ -169,7 +170,13 @@ class Reception:
         self._keeper.wait()
         self._memories.close()
 
-    def _take(self, event: recovery.Event) -> None:
+    def stand_down(self) -> None:
+        """Let nobody join or go on any more: the job ends."""
+        self._has_stood_down = True
+
+    def _take(self, event: events.Event) -> None:
+        if self._has_stood_down:
+            return
         self._do(recovery.decide(self.state, event))
 
     def _do(self, decision: recovery.Decision) -> None:
@@ -177,21 +184,21 @@ class Reception:
         for action in decision.actions:
             self._act(action)
 
-    def _act(self, action: recovery.Action) -> None:
+    def _act(self, action: events.Action) -> None:
         match action:
-            case recovery.Seat(rank, arrivals):
+            case events.Seat(rank, arrivals):
                 self._control.come_back(rank, arrivals)
-            case recovery.Mark(rank, how):
+            case events.Mark(rank, how):
                 self._control.leave(rank, how)
-            case recovery.Spawn(rank):
+            case events.Spawn(rank):
                 self._staff.spawn(rank)
-            case recovery.Answer(rank, header, payload):
+            case events.Answer(rank, header, payload):
                 self._staff.send(rank, dict(header), payload)
-            case recovery.Wish(value):
+            case events.Wish(value):
                 self._control.wish = value
-            case recovery.Joined(ranks):
+            case events.Joined(ranks):
                 self._say(joined_message(ranks, self._staff.pid, self.state))
-            case recovery.KeepAndEnd():
+            case events.KeepAndEnd():
                 self._is_ending = True
                 kept = self._newest_snapshot()
                 if kept is not None:

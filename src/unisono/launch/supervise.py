@@ -297,6 +297,8 @@ class _Supervision:
             self.state = decision.state
             for action in decision.actions:
                 self._act(action)
+            if self.state.stage is not policy.Stage.RUNNING:
+                self._desk.stand_down()
             if isinstance(event, policy.Done):
                 self._desk.gone(event.rank)
 
