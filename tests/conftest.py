@@ -10,6 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
+
+# Tests share cores with workers, so no single example has to be quick.
+settings.register_profile("unisono", deadline=None)
+settings.load_profile("unisono")
 
 SETTLE_S = 5.0  # a worker's exit is told before the kernel has buried it
 # pytest's own, and torch's empty folder names

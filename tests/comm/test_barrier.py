@@ -1,11 +1,12 @@
 """The barrier with ranks as threads: the page is the same, only the processes are missing."""
 
+import os
 import threading
 
 import pytest
 
 from unisono.comm.barrier import Barrier
-from unisono.comm.control import ControlPage, Departure
+from unisono.comm.control import MAILBOX_BYTES, ControlPage, Departure
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
 
@@ -40,6 +41,11 @@ def as_ranks(world_size, work):
     return results
 
 
+def meet(barrier, purpose=""):
+    barrier.arrive(purpose)
+    return barrier.wait()
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 def test_nobody_goes_on_before_everybody_has_come(page_of, world_size):
     page = page_of(world_size)
@@ -49,9 +55,9 @@ def test_nobody_goes_on_before_everybody_has_come(page_of, world_size):
         barrier = Barrier(page, rank)
         for round_ in range(1, 101):
             come[rank] = round_
-            barrier.wait()
+            assert meet(barrier)
             assert min(come) >= round_
-            barrier.wait()
+            assert meet(barrier)
 
     assert as_ranks(world_size, work) == [None] * world_size
 
@@ -59,15 +65,14 @@ def test_nobody_goes_on_before_everybody_has_come(page_of, world_size):
 def test_arrivals_are_counted_past_the_end_of_32_bits(page_of):
     page = page_of(2)
     for rank in range(2):
-        page._words[rank * 16] = 2**32 - 3
+        page.come_back(rank, 2**32 - 3)
 
     def work(rank):
         barrier = Barrier(page, rank)
-        for _ in range(10):
-            barrier.wait()
+        return [meet(barrier) for _ in range(10)]
 
-    assert as_ranks(2, work) == [None, None]
-    assert page.arrivals(0) == 7
+    assert as_ranks(2, work) == [[True] * 10] * 2
+    assert page.arrivals(0) == Barrier(page, 0).arrivals == 7
 
 
 @pytest.mark.parametrize("how", [Departure.FINISHED, Departure.FAILED])
@@ -79,7 +84,7 @@ def test_who_waits_for_one_that_left_is_told(page_of, how):
         if rank == 2:
             page.leave(2, how)
         else:
-            Barrier(page, rank).wait()
+            meet(Barrier(page, rank))
 
     first, second, _ = as_ranks(3, work)
     for error in (first, second):
@@ -104,17 +109,79 @@ def test_a_departure_wakes_a_sleeper(page_of):
             asleep.wait()
             page.leave(1, Departure.FAILED)
         else:
-            Barrier(page, 0).wait()
+            meet(Barrier(page, 0))
 
     assert isinstance(as_ranks(2, work)[0], PeerLostError)
 
 
-def test_one_that_came_and_then_left_held_nobody_up(page_of):
+@pytest.mark.parametrize("how", [Departure.FINISHED, Departure.FAILED, Departure.LOST])
+def test_one_that_came_and_then_left_held_nobody_up(page_of, how):
     page = page_of(2)
     page.set_purpose(1, 1, b"the end")
     page.arrive(1)
-    page.leave(1, Departure.FINISHED)
-    Barrier(page, 0).wait("the end")
+    page.leave(1, how)
+    assert meet(Barrier(page, 0), "the end")
+
+
+def test_who_waits_for_a_lost_one_stops_without_an_error(page_of):
+    page = page_of(3)
+
+    def work(rank):
+        if rank == 2:
+            page.leave(2, Departure.LOST)
+            return None
+        barrier = Barrier(page, rank)
+        stopped = not meet(barrier)
+        barrier.set_crew([0, 1])
+        return stopped, barrier.wait(), barrier.arrivals
+
+    assert as_ranks(3, work) == [(True, True, 1), (True, True, 1), None]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "error"),
+    [
+        (Departure.LOST, Departure.PRESENT, None),
+        (Departure.PRESENT, Departure.LOST, None),
+        (Departure.FAILED, Departure.PRESENT, PeerLostError),
+        (Departure.FAILED, Departure.LOST, PeerLostError),
+        (Departure.LOST, Departure.FAILED, None),  # the first in rank order is told
+    ],
+)
+def test_one_of_several_missing_is_enough_to_stop(page_of, first, second, error):
+    page = page_of(3)
+    page.leave(1, first)
+    page.leave(2, second)
+
+    def work(rank):
+        return meet(Barrier(page, 0))
+
+    (seen,) = as_ranks(1, work)
+    assert seen is False if error is None else isinstance(seen, error)
+
+
+def test_a_lost_one_that_is_not_of_the_crew_holds_nobody_up(page_of):
+    page = page_of(2)
+    page.leave(1, Departure.LOST)
+    barrier = Barrier(page, 0)
+    barrier.set_crew([0])
+    assert [meet(barrier) for _ in range(3)] == [True] * 3
+
+
+@pytest.mark.parametrize("stale", [0, 40, 1000])
+def test_one_that_takes_the_place_of_another_counts_where_the_others_are(page_of, stale):
+    page = page_of(2)
+    page.come_back(0, 41)
+    page.come_back(1, stale)
+    page.leave(1, Departure.LOST)
+    page.come_back(1, 41)
+
+    def work(rank):
+        barrier = Barrier(page, rank)
+        return meet(barrier, "step 42"), barrier.arrivals
+
+    assert page.departure(1) == Departure.PRESENT
+    assert as_ranks(2, work) == [(True, 42)] * 2
 
 
 def test_those_who_come_for_different_reasons_are_told_so(page_of):
@@ -122,8 +189,8 @@ def test_those_who_come_for_different_reasons_are_told_so(page_of):
 
     def work(rank):
         barrier = Barrier(page, rank)
-        barrier.wait("digest")
-        barrier.wait("save" if rank == 0 else "step 12")
+        meet(barrier, "digest")
+        meet(barrier, "save" if rank == 0 else "step 12")
 
     for rank, error in enumerate(as_ranks(3, work)):
         assert isinstance(error, MismatchError)
@@ -137,7 +204,7 @@ def test_a_wait_ends_when_its_time_is_up_and_names_who_is_missing(page_of):
     with pytest.raises(
         WaitTimeoutError, match=r"rank 0 in step 12 .* rank 2 \(last seen in step"
     ) as e:
-        Barrier(page, 0, timeout_s=0.05).wait()
+        meet(Barrier(page, 0, timeout_s=0.05))
     assert e.value.missing == (2,)
 
 
@@ -147,7 +214,7 @@ def test_a_long_wait_is_told_once_by_one_rank(page_of):
 
     def work(rank):
         if rank != 2:
-            Barrier(page, rank, timeout_s=0.5, notice_after_s=0.05, say=said.append).wait()
+            meet(Barrier(page, rank, timeout_s=0.5, notice_after_s=0.05, say=said.append))
 
     as_ranks(3, work)
     assert len(said) == 1
@@ -160,3 +227,46 @@ def test_messages_pass_through_the_page(page_of):
     page.post(1, b"hello")
     assert page.posted(1) == b"hello"
     assert page.posted(0) == b""
+
+
+def test_a_plan_is_for_one_step_and_is_forgotten_with_the_next(page_of):
+    page = page_of(2)
+    assert [page.plan(0, step) for step in (1, 812, 813)] == [0, 0, 0]
+    page.set_plan(0, 812, 5)
+    assert [page.plan(0, step) for step in (811, 812, 813)] == [0, 5, 0]
+    assert page.plan(1, 812) == 0
+    page.set_plan(0, 813, 0)
+    assert [page.plan(0, step) for step in (812, 813)] == [0, 0]
+
+
+def test_what_the_launcher_wishes_is_seen_through_every_mapping(page_of):
+    page = page_of(2)
+    other = ControlPage.attach(os.dup(page.fd), 2)
+    assert not other.wish
+    page.wish = True
+    assert other.wish
+    page.wish = False
+    assert not other.wish
+    other.close()
+
+
+def test_lines_and_mailboxes_of_ranks_do_not_touch(page_of):
+    page = page_of(3)
+    full = MAILBOX_BYTES - 8
+    for rank in range(3):
+        page.come_back(rank, 10 + rank)
+        page.set_step(rank, -(2**62) + rank)
+        page.set_plan(rank, 2**62 + rank, 2**31 + rank)
+        page.set_purpose(rank, 0, b"%d" % rank * 40)
+        page.set_purpose(rank, 1, b"%d, then" % rank)
+        page.leave(rank, Departure(rank))
+        page.post(rank, b"%d" % rank * full)
+    page.wish = True
+    for rank in range(3):
+        assert page.arrivals(rank) == 10 + rank
+        assert page.step(rank) == -(2**62) + rank
+        assert page.plan(rank, 2**62 + rank) == 2**31 + rank
+        assert page.purpose(rank, 0) == b"%d" % rank * 24
+        assert page.purpose(rank, 1).strip() == b"%d, then" % rank
+        assert page.departure(rank) == Departure(rank)
+        assert page.posted(rank) == b"%d" % rank * full

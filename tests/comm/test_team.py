@@ -1,7 +1,7 @@
 import pytest
 from tests.comm.test_barrier import as_ranks, page_of  # noqa: F401
 
-from unisono.comm.memory import Memory
+from unisono.comm.alone import Alone
 from unisono.comm.team import Team
 from unisono.errors import MismatchError
 from unisono.world import World
@@ -12,7 +12,7 @@ def teams(page_of):  # noqa: F811
     def make(world_size):
         page = page_of(world_size)
         worlds = [World(r, world_size, r, world_size) for r in range(world_size)]
-        return [Team(world, page, Memory.private) for world in worlds]
+        return [Team(world, page, Alone()) for world in worlds]
 
     return make
 
@@ -21,7 +21,10 @@ def teams(page_of):  # noqa: F811
 def test_everybody_hears_everybody_whatever_the_length(teams, num_bytes):
     ours = teams(3)
     messages = [bytes([rank]) * (num_bytes // (rank + 1)) for rank in range(3)]
-    assert as_ranks(3, lambda rank: ours[rank].gather(messages[rank], "test")) == [messages] * 3
+    assert (
+        as_ranks(3, lambda rank: ours[rank].gather(messages[rank], "test"))
+        == [dict(enumerate(messages))] * 3
+    )
 
 
 def test_teams_agree_or_are_told_the_first_difference(teams):
@@ -37,9 +40,15 @@ def test_teams_agree_or_are_told_the_first_difference(teams):
 def test_a_team_of_one_waits_for_nobody(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     team = Team.from_environment()
-    team.meet("alone")
-    assert team.gather(b"alone", "alone") == [b"alone"]
-    assert team.memory(100).num_bytes == 100
+    assert team.meet("alone")
+    assert team.gather(b"alone", "alone") == {0: b"alone"}
+    assert team.hear_lead(lambda: b"alone", "alone") == b"alone"
+    assert team.memory(3, 100).num_bytes == 100
+    assert (team.is_lead, team.position, team.size, team.is_launched) == (True, 0, 1, False)
+    team.plan(5, 3)
+    assert [team.planned(step) for step in (4, 5, 6)] == [0, 3, 0]
+    team.pause()
+    assert not team.is_asked_to_stop
 
 
 def test_workers_of_another_launcher_are_sent_to_ours(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import re
@@ -204,7 +205,7 @@ def test_a_server_killed_during_a_job_is_explained() -> None:
 def test_shared_memory_is_the_same_on_all_workers() -> None:
     def write_and_read() -> list[int]:
         team = Team.from_environment()
-        values = team.memory(64).flat(0, 2, torch.int64)
+        values = team.memory(0, 64).flat(0, 2, torch.int64)
         values[team.world.rank] = team.world.rank + 10
         team.meet("test")
         return values.tolist()
@@ -214,21 +215,44 @@ def test_shared_memory_is_the_same_on_all_workers() -> None:
 
 def test_memory_of_different_sizes_is_refused() -> None:
     def ask() -> None:
-        Team.from_environment().memory(64 + unisono.world().rank)
+        Team.from_environment().memory(0, 64 + unisono.world().rank)
 
     with pytest.raises(unisono.MismatchError, match="must share memory of the same size"):
         unisono.launch(ask, workers=2)
 
 
 def test_released_memory_is_given_back() -> None:
-    def release() -> bool:
-        link = Link.from_environment()
-        assert link is not None
-        for _ in range(3):
-            link.release(link.memory(4096))
-        return True
+    def release_and_ask_again() -> list[int]:
+        team = Team.from_environment()
+        first = []
+        for number in range(3):
+            memory = team.memory(0, 4096)
+            first.append(memory.flat(0, 1, torch.int64).item())
+            team.meet("all have looked")
+            memory.flat(0, 1, torch.int64).fill_(7)
+            del memory
+            gc.collect()
+            team.memory(1 + number, 64)  # what is not used any more is told with the next request
+            team.meet("all have let go")
+        return first
 
-    assert unisono.launch(release, workers=2) == [True, True]
+    assert unisono.launch(release_and_ask_again, workers=2) == [[0, 0, 0]] * 2
+
+
+def test_memory_stays_as_long_as_one_worker_has_it() -> None:
+    def one_releases() -> int:
+        team = Team.from_environment()
+        memory = team.memory(0, 4096)
+        team.meet("all have it")
+        if team.world.rank == 0:
+            memory.flat(0, 1, torch.int64).fill_(7)
+            del memory
+            gc.collect()
+        team.memory(1, 64)
+        team.meet("rank 0 has let go")
+        return int(team.memory(0, 4096).flat(0, 1, torch.int64).item())
+
+    assert unisono.launch(one_releases, workers=2) == [7, 7]
 
 
 def test_only_the_worker_itself_has_a_link() -> None:

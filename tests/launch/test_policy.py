@@ -11,6 +11,7 @@ from unisono.comm.control import Departure
 from unisono.launch.policy import (
     DeadlinePassed,
     Done,
+    EndNow,
     Event,
     Exited,
     Failure,
@@ -18,11 +19,13 @@ from unisono.launch.policy import (
     JobState,
     KillServer,
     Leave,
+    LeftBehind,
     Reported,
     SendSignal,
     ServerLost,
     Stage,
     decide,
+    may_survive,
     start,
 )
 from unisono.launch.report import exit_status, failure_message, interrupt_message
@@ -142,6 +145,56 @@ def test_an_interrupt_signals_at_once_and_a_second_one_kills() -> None:
     assert second.state.over
 
 
+def test_a_gentle_interrupt_ends_nobody_until_all_is_done() -> None:
+    gently = decide(start(2), Interrupted(signal.SIGINT, gently=True), 0.0)
+    assert gently.actions == ()
+    assert (gently.state.stage, gently.state.deadline) == (Stage.RUNNING, None)
+    now = decide(gently.state, EndNow(), 5.0)
+    assert now.actions == (SendSignal((0, 1), signal.SIGTERM),)
+    assert decide(now.state, EndNow(), 5.1).actions == ()
+    again = decide(gently.state, Interrupted(signal.SIGINT), 0.1)
+    assert again.actions == (KillServer(),)
+
+
+def test_a_job_that_is_ending_already_is_not_ended_gently() -> None:
+    decision = decide(after(ERROR_0), Interrupted(signal.SIGINT, gently=True), 0.1)
+    assert decision.actions == (SendSignal((0, 1), signal.SIGTERM),)
+
+
+@pytest.mark.parametrize(
+    ("events", "exited", "survives"),
+    [
+        ((), Exited(1, -9), True),
+        ((), Exited(1, -11), True),
+        ((), Exited(1, 1), False),
+        ((), Exited(1, 0), False),
+        ((Done(1),), Exited(1, -6), False),  # it had finished
+        ((Done(0),), Exited(1, -9), True),
+        ((ERROR_1,), Exited(1, -9), False),
+        ((ERROR_0,), Exited(1, -9), False),  # the job is ending
+        ((Interrupted(2),), Exited(1, -15), False),
+        ((Interrupted(2, gently=True),), Exited(1, -9), True),
+    ],
+)
+def test_others_may_go_on_after_a_kill_in_the_midst_of_work(
+    events: tuple[Event, ...], exited: Exited, survives: bool
+) -> None:
+    assert may_survive(after(*events), exited) is survives
+
+
+def test_a_worker_left_behind_is_no_failure() -> None:
+    state = after(LeftBehind(1), Done(0), Exited(0, 0))
+    assert state.over
+    assert exit_status(state) == 0
+
+
+def test_what_kept_others_from_going_on_is_told() -> None:
+    state = after(Exited(1, -9, note="3 workers were lost within 60 s"))
+    assert failure_message(state, 2).endswith(
+        "It could not be made up for: 3 workers were lost within 60 s."
+    )
+
+
 def test_workers_ended_on_purpose_are_no_failures() -> None:
     state = after(Interrupted(2), Exited(0, -15), Exited(1, -9))
     assert state.failures == ()
@@ -149,7 +202,15 @@ def test_workers_ended_on_purpose_are_no_failures() -> None:
 
 def test_every_decision_gives_its_reason() -> None:
     states = [start(2), after(ERROR_0), after(Interrupted(2)), after(Done(0))]
-    events = [ERROR_0, Done(1), Exited(1, -9), ServerLost(1), Interrupted(2), DeadlinePassed()]
+    events: list[Event] = [
+        ERROR_0,
+        Done(1),
+        Exited(1, -9),
+        ServerLost(1),
+        Interrupted(2),
+        DeadlinePassed(),
+    ]
+    events += [LeftBehind(1), EndNow(), Interrupted(2, gently=True)]
     for state in states:
         for event in events:
             assert decide(state, event, 0.0).reason

@@ -1,8 +1,10 @@
+from itertools import pairwise
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.plan.shards import assign
+from unisono.plan.shards import assign, take_over
 
 
 @pytest.mark.parametrize(
@@ -19,6 +21,7 @@ def test_shards_are_divided_in_rank_order(shards, workers, expected):
     assert assign(shards, workers) == expected
 
 
+@settings(deadline=None)
 @given(st.integers(1, 64).flatmap(lambda s: st.tuples(st.just(s), st.integers(1, s))))
 def test_every_shard_has_one_worker_and_sizes_differ_by_at_most_one(case):
     shards, workers = case
@@ -37,3 +40,105 @@ def test_more_workers_than_shards_are_refused_with_the_remedy():
 def test_no_worker_is_refused():
     with pytest.raises(ValueError, match="at least 1, but is 0"):
         assign(3, 0)
+
+
+@pytest.mark.parametrize(
+    ("held", "ranks", "new"),
+    [
+        # nobody was lost
+        ({0: [range(2)], 1: [range(2, 4)]}, (0, 1), {0: [], 1: []}),
+        # the last one takes all
+        ({0: [range(2)], 1: [range(2, 4)]}, (1,), {1: [range(2)]}),
+        # the run of a lost one is divided in rank order
+        (
+            {0: [range(2)], 1: [range(2, 4)], 2: [range(4, 6)]},
+            (0, 2),
+            {0: [range(2, 3)], 2: [range(3, 4)]},
+        ),
+        # one shard for two: the last in rank order has it
+        ({0: [range(1)], 1: [range(1, 2)], 2: [range(2, 3)]}, (0, 1), {0: [], 1: [range(2, 3)]}),
+        # two are lost: runs that touch are joined, others are not
+        (
+            {0: [range(2)], 1: [range(2, 4)], 2: [range(4, 6)], 3: [range(6, 8)]},
+            (0,),
+            {0: [range(2, 8)]},
+        ),
+        (
+            {0: [range(2)], 1: [range(2, 4)], 2: [range(4, 6)]},
+            (1,),
+            {1: [range(2), range(4, 6)]},
+        ),
+        # what was taken over is taken over again
+        (
+            {0: [range(2), range(4, 5)], 1: [range(2, 4), range(5, 6)]},
+            (1,),
+            {1: [range(2), range(4, 5)]},
+        ),
+    ],
+)
+def test_what_lost_workers_held_is_divided_among_those_left(held, ranks, new):
+    after, seen = take_over(held, ranks)
+    assert seen == new
+    assert after == {rank: [*held[rank], *new[rank]] for rank in ranks}
+
+
+@st.composite
+def losses(draw):
+    """Shards, workers, and those who are left after each of some losses in one step."""
+    num_shards = draw(st.integers(1, 40))
+    ranks = sorted(draw(st.sets(st.integers(0, 50), min_size=1, max_size=min(num_shards, 12))))
+    left = [tuple(ranks)]
+    while len(left[-1]) > 1 and draw(st.booleans()):
+        lost = draw(st.sets(st.sampled_from(left[-1]), max_size=len(left[-1]) - 1))
+        left.append(tuple(rank for rank in left[-1] if rank not in lost))
+    return num_shards, left
+
+
+def shards_in(runs):
+    return [shard for run in runs for shard in run]
+
+
+@settings(deadline=None)
+@given(losses())
+def test_after_any_losses_every_shard_is_held_once_and_what_survivors_held_is_unchanged(case):
+    num_shards, (ranks, *lefts) = case
+    parts = zip(ranks, assign(num_shards, len(ranks)), strict=True)
+    held = {rank: [part] for rank, part in parts}
+    for left in lefts:
+        before = held
+        held, new = take_over(before, left)
+        assert tuple(held) == tuple(new) == left
+        assert sorted(shard for runs in held.values() for shard in shards_in(runs)) == list(
+            range(num_shards)
+        )
+        for rank in left:
+            assert held[rank] == [*before[rank], *new[rank]]
+
+
+@settings(deadline=None)
+@given(losses())
+def test_new_runs_are_ascending_and_apart_and_workers_get_equally_many(case):
+    num_shards, (ranks, *lefts) = case
+    parts = zip(ranks, assign(num_shards, len(ranks)), strict=True)
+    held = {rank: [part] for rank, part in parts}
+    for left in lefts:
+        held, new = take_over(held, left)
+        in_rank_order = [shard for rank in left for shard in shards_in(new[rank])]
+        assert in_rank_order == sorted(in_rank_order)
+        for runs in new.values():
+            assert all(len(run) > 0 for run in runs)
+            assert all(one.stop < other.start for one, other in pairwise(runs))
+        sizes = [len(shards_in(runs)) for runs in new.values()]
+        assert max(sizes) - min(sizes) <= 1
+
+
+@settings(deadline=None)
+@given(losses())
+def test_the_order_in_which_ranks_are_listed_does_not_matter(case):
+    num_shards, (ranks, *lefts) = case
+    parts = zip(ranks, assign(num_shards, len(ranks)), strict=True)
+    held = {rank: [part] for rank, part in parts}
+    for left in lefts:
+        other_way = dict(reversed(held.items()))
+        assert take_over(held, left) == take_over(other_way, left)
+        held, _ = take_over(held, left)

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from unisono.train import progress
-from unisono.train.progress import Bar, Lines, Silence, Summary, display
+from unisono.train.progress import Bar, Lines, Relay, Silence, Summary, display
 
 
 def console(width=80, **options):
@@ -103,16 +103,103 @@ def test_a_long_run_says_every_half_minute_how_far_it_is():
     ]
 
 
-def test_only_rank_0_speaks():
-    assert isinstance(display(1), Silence)
-    assert isinstance(display(0), Lines)
+class Screen(Silence):
+    """What one worker has shown."""
+
+    def __init__(self, seen):
+        self._seen = seen
+
+    def start(self, done, total):
+        self._seen.append(f"start {done}/{total}")
+
+    def step(self, epoch, loss, num_samples):
+        self._seen.append("step")
+
+    def say(self, line):
+        self._seen.append(line)
+
+    def stop(self):
+        self._seen.append("stop")
+
+
+class Team:
+    """Workers that all do the same; one of them leads."""
+
+    def __init__(self, num_workers):
+        self.lead = 0
+        self.seen = [[] for _ in range(num_workers)]
+        self.relays = [self.relay(rank) for rank in range(num_workers)]
+
+    def relay(self, rank):
+        return Relay(lambda: rank == self.lead, lambda: Screen(self.seen[rank]))
+
+    def all(self, act):
+        for relay in self.relays:
+            act(relay)
+
+
+def test_only_the_lead_speaks():
+    team = Team(3)
+    team.all(lambda relay: relay.start(0, 10))
+    team.all(lambda relay: relay.step(0, 0.5, 32))
+    team.all(lambda relay: relay.say("epoch 1"))
+    team.all(Relay.stop)
+    assert team.seen == [["start 0/10", "step", "epoch 1", "stop"], [], []]
+
+
+def test_who_takes_the_lead_goes_on_where_the_other_was():
+    team = Team(2)
+    team.all(lambda relay: relay.start(2, 10))
+    for _ in range(3):
+        team.all(lambda relay: relay.step(0, 0.5, 32))
+    team.lead = 1
+    team.all(lambda relay: relay.step(0, 0.5, 32))
+    team.all(Relay.stop)
+    assert team.seen[0] == ["start 2/10", "step", "step", "step", "stop"]
+    assert team.seen[1] == ["start 5/10", "step", "stop"]
+
+
+def test_a_replacement_that_leads_begins_where_the_run_is():
+    team = Team(1)
+    team.relays[0].start(0, 10)
+    team.relays[0].step(0, 0.5, 32)
+    team.lead = 1
+    replacement = team.relay(0)
+    replacement.start(0, 10)
+    replacement.at(7)
+    team.lead = 0
+    replacement.step(0, 0.5, 32)
+    replacement.stop()
+    assert team.seen[0] == ["start 0/10", "step", "start 7/10", "step", "stop"]
+
+
+def test_who_loses_the_lead_and_gets_it_again_begins_anew():
+    team = Team(2)
+    team.all(lambda relay: relay.start(0, 10))
+    team.lead = 1
+    team.all(lambda relay: relay.step(0, 0.5, 32))
+    team.lead = 0
+    team.all(lambda relay: relay.step(0, 0.5, 32))
+    assert team.seen[0] == ["start 0/10", "stop", "start 1/10", "step"]
+    assert team.seen[1] == ["start 0/10", "step", "stop"]
+
+
+def test_one_that_never_led_has_no_display_to_stop():
+    made = []
+    relay = Relay(lambda: False, lambda: made.append("display"))
+    relay.start(0, 1)
+    relay.step(0, 0.5, 1)
+    relay.say("unheard")
+    relay.stop()
+    assert made == []
 
 
 def test_a_bar_needs_a_terminal_that_can_redraw():
-    assert isinstance(display(0, console(force_terminal=True)), Bar)
-    assert isinstance(display(0, console()), Lines)
+    assert isinstance(display(console(force_terminal=True)), Bar)
+    assert isinstance(display(console()), Lines)
+    assert isinstance(display(), Lines)
     dumb = console(force_terminal=True, _environ={"TERM": "dumb"})
-    assert isinstance(display(0, dumb), Lines)
+    assert isinstance(display(dumb), Lines)
 
 
 def test_a_summary_names_what_it_did():

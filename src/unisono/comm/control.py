@@ -9,9 +9,9 @@ One memfd: a head, two cache lines a rank, then one mailbox a rank::
 
 Each line is written by its rank alone (`departure` and the head by the launcher alone), so no
 locks are needed. Purposes say what the last two arrivals were for: nobody can be two meetings
-ahead. A plan says what everybody does before a certain step; it is made before its rank comes to
-the meeting that ends the step before, so all who pass that meeting read the same. The launcher
-creates the page, so that it outlives every worker; it does not need torch.
+ahead. A plan says what everybody does before a certain step; it is made between the two meetings of
+the step before, so whoever passes the second reads this one, and nobody still reads the one before.
+The launcher creates the page, so that it outlives every worker; it does not need torch.
 """
 
 from __future__ import annotations

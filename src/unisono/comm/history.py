@@ -99,8 +99,7 @@ class History:
             return
         if payload is None:
             self._team.host.give_up_recovery("a loop was left before its end")
-        else:
-            self._team.host.note_end_of_loop(self._index, payload)
+        self._team.host.note_end_of_loop(self._index, payload or b"")
         self._index += 1
 
     def _entry(self, kind: str) -> Passed | Live:

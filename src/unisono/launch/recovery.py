@@ -58,7 +58,10 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What came of one thing done together; for a loop, with what was told when it began."""
+    """What came of one thing done together; for a loop, with what was told when it began.
+
+    A loop that was left before its end has led to nothing that could be taken over: no payload.
+    """
 
     payload: bytes
     loop: Mapping[str, Any] | None = None
@@ -126,7 +129,7 @@ def decide(state: State, event: Event) -> Decision:
         case Ready():
             return Decision(replace(state, is_ready=not state.trouble), (), "it can be run again")
         case Unready(reason):
-            return Decision(replace(state, is_ready=False, trouble=reason), (), reason)
+            return _settled(replace(state, is_ready=False, trouble=reason), reason)
         case Lost():
             return _lost(state, event)
         case Gone(rank):
@@ -267,7 +270,7 @@ def _entry(state: State, index: int) -> Entry | None:
 
 
 def _passed(asked: Asked, entry: Entry) -> Answer:
-    if (asked.kind == LOOP) != (entry.loop is not None):
+    if (asked.kind == LOOP) != (entry.loop is not None) or (entry.loop and not entry.payload):
         return _refused(asked)
     loop = None if entry.loop is None else dict(entry.loop)
     return Answer(asked.rank, {"type": "passed", "loop": loop}, entry.payload)

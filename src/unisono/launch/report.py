@@ -104,7 +104,8 @@ def loss_message(
     if num_shards is not None:
         who += f" in step {step} with {_shards_of(before.crew, num_shards)[rank]}"
     if after.crew is None:
-        return f"{who}; nobody is left; {then}, from the latest snapshot."
+        where = "" if loop is None else ", from the latest snapshot"
+        return f"{who}; nobody is left; {then}{where}."
     others = after.crew.ranks
     word = "worker" if len(others) == 1 else "workers"
     goes = "goes" if len(others) == 1 else "go"

@@ -70,10 +70,12 @@ def processor_time(pid: int) -> tuple[int, bool] | None:
     """Ask the kernel for the nanoseconds a process has run, and whether a signal has stopped it.
 
     Returns:
-        None when there is no such process. Source: proc(5), ``schedstat`` and ``stat``.
+        Of all its threads together; None when there is no such process. Source: proc(5),
+        ``task/[tid]/schedstat`` and ``stat``.
     """
     try:
-        ran_ns = int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+        threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+        ran_ns = sum(int(path.read_text().split()[0]) for path in threads)
         # The name before it is in parentheses and may itself hold some.
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError, ValueError):

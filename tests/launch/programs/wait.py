@@ -6,7 +6,7 @@ import signal
 from unisono.comm.team import Team
 
 team = Team.from_environment()
-team.memory(1 << 20)
+team.memory(0, 1 << 20)
 print(os.getpid(), flush=True)
 if team.world.rank == 0:
     while True:

@@ -1,0 +1,212 @@
+"""Ranks as threads that can die, and somebody who plays their launcher.
+
+The desk decides as the real one does, by ``recovery.decide``, and acts on a real page; threads
+stand for processes. A rank dies where a table says::
+
+    Death(rank=2, meeting=3, moment="posting")   its message for that meeting is torn
+    Death(rank=2, meeting=3, moment="before")    it does not come to its third meeting
+    Death(rank=2, meeting=3, moment="after")     it has come, and does nothing any more
+    Death(rank=2, meeting=3, moment="stopping")  it misses somebody, there or later, and dies
+    Death(rank=2, meeting=3, moment="stopped")   the same, but it has told the desk already
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.comm.control import ControlPage
+from unisono.comm.crew import Crew
+from unisono.comm.host import Live, Passed
+from unisono.comm.memory import Memory
+from unisono.comm.team import Team
+from unisono.launch import events, recovery
+from unisono.world import World
+
+ANSWERED_WITHIN_S = 3.0
+
+
+@dataclass(frozen=True)
+class Death:
+    rank: int
+    meeting: int
+    moment: str
+
+
+MOMENTS = ("posting", "before", "after", "stopping", "stopped")
+
+
+class Died(BaseException):
+    """The thread of a rank ends here, as a killed process would."""
+
+
+class Desk:
+    """Plays the launcher of one job whose workers are threads."""
+
+    def __init__(self, page: ControlPage, *, replaces: bool = False) -> None:
+        state = recovery.start(page.world_size, restarts=1000, replaces=replaces)
+        self.state = recovery.decide(state, events.Ready()).state
+        self.spawn: Callable[[int], None] = lambda rank: None
+        self.gave_up: list[str] = []
+        self._page = page
+        self._answers: dict[int, events.Answer] = {}
+        self._changed = threading.Condition(threading.RLock())
+
+    def take(self, event: events.Event) -> None:
+        with self._changed:
+            decision = recovery.decide(self.state, event)
+            self.state = decision.state
+            for action in decision.actions:
+                self._act(action)
+            self._changed.notify_all()
+
+    def ask(self, rank: int, event: events.Event) -> events.Answer:
+        with self._changed:
+            self.take(event)
+            answered = self._changed.wait_for(lambda: rank in self._answers, ANSWERED_WITHIN_S)
+            assert answered, f"rank {rank} was never answered: {self.state}"
+            return self._answers.pop(rank)
+
+    def lose(self, rank: int) -> None:
+        with self._changed:
+            self._answers.pop(rank, None)
+            self.take(events.Lost(rank, now=0.0))
+
+    def _act(self, action: events.Action) -> None:
+        match action:
+            case events.Seat(rank, arrivals):
+                self._page.come_back(rank, arrivals)
+            case events.Mark(rank, how):
+                self._page.leave(rank, how)
+            case events.Answer(rank):
+                self._answers[rank] = action
+            case events.Wish(value):
+                self._page.wish = value
+            case events.Spawn(rank):
+                self.spawn(rank)
+
+
+class DeskHost:
+    """The desk as one rank sees it: a :class:`unisono.comm.host.Host`."""
+
+    can_replace = True
+
+    def __init__(self, desk: Desk, rank: int, dies: Callable[[str], None]) -> None:
+        self._desk, self._rank, self._dies = desk, rank, dies
+
+    def note_ready(self) -> None:
+        self._desk.take(events.Ready())
+
+    def memory(self, key: int, num_bytes: int) -> Memory:
+        return Memory.private(num_bytes)
+
+    def stopped(self, arrivals: int, *, between_steps: bool) -> Crew:
+        self._dies("stopping")
+        event = events.Stopped(self._rank, arrivals, between_steps)
+        try:
+            self._dies("stopped")
+        except Died:
+            self._desk.take(event)
+            raise
+        return Crew.from_json(self._desk.ask(self._rank, event).header["crew"])
+
+    def entry(self, index: int, kind: str) -> Passed | Live:
+        answer = self._desk.ask(self._rank, events.Asked(self._rank, index, kind))
+        told = answer.header
+        if told["type"] == "passed":
+            return Passed(answer.payload, told["loop"])
+        assert told["type"] == "live", told
+        crew = Crew.from_json(told["crew"])
+        return Live(crew, told["loop"], told["is_alone"])
+
+    def note_result(self, index: int, payload: bytes) -> None:
+        self._desk.take(events.Came(index, payload))
+
+    def note_loop(self, index: int, facts: dict[str, Any]) -> None:
+        self._desk.take(events.LoopBegan(index, facts))
+
+    def note_end_of_loop(self, index: int, payload: bytes) -> None:
+        self._desk.take(events.Came(index, payload, is_loop=True))
+
+    def give_up_recovery(self, reason: str) -> None:
+        self._desk.take(events.Unready(reason))
+
+
+class Job:
+    """Runs ``work(team)`` in a thread a rank, kills them, and replaces them if it is to."""
+
+    def __init__(
+        self, page: ControlPage, deaths: Iterable[Death] = (), *, replaces: bool = False
+    ) -> None:
+        self.desk = Desk(page, replaces=replaces)
+        self.desk.spawn = lambda rank: self._start(rank, is_replacement=True)
+        self.results: dict[int, Any] = {}
+        self._page = page
+        self._deaths = list(deaths)
+        self._pages: list[ControlPage] = []
+        self._threads: list[threading.Thread] = []
+        self._work: Callable[[Team], Any] = lambda team: None
+
+    def run(self, work: Callable[[Team], Any]) -> dict[int, Any]:
+        """Return what those ranks that lived to the end returned or raised."""
+        self._work = work
+        for rank in range(self._page.world_size):
+            self._start(rank, is_replacement=False)
+        for thread in self._threads:  # grows while replacements are started
+            thread.join()
+        for page in self._pages:
+            page.close()
+        return self.results
+
+    def _start(self, rank: int, *, is_replacement: bool) -> None:
+        deaths = [] if is_replacement else [one for one in self._deaths if one.rank == rank]
+        page = ControlPage.attach(os.dup(self._page.fd), self._page.world_size)
+        self._pages.append(page)
+        dies = _mortal(page, rank, deaths)
+        world = World(rank, self._page.world_size, rank, self._page.world_size)
+        host = DeskHost(self.desk, rank, dies)
+        team = Team(world, page, host, is_replacement=is_replacement)
+        thread = threading.Thread(target=self._live, args=(rank, team))
+        self._threads.append(thread)
+        thread.start()
+
+    def _live(self, rank: int, team: Team) -> None:
+        try:
+            self.results[rank] = self._work(team)
+        except Died:
+            self.desk.lose(rank)
+        except Exception as error:
+            self.results[rank] = error
+
+
+def _mortal(page: ControlPage, rank: int, deaths: list[Death]) -> Callable[[str], None]:
+    """Have this mapping of the page, and whoever asks, end the thread where a death is due."""
+    meeting = 1
+    arrive, post = page.arrive, page.post
+
+    def dies(moment: str) -> None:
+        for death in deaths:
+            late = moment in ("stopping", "stopped") and meeting > death.meeting
+            if death.moment == moment and (meeting == death.meeting or late):
+                raise Died
+
+    def mortal_arrive(rank: int) -> None:
+        nonlocal meeting
+        dies("before")
+        arrive(rank)
+        dies("after")
+        meeting += 1
+
+    def mortal_post(rank: int, message: bytes) -> None:
+        try:
+            dies("posting")
+        except Died:
+            post(rank, message[: len(message) // 2] + b"torn")
+            raise
+        post(rank, message)
+
+    page.arrive, page.post = mortal_arrive, mortal_post  # type: ignore[method-assign]
+    return dies

@@ -1,0 +1,100 @@
+"""The memory of a job: one for each key, kept as long as somebody may need it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from unisono.launch.memories import SharedMemories
+
+
+@pytest.fixture
+def memories() -> Iterator[SharedMemories]:
+    memories = SharedMemories()
+    yield memories
+    memories.close()
+
+
+def test_whoever_asks_with_one_key_gets_one_memory(memories: SharedMemories) -> None:
+    fds = [memories.request(rank, key, 64) for rank in range(2) for key in (0, 7)]
+    assert fds[:2] == fds[2:]
+    assert fds[0] != fds[1]
+    assert os.fstat(fds[0]).st_size == 64
+
+
+def test_another_size_is_refused_with_both_workers_and_sizes(memories: SharedMemories) -> None:
+    memories.request(0, 5, 64)
+    with pytest.raises(ValueError, match=r"request 5 of worker 0 is for 64 bytes .* worker 1 for"):
+        memories.request(1, 5, 65)
+
+
+def test_memory_without_bytes_is_refused(memories: SharedMemories) -> None:
+    with pytest.raises(ValueError, match="at least 1 byte, but has 0"):
+        memories.request(0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("released", "forgotten", "needed", "stays"),
+    [
+        ([], [], [], True),
+        ([0], [], [], True),  # another one holds it
+        ([0, 1], [], [], False),
+        ([0], [1], [], False),  # that one was lost
+        ([], [0, 1], [], False),
+        ([], [0, 1], [5], True),  # a replacement may need it
+        ([0, 1], [], [4], False),
+    ],
+)
+def test_memory_stays_while_somebody_holds_or_may_need_it(
+    memories: SharedMemories,
+    released: list[int],
+    forgotten: list[int],
+    needed: list[int],
+    stays: bool,
+) -> None:
+    fd = memories.request(0, 5, 64)
+    memories.request(1, 5, 64)
+    for rank in released:
+        memories.release(rank, 5)
+    for rank in forgotten:
+        memories.forget(rank)
+    memories.drop_unused(needed)
+    assert (memories.mapping(5) is not None) is stays
+    if not stays:
+        with pytest.raises(OSError):
+            os.fstat(fd)
+
+
+def test_a_lost_worker_that_comes_back_holds_it_again(memories: SharedMemories) -> None:
+    memories.request(0, 5, 64)
+    memories.forget(0)
+    memories.request(0, 5, 64)
+    memories.drop_unused([])
+    assert memories.mapping(5) is not None
+
+
+def test_the_launcher_sees_what_workers_write(memories: SharedMemories) -> None:
+    fd = memories.request(0, 5, 64)
+    mapping = memories.mapping(5)
+    assert mapping is not None
+    os.pwrite(fd, b"written", 8)
+    assert mapping[8:15] == b"written"
+    assert memories.mapping(5) is mapping
+    assert memories.mapping(6) is None
+
+
+def test_memory_asked_for_anew_is_empty(memories: SharedMemories) -> None:
+    os.pwrite(memories.request(0, 5, 64), b"old", 0)
+    memories.release(0, 5)
+    memories.drop_unused([])
+    assert os.pread(memories.request(0, 5, 64), 3, 0) == b"\0\0\0"
+
+
+def test_a_release_of_what_is_gone_harms_nobody(memories: SharedMemories) -> None:
+    memories.release(0, 5)
+    memories.request(0, 5, 64)
+    memories.close()
+    memories.release(0, 5)
+    assert memories.mapping(5) is None

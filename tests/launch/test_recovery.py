@@ -1,0 +1,698 @@
+"""Who goes on and who joins, by tables and by random histories; no process is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.comm.control import Departure
+from unisono.comm.crew import Crew
+from unisono.launch.events import (
+    Action,
+    Answer,
+    Asked,
+    Came,
+    Event,
+    GiveUp,
+    Gone,
+    Joined,
+    KeepAndEnd,
+    LoopBegan,
+    Lost,
+    Mark,
+    Ready,
+    Seat,
+    Spawn,
+    Stopped,
+    StopWanted,
+    Unready,
+    Wish,
+)
+from unisono.launch.recovery import LOOP, PERIOD_S, Decision, Loop, State, decide, start
+
+RESULT = "result"
+FACTS = {"shards": 8, "key": 1, "directory": None}
+KEPT = {**FACTS, "directory": "runs/1"}
+AGREED, LOOP_BEGAN = Came(0, b"agreed"), LoopBegan(1, FACTS)
+LOOP_ENDED = Came(1, b"step 90", is_loop=True)
+
+
+def decisions(*events: Event, workers: int = 3, **options: Any) -> list[Decision]:
+    """Decide about one event after the other, in a job whose program can be run again."""
+    made = [decide(start(workers, **options), Ready())]
+    for event in events:
+        made.append(decide(made[-1].state, event))
+    return made
+
+
+def after(*events: Event, workers: int = 3, **options: Any) -> Decision:
+    return decisions(*events, workers=workers, **options)[-1]
+
+
+def lost(*ranks: int) -> tuple[Lost, ...]:
+    return tuple(Lost(rank, float(rank)) for rank in ranks)
+
+
+def stopped(*ranks: int, arrivals: int = 7, between_steps: bool = False) -> tuple[Stopped, ...]:
+    return tuple(Stopped(rank, arrivals, between_steps) for rank in ranks)
+
+
+def paused(*ranks: int, arrivals: int = 7) -> tuple[Stopped, ...]:
+    return stopped(*ranks, arrivals=arrivals, between_steps=True)
+
+
+def go(crew: Crew, *ranks: int) -> tuple[Answer, ...]:
+    header = {"type": "go", "crew": crew.as_json()}
+    return tuple(Answer(rank, header) for rank in ranks or crew.ranks)
+
+
+def live(rank: int, crew: Crew, loop: Any, *, is_alone: bool = False) -> Answer:
+    told = {"crew": crew.as_json(), "loop": loop, "is_alone": is_alone}
+    return Answer(rank, {"type": "live", **told})
+
+
+def passed(rank: int, payload: bytes, loop: Mapping[str, Any] | None = None) -> Answer:
+    return Answer(rank, {"type": "passed", "loop": loop}, payload)
+
+
+def types_of(decision: Decision) -> list[tuple[int, str]]:
+    return [
+        (action.rank, action.header["type"])
+        for action in decision.actions
+        if isinstance(action, Answer)
+    ]
+
+
+# A worker is lost.
+
+
+@pytest.mark.parametrize(
+    ("workers", "ranks", "crew"),
+    [
+        (3, (2,), Crew((0, 1), lead=0)),
+        (3, (1,), Crew((0, 2), lead=0)),
+        (3, (0,), Crew((1, 2), lead=1)),  # the lead changes only when it was lost
+        (3, (0, 1), Crew((2,), lead=2)),
+        (3, (1, 0), Crew((2,), lead=2)),
+        (4, (0, 2, 1), Crew((3,), lead=3)),
+        (3, (0, 1, 2), None),
+        (1, (0,), None),
+    ],
+)
+def test_the_crew_goes_on_without_lost_workers(
+    workers: int, ranks: tuple[int, ...], crew: Crew | None
+) -> None:
+    decision = after(*lost(*ranks), workers=workers)
+    assert decision.state.crew == crew
+    assert decision.actions == (Mark(ranks[-1], Departure.LOST), Spawn(ranks[-1]))
+
+
+def test_without_replacements_a_lost_worker_is_marked_and_nobody_is_started() -> None:
+    assert after(*lost(1), replaces=False).actions == (Mark(1, Departure.LOST),)
+
+
+@pytest.mark.parametrize(
+    ("events", "options", "reason"),
+    [
+        (lost(0), {}, ""),
+        ((Unready("no schedule is kept"), *lost(0)), {}, "no schedule is kept"),
+        ((Unready("why"), Ready(), *lost(0)), {}, "why"),  # what cannot be cannot be again
+        (lost(0, 1), {"restarts": 2}, ""),
+        (lost(0, 1), {"restarts": 1}, "2 workers were lost within 60 s and `--restarts 1` allows"),
+        (lost(0), {"restarts": 0}, "1 workers were lost within 60 s and `--restarts 0` allows"),
+        ((Lost(0, 0.0), Lost(0, PERIOD_S)), {"restarts": 1}, ""),
+        ((Lost(0, 0.0), Lost(0, PERIOD_S - 0.1)), {"restarts": 1}, "2 workers were lost"),
+        (
+            (Lost(0, 0.0), Lost(0, PERIOD_S), Lost(1, PERIOD_S + 1), Lost(2, 2 * PERIOD_S + 1)),
+            {"restarts": 2},
+            "",
+        ),
+        (lost(0, 1), {"replaces": False}, ""),
+        (lost(0, 1, 2), {"replaces": False}, "it was the last worker, and `--no-replace` allows"),
+        (
+            (Gone(0), Gone(2), *lost(1)),
+            {"replaces": False},
+            "it was the last worker, and `--no-replace` allows",
+        ),
+        (lost(0, 1, 2), {"replaces": True}, ""),
+    ],
+)
+def test_a_loss_ends_the_job_only_for_a_reason(
+    events: tuple[Event, ...], options: dict[str, Any], reason: str
+) -> None:
+    decision = after(*events, **options)
+    assert (decision.actions == (GiveUp(),)) == bool(reason)
+    assert (GiveUp() in decision.actions) == bool(reason)
+    assert reason in decision.reason
+    assert reason in decision.state.trouble
+
+
+def test_a_program_that_has_made_no_run_yet_cannot_be_run_again() -> None:
+    decision = decide(start(2), Lost(1, 0.0))
+    assert decision.actions == (GiveUp(),)
+    assert decision.reason == "the program had not made a `Run` or `Trainer` yet"
+
+
+def test_a_program_that_had_not_begun_can_always_be_run() -> None:
+    actions = (Mark(1, Departure.LOST), Spawn(1))
+    assert decide(start(2), Lost(1, 0.0, had_begun=False)).actions == actions
+    assert after(Unready("why"), Lost(1, 0.0, had_begun=False)).actions == actions
+    too_often = decide(start(2, restarts=0), Lost(1, 0.0, had_begun=False))
+    assert too_often.actions == (GiveUp(),)
+
+
+def test_losses_long_ago_are_forgotten() -> None:
+    events = [Lost(0, PERIOD_S * n) for n in range(10)]
+    assert after(*events, restarts=1).state.losses == (PERIOD_S * 9,)
+
+
+# All who compute together stop, and go on.
+
+
+@pytest.mark.parametrize(
+    ("events", "crew"),
+    [
+        ((*lost(2), *stopped(0, 1)), Crew((0, 1), 0, 1)),
+        ((*lost(2), *stopped(1, 0)), Crew((0, 1), 0, 1)),
+        ((*lost(0), *stopped(2, 1)), Crew((1, 2), 1, 1)),
+        # the last one missing is lost itself
+        ((*lost(2), *stopped(0), *lost(1)), Crew((0,), 0, 1)),
+        ((*lost(2), *stopped(1), *lost(0)), Crew((1,), 1, 1)),
+        # so is one that stood still already
+        ((*lost(2), *stopped(0), *lost(0), *stopped(1)), Crew((1,), 1, 1)),
+        # the last one missing has finished
+        ((*lost(2), *stopped(0), Gone(1)), Crew((0,), 0, 1)),
+        # again
+        ((*lost(2), *stopped(0, 1), *lost(1), *stopped(0)), Crew((0,), 0, 2)),
+    ],
+)
+def test_all_go_on_once_the_last_one_has_stopped(events: tuple[Event, ...], crew: Crew) -> None:
+    *before, last = decisions(*events)
+    marks = [action for action in last.actions if isinstance(action, (Mark, Spawn))]
+    assert last.actions == (*marks, *go(crew))
+    assert (last.state.crew, last.state.generation) == (crew, crew.generation)
+    assert last.state.stopped == {}
+    assert crew.generation not in [decision.state.generation for decision in before]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        stopped(0),
+        stopped(0, 1),
+        (*lost(2), *stopped(1)),
+        (*lost(2), *stopped(0), *lost(0)),
+        (*stopped(0), Ready()),
+        (*stopped(0), AGREED, LOOP_BEGAN),
+        (*stopped(0), Gone(1)),
+    ],
+)
+def test_nobody_goes_on_while_one_still_moves(events: tuple[Event, ...]) -> None:
+    assert types_of(after(*events)) == []
+
+
+def test_a_worker_that_finished_is_waited_for_no_more() -> None:
+    state = after(Gone(0)).state
+    assert state.crew == Crew((1, 2), lead=1)
+    assert after(Gone(0), Gone(1), Gone(2)).state.crew is None
+
+
+# A replacement asks what the others have done.
+
+RUNNING = (AGREED, LOOP_BEGAN, *lost(2), *stopped(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("events", "asked", "answer"),
+    [
+        (RUNNING, Asked(2, 0, RESULT), passed(2, b"agreed")),
+        ((AGREED, *lost(2)), Asked(2, 0, RESULT), passed(2, b"agreed")),
+        ((*RUNNING, LOOP_ENDED), Asked(2, 1, LOOP), passed(2, b"step 90", FACTS)),
+        ((*RUNNING, LOOP_ENDED, Came(2, b"")), Asked(2, 2, RESULT), passed(2, b"")),
+    ],
+)
+def test_what_is_past_is_told_at_once(
+    events: tuple[Event, ...], asked: Asked, answer: Answer
+) -> None:
+    before, decision = decisions(*events, asked)[-2:]
+    assert decision.actions == (answer,)
+    assert decision.state == before.state
+
+
+@pytest.mark.parametrize(
+    ("events", "asked"),
+    [
+        (lost(2), Asked(2, 0, RESULT)),  # the others are about to do it
+        (lost(2), Asked(2, 0, LOOP)),
+        ((AGREED, *lost(2)), Asked(2, 1, LOOP)),
+        ((AGREED, *lost(2)), Asked(2, 1, RESULT)),
+        (RUNNING, Asked(2, 1, LOOP)),
+    ],
+)
+def test_who_asks_for_what_is_under_way_waits(events: tuple[Event, ...], asked: Asked) -> None:
+    decision = after(*events, asked)
+    assert types_of(decision) == []
+    assert decision.state.asking == {2: asked}
+
+
+@pytest.mark.parametrize(
+    ("events", "asked"),
+    [
+        ((AGREED, *lost(2)), Asked(2, 0, LOOP)),  # the others agreed
+        ((*RUNNING, LOOP_ENDED), Asked(2, 1, RESULT)),  # the others had a loop
+        (RUNNING, Asked(2, 1, RESULT)),  # they have one now
+        (RUNNING, Asked(2, 2, RESULT)),  # it has gone past the others
+        ((AGREED, *lost(2)), Asked(2, 2, LOOP)),
+    ],
+)
+def test_a_program_that_takes_another_course_is_refused(
+    events: tuple[Event, ...], asked: Asked
+) -> None:
+    decision = after(*events, asked)
+    assert types_of(decision) == [(2, "refused")]
+    (answer,) = decision.actions
+    assert isinstance(answer, Answer)
+    assert f"worker 2 came to something else than the others as number {asked.index}" in str(
+        answer.header["reason"]
+    )
+    assert decision.state.asking == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "came", "answers"),
+    [
+        ([Asked(1, 0, RESULT)], AGREED, [(1, "passed")]),
+        ([Asked(1, 0, RESULT), Asked(2, 0, RESULT)], AGREED, [(1, "passed"), (2, "passed")]),
+        ([Asked(1, 0, RESULT), Asked(2, 0, LOOP)], AGREED, [(1, "passed"), (2, "refused")]),
+        ([Asked(1, 0, LOOP)], AGREED, [(1, "refused")]),
+    ],
+)
+def test_who_waits_for_something_hears_what_came_of_it(
+    asked: list[Asked], came: Came, answers: list[tuple[int, str]]
+) -> None:
+    decision = after(*lost(1, 2), *asked, came)
+    assert types_of(decision) == answers
+    assert decision.state.asking == {}
+
+
+def test_who_waits_for_a_loop_that_ends_first_hears_where_it_ended() -> None:
+    decision = after(*RUNNING, Asked(2, 1, LOOP), LOOP_ENDED)
+    assert decision.actions == (passed(2, b"step 90", FACTS), Wish(False))
+    assert decision.state.loop is None
+
+
+@pytest.mark.parametrize(
+    ("events", "again"),
+    [
+        ((AGREED,), Came(0, b"agreed")),
+        ((AGREED, LOOP_BEGAN), LoopBegan(1, FACTS)),
+        ((AGREED, LOOP_BEGAN, LOOP_ENDED), LOOP_ENDED),
+        ((AGREED, LOOP_BEGAN, LOOP_ENDED), LoopBegan(1, FACTS)),  # from a slow worker
+        ((AGREED, LOOP_BEGAN), Came(0, b"agreed")),
+    ],
+)
+def test_what_every_worker_tells_is_noted_once(events: tuple[Event, ...], again: Event) -> None:
+    state = after(*events).state
+    assert decide(state, again) == Decision(state, (), "that is known")
+
+
+# A replacement joins.
+
+
+def test_the_crew_is_asked_to_stop_for_one_that_has_caught_up_with_its_loop() -> None:
+    decision = after(*RUNNING, Asked(2, 1, LOOP))
+    assert decision.actions == (Wish(True),)
+    assert after(*RUNNING, Asked(2, 1, LOOP), *paused(0)).actions == ()
+
+
+def test_outside_of_loops_nobody_is_asked_to_stop() -> None:
+    assert after(*lost(2), Asked(2, 0, LOOP)).actions == ()
+    assert after(*lost(2), Asked(2, 0, LOOP), LoopBegan(0, FACTS)).actions == (Wish(True),)
+
+
+def test_it_joins_between_two_steps_when_all_have_stopped() -> None:
+    decision = after(*RUNNING, Asked(2, 1, LOOP), *paused(0, 1, arrivals=9))
+    crew = Crew((0, 1, 2), 0, 2)
+    assert decision.actions == (
+        Seat(2, 9),  # before anybody goes on
+        *go(crew, 0, 1),
+        live(2, crew, FACTS),
+        Joined((2,)),
+        Wish(False),
+    )
+    assert decision.state.crew == crew
+    assert decision.state.asking == {}
+
+
+def test_in_the_midst_of_a_step_nobody_joins() -> None:
+    events = (*RUNNING, Asked(2, 1, LOOP), *lost(1), *stopped(0))
+    decision = after(*events)
+    assert decision.actions == go(Crew((0,), 0, 2))
+    assert list(decision.state.asking) == [2]
+    assert decision.state.is_wished
+
+
+def test_nobody_joins_before_the_crew_has_come_to_terms_with_a_loss() -> None:
+    # Some stood at the pause already: what the lost one has left may have to be put right first.
+    events = (*RUNNING, Asked(2, 1, LOOP), *paused(0), *lost(1), *paused(0))
+    *_, at_the_loss, at_the_next_pause = decisions(*events)
+    assert types_of(at_the_loss) == [(0, "go")]
+    assert at_the_loss.state.is_wished
+    assert types_of(at_the_next_pause) == [(0, "go"), (2, "live")]
+
+
+def test_a_loop_that_was_left_makes_room_for_the_next_and_is_not_taken_over() -> None:
+    left = (Unready("a loop was left before its end"), Came(1, b"", is_loop=True))
+    again = after(*RUNNING, *left, LoopBegan(2, {"shards": 1})).state
+    assert again.loop == Loop(2, {"shards": 1})
+    (answer,) = after(*RUNNING, *left, Asked(2, 1, LOOP)).actions
+    assert isinstance(answer, Answer)
+    assert answer.header["type"] == "refused"
+
+
+def test_nobody_joins_what_cannot_be_joined_any_more() -> None:
+    trouble = Unready("one loop over steps runs inside of another")
+    assert after(*RUNNING, trouble, Asked(2, 1, LOOP)).actions == ()
+    *_, told, first, second = decisions(*RUNNING, Asked(2, 1, LOOP), trouble, *paused(0, 1))
+    assert told.actions == (Wish(False),)
+    assert first.actions == ()
+    assert second.actions == go(Crew((0, 1), 0, 2))
+    assert list(second.state.asking) == [2]
+
+
+def test_a_lead_that_was_lost_comes_back_as_one_of_the_others() -> None:
+    events = (AGREED, LOOP_BEGAN, *lost(0), *stopped(1, 2), Asked(0, 1, LOOP), *paused(1, 2))
+    assert after(*events).state.crew == Crew((0, 1, 2), 1, 2)
+
+
+def test_the_lead_stays_when_another_is_lost_even_where_a_lower_rank_is_back() -> None:
+    events = (AGREED, LOOP_BEGAN, *lost(0), *stopped(1, 2), Asked(0, 1, LOOP), *paused(1, 2))
+    assert after(*events, Lost(2, 2.0)).state.crew == Crew((0, 1), 1, 2)
+
+
+def test_several_join_at_once() -> None:
+    events = (AGREED, LOOP_BEGAN, *lost(0, 2), *stopped(1), Asked(2, 1, LOOP), Asked(0, 1, LOOP))
+    decision = after(*events, *paused(1))
+    assert decision.state.crew == Crew((0, 1, 2), 1, 2)
+    assert Joined((0, 2)) in decision.actions
+    assert types_of(decision) == [(1, "go"), (0, "live"), (2, "live")]
+
+
+def test_one_that_is_lost_while_it_waits_does_not_join_and_is_replaced_again() -> None:
+    decision = after(*RUNNING, Asked(2, 1, LOOP), Lost(2, 3.0))
+    assert decision.actions == (Mark(2, Departure.LOST), Spawn(2), Wish(False))
+    assert decision.state.asking == {}
+    assert decision.state.crew == Crew((0, 1), 0, 1)
+
+
+def test_the_crew_goes_on_as_it_was_when_nobody_is_there_to_join() -> None:
+    decision = after(*RUNNING, Asked(2, 1, LOOP), Lost(2, 3.0), *paused(0, 1))
+    assert decision.actions == go(Crew((0, 1), 0, 2))
+
+
+# Nobody is left.
+
+
+@pytest.mark.parametrize(
+    ("events", "loop", "wish"),
+    [
+        ((AGREED,), None, ()),
+        ((AGREED, LOOP_BEGAN), FACTS, ()),
+        ((AGREED, LOOP_BEGAN, LOOP_ENDED, Came(2, b"")), None, ()),
+    ],
+)
+def test_the_first_that_has_caught_up_goes_on_alone(
+    events: tuple[Event, ...], loop: Any, wish: tuple[Action, ...]
+) -> None:
+    state = after(*events, *lost(0, 1, 2)).state
+    decision = decide(state, Asked(1, len(state.history), LOOP))
+    crew = Crew((1,), 1, 1)
+    assert decision.actions == (
+        Seat(1, 0),
+        live(1, crew, loop, is_alone=True),
+        Joined((1,)),
+        *wish,
+    )
+    assert decision.state.crew == crew
+
+
+def test_one_that_waits_goes_on_alone_when_the_last_of_the_crew_is_lost() -> None:
+    decision = after(*RUNNING, Asked(2, 1, LOOP), *lost(0, 1))
+    crew = Crew((2,), 2, 2)
+    assert decision.state.crew == crew
+    assert decision.actions == (
+        Mark(1, Departure.LOST),
+        Spawn(1),
+        Seat(2, 0),
+        live(2, crew, FACTS, is_alone=True),
+        Joined((2,)),
+        Wish(False),
+    )
+
+
+def test_of_several_that_wait_the_lowest_goes_on_and_the_others_join_it() -> None:
+    waiting = (*RUNNING, *lost(1), *stopped(0), Asked(2, 1, LOOP), Asked(1, 1, LOOP), *lost(0))
+    decision = after(*waiting, restarts=9)
+    assert decision.state.crew == Crew((1,), 1, 3)
+    assert list(decision.state.asking) == [2]
+    assert decision.state.is_wished
+    joined = after(*waiting, *paused(1, arrivals=3), restarts=9)
+    assert joined.state.crew == Crew((1, 2), 1, 4)
+
+
+def test_where_all_others_have_finished_a_replacement_goes_on_alone() -> None:
+    events = (AGREED, Gone(0), Gone(2), *lost(1), Asked(1, 1, RESULT))
+    decision = after(*events)
+    assert types_of(decision) == [(1, "live")]
+    assert decision.state.crew == Crew((1,), 1, 1)
+
+
+# Somebody wants the job to end.
+
+
+@pytest.mark.parametrize(
+    ("events", "can"),
+    [
+        ((), False),
+        ((LoopBegan(0, FACTS),), False),  # nothing is kept anywhere
+        ((LoopBegan(0, KEPT),), True),
+        ((LoopBegan(0, KEPT), Came(0, b"", is_loop=True)), False),
+        ((LoopBegan(0, KEPT), *lost(0, 1)), True),
+        ((LoopBegan(0, KEPT), *lost(0, 1, 2)), False),  # nobody is there to stop
+    ],
+)
+def test_a_job_can_stop_between_steps_where_there_are_some_and_a_place_for_them(
+    events: tuple[Event, ...], can: bool
+) -> None:
+    assert after(*events).state.can_stop_between_steps is can
+
+
+STOPPING = (LoopBegan(0, KEPT), StopWanted())
+
+
+@pytest.mark.parametrize(
+    ("events", "actions"),
+    [
+        (STOPPING, (Wish(True),)),
+        ((*STOPPING, *paused(0, 1)), ()),
+        ((*STOPPING, *paused(0, 1, 2)), (KeepAndEnd(),)),
+        ((*STOPPING, Came(0, b"", is_loop=True)), (KeepAndEnd(), Wish(False))),
+        ((*STOPPING, *lost(2), *stopped(0, 1)), go(Crew((0, 1), 0, 1))),
+        (
+            (*STOPPING, *paused(0, 1), *lost(2)),
+            (Mark(2, Departure.LOST), Spawn(2), KeepAndEnd()),
+        ),
+        ((*STOPPING, *lost(2), Asked(2, 0, LOOP), *paused(0, 1)), (KeepAndEnd(),)),
+    ],
+)
+def test_a_job_that_is_to_end_does_so_between_two_steps_or_after_the_last(
+    events: tuple[Event, ...], actions: tuple[Action, ...]
+) -> None:
+    assert after(*events).actions == actions
+
+
+# Whatever happens, in whatever order.
+
+
+@dataclass
+class Worker:
+    """A worker of a random history."""
+
+    in_crew: bool = True
+    is_gone: bool = False
+    waits: bool = False
+    stop: Stopped | None = None
+    index: int = 0
+
+
+@dataclass
+class World:
+    """A launcher that believes `decide`, and workers that do what they may at that moment."""
+
+    state: State
+    workers: dict[int, Worker]
+    generations: list[int] = field(default_factory=lambda: [0])
+    has_ended: bool = False
+
+    def take(self, event: Event) -> None:
+        decision = decide(self.state, event)
+        self.state = decision.state
+        told = {rank for action in decision.actions for rank in self.act(action)}
+        assert not told or self.state.crew is not None
+        assert not told or told == set(self.state.crew.ranks), "all of a new crew are told at once"
+        self.check()
+
+    def act(self, action: Action) -> set[int]:
+        """Do it; list who has been told to go on."""
+        match action:
+            case Answer(rank, header):
+                worker = self.workers[rank]
+                assert worker.waits, "nobody is answered who does not wait"
+                worker.waits = False
+                if header["type"] == "passed":
+                    worker.index += 1
+                    return set()
+                assert header["type"] == ("live" if worker.stop is None else "go")
+                assert rank in header["crew"]["ranks"]
+                worker.in_crew, worker.stop = True, None
+                return {rank}
+            case Spawn(rank):
+                self.workers[rank] = Worker(in_crew=False)
+            case GiveUp() | KeepAndEnd():
+                self.has_ended = True
+        return set()
+
+    def check(self) -> None:
+        state = self.state
+        ranks = set(state.crew.ranks) if state.crew is not None else set()
+        assert not ranks & set(state.asking), "nobody both belongs to the crew and asks to"
+        assert set(state.stopped) <= ranks
+        assert state.generation >= self.generations[-1], "generations only grow"
+        self.generations.append(state.generation)
+        if state.crew is not None:
+            assert state.crew.lead in ranks
+            assert list(state.crew.ranks) == sorted(ranks)
+        if self.has_ended:
+            return
+        still = {rank for rank, worker in self.workers.items() if worker.stop is not None}
+        assert still == set(state.stopped)
+        assert not ranks or still != ranks, "all stand still, but nobody is told to go on"
+        assert ranks or not state.asking, "nobody is left, but who has caught up is not let in"
+        assert ranks == {r for r, w in self.workers.items() if w.in_crew and not w.is_gone}
+        assert state.is_wished == (state.loop is not None and bool(state.asking or state.is_ending))
+
+
+def moves(world: World) -> list[str]:
+    """List what may happen next, as `verb rank`."""
+    found = []
+    for rank, worker in world.workers.items():
+        if worker.is_gone:
+            continue
+        found.append(f"lose {rank}")
+        if worker.waits:
+            continue
+        if not worker.in_crew:
+            found.append(f"ask {rank}")
+        else:
+            found += [f"stop {rank}", f"pause {rank}", f"tell {rank}"]
+            found += [f"finish {rank}"] if world.state.loop is None else []
+    return [*found, "want stop"] if world.state.can_stop_between_steps else found
+
+
+def move(world: World, what: str, now: float) -> None:
+    verb, _, name = what.partition(" ")
+    if what == "want stop":
+        world.take(StopWanted())
+        return
+    rank = int(name)
+    worker = world.workers[rank]
+    state = world.state
+    match verb:
+        case "lose":
+            is_gone = not state.replaces
+            world.workers[rank] = Worker(in_crew=False, is_gone=is_gone)
+            world.take(Lost(rank, now))
+        case "ask":
+            worker.waits = True
+            kind = LOOP if worker.index % 2 else RESULT
+            world.take(Asked(rank, worker.index, kind))
+        case "stop" | "pause":
+            # Those who stand still all do so at the same place.
+            others = list(state.stopped.values())
+            between = others[0].between_steps if others else verb == "pause" and bool(state.loop)
+            worker.stop = Stopped(rank, 7, between)
+            worker.waits = True
+            world.take(worker.stop)
+        case "tell":
+            index = len(state.history)
+            if index % 2 == 0:
+                world.take(Came(index, b"result"))
+            elif state.loop is None:
+                world.take(LoopBegan(index, KEPT))
+            else:
+                world.take(Came(index, b"end", is_loop=True))
+        case "finish":
+            worker.is_gone = True
+            world.take(Gone(rank))
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.integers(1, 5),
+    st.booleans(),
+    st.lists(st.integers(0, 1000), max_size=60),
+)
+def test_whatever_happens_workers_go_on_together_or_stand_still(
+    num_workers: int, replaces: bool, choices: list[int]
+) -> None:
+    state = decide(start(num_workers, restarts=1000, replaces=replaces), Ready()).state
+    world = World(state, {rank: Worker() for rank in range(num_workers)})
+    for now, choice in enumerate(choices):
+        possible = moves(world)
+        if world.has_ended or not possible:
+            break
+        move(world, possible[choice % len(possible)], float(now))
+    # Whoever still waits is answered when those who still move stop or are lost.
+    for rank in sorted(world.workers):
+        if world.has_ended or world.state.crew is None:
+            break
+        worker = world.workers[rank]
+        if rank in world.state.crew.ranks and worker.stop is None and world.state.stopped:
+            move(world, f"stop {rank}" if rank % 2 else f"lose {rank}", 0.0)
+    if not world.has_ended:
+        assert all(worker.stop is None for worker in world.workers.values())
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.permutations([0, 1, 2, 3]), st.integers(0, 4))
+def test_the_order_in_which_workers_stop_does_not_matter(order: list[int], num_lost: int) -> None:
+    gone, left = sorted(order[:num_lost]), order[num_lost:]
+    one = after(*lost(*gone), *stopped(*left), workers=4, restarts=9)
+    other = after(*lost(*gone), *stopped(*sorted(left)), workers=4, restarts=9)
+    assert (one.state.crew, one.state.generation) == (other.state.crew, other.state.generation)
+    if left and gone:
+        assert types_of(one) == types_of(other) == [(rank, "go") for rank in sorted(left)]
+
+
+def test_every_decision_gives_its_reason() -> None:
+    events: list[Event] = [
+        Ready(),
+        Unready("why"),
+        *lost(1),
+        Gone(1),
+        *stopped(1),
+        *paused(1),
+        Asked(2, 0, RESULT),
+        Asked(2, 9, RESULT),
+        AGREED,
+        LoopBegan(0, FACTS),
+        StopWanted(),
+    ]
+    for state in (start(3), after(*RUNNING).state, after(*lost(0, 1, 2)).state):
+        for event in events:
+            assert decide(state, event).reason

@@ -1,0 +1,159 @@
+"""What is said when workers are lost and when replacements join, word by word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from unisono.launch import events, recovery
+from unisono.launch.report import joined_message, loss_message
+
+KILLED = (
+    "was killed by SIGKILL (most often the system ran out of memory: use a smaller batch or "
+    + ("fewer workers, and look into the system's log)")
+)
+
+
+def state_after(*before: object, workers: int, replaces: bool = True) -> recovery.State:
+    state = recovery.start(workers, restarts=9, replaces=replaces)
+    for event in (events.Ready(), *before):
+        state = recovery.decide(state, event).state  # type: ignore[arg-type]
+    return state
+
+
+def loop(num_shards: int) -> events.LoopBegan:
+    facts: Mapping[str, Any] = {"shards": num_shards}
+    return events.LoopBegan(0, facts)
+
+
+def lost(rank: int) -> events.Lost:
+    return events.Lost(rank, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("workers", "before", "replaces", "rank", "message"),
+    [
+        (
+            3,
+            [loop(8)],
+            True,
+            1,
+            "in step 41 with shards 3–5; workers 0 and 2 go on with shards 0–3, shards 4–7; "
+            "a replacement is starting.",
+        ),
+        (
+            2,
+            [loop(8)],
+            True,
+            0,
+            "in step 41 with shards 0–3; worker 1 goes on with shards 0–7; "
+            "a replacement is starting.",
+        ),
+        (
+            3,
+            [loop(3)],
+            False,
+            2,
+            "in step 41 with shard 2; workers 0 and 1 go on with shards 0–1, shard 2; "
+            "it is not replaced.",
+        ),
+        (
+            4,
+            [loop(4)],
+            True,
+            3,
+            "in step 41 with shard 3; workers 0, 1 and 2 go on with shards 0–1, shard 2, shard 3; "
+            "a replacement is starting.",
+        ),
+        # a second one, before the first is replaced
+        (
+            3,
+            [loop(8), lost(0)],
+            True,
+            2,
+            "in step 41 with shards 4–7; worker 1 goes on with shards 0–7; "
+            "a replacement is starting.",
+        ),
+        # outside of loops nobody holds shards
+        (3, [], True, 1, "; workers 0 and 2 go on; a replacement is starting."),
+        (2, [], False, 1, "; worker 0 goes on; it is not replaced."),
+        # the last one
+        (
+            1,
+            [loop(8)],
+            True,
+            0,
+            "in step 41 with shards 0–7; nobody is left; a replacement is starting, from the "
+            "latest snapshot.",
+        ),
+        # a replacement that was still catching up
+        (
+            2,
+            [loop(8), lost(1)],
+            True,
+            1,
+            "before it had joined the others; a replacement is starting.",
+        ),
+        (
+            2,
+            [loop(8), lost(1), lost(0)],
+            True,
+            1,
+            "before it had joined the others; a replacement is starting.",
+        ),
+    ],
+)
+def test_a_loss_names_who_was_lost_and_who_goes_on_with_what(
+    workers: int, before: list[object], replaces: bool, rank: int, message: str
+) -> None:
+    known = state_after(*before, workers=workers, replaces=replaces)
+    after = recovery.decide(known, lost(rank)).state
+    said = loss_message(rank, 4711, -9, 41, known, after)
+    space = "" if message.startswith(";") else " "
+    assert said == f"worker {rank} (pid 4711) {KILLED}{space}{message}"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "words"),
+    [
+        (-9, "was killed by SIGKILL (most often"),
+        (-11, "was killed by SIGSEGV (a segmentation fault"),
+        (-40, "was killed by signal 40;"),
+    ],
+)
+def test_a_loss_names_the_signal(exit_code: int, words: str) -> None:
+    known = state_after(workers=2)
+    after = recovery.decide(known, lost(1)).state
+    assert words in loss_message(1, None, exit_code, 0, known, after)
+
+
+@pytest.mark.parametrize(
+    ("workers", "before", "ranks", "message"),
+    [
+        (3, [loop(8)], (1,), "worker 1 (pid 101) has joined with shards 3–5."),
+        (3, [loop(3)], (2,), "worker 2 (pid 102) has joined with shard 2."),
+        (
+            3,
+            [loop(8)],
+            (0, 2),
+            "workers 0 (pid 100) and 2 (pid 102) have joined with shards 0–2, shards 6–7.",
+        ),
+        (
+            4,
+            [loop(4)],
+            (1, 2, 3),
+            "workers 1 (pid 101), 2 (pid 102) and 3 (pid 103) have joined with shard 1, shard 2, "
+            "shard 3.",
+        ),
+        (2, [], (1,), "worker 1 (pid 101) has joined."),
+        # alone
+        (2, [loop(8), lost(1)], (0,), "worker 0 (pid 100) has joined with shards 0–7."),
+    ],
+)
+def test_who_joins_is_named_with_its_shards(
+    workers: int, before: list[object], ranks: tuple[int, ...], message: str
+) -> None:
+    state = state_after(*before, workers=workers)
+    assert joined_message(ranks, lambda rank: 100 + rank, state) == message

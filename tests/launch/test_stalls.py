@@ -1,0 +1,327 @@
+"""Who has stopped moving, by tables, and what the kernel says of real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.comm.control import ControlPage
+from unisono.comm.crew import Crew
+from unisono.launch import stalls
+from unisono.launch.stalls import (
+    LOOK_EVERY_S,
+    Sight,
+    StallWatch,
+    Watched,
+    look,
+    processor_time,
+    stalled,
+)
+
+FREE, AWAITED, STOPPED = (False, False), (False, True), (True, False)
+
+
+def looks(*sights: tuple[int, tuple[bool, bool]], passed_s: float = 1.0) -> float:
+    """Look at one worker again and again; say how long it has not moved."""
+    watched: dict[int, Watched] = {}
+    for beat, how in sights:
+        watched = look(watched, {0: Sight((beat,), *how)}, passed_s)
+    return watched[0].quiet_s
+
+
+@pytest.mark.parametrize(
+    ("sights", "quiet_s"),
+    [
+        ([(5, AWAITED)], 0.0),  # nobody knows yet whether it moves
+        ([(5, AWAITED), (5, AWAITED)], 1.0),
+        ([(5, AWAITED)] * 4, 3.0),
+        ([(5, STOPPED)] * 4, 3.0),
+        ([(5, (True, True))] * 4, 3.0),
+        ([(5, FREE)] * 4, 0.0),  # nobody waits for it: it may sleep
+        ([(5, AWAITED), (6, AWAITED)], 0.0),
+        ([(5, AWAITED), (5, AWAITED), (6, AWAITED)], 0.0),
+        ([(5, AWAITED), (5, AWAITED), (6, AWAITED), (6, AWAITED)], 1.0),
+        ([(5, FREE), (5, FREE), (5, AWAITED)], 1.0),  # counted from when others waited
+        ([(5, AWAITED), (5, AWAITED), (5, FREE), (5, AWAITED)], 1.0),
+        ([(5, AWAITED), (5, STOPPED), (5, AWAITED)], 2.0),
+        ([(5, AWAITED), (4, AWAITED)], 0.0),  # another process has the rank now
+    ],
+)
+def test_only_one_that_holds_others_up_and_does_not_move_is_quiet(
+    sights: list[tuple[int, tuple[bool, bool]]], quiet_s: float
+) -> None:
+    assert looks(*sights) == quiet_s
+
+
+@pytest.mark.parametrize(
+    ("passed_s", "counted_s"),
+    [
+        (0.0, 0.0),
+        (LOOK_EVERY_S, LOOK_EVERY_S),
+        (2 * LOOK_EVERY_S, 2 * LOOK_EVERY_S),
+        (2 * LOOK_EVERY_S + 0.1, 2 * LOOK_EVERY_S),
+        (8 * 3600.0, 2 * LOOK_EVERY_S),
+    ],
+)
+def test_time_in_which_the_launcher_was_suspended_does_not_count(
+    passed_s: float, counted_s: float
+) -> None:
+    assert looks((5, STOPPED), (5, STOPPED), passed_s=passed_s) == counted_s
+
+
+def test_one_that_is_not_there_any_more_is_forgotten() -> None:
+    sight = Sight((1,), is_stopped=True, is_awaited=False)
+    watched = look({0: Watched(sight, 59.0), 1: Watched(sight, 59.0)}, {1: sight}, 1.0)
+    assert watched == {1: Watched(sight, 60.0)}
+
+
+@pytest.mark.parametrize(
+    ("quiet_s", "expected"),
+    [
+        ({}, []),
+        ({0: 0.0, 1: 59.9}, []),
+        ({0: 0.0, 1: 60.0}, [1]),
+        ({0: 61.0, 1: 60.0, 2: 0.0}, [0, 1]),
+    ],
+)
+def test_quiet_for_so_long_is_stalled(quiet_s: dict[int, float], expected: list[int]) -> None:
+    sight = Sight((1,), is_stopped=True, is_awaited=False)
+    watched = {rank: Watched(sight, seconds) for rank, seconds in quiet_s.items()}
+    assert stalled(watched, 60.0) == expected
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([FREE, AWAITED, STOPPED])), min_size=1),
+    st.floats(0.0, 10.0),
+)
+def test_quiet_is_the_time_since_the_last_sign_of_life(
+    sights: list[tuple[int, tuple[bool, bool]]], passed_s: float
+) -> None:
+    last, how = sights[-1]
+    same = 0
+    for (beat, how), (before, _) in zip(reversed(sights), reversed(sights[:-1]), strict=False):
+        if beat != last or before != last or how == FREE:
+            break
+        same += 1
+    assert looks(*sights, passed_s=passed_s) == pytest.approx(same * min(passed_s, 2.0))
+
+
+# The kernel's word.
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_stopped_process_is_seen_to_be_and_does_not_run(child: subprocess.Popen[bytes]) -> None:
+    child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+    first = processor_time(child.pid)
+    assert first is not None
+    assert first[1]
+    assert processor_time(child.pid) == first
+    child.send_signal(signal.SIGCONT)
+    os.waitid(os.P_PID, child.pid, os.WCONTINUED)
+    second = processor_time(child.pid)
+    assert second is not None
+    assert not second[1]
+
+
+def test_a_process_that_computes_is_seen_to_run() -> None:
+    before = processor_time(os.getpid())
+    assert before is not None
+    while True:  # the kernel counts at its ticks
+        after = processor_time(os.getpid())
+        assert after is not None
+        assert not after[1]
+        if after[0] > before[0]:
+            break
+
+
+def test_a_process_that_is_gone_has_no_time() -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert processor_time(process.pid) is None
+
+
+def test_one_that_is_dead_but_not_buried_is_not_stopped(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    seen = processor_time(child.pid)
+    assert seen is None or not seen[1]
+
+
+@pytest.mark.parametrize("name", ["x) T (y", "T", "a b) T 1"])
+def test_the_name_of_a_process_is_not_mistaken_for_its_state(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).symlink_to("/bin/sleep")
+    with subprocess.Popen([tmp_path / name, "60"]) as process:
+        try:
+            assert f"({name})" in Path(f"/proc/{process.pid}/stat").read_text()
+            seen = processor_time(process.pid)
+            assert seen is not None
+            assert not seen[1]
+        finally:
+            process.kill()
+
+
+# The watch.
+
+
+class Kernel:
+    """What a watch sees: the time, and processes that have run so long."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.processes: dict[int, tuple[int, bool]] = {}
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    kernel = Kernel()
+    monkeypatch.setattr(stalls, "time", SimpleNamespace(monotonic=lambda: kernel.now_s))
+    monkeypatch.setattr(stalls, "processor_time", lambda pid: kernel.processes.get(pid))
+    return kernel
+
+
+@pytest.fixture
+def page() -> Iterator[ControlPage]:
+    page = ControlPage.create(3)
+    yield page
+    page.close()
+
+
+PIDS = {0: 10, 1: 11, 2: 12}
+ALL = Crew((0, 1, 2), lead=0)
+
+
+def seen_in(watch: StallWatch, kernel: Kernel, num_looks: int, crew: Crew | None) -> list[int]:
+    found = []
+    for _ in range(num_looks):
+        kernel.now_s += LOOK_EVERY_S
+        found += [rank for rank, _ in watch.look(PIDS, crew)]
+    return found
+
+
+def test_who_holds_the_others_up_is_found_and_told(page: ControlPage, kernel: Kernel) -> None:
+    watch = StallWatch(page, 3.0)
+    kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
+    page.arrive(0)
+    page.arrive(1)
+    page.set_step(2, 41)
+    assert seen_in(watch, kernel, 3, ALL) == []
+    kernel.now_s += LOOK_EVERY_S
+    ((rank, message),) = watch.look(PIDS, ALL)
+    assert rank == 2
+    assert message == (
+        "worker 2 (pid 12) must move while others wait for it, but has not for 3 s in step 41: it "
+        "waits for something that does not come: a lock, a file, a network. It is ended and made "
+        "up for; `--stall-timeout` says after how many seconds."
+    )
+    assert seen_in(watch, kernel, 3, ALL) == []  # it was told; its end is under way
+
+
+def test_one_that_a_signal_has_stopped_is_told_so(page: ControlPage, kernel: Kernel) -> None:
+    watch = StallWatch(page, 1.0)
+    kernel.processes = {10: (5, False), 11: (5, True), 12: (5, False)}
+    assert seen_in(watch, kernel, 1, ALL) == []
+    kernel.now_s += LOOK_EVERY_S
+    ((rank, message),) = watch.look(PIDS, ALL)
+    assert rank == 1
+    assert "a signal has stopped it (SIGSTOP, or a debugger)" in message
+
+
+def test_those_who_wait_and_those_who_compute_are_left_alone(
+    page: ControlPage, kernel: Kernel
+) -> None:
+    watch = StallWatch(page, 1.0)
+    page.arrive(0)
+    page.arrive(1)
+    for ran_ns in range(10):
+        kernel.processes = {10: (5, False), 11: (5, False), 12: (ran_ns, False)}
+        assert seen_in(watch, kernel, 1, ALL) == []
+
+
+@pytest.mark.parametrize(
+    ("crew", "found"),
+    [
+        (ALL, [2]),
+        (Crew((0, 2), lead=0), [2]),
+        (Crew((1, 2), lead=1), []),  # who has come further has no part in it
+        (Crew((0, 1), lead=0), [1]),
+        (None, []),
+    ],
+)
+def test_only_the_crew_waits_for_each_other(
+    page: ControlPage, kernel: Kernel, crew: Crew | None, found: list[int]
+) -> None:
+    watch = StallWatch(page, 2.0)
+    kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
+    page.arrive(0)
+    if found == [2]:
+        page.arrive(1)
+    assert seen_in(watch, kernel, 3, crew) == found
+
+
+def test_meetings_are_counted_past_the_end_of_32_bits(page: ControlPage, kernel: Kernel) -> None:
+    watch = StallWatch(page, 2.0)
+    kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
+    page.come_back(0, 0)
+    page.come_back(1, 0)
+    page.come_back(2, 2**32 - 1)
+    assert seen_in(watch, kernel, 3, ALL) == [2]
+
+
+def test_coming_to_a_meeting_is_a_sign_of_life(page: ControlPage, kernel: Kernel) -> None:
+    watch = StallWatch(page, 2.0)
+    kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
+    for _ in range(10):
+        page.arrive(0)
+        page.arrive(1)
+        assert seen_in(watch, kernel, 1, ALL) == []
+        page.arrive(2)
+
+
+def test_nobody_is_looked_at_more_often_than_once_a_second(
+    page: ControlPage, kernel: Kernel
+) -> None:
+    watch = StallWatch(page, 0.5)
+    kernel.processes = {11: (5, True)}
+    for _ in range(3):
+        kernel.now_s += 0.4
+        watch.look(PIDS, ALL)
+    kernel.now_s += 0.9
+    assert watch.look(PIDS, ALL) == []
+    kernel.now_s += 0.1
+    assert [rank for rank, _ in watch.look(PIDS, ALL)] == [1]
+
+
+def test_a_replacement_does_not_inherit_the_silence_of_the_one_before(
+    page: ControlPage, kernel: Kernel
+) -> None:
+    watch = StallWatch(page, 3.0)
+    kernel.processes = {11: (5, True), 21: (5, True)}
+    assert seen_in(watch, kernel, 3, ALL) == []
+    kernel.now_s += LOOK_EVERY_S
+    assert watch.look({1: 21}, ALL) == []
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "expected"), [(None, LOOK_EVERY_S), (0.3, 0.3), (5.0, LOOK_EVERY_S), (0.0, 0.0)]
+)
+def test_a_wait_does_not_miss_the_next_look(
+    page: ControlPage, timeout_s: float | None, expected: float
+) -> None:
+    assert StallWatch(page, 60.0).at_most(timeout_s) == expected
