@@ -78,6 +78,8 @@ class SharedState:
         is_joining = live is not None and live.loop is not None
         if live is not None and live.loop is not None:
             key, arena = live.loop["key"], None
+        elif not self._have_all(arena):
+            arena = None
         if arena is None or arena.plan != plan:
             arena = Arena(team.memory(key, Arena.num_bytes(plan)), plan, key)
         self.arena = arena
@@ -214,6 +216,11 @@ class SharedState:
             shards,
             _BLOB_BYTES + (0 if self.is_sliced else _BLOB_TIMES_PARAMETERS * size_of(slots)),
         )
+
+    def _have_all(self, arena: Arena | None) -> bool:
+        """Tell whether every worker has this arena: a replacement may have missed its loop."""
+        mine = b"none" if arena is None else str(arena.key).encode()
+        return len(set(self._team.gather(mine, "choice of memory").values())) == 1
 
     def _plan_state(self) -> tuple[list[dict[str, StateKey]], list[torch.Tensor]]:
         """List the optimizer state of every parameter, and an example of each tensor."""
