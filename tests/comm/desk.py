@@ -113,8 +113,8 @@ class DeskHost:
             raise
         return Crew.from_json(self._desk.ask(self._rank, event).header["crew"])
 
-    def entry(self, index: int, kind: str) -> Passed | Live:
-        answer = self._desk.ask(self._rank, events.Asked(self._rank, index, kind))
+    def entry(self, index: int, name: str) -> Passed | Live:
+        answer = self._desk.ask(self._rank, events.Asked(self._rank, index, name))
         told = answer.header
         if told["type"] == "passed":
             return Passed(answer.payload, told["loop"])
@@ -122,14 +122,14 @@ class DeskHost:
         crew = Crew.from_json(told["crew"])
         return Live(crew, told["loop"], told["is_alone"])
 
-    def note_result(self, index: int, payload: bytes) -> None:
-        self._desk.take(events.Came(index, payload))
+    def note_result(self, index: int, name: str, payload: bytes) -> None:
+        self._desk.take(events.Came(index, name, payload))
 
     def note_loop(self, index: int, facts: dict[str, Any]) -> None:
         self._desk.take(events.LoopBegan(index, facts))
 
     def note_end_of_loop(self, index: int, payload: bytes) -> None:
-        self._desk.take(events.Came(index, payload, is_loop=True))
+        self._desk.take(events.Came(index, "loop", payload))
 
     def give_up_recovery(self, reason: str) -> None:
         self._desk.take(events.Unready(reason))

@@ -5,7 +5,7 @@ from tests.comm.desk import Death, Job
 from tests.comm.test_barrier import page_of  # noqa: F401
 
 from unisono.comm.crew import Crew
-from unisono.comm.history import LOOP, RESULT, History
+from unisono.comm.history import LOOP, History
 from unisono.comm.host import Live, Passed
 from unisono.comm.team import Team
 from unisono.world import World
@@ -21,11 +21,11 @@ class Recorder:
         self.asked = []
         self._entries = list(entries)
 
-    def entry(self, index, kind):
-        self.asked.append((index, kind))
+    def entry(self, index, name):
+        self.asked.append((index, name))
         return self._entries.pop(0)
 
-    def note_result(self, index, payload):
+    def note_result(self, index, name, payload):
         self.told.append(("result", index, payload))
 
     def note_loop(self, index, facts):
@@ -53,8 +53,8 @@ LIVE = Live(Crew((0,), 0, 4), loop=None, is_alone=False)
 
 def test_what_is_done_together_is_told_in_order():
     history, host, _ = history_with()
-    assert history.together(lambda: b"agreed") == b"agreed"
-    assert history.together(lambda: b"digest") == b"digest"
+    assert history.together("it", lambda: b"agreed") == b"agreed"
+    assert history.together("it", lambda: b"digest") == b"digest"
     assert history.index == 2
     assert host.told == [("result", 0, b"agreed"), ("result", 1, b"digest")]
     assert host.asked == []
@@ -66,7 +66,7 @@ def test_a_loop_is_told_when_it_can_be_joined_and_where_it_ended():
     history.note_loop({"shards": 8})
     assert history.index == 0  # while it is under way
     history.leave_loop(b"step 90")
-    history.together(lambda: b"digest")
+    history.together("it", lambda: b"digest")
     assert host.told == [
         ("loop", 0, {"shards": 8}),
         ("end", 0, b"step 90"),
@@ -77,7 +77,7 @@ def test_a_loop_is_told_when_it_can_be_joined_and_where_it_ended():
 def test_what_happens_inside_of_a_loop_is_not_counted():
     history, host, _ = history_with()
     history.enter_loop()
-    assert history.together(lambda: b"digest of step 3") == b"digest of step 3"
+    assert history.together("it", lambda: b"digest of step 3") == b"digest of step 3"
     assert history.index == 0
     assert host.told == []
 
@@ -85,11 +85,11 @@ def test_what_happens_inside_of_a_loop_is_not_counted():
 def test_a_replacement_hears_what_came_of_things_and_does_not_do_them():
     loop = {"shards": 8}
     history, host, team = history_with(Passed(b"agreed"), Passed(b"step 90", loop), LIVE)
-    assert history.together(unwanted) == b"agreed"
+    assert history.together("it", unwanted) == b"agreed"
     assert history.enter_loop() == Passed(b"step 90", loop)
-    assert history.together(lambda: b"digest") == b"digest"  # here it has caught up
-    assert history.together(lambda: b"more") == b"more"
-    assert host.asked == [(0, RESULT), (1, LOOP), (2, RESULT)]
+    assert history.together("it", lambda: b"digest") == b"digest"  # here it has caught up
+    assert history.together("it", lambda: b"more") == b"more"
+    assert host.asked == [(0, "it"), (1, LOOP), (2, "it")]
     assert host.told == [("result", 2, b"digest"), ("result", 3, b"more")]
     assert team.crew == LIVE.crew
 
@@ -97,13 +97,13 @@ def test_a_replacement_hears_what_came_of_things_and_does_not_do_them():
 def test_a_replacement_joins_a_loop_and_ends_it_with_the_others():
     live = Live(Crew((0,), 0, 4), loop={"shards": 8}, is_alone=False)
     history, host, team = history_with(Passed(b"agreed"), live)
-    history.together(unwanted)
+    history.together("it", unwanted)
     assert history.enter_loop() == live
     assert team.crew == live.crew
     history.leave_loop(b"step 90")
     assert history.enter_loop() is None
     assert host.told == [("end", 1, b"step 90")]
-    assert host.asked == [(0, RESULT), (1, LOOP)]
+    assert host.asked == [(0, "it"), (1, LOOP)]
 
 
 def test_a_loop_inside_of_a_loop_gives_up_recovery():
@@ -137,7 +137,7 @@ def test_an_exception_outside_of_loops_gives_up_recovery():
         raise ValueError("as on every worker")
 
     with pytest.raises(ValueError, match="as on every worker"):
-        history.together(fail)
+        history.together("it", fail)
     assert history.index == 0
     assert host.told == [("gave up", "an exception was raised outside of a loop")]
 
@@ -146,7 +146,7 @@ def test_an_exception_inside_of_a_loop_is_the_loops_own_business():
     history, host, _ = history_with()
     history.enter_loop()
     with pytest.raises(ValueError, match="caught"):
-        history.together(lambda: (_ for _ in ()).throw(ValueError("caught")))
+        history.together("it", lambda: (_ for _ in ()).throw(ValueError("caught")))
     assert host.told == []
 
 
@@ -169,7 +169,9 @@ def program(made):
             made.append((team.world.rank, team.is_replacement, what))
             return b"".join(team.gather(b"%d" % team.world.rank, what).values())
 
-        return [history.together(lambda what=what: gathered(what)) for what in ("a", "b", "c")]
+        return [
+            history.together("it", lambda what=what: gathered(what)) for what in ("a", "b", "c")
+        ]
 
     return work
 

@@ -38,8 +38,8 @@ from unisono.launch.recovery import LOOP, PERIOD_S, Decision, Loop, State, decid
 RESULT = "result"
 FACTS = {"shards": 8, "key": 1, "directory": None}
 KEPT = {**FACTS, "directory": "runs/1"}
-AGREED, LOOP_BEGAN = Came(0, b"agreed"), LoopBegan(1, FACTS)
-LOOP_ENDED = Came(1, b"step 90", is_loop=True)
+AGREED, LOOP_BEGAN = Came(0, RESULT, b"agreed"), LoopBegan(1, FACTS)
+LOOP_ENDED = Came(1, LOOP, b"step 90")
 
 
 def decisions(*events: Event, workers: int = 3, **options: Any) -> list[Decision]:
@@ -233,7 +233,7 @@ RUNNING = (AGREED, LOOP_BEGAN, *lost(2), *stopped(0, 1))
         (RUNNING, Asked(2, 0, RESULT), passed(2, b"agreed")),
         ((AGREED, *lost(2)), Asked(2, 0, RESULT), passed(2, b"agreed")),
         ((*RUNNING, LOOP_ENDED), Asked(2, 1, LOOP), passed(2, b"step 90", FACTS)),
-        ((*RUNNING, LOOP_ENDED, Came(2, b"")), Asked(2, 2, RESULT), passed(2, b"")),
+        ((*RUNNING, LOOP_ENDED, Came(2, RESULT, b"")), Asked(2, 2, RESULT), passed(2, b"")),
     ],
 )
 def test_what_is_past_is_told_at_once(
@@ -277,7 +277,7 @@ def test_a_program_that_takes_another_course_is_refused(
     assert types_of(decision) == [(2, "refused")]
     (answer,) = decision.actions
     assert isinstance(answer, Answer)
-    assert f"worker 2 came to something else than the others as number {asked.index}" in str(
+    assert f"worker 2 came to `{asked.name}` where the others had come to" in str(
         answer.header["reason"]
     )
     assert decision.state.asking == {}
@@ -309,11 +309,11 @@ def test_who_waits_for_a_loop_that_ends_first_hears_where_it_ended() -> None:
 @pytest.mark.parametrize(
     ("events", "again"),
     [
-        ((AGREED,), Came(0, b"agreed")),
+        ((AGREED,), Came(0, RESULT, b"agreed")),
         ((AGREED, LOOP_BEGAN), LoopBegan(1, FACTS)),
         ((AGREED, LOOP_BEGAN, LOOP_ENDED), LOOP_ENDED),
         ((AGREED, LOOP_BEGAN, LOOP_ENDED), LoopBegan(1, FACTS)),  # from a slow worker
-        ((AGREED, LOOP_BEGAN), Came(0, b"agreed")),
+        ((AGREED, LOOP_BEGAN), Came(0, RESULT, b"agreed")),
     ],
 )
 def test_what_every_worker_tells_is_noted_once(events: tuple[Event, ...], again: Event) -> None:
@@ -367,7 +367,7 @@ def test_nobody_joins_before_the_crew_has_come_to_terms_with_a_loss() -> None:
 
 
 def test_a_loop_that_was_left_makes_room_for_the_next_and_is_not_taken_over() -> None:
-    left = (Unready("a loop was left before its end"), Came(1, b"", is_loop=True))
+    left = (Unready("a loop was left before its end"), Came(1, LOOP, b""))
     again = after(*RUNNING, *left, LoopBegan(2, {"shards": 1})).state
     assert again.loop == Loop(2, {"shards": 1})
     (answer,) = after(*RUNNING, *left, Asked(2, 1, LOOP)).actions
@@ -423,7 +423,7 @@ def test_the_crew_goes_on_as_it_was_when_nobody_is_there_to_join() -> None:
     [
         ((AGREED,), None, ()),
         ((AGREED, LOOP_BEGAN), FACTS, ()),
-        ((AGREED, LOOP_BEGAN, LOOP_ENDED, Came(2, b"")), None, ()),
+        ((AGREED, LOOP_BEGAN, LOOP_ENDED, Came(2, RESULT, b"")), None, ()),
     ],
 )
 def test_the_first_that_has_caught_up_goes_on_alone(
@@ -481,7 +481,7 @@ def test_where_all_others_have_finished_a_replacement_goes_on_alone() -> None:
         ((), False),
         ((LoopBegan(0, FACTS),), False),  # nothing is kept anywhere
         ((LoopBegan(0, KEPT),), True),
-        ((LoopBegan(0, KEPT), Came(0, b"", is_loop=True)), False),
+        ((LoopBegan(0, KEPT), Came(0, LOOP, b"")), False),
         ((LoopBegan(0, KEPT), *lost(0, 1)), True),
         ((LoopBegan(0, KEPT), *lost(0, 1, 2)), False),  # nobody is there to stop
     ],
@@ -501,7 +501,7 @@ STOPPING = (LoopBegan(0, KEPT), StopWanted())
         (STOPPING, (Wish(True),)),
         ((*STOPPING, *paused(0, 1)), ()),
         ((*STOPPING, *paused(0, 1, 2)), (KeepAndEnd(),)),
-        ((*STOPPING, Came(0, b"", is_loop=True)), (KeepAndEnd(), Wish(False))),
+        ((*STOPPING, Came(0, LOOP, b"")), (KeepAndEnd(), Wish(False))),
         ((*STOPPING, *lost(2), *stopped(0, 1)), go(Crew((0, 1), 0, 1))),
         (
             (*STOPPING, *paused(0, 1), *lost(2)),
@@ -631,11 +631,11 @@ def move(world: World, what: str, now: float) -> None:
         case "tell":
             index = len(state.history)
             if index % 2 == 0:
-                world.take(Came(index, b"result"))
+                world.take(Came(index, RESULT, b"result"))
             elif state.loop is None:
                 world.take(LoopBegan(index, KEPT))
             else:
-                world.take(Came(index, b"end", is_loop=True))
+                world.take(Came(index, LOOP, b"end"))
         case "finish":
             worker.is_gone = True
             world.take(Gone(rank))

@@ -74,7 +74,7 @@ def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None
     _compare(homes, snapshot.tensors)
     parameters = named_parameters(model, optimizer)
     states = _states(snapshot, parameters)
-    _check_groups(snapshot.facts["groups"], optimizer)
+    check_groups(snapshot.facts["groups"], optimizer)
     with torch.no_grad():
         for name, home in homes.items():
             home.copy_(snapshot.tensors[name])
@@ -90,7 +90,7 @@ def put_back_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
     Raises:
         CheckpointError: there are more or fewer groups, or a value is of another kind.
     """
-    _check_groups(groups, optimizer)
+    check_groups(groups, optimizer)
     for group, values in zip(optimizer.param_groups, groups, strict=True):
         for key, value in values.items():
             if key in group and key != "params":
@@ -109,7 +109,7 @@ def _check_facts(facts: Any) -> None:
     if (
         not isinstance(position, dict)
         or set(position) != {"step", "epoch", "batch"}
-        or not all(type(count) is int and count >= 0 for count in position.values())
+        or not all(type(count) is int and 0 <= count < 2**62 for count in position.values())
         or not isinstance(facts.get("identity"), dict)
         or not isinstance(groups, list)
         or not all(isinstance(group, dict) for group in groups)
@@ -121,7 +121,12 @@ def _check_facts(facts: Any) -> None:
         raise CheckpointError("run.json must have the form that this version writes, but has not.")
 
 
-def _check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
+def check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
+    """Refuse options of an optimizer's groups that are not of the kind that it has.
+
+    Raises:
+        CheckpointError: there are more or fewer groups, or a value is of another kind.
+    """
     if len(groups) != len(optimizer.param_groups):
         raise CheckpointError(
             f"the optimizer must have {len(groups)} parameter groups as in the checkpoint, but has "
@@ -141,10 +146,16 @@ def _is_alike(here: Any, value: Any) -> bool:
     if isinstance(here, torch.Tensor):
         return _is_number(value)
     if isinstance(here, (list, tuple)):
-        return isinstance(value, list)
+        return (
+            isinstance(value, list) and len(here) == len(value) and all(map(_is_alike, here, value))
+        )
+    if isinstance(here, Mapping):
+        return isinstance(value, dict) and here.keys() == value.keys()
     if isinstance(here, str):
         return isinstance(value, str)
-    return here is None or value is None or _is_number(value)
+    if value is None:
+        return here is None or isinstance(here, bool)
+    return (here is None or _is_number(here)) and _is_number(value)
 
 
 def _is_number(value: Any) -> bool:

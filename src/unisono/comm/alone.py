@@ -25,11 +25,11 @@ class Alone:
         """Go on at once."""
         return Crew((0,), lead=0)
 
-    def entry(self, index: int, kind: str) -> Passed | Live:
+    def entry(self, index: int, name: str) -> Passed | Live:
         """Nobody replaces a process that nobody launched."""
         raise AssertionError("a team of one has no replacements")
 
-    def note_result(self, index: int, payload: bytes) -> None:
+    def note_result(self, index: int, name: str, payload: bytes) -> None:
         """Nobody will ask."""
 
     def note_loop(self, index: int, facts: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from unisono.comm.host import Live, Passed
 from unisono.comm.team import Team
 
-RESULT, LOOP = "result", "loop"
+LOOP = "loop"
 
 
 class History:
@@ -48,16 +48,17 @@ class History:
         """Count what has been done together before what is done now."""
         return self._index
 
-    def together(self, act: Callable[[], bytes]) -> bytes:
+    def together(self, name: str, act: Callable[[], bytes]) -> bytes:
         """Do something whose outcome is the same on every worker. Collective.
 
         Args:
+            name: what it is; a replacement that comes to something else is told so.
             act: does it, with the rest of the crew; not called where the others have been.
         """
         if self._num_loops:
             return act()
         if self._catches_up:
-            entry = self._entry(RESULT)
+            entry = self._entry(name)
             if isinstance(entry, Passed):
                 self._index += 1
                 return entry.payload
@@ -66,7 +67,7 @@ class History:
         except Exception:
             self._team.host.give_up_recovery("an exception was raised outside of a loop")
             raise
-        self._team.host.note_result(self._index, payload)
+        self._team.host.note_result(self._index, name, payload)
         self._index += 1
         return payload
 

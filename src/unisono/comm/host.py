@@ -59,10 +59,10 @@ class Host(Protocol):
     def stopped(self, arrivals: int, *, between_steps: bool) -> Crew:
         """Stand still at a meeting until it is decided who goes on."""
 
-    def entry(self, index: int, kind: str) -> Passed | Live:
+    def entry(self, index: int, name: str) -> Passed | Live:
         """Ask, as a replacement, what came of the `index`-th thing done together."""
 
-    def note_result(self, index: int, payload: bytes) -> None:
+    def note_result(self, index: int, name: str, payload: bytes) -> None:
         """Tell what came of the `index`-th thing done together."""
 
     def note_loop(self, index: int, facts: dict[str, Any]) -> None:

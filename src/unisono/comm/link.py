@@ -107,10 +107,10 @@ class Link:
             request = {"type": "stopped", "arrivals": arrivals, "between_steps": between_steps}
             return Crew.from_json(self._ask(request).header["crew"])
 
-    def entry(self, index: int, kind: str) -> Passed | Live:
+    def entry(self, index: int, name: str) -> Passed | Live:
         """See :meth:`unisono.comm.host.Host.entry`."""
         with self._lock:
-            answer = self._ask({"type": "entry", "index": index, "kind": kind})
+            answer = self._ask({"type": "entry", "index": index, "name": name})
         header = answer.header
         if header["type"] == "passed":
             return Passed(answer.payload, header["loop"])
@@ -119,9 +119,9 @@ class Link:
         crew = Crew.from_json(header["crew"])
         return Live(crew, header["loop"], header["is_alone"])
 
-    def note_result(self, index: int, payload: bytes) -> None:
+    def note_result(self, index: int, name: str, payload: bytes) -> None:
         """See :meth:`unisono.comm.host.Host.note_result`."""
-        self.tell({"type": "result", "index": index}, payload)
+        self.tell({"type": "result", "index": index, "name": name}, payload)
 
     def note_loop(self, index: int, facts: dict[str, Any]) -> None:
         """See :meth:`unisono.comm.host.Host.note_loop`."""

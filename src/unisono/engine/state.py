@@ -9,6 +9,7 @@ Invariant: while it is bound, nobody but the optimizer writes to parameters; tha
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono.checkpoint.contents import check_groups
 from unisono.comm.host import Live
 from unisono.comm.team import Team
 from unisono.engine.arena import Arena, Plan, lay_out, size_of
@@ -134,18 +136,22 @@ class SharedState:
                 f"between two loops."
             )
 
-    def copy(self, facts: Mapping[str, Any], extras: Mapping[str, torch.Tensor]) -> int:
+    def copy(
+        self, facts: Mapping[str, Any], extras: Mapping[str, torch.Tensor], *, alone: bool = False
+    ) -> int:
         """Copy this worker's share of the state into a snapshot, which the lead describes.
 
         Args:
             facts: what is to be known beside it, plain JSON.
             extras: what is to be kept beside it.
+            alone: copy all of it.
 
         Returns:
             The slot; it is whole once everybody has done so.
         """
         team = self._team
-        slot = self.snapshots.copy(self.buffers.now, team.position, team.size)
+        position, size = (0, 1) if alone else (team.position, team.size)
+        slot = self.snapshots.copy(self.buffers.now, position, size)
         if team.is_lead:
             named = named_parameters(self._model, self._optimizer)
             kept = {} if self.is_sliced else state_tensors(self._optimizer, named)
@@ -165,7 +171,7 @@ class SharedState:
         Raises:
             CheckpointError: the optimizer keeps something that is neither tensor nor plain value.
         """
-        group_options(self._optimizer)
+        check_groups(json.loads(json.dumps(group_options(self._optimizer))), self._optimizer)
         state_numbers(self._optimizer, named_parameters(self._model, self._optimizer))
 
     def newest(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

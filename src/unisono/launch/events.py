@@ -58,16 +58,16 @@ class Asked:
 
     rank: int
     index: int
-    kind: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """What came of the `index`-th thing done together; for a loop, where it ended."""
+    """What came of the `index`-th thing done together, `name`; for a loop, where it ended."""
 
     index: int
+    name: str
     payload: bytes
-    is_loop: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,15 @@ workers that still live have, unless a replacement may yet need it, or when the 
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
+
+from unisono.checkpoint.places import Places
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 @dataclass(slots=True)
@@ -19,6 +24,7 @@ class _Shared:
     first_rank: int
     held_by: set[int] = field(default_factory=set)
     mapping: mmap.mmap | None = None
+    is_shrunk: bool = False
 
 
 class SharedMemories:
@@ -43,6 +49,7 @@ class SharedMemories:
                 f"of worker {rank} for {num_bytes}: build the same model on every worker."
             )
         shared.held_by.add(rank)
+        shared.is_shrunk = False
         return shared.fd
 
     def mapping(self, key: int) -> mmap.mmap | None:
@@ -70,6 +77,25 @@ class SharedMemories:
             if key not in still_needed:
                 self._drop(self._by_key.pop(key))
 
+    def shrink(self, key: int, places: Places) -> None:
+        """Give all pages back but those of the newest snapshot, where no worker holds a memory."""
+        shared = self._by_key.get(key)
+        mapping = self.mapping(key)
+        if shared is None or mapping is None or shared.held_by or shared.is_shrunk:
+            return
+        slot = places.newest(lambda offset, count: mapping[offset : offset + count])
+        if slot is None:
+            return
+        start = places.slots_at[slot]
+        marks_stop = places.marks_at + mmap.PAGESIZE
+        for first, last in (
+            (0, places.marks_at),
+            (marks_stop, start),
+            (start + places.slot_bytes, shared.num_bytes),
+        ):
+            _punch(shared.fd, first, last)
+        shared.is_shrunk = True
+
     def close(self) -> None:
         """Let go of everything."""
         while self._by_key:
@@ -91,3 +117,11 @@ class SharedMemories:
             os.close(fd)
             raise
         return _Shared(fd, num_bytes, rank)
+
+
+def _punch(fd: int, start: int, stop: int) -> None:
+    """Give the pages of a range back; they read as zero then. Source: fallocate(2)."""
+    if stop > start:
+        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+        fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+        fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, start, stop - start)

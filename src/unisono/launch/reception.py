@@ -12,11 +12,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from unisono.checkpoint.keeper import Keeper, Kept, newest_kept
+from unisono.checkpoint.places import Places
 from unisono.comm.channel import Message
 from unisono.comm.control import ControlPage
 from unisono.launch import events, recovery
 from unisono.launch.memories import SharedMemories
+from unisono.launch.recovery import LOOP
 from unisono.launch.report import joined_message, loss_message
+
+# Whoever makes hundreds of runs in one program does not want all of them in memory.
+_ENDED_LOOPS_AT_MOST = 8
 
 
 class Staff(Protocol):
@@ -87,7 +92,7 @@ class Reception:
                 self._give_memory(rank, header["key"], header["num_bytes"])
             case "release":
                 self._memories.release(rank, header["key"])
-                self._memories.drop_unused(self._needed())
+                self._tidy_memories()
             case "begun":
                 self._begun.add(rank)
             case "ready":
@@ -97,13 +102,13 @@ class Reception:
             case "stopped":
                 self._take(events.Stopped(rank, header["arrivals"], header["between_steps"]))
             case "entry":
-                self._take(events.Asked(rank, header["index"], header["kind"]))
+                self._take(events.Asked(rank, header["index"], header["name"]))
             case "result":
-                self._take(events.Came(header["index"], message.payload))
+                self._take(events.Came(header["index"], header["name"], message.payload))
             case "loop":
                 self._take(events.LoopBegan(header["index"], header["facts"]))
             case "end of loop":
-                self._take(events.Came(header["index"], message.payload, is_loop=True))
+                self._take(events.Came(header["index"], LOOP, message.payload))
             case "keep":
                 self._to_write.append((Kept(**header["slot"]), rank, header["wait"]))
                 self._write_next()
@@ -117,7 +122,7 @@ class Reception:
         before = self.state
         step = self._control.step(rank)
         self._memories.forget(rank)
-        self._to_write = [item for item in self._to_write if item[1] != rank]
+        self._let_go(rank)
         lost = events.Lost(rank, now, had_begun=rank in self._begun)
         self._begun.discard(rank)
         decision = recovery.decide(self.state, lost)
@@ -130,12 +135,14 @@ class Reception:
 
     def gone(self, rank: int) -> None:
         """Note that a worker will do nothing with the others any more."""
+        self._let_go(rank)
         self._take(events.Gone(rank))
 
-    def is_spare(self, rank: int) -> bool:
-        """Tell whether a worker is a replacement that the others do without so far."""
+    def is_spare(self, rank: int, *, others_are_done: bool) -> bool:
+        """Tell whether a worker is a replacement that the others do without."""
         crew = self.state.crew
-        return self.state.is_ready and crew is not None and rank not in crew.ranks
+        is_needed = not others_are_done if crew is None else rank in crew.ranks
+        return self.state.is_ready and not is_needed
 
     def want_stop(self) -> bool:
         """Have the job end after the step under way; False when that is no use."""
@@ -207,6 +214,14 @@ class Reception:
                 if self._writing is None:
                     self._staff.end()
 
+    def _let_go(self, rank: int) -> None:
+        """Answer nothing any more that a worker has asked; what it had written is written."""
+        self._to_write = [
+            (kept, None if asker == rank else asker, waits) for kept, asker, waits in self._to_write
+        ]
+        if self._writing is not None and self._writing[1] == rank:
+            self._writing = (self._writing[0], None)
+
     def _give_memory(self, rank: int, key: int, num_bytes: int) -> None:
         try:
             fd = self._memories.request(rank, key, num_bytes)
@@ -237,10 +252,21 @@ class Reception:
         mapping = self._memories.mapping(loop["key"])
         return None if mapping is None else newest_kept(mapping, loop)
 
-    def _needed(self) -> set[int]:
-        """List the memories that a replacement, or a checkpoint, may yet need."""
-        loops = [entry.loop for entry in self.state.history if entry.loop is not None][-1:]
-        loops += [self.state.loop.facts] if self.state.loop is not None else []
-        kept = [item[0].key for item in self._to_write]
-        kept += [self._writing[0].key] if self._writing is not None else []
-        return {loop["key"] for loop in loops} | set(kept)
+    def _tidy_memories(self) -> None:
+        """Let go of what neither a replacement nor a checkpoint may yet need.
+
+        Of loops that have ended a replacement needs the newest snapshot, and no more.
+        """
+        busy = [item[0].key for item in self._to_write]
+        busy += [self._writing[0].key] if self._writing is not None else []
+        busy += [self.state.loop.facts["key"]] if self.state.loop is not None else []
+        ended = {
+            entry.loop["key"]: Places.from_json(dict(entry.loop))
+            for entry in self.state.history
+            if entry.loop is not None
+        }
+        newest = dict(list(ended.items())[-_ENDED_LOOPS_AT_MOST:])
+        self._memories.drop_unused({*busy, *newest})
+        for key, places in newest.items():
+            if key not in busy:
+                self._memories.shrink(key, places)

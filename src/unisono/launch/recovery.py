@@ -63,6 +63,7 @@ class Entry:
     A loop that was left before its end has led to nothing that could be taken over: no payload.
     """
 
+    name: str
     payload: bytes
     loop: Mapping[str, Any] | None = None
 
@@ -188,7 +189,7 @@ def _asked(state: State, event: Asked) -> Decision:
     if entry is not None:
         return Decision(state, (_passed(event, entry),), "the others have been there")
     is_loop = state.loop is not None and event.index == state.loop.index
-    if event.index > len(state.history) or (is_loop and event.kind != LOOP):
+    if event.index > len(state.history) or (is_loop and event.name != LOOP):
         return Decision(state, (_refused(event),), "it has come to another place")
     asking = {**state.asking, event.rank: event}
     return _settled(replace(state, asking=asking), f"worker {event.rank} has caught up")
@@ -197,18 +198,19 @@ def _asked(state: State, event: Asked) -> Decision:
 def _came(state: State, event: Came) -> Decision:
     if event.index != len(state.history):
         return Decision(state, (), "that is known")
-    loop = state.loop.facts if event.is_loop and state.loop is not None else None
-    entry = Entry(event.payload, loop)
+    is_loop = event.name == LOOP
+    loop = state.loop.facts if is_loop and state.loop is not None else None
+    entry = Entry(event.name, event.payload, loop)
     waiting = [asked for asked in state.asking.values() if asked.index == event.index]
     asking = {rank: asked for rank, asked in state.asking.items() if asked not in waiting}
     state = replace(
         state,
         history=(*state.history, entry),
-        loop=None if event.is_loop else state.loop,
+        loop=None if is_loop else state.loop,
         asking=asking,
     )
     answers: tuple[Action, ...] = tuple(_passed(asked, entry) for asked in waiting)
-    if event.is_loop and state.is_ending:
+    if is_loop and state.is_ending:
         answers = (*answers, KeepAndEnd())
     return _settled(state, "the workers have done something together", answers)
 
@@ -270,18 +272,24 @@ def _entry(state: State, index: int) -> Entry | None:
 
 
 def _passed(asked: Asked, entry: Entry) -> Answer:
-    if (asked.kind == LOOP) != (entry.loop is not None) or (entry.loop and not entry.payload):
-        return _refused(asked)
+    if asked.name != entry.name or (entry.name == LOOP and not entry.payload):
+        return _refused(asked, entry)
     loop = None if entry.loop is None else dict(entry.loop)
     return Answer(asked.rank, {"type": "passed", "loop": loop}, entry.payload)
 
 
-def _refused(asked: Asked) -> Answer:
+def _refused(asked: Asked, entry: Entry | None = None) -> Answer:
+    seen = "another place" if entry is None else f"`{entry.name}`"
     reason = (
         f"a program must do the same when it is run again, so that a replacement can catch up, but "
-        f"worker {asked.rank} came to something else than the others as number {asked.index}: "
-        f"keep what decides over the program's course the same, or use `--no-replace`."
+        f"worker {asked.rank} came to `{asked.name}` where the others had come to {seen}: keep "
+        f"what decides over the program's course the same, or use `--no-replace`."
     )
+    if entry is not None and entry.name == asked.name:
+        reason = (
+            "a loop must have come to its end for a replacement to pass it, but the others left it "
+            "in the midst of a step: nobody can catch up with them."
+        )
     return Answer(asked.rank, {"type": "refused", "reason": reason})
 
 

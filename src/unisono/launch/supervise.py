@@ -149,8 +149,10 @@ class _Supervision:
         self, rank: int, header: dict[str, Any], payload: bytes = b"", fds: Sequence[int] = ()
     ) -> None:
         """Send a worker one message."""
+        channel = self._channels.get(rank)
         try:
-            self._channels[rank].send(header, payload, fds)
+            if channel is not None:
+                channel.send(header, payload, fds)
         except ConnectionError:
             # The worker has died meanwhile; the server will say how.
             return
@@ -282,7 +284,7 @@ class _Supervision:
             case "done":
                 self.results[rank] = message.payload
                 return [policy.Done(rank)]
-            case "failed" if self._incarnations[rank] > 0 and self._desk.is_spare(rank):
+            case "failed" if self._is_spare(rank):
                 say(spare_message(rank, message.header["traceback"]))
                 self._spared.add(rank)
                 return []
@@ -290,6 +292,12 @@ class _Supervision:
                 return [policy.Reported(_failure(rank, message))]
         self._desk.hear(rank, message)
         return []
+
+    def _is_spare(self, rank: int) -> bool:
+        """Tell whether a worker is a replacement that the others do without."""
+        others_are_done = bool(self.state.done)
+        is_replacement = self._incarnations[rank] > 0
+        return is_replacement and self._desk.is_spare(rank, others_are_done=others_are_done)
 
     def _take_all(self, events: Iterable[policy.Event]) -> None:
         for event in events:

@@ -135,6 +135,27 @@ class Boundary:
             self._team.meet("last checkpoint")
         return True
 
+    def leave(self, step: int) -> bool:
+        """Keep, without the others, what a loop has led to that is left after `step` steps.
+
+        Nobody changes the shared state any more; the lead copies all of it.
+
+        Returns:
+            Whether a replacement may go on from there.
+        """
+        state = self._engine.state
+        if not self._keeps:
+            return True
+        if self._team.is_lead:
+            self._wait_for_slot()
+            facts, extras = self._pack()
+            slot = state.copy(facts, extras, alone=True)
+            state.snapshots.complete(slot)
+            if self._checkpoints is not None:
+                self._checkpoints.keep(state.arena, slot, step, wait=True)
+        # Else only the lead has the optimizer's state now, and could be lost with it.
+        return state.is_sliced
+
     @property
     def _keeps(self) -> bool:
         return self._recovers or self._checkpoints is not None

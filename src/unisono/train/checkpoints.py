@@ -104,6 +104,11 @@ class Checkpoints:
             return None
         for warning in compare(snapshot.facts["identity"], identity(plan)):
             self._say(warning)
+        if snapshot.facts["position"]["batch"] >= plan.steps_per_epoch:
+            raise CheckpointError(
+                f"a checkpoint must be of a place within an epoch of {plan.steps_per_epoch} steps, "
+                f"but {entry.path.name} is of {snapshot.facts['position']}: it was changed."
+            )
         self._set_aside(snapshot.facts["position"]["step"])
         self._say(f"going on from checkpoint {entry.path.name} in {self._store.folder}")
         return Found(str(entry.path), snapshot)

@@ -23,8 +23,9 @@ from unisono.checkpoint.slots import files_of
 from unisono.comm.host import Passed
 from unisono.comm.team import Team
 from unisono.engine.state import SharedState
+from unisono.errors import UnisonoError
 from unisono.train.position import Position
-from unisono.train.state import PREFIX, pack, unpack
+from unisono.train.state import PREFIX, pack, unpack, unpacked
 
 
 @dataclass(slots=True)
@@ -80,20 +81,27 @@ class Kept:
         Raises:
             CheckpointError: it does not fit model and optimizer; nothing has changed then.
         """
+        tensors = {PREFIX + key: tensor for key, tensor in snapshot.state_tensors.items()}
+        unpacked(snapshot.facts["state"], tensors)
         put_back(snapshot, self.model, self.optimizer)
         self.position.move_to(**snapshot.facts["position"])
         self.last = snapshot.facts["last"]
-        tensors = {PREFIX + key: tensor for key, tensor in snapshot.state_tensors.items()}
         unpack(snapshot.facts["state"], tensors, self.state)
 
     def put_back_ended(self, entry: Passed, team: Team) -> None:
         """Be, as a replacement, where the others were at the end of a loop."""
         assert entry.loop is not None
+        end = json.loads(entry.payload)
         places = Places.from_json(entry.loop)
         memory = team.memory(places.key, places.num_bytes)
         slot = places.newest(memory.read)
-        assert slot is not None
+        if slot is None:
+            raise UnisonoError(
+                f"the end of a loop must still be in memory for a replacement to pass it, but that "
+                f"of step {end['position']['step']} is not: only the newest of many are kept."
+            )
         view = memory.view(places.slots_at[slot], places.slot_bytes)
         files = {name: b"".join(chunks) for name, chunks in files_of(view, places.blob_at).items()}
         self.put_back(Snapshot.from_files(files))
-        self.position.move_to(**json.loads(entry.payload)["position"])
+        self.position.move_to(**end["position"])
+        self.last = end["last"]

@@ -52,6 +52,10 @@ class Loop:
             return False
         return True
 
+    def undo(self) -> None:
+        """Put back what the program has changed behind the block of a step that was not done."""
+        self._kept.put_back_newest(self.engine.state)
+
     def end(self) -> bool:
         """Keep what the loop has led to, at its end or where it is left. Collective.
 
@@ -61,6 +65,15 @@ class Loop:
         if self.is_between_steps and not self.engine.state.is_lost:
             self.has_ended = self._boundary.end(self._kept.position.step)
         return self.has_ended
+
+    def leave(self) -> None:
+        """Keep what a loop has led to that the program leaves early.
+
+        Not collective: whether by `break`, everywhere alike, or by an exception that this worker
+        alone has, cannot be told here. The lead does what there is to do.
+        """
+        if self.is_between_steps and not self.engine.state.is_lost:
+            self.has_ended = self._boundary.leave(self._kept.position.step)
 
     def plan(self) -> Plan:
         """Say what is to be done after the step under way; only the lead's word counts."""
@@ -126,14 +139,11 @@ def loop(
                 _begin(boundary, engine, history, kept, checkpoints, say)
             try:
                 yield under_way
-            except GeneratorExit as exit:
-                # Left by `break`, everywhere alike, and not by an exception that only this worker
-                # may have.
-                if exit.__context__ is None:
-                    under_way.end()
+            except GeneratorExit:
+                under_way.leave()
                 raise
     finally:
-        end = json.dumps({"position": kept.position.as_json()}).encode()
+        end = json.dumps({"position": kept.position.as_json(), "last": kept.last}).encode()
         history.leave_loop(end if under_way is not None and under_way.has_ended else None)
 
 

@@ -179,7 +179,7 @@ class Run:
                 f"{self.position.epoch}: finish the epoch first."
             )
         self._plan = plan
-        self.history.together(lambda: self._agree(plan, epochs, steps))
+        self.history.together("start of a loop", lambda: self._agree(plan, epochs, steps))
         return self._steps(plan, fetcher(dataset), epochs, steps)
 
     def plan(self, dataset: Any, batch_size: int, shuffle: bool) -> SamplePlan:
@@ -226,6 +226,8 @@ class Run:
                 )
                 yield step
                 step.check_finished()
+                if not step.is_done:
+                    under_way.undo()
 
     @contextmanager
     def _loop(self, plan: SamplePlan, live: Live | None) -> Iterator[Loop]:
@@ -281,7 +283,7 @@ class Run:
             position = found.snapshot.facts["position"]
             return json.dumps({"path": found.path, "position": position}).encode()
 
-        heard = self.history.together(lambda: self.team.hear_lead(speak, "taking up"))
+        heard = self.history.together("taking up", lambda: self.team.hear_lead(speak, "taking up"))
         answer = json.loads(heard)
         if "error" in answer:
             raise CheckpointError(answer["error"])

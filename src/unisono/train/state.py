@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from unisono.engine.kept import plain
+from unisono.errors import CheckpointError
 
 PREFIX = "run.state/"
 _TENSOR, _ITEMS = "$tensor", "$items"
@@ -37,9 +38,12 @@ def pack(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tens
 def unpack(
     packed: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], state: MutableMapping[str, Any]
 ) -> None:
-    """Give `state` the values that :func:`pack` took apart; objects in it load theirs."""
-    for key, value in packed.items():
-        contents = _unpack(value, tensors)
+    """Give `state` the values that :func:`pack` took apart; objects in it load theirs.
+
+    Raises:
+        CheckpointError: they are not of the form that :func:`pack` gives; nothing has changed.
+    """
+    for key, contents in unpacked(packed, tensors).items():
         if hasattr(state.get(key), "load_state_dict"):
             state[key].load_state_dict(contents)
         else:
@@ -47,6 +51,20 @@ def unpack(
     for key in [key for key in state if key not in packed]:
         if not hasattr(state[key], "load_state_dict"):
             del state[key]
+
+
+def unpacked(packed: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Put together what :func:`pack` took apart.
+
+    Raises:
+        CheckpointError: it is not of the form that :func:`pack` gives.
+    """
+    try:
+        return {key: _unpack(value, tensors) for key, value in packed.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"`run.state` must have the form that this version writes, but has not ({error!r})."
+        ) from None
 
 
 def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:

@@ -174,8 +174,9 @@ class Step:
                 f"{missing} of step {self.number} have no loss: loop over all of `step.shards`."
             )
         if not self._have_all_arrived and self._engine.arrive(self.number) is not None:
-            # The lost shards would have come at the end of `step.shards`; so the whole step comes.
-            self._loop.is_between_steps = self._is_finished = True
+            # The lost shards would have come at the end of `step.shards`, which is behind us.
+            self._is_finished = True
+            self._loop.go_back()
             return
         totals, self.is_done = self._engine.finish(self.number, self._loop.plan())
         self.means = totals.means

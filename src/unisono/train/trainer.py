@@ -173,7 +173,8 @@ class Trainer:
         run = self.run
         plan = run.plan(dataset, batch_size, False)
         heard = run.history.together(
-            lambda: json.dumps(evaluate(run.model, self._loss, dataset, plan, run.team)).encode()
+            "evaluate",
+            lambda: json.dumps(evaluate(run.model, self._loss, dataset, plan, run.team)).encode(),
         )
         means: dict[str, float] = json.loads(heard)
         return means
@@ -197,7 +198,7 @@ class Trainer:
                 return str(caught).encode()
             return b""
 
-        heard = self.run.history.together(lambda: self.run.team.hear_lead(speak, "save"))
+        heard = self.run.history.together("save", lambda: self.run.team.hear_lead(speak, "save"))
         if failure is not None:
             raise failure
         if heard:
@@ -216,7 +217,7 @@ class Trainer:
         def speak() -> bytes:
             return digest_of(run.model, run.optimizer).encode()
 
-        return run.history.together(lambda: run.team.hear_lead(speak, "digest")).decode()
+        return run.history.together("digest", lambda: run.team.hear_lead(speak, "digest")).decode()
 
     def _compute(self, step: Step, show: Display) -> None:
         with step, self._passes.watching():
