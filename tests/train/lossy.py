@@ -1,0 +1,110 @@
+"""Ordinary programs, each with something that a lost worker once put out of step."""
+
+import contextlib
+import io
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import unisono
+
+
+def made(width=8, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 2)
+    )
+    x = torch.randn(64, 8)
+    data = torch.utils.data.TensorDataset(x, (x.sum(1) > 0).long())
+    return model, torch.optim.Adam([{"params": model.parameters(), **options}], lr=1e-2), data
+
+
+def loss(model, batch):
+    x, y = batch
+    return F.cross_entropy(model(x), y)
+
+
+def quietly(work):
+    with contextlib.redirect_stdout(io.StringIO()):
+        return work()
+
+
+def schedule_behind_the_block():
+    """Steps a schedule, counts and averages whether or not the step was done."""
+    model, optimizer, data = made()
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    run = unisono.Run(model, optimizer, shards=4)
+    run.state.update(schedule=schedule, average=torch.zeros(1), seen=0)
+    for step in run.steps(data, batch_size=16, steps=40):
+        with step:
+            for batch in step.shards:
+                step.backward(loss(model, batch))
+        schedule.step()
+        run.state["seen"] += 1
+        run.state["average"] = run.state["average"] * 0.9 + step.loss
+    total = sum(parameter.double().sum().item() for parameter in model.parameters())
+    rate = optimizer.param_groups[0]["lr"]
+    return total, rate, schedule.last_epoch, run.state["seen"], run.state["average"].item()
+
+
+def k_fold():
+    """Makes a run for each fold and keeps nothing but its digest."""
+
+    def fold(number):
+        model, optimizer, data = made(width=8 + number)
+        trainer = unisono.Trainer(model, optimizer, loss, shards=4)
+        trainer.fit(data, batch_size=16, steps=30 + number)
+        return trainer.digest()
+
+    return quietly(lambda: [fold(number) for number in range(4)])
+
+
+def until_it_is_good():
+    """Decides by what each call of fit has returned."""
+    model, optimizer, data = made()
+    trainer = unisono.Trainer(model, optimizer, loss, shards=4)
+
+    def work():
+        told = []
+        for epochs in range(1, 40):
+            summary = trainer.fit(data, batch_size=16, epochs=epochs, validate=data)
+            told.append((dict(summary.means), dict(summary.validation), summary.digest))
+            if summary.means["loss"] < 0.5:
+                break
+        return told, trainer.evaluate(data, batch_size=16)
+
+    return quietly(work)
+
+
+def left_by_break():
+    """Leaves its loop early, then goes on with another."""
+    model, optimizer, data = made()
+    run = unisono.Run(model, optimizer, shards=4)
+    for last in (7, 23):
+        for step in run.steps(data, batch_size=16, steps=40):
+            with step:
+                for batch in step.shards:
+                    step.backward(loss(model, batch))
+            if step.number == last:
+                break
+    return sum(parameter.double().sum().item() for parameter in model.parameters())
+
+
+def named_groups():
+    """Has options that are neither numbers nor texts."""
+    model, optimizer, data = made(tags={"layer": "all"}, names=["a", "b"])
+    trainer = unisono.Trainer(model, optimizer, loss, shards=4)
+    return quietly(lambda: trainer.fit(data, batch_size=16, steps=40).digest)
+
+
+def fails_between_steps():
+    """One worker's own mistake, behind the block."""
+    model, optimizer, data = made()
+    run = unisono.Run(model, optimizer, shards=4)
+    for step in run.steps(data, batch_size=16, steps=40):
+        with step:
+            for batch in step.shards:
+                step.backward(loss(model, batch))
+        if step.number == 5 and unisono.world().rank == 1:
+            raise FileNotFoundError("log of rank 1")

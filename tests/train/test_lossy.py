@@ -1,0 +1,35 @@
+"""Whatever an ordinary program does, a worker that is killed changes nothing."""
+
+import pytest
+from tests.train import lossy
+
+import unisono
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "faults"),
+    [
+        (lossy.schedule_behind_the_block, "kill:rank=1,step=25,at=updated"),
+        (lossy.schedule_behind_the_block, "kill:rank=0,step=30,at=gradients"),
+        (lossy.k_fold, "kill:rank=1,step=31"),
+        (lossy.k_fold, "kill:rank=0,step=31; kill:rank=1,step=31"),
+        (lossy.until_it_is_good, "kill:rank=1,step=9"),
+        (lossy.until_it_is_good, "kill:rank=0,step=9,at=update"),
+        (lossy.left_by_break, "kill:rank=1,step=12"),
+        (lossy.left_by_break, "kill:rank=0,step=5; kill:rank=1,step=15"),
+        (lossy.named_groups, "kill:rank=1,step=25"),
+        (lossy.named_groups, "kill:rank=1,step=25,at=update"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_killed_worker_changes_nothing(monkeypatch, program, faults):
+    undisturbed = program()
+    monkeypatch.setenv("UNISONO_FAULTS", faults)
+    assert unisono.launch(program, workers=2, restarts=9) == [undisturbed] * 2
+
+
+@pytest.mark.slow
+def test_one_workers_own_mistake_is_the_one_that_is_shown():
+    with pytest.raises(FileNotFoundError, match="log of rank 1"):
+        unisono.launch(lossy.fails_between_steps, workers=2)
