@@ -375,14 +375,21 @@ def test_a_loop_that_was_left_makes_room_for_the_next_and_is_not_taken_over() ->
     assert answer.header["type"] == "refused"
 
 
-def test_nobody_joins_what_cannot_be_joined_any_more() -> None:
+def test_who_cannot_catch_up_any_more_is_refused() -> None:
     trouble = Unready("one loop over steps runs inside of another")
-    assert after(*RUNNING, trouble, Asked(2, 1, LOOP)).actions == ()
-    *_, told, first, second = decisions(*RUNNING, Asked(2, 1, LOOP), trouble, *paused(0, 1))
-    assert told.actions == (Wish(False),)
-    assert first.actions == ()
-    assert second.actions == go(Crew((0, 1), 0, 2))
-    assert list(second.state.asking) == [2]
+    assert types_of(after(*RUNNING, trouble, Asked(2, 1, LOOP))) == [(2, "refused")]
+    told = after(*RUNNING, Asked(2, 1, LOOP), trouble)
+    assert types_of(told) == [(2, "refused")]
+    assert Wish(False) in told.actions
+    assert after(*RUNNING, Asked(2, 1, LOOP), trouble, *paused(0, 1)).actions == go(
+        Crew((0, 1), 0, 2)
+    )
+
+
+def test_who_asks_for_an_outcome_does_not_join_a_loop() -> None:
+    waiting = (AGREED, *lost(2), *stopped(0, 1), Asked(2, 1, RESULT))
+    assert types_of(after(*waiting, LOOP_BEGAN)) == [(2, "refused")]
+    assert after(*waiting, LOOP_BEGAN, *paused(0, 1)).state.crew == Crew((0, 1), 0, 2)
 
 
 def test_a_lead_that_was_lost_comes_back_as_one_of_the_others() -> None:

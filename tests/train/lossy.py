@@ -108,3 +108,20 @@ def fails_between_steps():
                 step.backward(loss(model, batch))
         if step.number == 5 and unisono.world().rank == 1:
             raise FileNotFoundError("log of rank 1")
+
+
+def one_loop_inside_of_another():
+    """Trains a second model, of the same size, inside of each step of the first."""
+    outer, inner = made(), made()
+    with torch.no_grad():
+        inner[0][0].weight.mul_(2)
+    runs = [unisono.Run(model, optimizer, shards=4) for model, optimizer, _ in (outer, inner)]
+    for step in runs[0].steps(outer[2], batch_size=16, steps=6):
+        with step:
+            for batch in step.shards:
+                step.backward(loss(outer[0], batch))
+        for other in runs[1].steps(inner[2], batch_size=16, steps=2 * (step.number + 1)):
+            with other:
+                for batch in other.shards:
+                    other.backward(loss(inner[0], batch))
+    return [sum(p.double().sum().item() for p in m.parameters()) for m in (outer[0], inner[0])]

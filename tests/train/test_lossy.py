@@ -33,3 +33,11 @@ def test_a_killed_worker_changes_nothing(monkeypatch, program, faults):
 def test_one_workers_own_mistake_is_the_one_that_is_shown():
     with pytest.raises(FileNotFoundError, match="log of rank 1"):
         unisono.launch(lossy.fails_between_steps, workers=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_loop_inside_of_another_has_memory_of_its_own(workers):
+    alone = lossy.one_loop_inside_of_another()
+    assert alone[0] != alone[1]
+    assert unisono.launch(lossy.one_loop_inside_of_another, workers=workers) == [alone] * workers

@@ -22,6 +22,7 @@ from unisono.comm.host import Live, Passed
 from unisono.comm.team import Team
 
 LOOP = "loop"
+_INNER_LOOPS_AT_MOST = 1 << 32
 
 
 class History:
@@ -42,6 +43,16 @@ class History:
         self._catches_up = catches_up
         self._index = 0
         self._num_loops = 0
+        self._num_inner_loops = 0
+
+    def new_key(self) -> int:
+        """Name a memory for the loop that has just been entered: the same on every worker.
+
+        A loop inside of another has a key of its own; nobody joins it, so a count will do.
+        """
+        if self._num_loops > 1:
+            self._num_inner_loops += 1
+        return self._index * _INNER_LOOPS_AT_MOST + self._num_inner_loops
 
     @property
     def index(self) -> int:

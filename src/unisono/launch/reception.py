@@ -141,8 +141,7 @@ class Reception:
     def is_spare(self, rank: int, *, others_are_done: bool) -> bool:
         """Tell whether a worker is a replacement that the others do without."""
         crew = self.state.crew
-        is_needed = not others_are_done if crew is None else rank in crew.ranks
-        return self.state.is_ready and not is_needed
+        return others_are_done if crew is None else rank not in crew.ranks
 
     def want_stop(self) -> bool:
         """Have the job end after the step under way; False when that is no use."""

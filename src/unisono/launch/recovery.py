@@ -130,7 +130,9 @@ def decide(state: State, event: Event) -> Decision:
         case Ready():
             return Decision(replace(state, is_ready=not state.trouble), (), "it can be run again")
         case Unready(reason):
-            return _settled(replace(state, is_ready=False, trouble=reason), reason)
+            refusals = tuple(_refused(asked, why=reason) for asked in state.asking.values())
+            state = replace(state, is_ready=False, trouble=reason, asking={})
+            return _settled(state, reason, refusals)
         case Lost():
             return _lost(state, event)
         case Gone(rank):
@@ -145,7 +147,10 @@ def decide(state: State, event: Event) -> Decision:
         case LoopBegan(index, facts):
             if state.loop is not None or index != len(state.history):
                 return Decision(state, (), "that is known")
-            return _settled(replace(state, loop=Loop(index, facts)), "a loop has begun")
+            elsewhere = [asked for asked in state.asking.values() if asked.name != LOOP]
+            asking = {rank: a for rank, a in state.asking.items() if a not in elsewhere}
+            state = replace(state, loop=Loop(index, facts), asking=asking)
+            return _settled(state, "a loop has begun", tuple(map(_refused, elsewhere)))
         case StopWanted():
             return _settled(replace(state, is_ending=True), "asked to end after this step")
 
@@ -191,6 +196,8 @@ def _asked(state: State, event: Asked) -> Decision:
     is_loop = state.loop is not None and event.index == state.loop.index
     if event.index > len(state.history) or (is_loop and event.name != LOOP):
         return Decision(state, (_refused(event),), "it has come to another place")
+    if state.trouble:
+        return Decision(state, (_refused(event, why=state.trouble),), state.trouble)
     asking = {**state.asking, event.rank: event}
     return _settled(replace(state, asking=asking), f"worker {event.rank} has caught up")
 
@@ -278,7 +285,7 @@ def _passed(asked: Asked, entry: Entry) -> Answer:
     return Answer(asked.rank, {"type": "passed", "loop": loop}, entry.payload)
 
 
-def _refused(asked: Asked, entry: Entry | None = None) -> Answer:
+def _refused(asked: Asked, entry: Entry | None = None, why: str = "") -> Answer:
     seen = "another place" if entry is None else f"`{entry.name}`"
     reason = (
         f"a program must do the same when it is run again, so that a replacement can catch up, but "
@@ -286,10 +293,9 @@ def _refused(asked: Asked, entry: Entry | None = None) -> Answer:
         f"what decides over the program's course the same, or use `--no-replace`."
     )
     if entry is not None and entry.name == asked.name:
-        reason = (
-            "a loop must have come to its end for a replacement to pass it, but the others left it "
-            "in the midst of a step: nobody can catch up with them."
-        )
+        why = "the others left a loop in the midst of a step"
+    if why:
+        reason = f"a replacement must be able to catch up, but cannot any more: {why}."
     return Answer(asked.rank, {"type": "refused", "reason": reason})
 
 

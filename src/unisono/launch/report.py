@@ -49,7 +49,7 @@ def failure_message(state: JobState, num_workers: int) -> str:
     if cause.rank is None:
         return (
             "the process that starts the workers must live as long as they do, but it "
-            f"{_ending(cause.exit_code)}; all workers ended with it. What it printed before, "
+            f"{ending(cause.exit_code)}; all workers ended with it. What it printed before, "
             "if anything, stands above."
         )
     if cause.waited_for in state.done:
@@ -64,9 +64,9 @@ def failure_message(state: JobState, num_workers: int) -> str:
     who = f"worker {cause.rank} of {num_workers}"
     if not cause.traceback:
         note = f" It could not be made up for: {cause.note}." if cause.note else ""
-        return f"{who} {_ending(cause.exit_code)}{same}{others}.{note}"
+        return f"{who} {ending(cause.exit_code)}{same}{others}.{note}"
     if cause.summary.startswith("SystemExit"):
-        return f"{who} {_ending(cause.exit_code)}{same}{others}:\n{cause.traceback}"
+        return f"{who} {ending(cause.exit_code)}{same}{others}:\n{cause.traceback}"
     return f"{who} raised an exception{same}{others}:\n\n{cause.traceback}"
 
 
@@ -95,7 +95,7 @@ def loss_message(
     after: recovery.State,
 ) -> str:
     """Tell who was lost, with what, who goes on with what, and whether somebody will come."""
-    who = f"worker {rank} (pid {pid}) {_ending(exit_code)}"
+    who = f"worker {rank} (pid {pid}) {ending(exit_code)}"
     then = "a replacement is starting" if after.replaces else "it is not replaced"
     if before.crew is None or rank not in before.crew.ranks:
         return f"{who} before it had joined the others; {then}."
@@ -116,11 +116,11 @@ def loss_message(
     return f"{text}; {then}."
 
 
-def spare_message(rank: int, traceback: str) -> str:
+def spare_message(rank: int, how: str) -> str:
     """Tell that a replacement failed before the others had need of it."""
     return (
         f"the replacement of worker {rank} must run the program again up to where the others are, "
-        f"but failed; the others go on without it:\n\n{traceback}\n"
+        f"but failed; the others go on without it:\n\n{how}\n"
     )
 
 
@@ -163,7 +163,8 @@ def _missed(state: JobState, rank: int, num_workers: int, how: str) -> str:
     )
 
 
-def _ending(exit_code: int) -> str:
+def ending(exit_code: int) -> str:
+    """Tell how a process ended."""
     if exit_code >= 0:
         return f"left with exit status {exit_code}"
     try:

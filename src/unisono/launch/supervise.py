@@ -28,7 +28,7 @@ from unisono.launch.forkserver import ForkServer
 from unisono.launch.job import Job
 from unisono.launch.reception import Reception
 from unisono.launch.recovery import RESTARTS
-from unisono.launch.report import say, spare_message
+from unisono.launch.report import ending, say, spare_message
 from unisono.launch.stalls import StallWatch
 from unisono.launch.standard import copy_standard_fds
 
@@ -246,18 +246,20 @@ class _Supervision:
         """Judge the end of a worker: may the others go on without it?"""
         self._forget_channel(rank)
         event = policy.Exited(rank, exit_code)
-        if rank in self._spared:
-            self._spared.discard(rank)
-            self._desk.gone(rank)
-            return [policy.LeftBehind(rank)]
-        if not policy.may_survive(self.state, event):
-            self._desk.gone(rank)
-            return [event]
         pid = self._pids.pop(rank, None)
-        trouble = self._desk.lost(rank, pid, exit_code, time.monotonic())
-        if trouble:
-            return [replace(event, note=trouble)]
-        return [] if rank in self._channels else [policy.LeftBehind(rank)]
+        is_spare = exit_code != 0 and rank not in self.state.done and self._is_spare(rank)
+        trouble = ""
+        if policy.may_survive(self.state, event) and rank not in self._spared:
+            trouble = self._desk.lost(rank, pid, exit_code, time.monotonic())
+            if not trouble:
+                return [] if rank in self._channels else [policy.LeftBehind(rank)]
+        self._desk.gone(rank)
+        if is_spare:
+            if rank not in self._spared:
+                say(spare_message(rank, f"It {ending(exit_code)}. {trouble}".rstrip()))
+            self._spared.discard(rank)
+            return [policy.LeftBehind(rank)]
+        return [replace(event, note=trouble)]
 
     def _forget_channel(self, rank: int) -> None:
         channel = self._channels.pop(rank, None)
@@ -296,7 +298,7 @@ class _Supervision:
     def _is_spare(self, rank: int) -> bool:
         """Tell whether a worker is a replacement that the others do without."""
         others_are_done = bool(self.state.done)
-        is_replacement = self._incarnations[rank] > 0
+        is_replacement = self._incarnations[rank] > 0 and self.state.stage is policy.Stage.RUNNING
         return is_replacement and self._desk.is_spare(rank, others_are_done=others_are_done)
 
     def _take_all(self, events: Iterable[policy.Event]) -> None:

@@ -94,13 +94,13 @@ class Checkpoints:
             CheckpointError: the run was another one.
         """
         if not self._resume:
-            self._set_aside(0)
+            self._set_aside(-1)
             return None
         snapshot, entry, passed_over = self._store.newest(Snapshot.from_files)
         for other in passed_over:
             self._say(f"checkpoint {other.path.name} is passed over: {other.trouble}")
         if snapshot is None or entry is None:
-            self._set_aside(0)
+            self._set_aside(-1)
             return None
         for warning in compare(snapshot.facts["identity"], identity(plan)):
             self._say(warning)

@@ -238,7 +238,7 @@ class Run:
                 shards=self.shards,
                 seed=self.seed,
                 team=self.team,
-                key=self.history.index,
+                key=self.history.new_key(),
                 arena=self._arena,
                 live=live,
             )
