@@ -11,14 +11,15 @@ import errno
 import mmap
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from unisono.checkpoint.places import Places
-from unisono.checkpoint.slots import files_of, read_facts
+from unisono.checkpoint.slots import RUN_FILE, files_of, read_facts
 from unisono.checkpoint.store import Store
+from unisono.checkpoint.tensors import Data
 from unisono.errors import CheckpointError
 
 BUSY, FREE = b"\1", b"\0"
@@ -33,6 +34,7 @@ class Kept:
         start: its first byte there.
         stop: the first byte after it.
         blob_at: where in it the description begins.
+        mark_at: where in the memory its mark is.
         busy_at: the byte of the memory that says whether it is being written.
         step: steps done.
         directory: the run directory.
@@ -43,6 +45,7 @@ class Kept:
     start: int
     stop: int
     blob_at: int
+    mark_at: int
     busy_at: int
     step: int
     directory: str
@@ -53,8 +56,8 @@ class Kept:
         """Describe one of the two slots of a memory."""
         start = places.slots_at[slot]
         stop = start + places.slot_bytes
-        busy_at = places.busy_at(slot)
-        return cls(places.key, start, stop, places.blob_at, busy_at, step, directory, keep)
+        marks = places.mark_at(slot), places.busy_at(slot)
+        return cls(places.key, start, stop, places.blob_at, *marks, step, directory, keep)
 
     def as_json(self) -> dict[str, Any]:
         """Write it as plain JSON."""
@@ -118,12 +121,34 @@ class Keeper:
             with memoryview(memory) as whole, whole[kept.start : kept.stop] as slot:
                 store = Store(Path(kept.directory), kept.keep)
                 if not store.has(kept.step):
-                    store.write(kept.step, files_of(slot, kept.blob_at))
+                    mark = _mark(memory, kept)
+                    facts = read_facts(slot, kept.blob_at)
+                    _check_same(mark, mark if facts["position"]["step"] == kept.step else b"")
+                    files = files_of(slot, kept.blob_at)
+                    last = _checked_after(files[RUN_FILE], mark, memory, kept)
+                    store.write(kept.step, {**files, RUN_FILE: last})
         except (OSError, ValueError, CheckpointError) as error:
             self._say(f"step {kept.step}: no checkpoint: {_told(error, kept)}")
         finally:
             memory[kept.busy_at : kept.busy_at + 1] = FREE
             done()
+
+
+def _mark(memory: mmap.mmap, kept: Kept) -> bytes:
+    return memory[kept.mark_at : kept.mark_at + 8]
+
+
+def _checked_after(
+    chunks: Iterable[Data], mark: bytes, memory: mmap.mmap, kept: Kept
+) -> Iterator[Data]:
+    """Give the last file of a checkpoint, then see that the snapshot has stayed what it was."""
+    yield from chunks
+    _check_same(mark, _mark(memory, kept))
+
+
+def _check_same(before: bytes, after: bytes) -> None:
+    if not any(before) or before != after:
+        raise ValueError("a snapshot must stay as it is until it is written, but has changed")
 
 
 def _told(error: Exception, kept: Kept) -> str:

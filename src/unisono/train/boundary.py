@@ -97,6 +97,7 @@ class Boundary:
             self.forgo_recovery(str(error))
         if not self._keeps:
             return False
+        self._wait_for_slot()
         while self._snapshot(wait=True) is None:
             # Before the first step every worker has the state that the lead had.
             self._engine.state.trust_lead()
