@@ -1,0 +1,333 @@
+"""torch's ProcessGroup over shared memory: translates torch's calls, one method each.
+
+Collectives are carried out on the caller's thread, also with ``async_op=True``: the Work that
+comes back is done. Sends never wait; receives are taken when somebody waits for them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+from unisono.c10d import collectives
+from unisono.c10d.allreduce import all_reduce
+from unisono.c10d.board import Board
+from unisono.c10d.calls import encode
+from unisono.c10d.heap import Blocks
+from unisono.c10d.meeting import NOWHERE, Meeting
+from unisono.c10d.messages import Messages, Receiving
+from unisono.c10d.options import listed, nested, reduction_of, timeout_s
+from unisono.c10d.peers import Departure, Peers
+from unisono.c10d.region import Region
+from unisono.c10d.registration import NAME
+from unisono.c10d.rendezvous import share
+from unisono.c10d.vectors import (
+    as_vector,
+    check_same_dtype,
+    check_sizes,
+    parts,
+    rows,
+    write_back,
+)
+from unisono.c10d.work import Finished
+from unisono.errors import MismatchError
+
+Tensor = torch.Tensor
+Tensors = list[torch.Tensor]
+_ProcessGroup: Any = ProcessGroup  # torch declares overloads that no caller uses
+
+
+def create(options: Any, backend_options: object) -> Group:
+    """Make a group for torch. Collective: every rank of the group calls it.
+
+    Args:
+        options: torch's ``_DistributedBackendOptions``.
+        backend_options: must be None; the backend has none.
+    """
+    if backend_options is not None:
+        raise ValueError("`pg_options` must be None for the backend `unisono`: it has no options.")
+    names = options.global_ranks_in_group or range(options.group_size)
+    return Group(options.store, options.group_rank, list(names), options.timeout.total_seconds())
+
+
+class Group(_ProcessGroup):  # type: ignore[misc]
+    """One rank's view of a group. Final.
+
+    Args:
+        store: where rank 0 of the group tells the others of its memory; not kept.
+        rank: this rank in the group.
+        names: each rank of the group as the program knows it, its global rank.
+        timeout_s: how long a wait may last.
+    """
+
+    def __init__(self, store: Any, rank: int, names: Sequence[int], timeout_s: float) -> None:
+        super().__init__(rank, len(names))
+        self._name = self._description = ""
+        shared = share(store, rank, len(names), timeout_s)
+        try:
+            self.region = Region(shared.mapping, shared.layout)
+            self._peers = Peers(self.region, rank, names)
+            self._meeting = Meeting(self.region, self._peers, timeout_s)
+            self._meeting.announce(encode("init_process_group"))
+            self._meeting.meet()
+        finally:
+            shared.close_fd()
+        self._peers.watch()
+        self._board = Board(self.region, self._meeting)
+        self.blocks = Blocks(shared.mapping, shared.layout.heap(rank))
+        self._messages = Messages(self.region, self.blocks, self._peers, timeout_s)
+        self._lock = threading.Lock()
+        self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, None)
+
+    def allreduce(self, tensors: Tensors | Tensor, opts: Any = None) -> Finished:
+        """Reduce one tensor; every rank gets the result."""
+        (tensor,) = tensors = listed(tensors)
+        vector = as_vector(tensor)
+        reduction = reduction_of(opts, vector.dtype)
+        place = self.region.offset_of(vector)
+        call = encode("all_reduce", vector.dtype, vector.numel(), reduction)
+        place = NOWHERE if place is None else place
+        self._run(call, opts, all_reduce, vector, reduction, place, place=place)
+        write_back(vector, tensor)
+        return Finished(tensors)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Finished:
+        """Reduce several tensors."""
+        for tensor in tensors:
+            self.allreduce(tensor, opts)
+        return Finished(tensors)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> Finished:
+        """Reduce one tensor for the root; the others keep theirs."""
+        (tensor,) = tensors
+        vector, root = as_vector(tensor), opts.rootRank
+        reduction = reduction_of(opts, vector.dtype)
+        call = encode("reduce", vector.dtype, vector.numel(), reduction, root)
+        self._run(call, opts, collectives.reduce, vector, reduction, root)
+        if root == self.rank():
+            write_back(vector, tensor)
+        return Finished(tensors)
+
+    def broadcast(self, tensors: Tensors | Tensor, opts: Any = 0) -> Finished:
+        """Give everybody the root's tensor."""
+        (tensor,) = tensors = listed(tensors)
+        root = opts if isinstance(opts, int) else opts.rootRank
+        vector = as_vector(tensor)
+        call = encode("broadcast", vector.dtype, vector.numel(), root=root)
+        self._run(call, opts, collectives.broadcast, vector, root)
+        if root != self.rank():
+            write_back(vector, tensor)
+        return Finished(tensors)
+
+    def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Finished:
+        """Give everybody everybody's tensor; lengths may differ where all ranks know them."""
+        (outputs,), (tensor,) = nested(output_lists), listed(inputs)
+        vectors = [as_vector(output) for output in outputs]
+        self._all_gather(vectors, as_vector(tensor), opts)
+        for vector, output in zip(vectors, outputs, strict=True):
+            write_back(vector, output)
+        return Finished(outputs)
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Finished:
+        """Give everybody everybody's tensor, one after the other in one."""
+        whole = as_vector(output)
+        self._all_gather(rows(whole, self.size()), as_vector(tensor), opts)
+        write_back(whole, output)
+        return Finished([output])
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Finished:
+        """Do :meth:`all_gather_single` for several tensors."""
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self.all_gather_single(output, tensor, opts)
+        return Finished(outputs)
+
+    def allgather_coalesced(
+        self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None
+    ) -> Finished:
+        """Gather several tensors; ``output_lists[rank][position]``."""
+        for position, tensor in enumerate(inputs):
+            self.allgather([[outputs[position] for outputs in output_lists]], [tensor], opts)
+        return Finished(output_lists)
+
+    def gather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> Finished:
+        """Give the root everybody's tensor."""
+        (tensor,), outputs = inputs, output_lists[0] if output_lists else []
+        vector, vectors = as_vector(tensor), [as_vector(output) for output in outputs]
+        check_same_dtype(vector, *vectors)
+        check_sizes([vector] * len(vectors), vectors)
+        call = encode("gather", vector.dtype, vector.numel(), root=opts.rootRank)
+        self._run(call, opts, collectives.gather, vectors, vector, opts.rootRank)
+        for filled, output in zip(vectors, outputs, strict=True):
+            write_back(filled, output)
+        return Finished(outputs)
+
+    def scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> Finished:
+        """Give each rank one of the root's tensors."""
+        (output,), inputs = outputs, input_lists[0] if input_lists else []
+        vector, vectors = as_vector(output), [as_vector(tensor) for tensor in inputs]
+        check_same_dtype(vector, *vectors)
+        check_sizes([vector] * len(vectors), vectors)
+        call = encode("scatter", vector.dtype, vector.numel(), root=opts.rootRank)
+        self._run(call, opts, collectives.scatter, vector, vectors, opts.rootRank)
+        write_back(vector, output)
+        return Finished(outputs)
+
+    def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Finished:
+        """Reduce a list of tensors; each rank gets one. Lengths may differ within the list."""
+        (output,), (inputs,) = listed(outputs), nested(input_lists)
+        vector = as_vector(output)
+        self._reduce_scatter(vector, [as_vector(tensor) for tensor in inputs], opts)
+        write_back(vector, output)
+        return Finished([output])
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Finished:
+        """Reduce one tensor; each rank gets an equal part."""
+        vector = as_vector(output)
+        self._reduce_scatter(vector, rows(as_vector(tensor), self.size()), opts)
+        write_back(vector, output)
+        return Finished([output])
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Finished:
+        """Do :meth:`reduce_scatter_single` for several tensors."""
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self.reduce_scatter_single(output, tensor, opts)
+        return Finished(outputs)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Finished:
+        """Give each rank one tensor and take one from each."""
+        given, taken = [as_vector(t) for t in inputs], [as_vector(t) for t in outputs]
+        self._all_to_all(taken, given, opts)
+        for vector, output in zip(taken, outputs, strict=True):
+            write_back(vector, output)
+        return Finished(outputs)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_split_sizes: list[int] | None = None,
+        input_split_sizes: list[int] | None = None,
+        opts: Any = None,
+    ) -> Finished:
+        """Give each rank a part of one tensor and take a part of one from each."""
+        whole = as_vector(output).view(output.shape)
+        taken = parts(whole, output_split_sizes, self.size())
+        given = parts(as_vector(tensor).view(tensor.shape), input_split_sizes, self.size())
+        self._all_to_all(taken, given, opts)
+        write_back(whole, output)
+        return Finished([output])
+
+    def barrier(self, opts: Any = None) -> Finished:
+        """Wait until every rank has come."""
+        self._run(encode("barrier"), opts, collectives.barrier)
+        return Finished([])
+
+    def send(self, tensors: Tensors, destination: int, tag: int) -> Finished:
+        """Leave a tensor for another rank; done when it returns."""
+        (tensor,) = tensors
+        self._messages.send(as_vector(tensor), destination, tag)
+        return Finished(tensors)
+
+    def recv(self, tensors: Tensors, source: int, tag: int) -> Receiving:
+        """Ask for a tensor of another rank; the Work's ``wait`` takes it."""
+        return self._receive(tensors, source, tag)
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> Receiving:
+        """Ask for a tensor of any rank."""
+        return self._receive(tensors, None, tag)
+
+    # torch's names before 2.11, which its C++ part and older programs still use.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    def getBackendName(self) -> str:
+        """Say which backend this is."""
+        return NAME
+
+    def getGroupName(self) -> str:
+        """Return the name that torch has given the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Take a name from torch."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        """Return the description that torch has given the group."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        """Take a description from torch."""
+        self._description = description
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Say how long waits may last from now on."""
+        self._meeting.timeout_s = self._messages.timeout_s = timeout.total_seconds()
+
+    def shutdown(self) -> None:
+        """Leave the group; its memory goes with the last tensor of :func:`unisono.c10d.empty`."""
+        self._leave(Departure.LEFT)
+
+    def abort(self) -> None:
+        """Leave the group and tell the others that this rank cannot go on."""
+        self._leave(Departure.GAVE_UP)
+
+    def _leave(self, how: Departure) -> None:
+        with self._lock:
+            self._meeting.leave(how)
+            self._peers.close()
+            self._board.close()
+
+    def _run(
+        self, call: bytes, opts: Any, act: Callable[..., None], *args: Any, place: int = NOWHERE
+    ) -> None:
+        """Announce a call and carry it out; whatever fails half-way breaks the group."""
+        with self._lock:
+            self._meeting.announce(call, place, timeout_s(opts))
+            try:
+                act(self._board, *args)
+            except MismatchError:
+                raise  # on every rank, and at the same meeting
+            except BaseException as error:
+                self._meeting.give_up(str(error) or type(error).__name__)
+                raise
+
+    def _all_gather(self, outputs: Tensors, vector: Tensor, opts: Any) -> None:
+        check_same_dtype(vector, *outputs)
+        sizes = tuple(output.numel() for output in outputs)
+        check_sizes([vector], [outputs[self.rank()]])
+        uneven = sizes if len(set(sizes)) > 1 else ()
+        call = encode("all_gather", vector.dtype, 0 if uneven else sizes[0], sizes=uneven)
+        self._run(call, opts, collectives.all_gather, outputs, vector)
+
+    def _reduce_scatter(self, output: Tensor, inputs: Tensors, opts: Any) -> None:
+        check_same_dtype(output, *inputs)
+        reduction = reduction_of(opts, output.dtype)
+        sizes = tuple(vector.numel() for vector in inputs)
+        check_sizes([output], [inputs[self.rank()]])
+        uneven = sizes if len(set(sizes)) > 1 else ()
+        numel = 0 if uneven else sizes[0]
+        call = encode("reduce_scatter", output.dtype, numel, reduction, sizes=uneven)
+        self._run(call, opts, collectives.reduce_scatter, output, inputs, reduction)
+
+    def _all_to_all(self, outputs: Tensors, inputs: Tensors, opts: Any) -> None:
+        check_same_dtype(*inputs, *outputs)
+        call = encode("all_to_all", inputs[0].dtype)
+        self._run(call, opts, collectives.all_to_all, outputs, inputs)
+
+    def _receive(self, tensors: Tensors, source: int | None, tag: int) -> Receiving:
+        (tensor,) = tensors
+        tensor = tensor.detach() if tensor.requires_grad else tensor
+        return Receiving(self._messages, self._messages.receive(tensor, source, tag))
