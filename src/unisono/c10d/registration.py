@@ -49,10 +49,11 @@ def _register_after(loader: Any) -> None:
     execute = loader.exec_module
 
     def execute_and_register(module: ModuleType) -> None:
+        del loader.exec_module
         execute(module)
         _register_in(module)
 
-    loader.exec_module = execute_and_register  # on this one loader of this one module
+    loader.exec_module = execute_and_register  # on this one loader of this one module, once
 
 
 def _register_in(module: ModuleType) -> None:

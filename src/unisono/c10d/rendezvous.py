@@ -39,10 +39,10 @@ class Store(Protocol):
         """Put a value, over any older one."""
 
     def get(self, key: str) -> bytes:
-        """Wait for a value."""
+        """Return the newest value."""
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Say how long :meth:`get` waits."""
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Wait until there is a value, at most for some time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,13 @@ def share(store: Store, rank: int, world_size: int, timeout_s: float) -> Shared:
     """
     if rank == 0:
         return _publish(store, world_size)
-    store.set_timeout(timedelta(seconds=timeout_s))
+    try:
+        store.wait([_KEY], timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise RendezvousError(
+            f"rank 0 must publish the group's memory in the store, but in {timeout_s:.1f} s it "
+            f"did not ({error}): look whether rank 0 was started with the same store."
+        ) from error
     return _find(store, rank, world_size, timeout_s)
 
 
