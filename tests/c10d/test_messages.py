@@ -46,7 +46,7 @@ def test_a_receive_that_gets_something_else_says_what(as_ranks):
             group.send([torch.ones(5)], 1, 2)
             return group.barrier().wait()
         receiving = group.recv([torch.ones(6, dtype=torch.int64)], 0, 2)
-        with pytest.raises(MismatchError, match="rank 10 has sent 5 float32 .* 6 int64 elements"):
+        with pytest.raises(MismatchError, match=r"rank 10 has sent 5 float32 .* 6 int64 elements"):
             receiving.wait()
         return group.barrier().wait()
 
@@ -78,12 +78,12 @@ def test_more_messages_than_a_ring_holds_wait_for_the_receiver(as_ranks):
         if rank == 0:
             for number in range(count):
                 group.send([torch.tensor([number])], 1, 0)
-            return None
+            return
         tensor = torch.empty(1, dtype=torch.int64)
         for number in range(count):
             group.recv([tensor], 0, 0).wait()
             assert tensor.item() == number
-        return None
+        return
 
     assert as_ranks(2, work) == [None, None]
 

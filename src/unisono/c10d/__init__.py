@@ -18,6 +18,6 @@ __all__ = ["empty"]
 def __getattr__(name: str) -> Any:
     if name != "empty":  # it needs torch, which the launcher, who imports us, never loads
         raise AttributeError(f"module 'unisono.c10d' has no attribute {name!r}")
-    from unisono.c10d import tensors
+    from unisono.c10d.tensors import empty
 
-    return tensors.empty
+    return empty

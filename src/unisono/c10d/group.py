@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
-from unisono.c10d import collectives
+import unisono.c10d.collectives as collectives
 from unisono.c10d.allreduce import all_reduce
 from unisono.c10d.board import Board
 from unisono.c10d.calls import encode
