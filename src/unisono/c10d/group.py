@@ -24,7 +24,6 @@ from unisono.c10d.messages import Messages, Receiving
 from unisono.c10d.options import listed, nested, reduction_of, timeout_s
 from unisono.c10d.peers import Departure, Peers
 from unisono.c10d.region import Region
-from unisono.c10d.registration import NAME
 from unisono.c10d.rendezvous import share
 from unisono.c10d.vectors import (
     as_vector,
@@ -254,7 +253,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     def getBackendName(self) -> str:
         """Say which backend this is."""
-        return NAME
+        return "unisono"
 
     def getGroupName(self) -> str:
         """Return the name that torch has given the group."""
