@@ -13,18 +13,27 @@ lies and writes the result into everybody's tensor. Nothing else is copied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from unisono.c10d.board import Board, chunks
 from unisono.c10d.meeting import NOWHERE
 from unisono.c10d.reduction import combine
+from unisono.c10d.region import Region
 
-_CHUNK_BYTES = 1 << 20  # a chunk of each rank, and the result, stay in a core's cache
+_CHUNK_BYTES = 1 << 19  # what a rank reads and writes of a chunk stays in its core's cache
 _BLOCK_BYTES = 1 << 18
 _FOR_ITSELF_UP_TO_BYTES = 1 << 16
 _ALIGNED_ELEMENTS = 64
+
+
+def place_of(vector: torch.Tensor, region: Region) -> int:
+    """Tell where a vector lies in the shared memory, if it does and if that is of use."""
+    if vector.numel() * vector.itemsize <= _FOR_ITSELF_UP_TO_BYTES:
+        return NOWHERE  # showing a copy saves a meeting
+    offset = region.offset_of(vector)
+    return NOWHERE if offset is None else offset
 
 
 def all_reduce(board: Board, vector: torch.Tensor, reduction: str, place: int) -> None:
@@ -34,12 +43,12 @@ def all_reduce(board: Board, vector: torch.Tensor, reduction: str, place: int) -
         board: the meeting place.
         vector: contiguous.
         reduction: which.
-        place: where the vector lies in the shared memory, as announced; else ``NOWHERE``.
+        place: what was announced, from :func:`place_of`.
     """
     dtype = vector.dtype
     if place == NOWHERE:
-        first = min(vector.numel(), _CHUNK_BYTES // dtype.itemsize)
-        board.mine(dtype, first).copy_(vector[:first])
+        start, stop = next(_chunks(vector))
+        board.mine(dtype, stop).copy_(_part(vector, start, stop))
     board.meet()
     places = board.meeting.places()
     if NOWHERE not in places:
@@ -53,8 +62,8 @@ def all_reduce(board: Board, vector: torch.Tensor, reduction: str, place: int) -
 
 
 def _each_for_itself(board: Board, vector: torch.Tensor, reduction: str, is_shown: bool) -> None:
-    for start, stop in chunks(vector.numel(), vector.dtype, most_bytes=_CHUNK_BYTES):
-        piece = vector[start:stop]
+    for start, stop in _chunks(vector):
+        piece = _part(vector, start, stop)
         if not (is_shown and start == 0):
             board.mine(vector.dtype, stop - start).copy_(piece)
             board.meet()
@@ -65,8 +74,8 @@ def _each_for_itself(board: Board, vector: torch.Tensor, reduction: str, is_show
 
 def _in_slices(board: Board, vector: torch.Tensor, reduction: str, is_shown: bool) -> None:
     dtype = vector.dtype
-    for start, stop in chunks(vector.numel(), dtype, most_bytes=_CHUNK_BYTES):
-        piece = vector[start:stop]
+    for start, stop in _chunks(vector):
+        piece = _part(vector, start, stop)
         if not (is_shown and start == 0):
             board.mine(dtype, stop - start).copy_(piece)
             board.meet()
@@ -93,6 +102,15 @@ def _in_place(
         for other in others:
             other.copy_(result)
     board.meet()
+
+
+def _chunks(vector: torch.Tensor) -> Iterator[tuple[int, int]]:
+    return chunks(vector.numel(), vector.dtype, most_bytes=_CHUNK_BYTES)
+
+
+def _part(vector: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Slice, unless the slice is everything: short vectors are worth the microsecond."""
+    return vector if stop - start == vector.numel() else vector[start:stop]
 
 
 def slices(numel: int, num_ranks: int) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 import unisono.c10d.collectives as collectives
-from unisono.c10d.allreduce import all_reduce
+from unisono.c10d.allreduce import all_reduce, place_of
 from unisono.c10d.board import Board
 from unisono.c10d.calls import encode
 from unisono.c10d.heap import Blocks
@@ -88,9 +88,8 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         (tensor,) = tensors = listed(tensors)
         vector = as_vector(tensor)
         reduction = reduction_of(opts, vector.dtype)
-        place = self.region.offset_of(vector)
+        place = place_of(vector, self.region)
         call = encode("all_reduce", vector.dtype, vector.numel(), reduction)
-        place = NOWHERE if place is None else place
         self._run(call, opts, all_reduce, vector, reduction, place, place=place)
         write_back(vector, tensor)
         return Finished(tensors)
