@@ -13,7 +13,7 @@ lies and writes the result into everybody's tensor. Nothing else is copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -22,7 +22,6 @@ from unisono.c10d.meeting import NOWHERE
 from unisono.c10d.reduction import combine
 from unisono.c10d.region import Region
 
-_CHUNK_BYTES = 1 << 19  # what a rank reads and writes of a chunk stays in its core's cache
 _BLOCK_BYTES = 1 << 18
 _FOR_ITSELF_UP_TO_BYTES = 1 << 16
 _ALIGNED_ELEMENTS = 64
@@ -47,7 +46,7 @@ def all_reduce(board: Board, vector: torch.Tensor, reduction: str, place: int) -
     """
     dtype = vector.dtype
     if place == NOWHERE:
-        start, stop = next(_chunks(vector))
+        start, stop = next(chunks(vector.numel(), vector.dtype))
         board.mine(dtype, stop).copy_(_part(vector, start, stop))
     board.meet()
     places = board.meeting.places()
@@ -62,7 +61,7 @@ def all_reduce(board: Board, vector: torch.Tensor, reduction: str, place: int) -
 
 
 def _each_for_itself(board: Board, vector: torch.Tensor, reduction: str, is_shown: bool) -> None:
-    for start, stop in _chunks(vector):
+    for start, stop in chunks(vector.numel(), vector.dtype):
         piece = _part(vector, start, stop)
         if not (is_shown and start == 0):
             board.mine(vector.dtype, stop - start).copy_(piece)
@@ -74,7 +73,7 @@ def _each_for_itself(board: Board, vector: torch.Tensor, reduction: str, is_show
 
 def _in_slices(board: Board, vector: torch.Tensor, reduction: str, is_shown: bool) -> None:
     dtype = vector.dtype
-    for start, stop in _chunks(vector):
+    for start, stop in chunks(vector.numel(), vector.dtype):
         piece = _part(vector, start, stop)
         if not (is_shown and start == 0):
             board.mine(dtype, stop - start).copy_(piece)
@@ -102,10 +101,6 @@ def _in_place(
         for other in others:
             other.copy_(result)
     board.meet()
-
-
-def _chunks(vector: torch.Tensor) -> Iterator[tuple[int, int]]:
-    return chunks(vector.numel(), vector.dtype, most_bytes=_CHUNK_BYTES)
 
 
 def _part(vector: torch.Tensor, start: int, stop: int) -> torch.Tensor:

@@ -68,15 +68,13 @@ class Board:
         return views
 
 
-def chunks(
-    numel: int, dtype: torch.dtype, parts: int = 1, most_bytes: int = SLOT_BYTES
-) -> Iterator[tuple[int, int]]:
+def chunks(numel: int, dtype: torch.dtype, parts: int = 1) -> Iterator[tuple[int, int]]:
     """Cut a vector so that `parts` chunks fit side by side into a slot.
 
     Returns:
         (start, stop) of each chunk; at least one, as an empty vector has a meeting too.
     """
-    each = max(most_bytes // (parts * dtype.itemsize), 1)
+    each = max(SLOT_BYTES // (parts * dtype.itemsize), 1)
     if numel <= each:
         return iter(((0, numel),))
     return ((start, min(start + each, numel)) for start in range(0, numel, each))

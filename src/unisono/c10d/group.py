@@ -68,12 +68,16 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         super().__init__(rank, len(names))
         self._name = self._description = ""
         shared = share(store, rank, len(names), timeout_s)
+        self.region = Region(shared.mapping, shared.layout)
+        self._peers = Peers(self.region, rank, names)
         try:
-            self.region = Region(shared.mapping, shared.layout)
-            self._peers = Peers(self.region, rank, names)
             self._meeting = Meeting(self.region, self._peers, timeout_s)
             self._meeting.announce(encode("init_process_group"))
             self._meeting.meet()
+        except BaseException as error:
+            self._peers.leave(Departure.GAVE_UP, str(error))
+            self._peers.close()
+            raise
         finally:
             shared.close_fd()
         self._peers.watch()
@@ -276,17 +280,17 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Leave the group; its memory goes with the last tensor of :func:`unisono.c10d.empty`."""
-        self._leave(Departure.LEFT)
+        self._meeting.leave()
+        self._let_go()
 
     def abort(self) -> None:
         """Leave the group and tell the others that this rank cannot go on."""
-        self._leave(Departure.GAVE_UP)
+        self._meeting.give_up("the process group was aborted.")
+        self._let_go()
 
-    def _leave(self, how: Departure) -> None:
-        with self._lock:
-            self._meeting.leave(how)
-            self._peers.close()
-            self._board.close()
+    def _let_go(self) -> None:
+        self._peers.close()
+        self._board.close()
 
     def _run(
         self, call: bytes, opts: Any, act: Callable[..., None], *args: Any, place: int = NOWHERE

@@ -33,7 +33,7 @@ RING_ENTRIES = 1024
 ENTRY_BYTES = 32
 RING_BYTES = ENTRIES + RING_ENTRIES * ENTRY_BYTES
 
-SLOT_BYTES = 4 << 20
+SLOT_BYTES = 1 << 19  # what a rank reads and writes of a slot stays in its core's cache
 _HEAPS_AT_MOST_BYTES = 8 << 40
 
 

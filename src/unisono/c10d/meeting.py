@@ -15,6 +15,7 @@ import os
 import platform
 import struct
 import time
+from collections.abc import Sequence
 
 from unisono.c10d.calls import CALL_BYTES, describe
 from unisono.c10d.layout import ARRIVALS, CALLS, POST_BYTES, POSTS
@@ -31,9 +32,14 @@ _PLACE = struct.Struct("<q")
 READS_STAY_IN_ORDER = platform.machine() == "x86_64"
 
 
-def spin_s(num_ranks: int) -> float:
-    """Tell how long to spin before sleeping: shortly where ranks take each other's cores."""
-    crowded = num_ranks > len(os.sched_getaffinity(0))
+def spin_s(names: Sequence[int]) -> float:
+    """Tell how long to spin before sleeping: shortly where ranks take each other's cores.
+
+    Args:
+        names: the global ranks of the group; there are at least as many processes as the
+            greatest of them says.
+    """
+    crowded = max(names) + 1 > len(os.sched_getaffinity(0))
     return _SPIN_WHEN_CROWDED_S if crowded else _SPIN_S
 
 
@@ -58,14 +64,14 @@ class Meeting:
         self._arrivals_at = [(line + ARRIVALS) // 4 for line in lines]
         self.timeout_s = timeout_s
         self._timeout_s = timeout_s
-        self._spin_s = spin_s(self.num_ranks)
+        self._spin_s = spin_s(self.names)
         self.num_met = 0
         self._num_calls = 0
         self._call = b""
         self._post = b""
         self._is_compared = True
         self._all_posts_are_equal = True
-        self._broken_by = ""
+        self._ended = ""
 
     def announce(self, call: bytes, place: int = NOWHERE, timeout_s: float | None = None) -> None:
         """Post the call that the next meeting begins.
@@ -76,14 +82,9 @@ class Meeting:
             timeout_s: how long each wait of this call may last.
 
         Raises:
-            PeerLostError: the group is broken since an earlier call.
+            PeerLostError: the group has ended.
         """
-        if self._broken_by:
-            raise PeerLostError(
-                f"a process group can be used until a call fails half-way, but this one failed: "
-                f"{self._broken_by} Destroy it and make a new one.",
-                rank=self.names[self.rank],
-            )
+        self._check_usable()
         self._num_calls += 1
         self._call = call
         line = self._lines[self.rank]
@@ -129,16 +130,25 @@ class Meeting:
         return [int(_PLACE.unpack(read(line + offset, 8))[0]) for line in self._lines]
 
     def give_up(self, reason: str) -> None:
-        """Break the group: this rank cannot go on with it, and the others learn why."""
-        if not self._broken_by:
-            self._broken_by = reason
-            self._peers.leave(Departure.GAVE_UP, reason)
+        """End the group: this rank cannot go on with it, and the others learn why."""
+        self._end(Departure.GAVE_UP, reason, f"a call failed half-way: {reason}")
 
-    def leave(self, how: Departure) -> None:
-        """Say that this rank will not come again."""
-        if not self._broken_by:
-            self._broken_by = "it has been destroyed."
-            self._peers.leave(how, "it has aborted the process group")
+    def leave(self) -> None:
+        """End the group for this rank, in order."""
+        self._end(Departure.LEFT, "", "it was destroyed.")
+
+    def _end(self, how: Departure, reason: str, ended: str) -> None:
+        if not self._ended:
+            self._ended = ended
+            self._peers.leave(how, reason)
+
+    def _check_usable(self) -> None:
+        if self._ended:
+            raise PeerLostError(
+                f"a process group must not be used after its end, but this one has ended, as "
+                f"{self._ended} Make a new one.",
+                rank=self.names[self.rank],
+            )
 
     def _missing(self, ranks: list[int], target: int) -> list[int]:
         words, at = self._region.words, self._arrivals_at
@@ -149,6 +159,7 @@ class Meeting:
         while missing:
             other = missing[0]
             seen = self._region.words[self._arrivals_at[other]]
+            self._check_usable()  # another thread may have aborted the group
             self._peers.watch()
             lost = self._peers.first_lost(missing)  # before the next look at who has come
             missing = self._missing(missing, target)

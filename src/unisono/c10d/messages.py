@@ -96,7 +96,7 @@ class Messages:
         self._arrived: list[deque[Entry]] = [deque() for _ in range(num_ranks)]
         self._posted: list[Receive] = []
         self._lock = threading.RLock()
-        self._spin_s = spin_s(num_ranks)
+        self._spin_s = spin_s(peers.names)
 
     def send(self, vector: torch.Tensor, destination: int, tag: int) -> None:
         """Leave a copy of a contiguous vector for another rank.
