@@ -4,6 +4,8 @@ import gc
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 
@@ -112,7 +114,7 @@ def test_a_call_may_have_a_time_limit_of_its_own(as_ranks):
             limited.timeout = timedelta(seconds=0.05)
             with pytest.raises(WaitTimeoutError):
                 group.barrier(limited)
-            with pytest.raises(PeerLostError, match="a call failed half-way: every rank must come to barrier"):
+            with pytest.raises(PeerLostError, match="half-way: every rank must come to barrier"):
                 group.barrier()
         else:
             group.recv([torch.ones(1)], 0, 0).wait(timedelta(seconds=1))
@@ -146,14 +148,48 @@ def test_an_error_on_one_rank_reaches_the_others_with_its_reason(as_ranks):
         assert "NoneType" in str(error)
 
 
-@pytest.mark.parametrize("where", ["elsewhere", pytest.param("together", marks=pytest.mark.slow)])
-def test_survivors_of_a_kill_name_who_died(run_ranks, where):
-    ended = run_ranks("killed.py", 3, where)
+def check_survivors(ended):
     assert ended[1].exit_code == -signal.SIGKILL
     for rank in (0, 2):
         assert ended[rank].exit_code == 0, ended[rank].output
         assert "rank 1" in ended[rank].output
         assert re.search(r"its process \d+ has ended", ended[rank].output)
+
+
+def test_survivors_of_a_kill_name_who_died(run_ranks):
+    check_survivors(run_ranks("killed.py", 3, "elsewhere"))
+
+
+@pytest.mark.slow
+def test_the_file_that_a_crash_left_can_be_used_again(run_ranks):
+    for _ in range(3):
+        check_survivors(run_ranks("killed.py", 3, "together"))
+
+
+def test_a_program_that_forgets_to_destroy_its_group_ends_well():
+    code = """
+import unisono, torch.distributed as dist
+dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
+tensor = unisono.c10d.empty(100_000).fill_(1.0)
+dist.all_reduce(tensor)
+work = dist.barrier(async_op=True)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert ended.returncode == 0
+    assert ended.stderr == b""
+
+
+def test_abort_reaches_a_thread_that_waits(as_ranks):
+    def work(group, rank):
+        if rank == 0:
+            threading.Timer(0.1, group.abort).start()
+            with pytest.raises(PeerLostError, match="this one has ended"):
+                group.barrier()
+        else:
+            with pytest.raises(PeerLostError, match="the process group was aborted"):
+                group.recv([torch.ones(1)], 0, 0).wait()
+
+    assert as_ranks(2, work) == [None, None]
 
 
 def test_only_dense_cpu_tensors_are_taken(as_ranks):

@@ -1,6 +1,7 @@
 """Sends, receives, and the memory they use."""
 
-import time
+import mmap
+import threading
 from datetime import timedelta
 
 import pytest
@@ -8,7 +9,6 @@ import torch
 
 from unisono.c10d.heap import Blocks, HeapFullError
 from unisono.c10d.layout import RING_ENTRIES, Heap
-from unisono.comm.memory import Memory
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
 
@@ -26,11 +26,15 @@ def test_both_may_send_anything_before_either_receives(as_ranks):
 
 
 def test_a_message_outlives_its_sender(as_ranks):
+    has_left = threading.Event()
+
     def work(group, rank):
         if rank == 0:
             group.send([torch.arange(5.0)], 1, 7)
+            group.shutdown()
+            has_left.set()
             return None
-        time.sleep(0.1)  # only to let the sender leave first; it passes without, too
+        assert has_left.wait(20)
         tensor = torch.empty(5)
         group.recv([tensor], 0, 7).wait()
         with pytest.raises(PeerLostError, match="rank 10 must send 5 float32"):
@@ -115,8 +119,7 @@ def test_the_memory_of_read_messages_is_used_again(as_ranks):
 
 @pytest.fixture
 def blocks():
-    memory = Memory.private(1 << 20)
-    return Blocks(memory._mapping, Heap(4096, 8192))
+    return Blocks(mmap.mmap(-1, 8192), Heap(4096, 8192))
 
 
 def test_blocks_are_aligned_and_apart(blocks):
@@ -131,3 +134,14 @@ def test_blocks_given_back_join_in_any_order(blocks, order):
     for position in order:
         blocks.give_back(taken[position])
     assert blocks.take(4096) == 4096
+
+
+def test_the_pages_of_a_large_block_go_back_to_the_kernel():
+    size = 100 << 20
+    mapping = mmap.mmap(-1, 2 * size)
+    blocks = Blocks(mapping, Heap(0, 2 * size))
+    offset = blocks.take(size)
+    mapping[offset : offset + 4] = b"full"
+    blocks.give_back(offset)
+    assert blocks.take(64) == offset
+    assert mapping[offset : offset + 4] == bytes(4)
