@@ -67,6 +67,21 @@ def test_every_rank_learns_of_a_mismatch_and_the_group_lives_on(as_ranks, differ
         assert total == world_size * (world_size + 1) / 2
 
 
+def test_the_others_learn_that_a_rank_s_arguments_were_refused(as_ranks):
+    def work(group, rank):
+        outputs = [torch.ones(8) for _ in range(3)]
+        own = torch.ones(9 if rank == 1 else 8)
+        with pytest.raises(ValueError if rank == 1 else MismatchError) as caught:
+            group.allgather([outputs], [own])
+        group.barrier()
+        return str(caught.value)
+
+    messages = as_ranks(3, work)
+    assert "have 9 and 8" in messages[1]
+    for message in (messages[0], messages[2]):
+        assert "rank 11 to a call with wrong arguments" in message
+
+
 def test_ranks_must_agree_on_what_goes_from_one_to_another(as_ranks):
     def work(group, rank):
         given = [torch.ones(3), torch.ones(4)]

@@ -21,6 +21,7 @@ NO_REDUCTION = -1
 
 KINDS = (
     "nothing",
+    "a call with wrong arguments",
     "init_process_group",
     "barrier",
     "all_reduce",

@@ -6,10 +6,11 @@ comes back is done. Sends never wait; receives are taken when somebody waits for
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.distributed import ProcessGroup
@@ -20,7 +21,7 @@ from unisono.c10d.board import Board
 from unisono.c10d.calls import encode
 from unisono.c10d.heap import Blocks
 from unisono.c10d.meeting import NOWHERE, Meeting
-from unisono.c10d.messages import Messages, Receiving
+from unisono.c10d.messages import Messages
 from unisono.c10d.options import listed, nested, reduction_of, timeout_s
 from unisono.c10d.peers import Departure, Peers
 from unisono.c10d.region import Region
@@ -33,11 +34,12 @@ from unisono.c10d.vectors import (
     rows,
     write_back,
 )
-from unisono.c10d.work import Finished
+from unisono.c10d.work import Finished, Receiving
 from unisono.errors import MismatchError
 
 Tensor = torch.Tensor
 Tensors = list[torch.Tensor]
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 _ProcessGroup: Any = ProcessGroup  # torch declares overloads that no caller uses
 
 
@@ -52,6 +54,20 @@ def create(options: Any, backend_options: object) -> Group:
         raise ValueError("`pg_options` must be None for the backend `unisono`: it has no options.")
     names = options.global_ranks_in_group or range(options.group_size)
     return Group(options.store, options.group_rank, list(names), options.timeout.total_seconds())
+
+
+def _refusals_are_told(method: _Method) -> _Method:
+    """Let the other ranks know when this one's arguments are refused: they are about to wait."""
+
+    @functools.wraps(method)
+    def call(self: Group, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except (TypeError, ValueError):
+            self._meeting.refuse()
+            raise
+
+    return cast(_Method, call)
 
 
 class Group(_ProcessGroup):  # type: ignore[misc]
@@ -87,6 +103,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, None)
 
+    @_refusals_are_told
     def allreduce(self, tensors: Tensors | Tensor, opts: Any = None) -> Finished:
         """Reduce one tensor; every rank gets the result."""
         (tensor,) = tensors = listed(tensors)
@@ -104,6 +121,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
             self.allreduce(tensor, opts)
         return Finished(tensors)
 
+    @_refusals_are_told
     def reduce(self, tensors: Tensors, opts: Any) -> Finished:
         """Reduce one tensor for the root; the others keep theirs."""
         (tensor,) = tensors
@@ -115,6 +133,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
             write_back(vector, tensor)
         return Finished(tensors)
 
+    @_refusals_are_told
     def broadcast(self, tensors: Tensors | Tensor, opts: Any = 0) -> Finished:
         """Give everybody the root's tensor."""
         (tensor,) = tensors = listed(tensors)
@@ -126,6 +145,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
             write_back(vector, tensor)
         return Finished(tensors)
 
+    @_refusals_are_told
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Finished:
         """Give everybody everybody's tensor; lengths may differ where all ranks know them."""
         (outputs,), (tensor,) = nested(output_lists), listed(inputs)
@@ -135,6 +155,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
             write_back(vector, output)
         return Finished(outputs)
 
+    @_refusals_are_told
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Finished:
         """Give everybody everybody's tensor, one after the other in one."""
         whole = as_vector(output)
@@ -158,6 +179,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
             self.allgather([[outputs[position] for outputs in output_lists]], [tensor], opts)
         return Finished(output_lists)
 
+    @_refusals_are_told
     def gather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> Finished:
         """Give the root everybody's tensor."""
         (tensor,), outputs = inputs, output_lists[0] if output_lists else []
@@ -170,6 +192,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
             write_back(filled, output)
         return Finished(outputs)
 
+    @_refusals_are_told
     def scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> Finished:
         """Give each rank one of the root's tensors."""
         (output,), inputs = outputs, input_lists[0] if input_lists else []
@@ -181,6 +204,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         write_back(vector, output)
         return Finished(outputs)
 
+    @_refusals_are_told
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Finished:
         """Reduce a list of tensors; each rank gets one. Lengths may differ within the list."""
         (output,), (inputs,) = listed(outputs), nested(input_lists)
@@ -189,6 +213,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         write_back(vector, output)
         return Finished([output])
 
+    @_refusals_are_told
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Finished:
         """Reduce one tensor; each rank gets an equal part."""
         vector = as_vector(output)
@@ -204,6 +229,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
             self.reduce_scatter_single(output, tensor, opts)
         return Finished(outputs)
 
+    @_refusals_are_told
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Finished:
         """Give each rank one tensor and take one from each."""
         given, taken = [as_vector(t) for t in inputs], [as_vector(t) for t in outputs]
@@ -212,6 +238,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
             write_back(vector, output)
         return Finished(outputs)
 
+    @_refusals_are_told
     def all_to_all_single(
         self,
         output: Tensor,

@@ -17,7 +17,7 @@ import struct
 import time
 from collections.abc import Sequence
 
-from unisono.c10d.calls import CALL_BYTES, describe
+from unisono.c10d.calls import CALL_BYTES, describe, encode
 from unisono.c10d.layout import ARRIVALS, CALLS, POST_BYTES, POSTS
 from unisono.c10d.peers import Departure, Peers
 from unisono.c10d.region import Region
@@ -120,6 +120,18 @@ class Meeting:
         if not self._is_compared:
             self._is_compared = True
             self._compare()
+
+    def refuse(self) -> None:
+        """Come to a meeting only to say that this rank's arguments are wrong.
+
+        Nobody needs to be waited for: the others find a mismatch when they come, and this rank's
+        next post is another one.
+        """
+        if not self._ended:
+            self.announce(encode("a call with wrong arguments"))
+            self._is_compared = True
+            self.num_met = (self.num_met + 1) % _COUNTER
+            self._region.add_and_wake(self._lines[self.rank] + ARRIVALS)
 
     def places(self) -> list[int]:
         """Tell where each rank's tensor of this call lies; known after the first meeting."""

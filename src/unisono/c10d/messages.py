@@ -21,8 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -32,7 +31,6 @@ from unisono.c10d.layout import DOORBELL, ENTRIES, ENTRY_BYTES, RING_ENTRIES, SE
 from unisono.c10d.meeting import SLEEP_AT_MOST_S, spin_s
 from unisono.c10d.peers import Peers
 from unisono.c10d.region import Region
-from unisono.c10d.work import Finished
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
 _ENTRY = struct.Struct("<qqqq")
@@ -263,34 +261,3 @@ class Messages:
 
 def _ranks(names: tuple[int, ...]) -> str:
     return f"rank {names[0]}" if len(names) == 1 else f"one of ranks {', '.join(map(str, names))}"
-
-
-class Receiving(Finished):
-    """Of a receive: whoever waits for it takes the message. Final."""
-
-    def __init__(self, messages: Messages, receive: Receive) -> None:
-        super().__init__([receive.tensor])
-        self._messages = messages
-        self._receive = receive
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the message is in the tensor."""
-        limit_s = timeout.total_seconds() if timeout is not None else 0.0
-        self._messages.wait(self._receive, limit_s if limit_s > 0 else None)
-        return True
-
-    def is_completed(self) -> bool:
-        """Look whether the message has come."""
-        return self._messages.is_done(self._receive)
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """Wait, then return a future that has the tensor: nobody else would complete it."""
-        self.wait()
-        return super().get_future()
-
-    def source_rank(self) -> int:
-        """Tell who sent it, after :meth:`wait`."""
-        source = self._receive.arrived_from
-        return -1 if source is None else source
-
-    _source_rank = source_rank
