@@ -7,7 +7,6 @@ comes back is done. Sends never wait; receives are taken when somebody waits for
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -17,17 +16,14 @@ from torch.distributed import ProcessGroup
 
 import unisono.c10d.collectives as collectives
 from unisono.c10d.allreduce import all_reduce, place_of
-from unisono.c10d.board import Board
 from unisono.c10d.calls import encode
-from unisono.c10d.heap import Blocks
-from unisono.c10d.meeting import NOWHERE, Meeting
-from unisono.c10d.messages import Messages
+from unisono.c10d.meeting import NOWHERE
+from unisono.c10d.membership import Membership
 from unisono.c10d.options import listed, nested, reduction_of, timeout_s
-from unisono.c10d.peers import Departure, Peers
-from unisono.c10d.region import Region
-from unisono.c10d.rendezvous import share
 from unisono.c10d.vectors import (
     as_vector,
+    check_movable,
+    check_one_each,
     check_same_dtype,
     check_sizes,
     parts,
@@ -35,7 +31,6 @@ from unisono.c10d.vectors import (
     write_back,
 )
 from unisono.c10d.work import Finished, Receiving
-from unisono.errors import MismatchError
 
 Tensor = torch.Tensor
 Tensors = list[torch.Tensor]
@@ -60,11 +55,11 @@ def _refusals_are_told(method: _Method) -> _Method:
     """Let the other ranks know when this one's arguments are refused: they are about to wait."""
 
     @functools.wraps(method)
-    def call(self: Group, *args: Any) -> Any:
+    def call(self: Group, *args: Any, **kwargs: Any) -> Any:
         try:
-            return method(self, *args)
+            return method(self, *args, **kwargs)
         except (TypeError, ValueError):
-            self._meeting.refuse()
+            self.membership.refuse()
             raise
 
     return cast(_Method, call)
@@ -83,24 +78,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def __init__(self, store: Any, rank: int, names: Sequence[int], timeout_s: float) -> None:
         super().__init__(rank, len(names))
         self._name = self._description = ""
-        shared = share(store, rank, len(names), timeout_s)
-        self.region = Region(shared.mapping, shared.layout)
-        self._peers = Peers(self.region, rank, names)
-        try:
-            self._meeting = Meeting(self.region, self._peers, timeout_s)
-            self._meeting.announce(encode("init_process_group"))
-            self._meeting.meet()
-        except BaseException as error:
-            self._peers.leave(Departure.GAVE_UP, str(error))
-            self._peers.close()
-            raise
-        finally:
-            shared.close_fd()
-        self._peers.watch()
-        self._board = Board(self.region, self._meeting)
-        self.blocks = Blocks(shared.mapping, shared.layout.heap(rank))
-        self._messages = Messages(self.region, self.blocks, self._peers, timeout_s)
-        self._lock = threading.Lock()
+        self.membership = Membership(store, rank, names, timeout_s)
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, None)
 
     @_refusals_are_told
@@ -109,9 +87,11 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         (tensor,) = tensors = listed(tensors)
         vector = as_vector(tensor)
         reduction = reduction_of(opts, vector.dtype)
-        place = place_of(vector, self.region)
+        place = place_of(vector, self.membership.region)
         call = encode("all_reduce", vector.dtype, vector.numel(), reduction)
-        self._run(call, opts, all_reduce, vector, reduction, place, place=place)
+        self.membership.run(
+            call, timeout_s(opts), all_reduce, vector, reduction, place, place=place
+        )
         write_back(vector, tensor)
         return Finished(tensors)
 
@@ -183,11 +163,15 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def gather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> Finished:
         """Give the root everybody's tensor."""
         (tensor,), outputs = inputs, output_lists[0] if output_lists else []
+        root = opts.rootRank
         vector, vectors = as_vector(tensor), [as_vector(output) for output in outputs]
+        check_one_each(vectors, self.size() if root == self.rank() else 0)
         check_same_dtype(vector, *vectors)
         check_sizes([vector] * len(vectors), vectors)
-        call = encode("gather", vector.dtype, vector.numel(), root=opts.rootRank)
-        self._run(call, opts, collectives.gather, vectors, vector, opts.rootRank)
+        call = encode("gather", vector.dtype, vector.numel(), root=root)
+        self.membership.run(
+            call, timeout_s(opts), collectives.gather, vectors, vector, opts.rootRank
+        )
         for filled, output in zip(vectors, outputs, strict=True):
             write_back(filled, output)
         return Finished(outputs)
@@ -196,11 +180,15 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> Finished:
         """Give each rank one of the root's tensors."""
         (output,), inputs = outputs, input_lists[0] if input_lists else []
+        root = opts.rootRank
         vector, vectors = as_vector(output), [as_vector(tensor) for tensor in inputs]
+        check_one_each(vectors, self.size() if root == self.rank() else 0)
         check_same_dtype(vector, *vectors)
         check_sizes([vector] * len(vectors), vectors)
-        call = encode("scatter", vector.dtype, vector.numel(), root=opts.rootRank)
-        self._run(call, opts, collectives.scatter, vector, vectors, opts.rootRank)
+        call = encode("scatter", vector.dtype, vector.numel(), root=root)
+        self.membership.run(
+            call, timeout_s(opts), collectives.scatter, vector, vectors, opts.rootRank
+        )
         write_back(vector, output)
         return Finished(outputs)
 
@@ -263,7 +251,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: Tensors, destination: int, tag: int) -> Finished:
         """Leave a tensor for another rank; done when it returns."""
         (tensor,) = tensors
-        self._messages.send(as_vector(tensor), destination, tag)
+        self.membership.messages.send(as_vector(tensor), destination, tag)
         return Finished(tensors)
 
     def recv(self, tensors: Tensors, source: int, tag: int) -> Receiving:
@@ -303,37 +291,21 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Say how long waits may last from now on."""
-        self._meeting.timeout_s = self._messages.timeout_s = timeout.total_seconds()
+        self.membership.set_timeout(timeout.total_seconds())
 
     def shutdown(self) -> None:
         """Leave the group; its memory goes with the last tensor of :func:`unisono.c10d.empty`."""
-        self._meeting.leave()
-        self._let_go()
+        self.membership.leave()
 
     def abort(self) -> None:
         """Leave the group and tell the others that this rank cannot go on."""
-        self._meeting.give_up("the process group was aborted.")
-        self._let_go()
+        self.membership.abort()
 
-    def _let_go(self) -> None:
-        self._peers.close()
-        self._board.close()
-
-    def _run(
-        self, call: bytes, opts: Any, act: Callable[..., None], *args: Any, place: int = NOWHERE
-    ) -> None:
-        """Announce a call and carry it out; whatever fails half-way breaks the group."""
-        with self._lock:
-            self._meeting.announce(call, place, timeout_s(opts))
-            try:
-                act(self._board, *args)
-            except MismatchError:
-                raise  # on every rank, and at the same meeting
-            except BaseException as error:
-                self._meeting.give_up(str(error) or type(error).__name__)
-                raise
+    def _run(self, call: bytes, opts: Any, *what: Any, place: int = NOWHERE) -> None:
+        self.membership.run(call, timeout_s(opts), *what, place=place)
 
     def _all_gather(self, outputs: Tensors, vector: Tensor, opts: Any) -> None:
+        check_one_each(outputs, self.size())
         check_same_dtype(vector, *outputs)
         sizes = tuple(output.numel() for output in outputs)
         check_sizes([vector], [outputs[self.rank()]])
@@ -342,6 +314,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._run(call, opts, collectives.all_gather, outputs, vector)
 
     def _reduce_scatter(self, output: Tensor, inputs: Tensors, opts: Any) -> None:
+        check_one_each(inputs, self.size())
         check_same_dtype(output, *inputs)
         reduction = reduction_of(opts, output.dtype)
         sizes = tuple(vector.numel() for vector in inputs)
@@ -349,9 +322,13 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         uneven = sizes if len(set(sizes)) > 1 else ()
         numel = 0 if uneven else sizes[0]
         call = encode("reduce_scatter", output.dtype, numel, reduction, sizes=uneven)
-        self._run(call, opts, collectives.reduce_scatter, output, inputs, reduction)
+        self.membership.run(
+            call, timeout_s(opts), collectives.reduce_scatter, output, inputs, reduction
+        )
 
     def _all_to_all(self, outputs: Tensors, inputs: Tensors, opts: Any) -> None:
+        check_one_each(inputs, self.size())
+        check_one_each(outputs, self.size())
         check_same_dtype(*inputs, *outputs)
         call = encode("all_to_all", inputs[0].dtype)
         self._run(call, opts, collectives.all_to_all, outputs, inputs)
@@ -359,4 +336,6 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def _receive(self, tensors: Tensors, source: int | None, tag: int) -> Receiving:
         (tensor,) = tensors
         tensor = tensor.detach() if tensor.requires_grad else tensor
-        return Receiving(self._messages, self._messages.receive(tensor, source, tag))
+        check_movable(tensor)
+        messages = self.membership.messages
+        return Receiving(messages, messages.receive(tensor, source, tag))

@@ -70,6 +70,7 @@ class Meeting:
         self._call = b""
         self._post = b""
         self._is_compared = True
+        self._is_ahead = False  # whether we have come to a meeting that we have not waited for
         self._all_posts_are_equal = True
         self._ended = ""
 
@@ -85,6 +86,8 @@ class Meeting:
             PeerLostError: the group has ended.
         """
         self._check_usable()
+        if self._is_ahead:
+            self._wait()
         self._num_calls += 1
         self._call = call
         line = self._lines[self.rank]
@@ -103,10 +106,19 @@ class Meeting:
             PeerLostError: a rank that has not come never will.
             WaitTimeoutError: a rank did not come in time.
         """
-        target = self.num_met = (self.num_met + 1) % _COUNTER
-        region = self._region
-        mine = self._lines[self.rank] + ARRIVALS
-        region.add_and_wake(mine)
+        self._arrive()
+        self._wait()
+        if not self._is_compared:
+            self._is_compared = True
+            self._compare()
+
+    def _arrive(self) -> None:
+        self.num_met = (self.num_met + 1) % _COUNTER
+        self._region.add_and_wake(self._lines[self.rank] + ARRIVALS)
+        self._is_ahead = True
+
+    def _wait(self) -> None:
+        target = self.num_met
         missing = self._missing(self._others, target)
         if missing:
             end = time.perf_counter() + self._spin_s
@@ -115,23 +127,19 @@ class Meeting:
                 missing = self._missing(missing, target)
             if missing:
                 self._sleep(missing, target)
-        if not READS_STAY_IN_ORDER:
-            region.add_and_wake(mine, 0)  # orders our later reads after the arrivals seen
-        if not self._is_compared:
-            self._is_compared = True
-            self._compare()
+        if not READS_STAY_IN_ORDER:  # then order those to come after the arrivals seen
+            self._region.add_and_wake(self._lines[self.rank] + ARRIVALS, 0)
+        self._is_ahead = False
 
     def refuse(self) -> None:
         """Come to a meeting only to say that this rank's arguments are wrong.
 
-        Nobody needs to be waited for: the others find a mismatch when they come, and this rank's
-        next post is another one.
+        Nobody is waited for until this rank's next call: the others find a mismatch when they come.
         """
         if not self._ended:
             self.announce(encode("a call with wrong arguments"))
             self._is_compared = True
-            self.num_met = (self.num_met + 1) % _COUNTER
-            self._region.add_and_wake(self._lines[self.rank] + ARRIVALS)
+            self._arrive()
 
     def places(self) -> list[int]:
         """Tell where each rank's tensor of this call lies; known after the first meeting."""

@@ -44,9 +44,10 @@ def empty(
     sizes = torch.Size([shape] if isinstance(shape, int) else shape)
     if not sizes.numel():
         return torch.empty(sizes, dtype=dtype)
+    blocks = group.membership.blocks
     num_bytes = sizes.numel() * dtype.itemsize
-    offset = group.blocks.take(num_bytes)
+    offset = blocks.take(num_bytes)
     # A storage keeps its window, so the window's end is the end of the last tensor in it.
-    window = memoryview(group.region.mapping)[offset : offset + num_bytes]
-    weakref.finalize(window, group.blocks.give_back, offset).atexit = False
+    window = memoryview(group.membership.region.mapping)[offset : offset + num_bytes]
+    weakref.finalize(window, blocks.give_back, offset).atexit = False
     return torch.frombuffer(window, dtype=dtype).view(sizes)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 
-def as_vector(tensor: torch.Tensor) -> torch.Tensor:
-    """View a tensor's elements in order, or copy them where they do not lie in order.
+def check_movable(tensor: torch.Tensor) -> None:
+    """Refuse tensors that are sparse or not on the CPU.
 
     Raises:
-        TypeError: the tensor is sparse or not on the CPU.
+        TypeError: with the remedy.
     """
     if tensor.layout is not torch.strided:
         raise TypeError(
@@ -21,6 +21,15 @@ def as_vector(tensor: torch.Tensor) -> torch.Tensor:
             f"the backend `unisono` moves CPU tensors, but got one on {tensor.device}: use nccl "
             f"or gloo for it."
         )
+
+
+def as_vector(tensor: torch.Tensor) -> torch.Tensor:
+    """View a tensor's elements in order, or copy them where they do not lie in order.
+
+    Raises:
+        TypeError: the tensor is sparse or not on the CPU.
+    """
+    check_movable(tensor)
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.is_contiguous():
@@ -90,3 +99,16 @@ def check_sizes(vectors: list[torch.Tensor], others: list[torch.Tensor]) -> None
                 f"what one rank gives and what is made of it must have the same number of "
                 f"elements, but have {vector.numel():,} and {other.numel():,}."
             )
+
+
+def check_one_each(tensors: list[torch.Tensor], num_ranks: int) -> None:
+    """Refuse a list that has not one tensor for each rank.
+
+    Raises:
+        ValueError: naming both numbers.
+    """
+    if len(tensors) != num_ranks:
+        raise ValueError(
+            f"the list must have {num_ranks} tensors here, one for each rank (none where a "
+            f"single rank gives or takes and this is another), but has {len(tensors)}."
+        )
