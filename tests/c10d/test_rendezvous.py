@@ -1,5 +1,6 @@
 """How ranks find each other, also where an earlier run has left something in the store."""
 
+import dataclasses
 import os
 import socket
 import subprocess
@@ -33,6 +34,7 @@ def left_over(**changes):
         "fd": 0,
         "token": "00" * 16,
         "heap_bytes": 4096,
+        "slot_bytes": 4096,
         "host": rendezvous._host(),
     }
     return Entry(**(fields | changes)).encode()
@@ -68,23 +70,23 @@ def test_a_left_over_that_nobody_replaces_is_explained(entry, reason):
     store = dist.HashStore()
     store.set("unisono", left_over(**entry))
     with pytest.raises(RendezvousError, match=reason):
-        rendezvous.share(store, 1, 2, timeout_s=0.05)
+        rendezvous.share(store, 1, [0, 1], timeout_s=0.05)
 
 
 def test_the_memory_of_an_earlier_group_is_not_taken_for_this_ones():
     store = dist.HashStore()
-    shared = rendezvous.share(store, 0, 2, timeout_s=1)
+    shared = rendezvous.share(store, 0, [0, 1], timeout_s=1)
     entry = Entry.decode(store.get("unisono").decode())
     try:
-        store.set("unisono", left_over(fd=entry.fd, heap_bytes=entry.heap_bytes))
+        store.set("unisono", dataclasses.replace(entry, token="00" * 16).encode())
         with pytest.raises(RendezvousError, match="the memory of another group"):
-            rendezvous.share(store, 1, 2, timeout_s=0.05)
+            rendezvous.share(store, 1, [0, 1], timeout_s=0.05)
         store.set("unisono", entry.encode())
         with pytest.raises(RendezvousError, match="a group of another size"):
-            rendezvous.share(store, 1, 3, timeout_s=0.05)
+            rendezvous.share(store, 1, [0, 1, 2], timeout_s=0.05)
         shared.mapping[shared.layout.line(1) + 8] = 1
         with pytest.raises(RendezvousError, match="a rank 1 has already come"):
-            rendezvous.share(store, 1, 2, timeout_s=0.05)
+            rendezvous.share(store, 1, [0, 1], timeout_s=0.05)
     finally:
         shared.close_fd()
 
@@ -112,12 +114,12 @@ def test_a_tcp_store_serves_as_well(as_ranks):
 
 def test_a_rank_0_that_never_comes_is_missed_in_words():
     with pytest.raises(RendezvousError, match="rank 0 must publish"):
-        rendezvous.share(dist.HashStore(), 1, 2, timeout_s=0.05)
+        rendezvous.share(dist.HashStore(), 1, [0, 1], timeout_s=0.05)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 def test_nothing_overlaps_in_the_layout(world_size):
-    layout = Layout.for_this_machine(world_size)
+    layout = Layout.for_this_machine(range(world_size))
     ranks = range(world_size)
     starts = [
         *(layout.line(rank) for rank in ranks),

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.c10d.board import Board, chunks
+from unisono.c10d.board import Board
 from unisono.c10d.meeting import NOWHERE
 from unisono.c10d.reduction import combine
 from unisono.c10d.region import Region
@@ -46,7 +46,7 @@ def all_reduce(board: Board, vector: torch.Tensor, reduction: str, place: int) -
     """
     dtype = vector.dtype
     if place == NOWHERE:
-        start, stop = next(chunks(vector.numel(), vector.dtype))
+        start, stop = next(board.chunks(vector.numel(), vector.dtype))
         board.mine(dtype, stop).copy_(_part(vector, start, stop))
     board.meet()
     places = board.meeting.places()
@@ -61,7 +61,7 @@ def all_reduce(board: Board, vector: torch.Tensor, reduction: str, place: int) -
 
 
 def _each_for_itself(board: Board, vector: torch.Tensor, reduction: str, is_shown: bool) -> None:
-    for start, stop in chunks(vector.numel(), vector.dtype):
+    for start, stop in board.chunks(vector.numel(), vector.dtype):
         piece = _part(vector, start, stop)
         if not (is_shown and start == 0):
             board.mine(vector.dtype, stop - start).copy_(piece)
@@ -73,7 +73,7 @@ def _each_for_itself(board: Board, vector: torch.Tensor, reduction: str, is_show
 
 def _in_slices(board: Board, vector: torch.Tensor, reduction: str, is_shown: bool) -> None:
     dtype = vector.dtype
-    for start, stop in chunks(vector.numel(), vector.dtype):
+    for start, stop in board.chunks(vector.numel(), vector.dtype):
         piece = _part(vector, start, stop)
         if not (is_shown and start == 0):
             board.mine(dtype, stop - start).copy_(piece)

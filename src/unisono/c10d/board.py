@@ -16,7 +16,6 @@ from collections.abc import Iterator
 
 import torch
 
-from unisono.c10d.layout import SLOT_BYTES
 from unisono.c10d.meeting import Meeting
 from unisono.c10d.region import Region
 
@@ -37,6 +36,17 @@ class Board:
     def mine(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
         """View where this rank writes what it shows at the next meeting."""
         return self._slots(dtype, numel)[(self.meeting.num_met + 1) % 2][self.rank]
+
+    def chunks(self, numel: int, dtype: torch.dtype, parts: int = 1) -> Iterator[tuple[int, int]]:
+        """Cut a vector so that `parts` chunks fit side by side into a slot.
+
+        Returns:
+            (start, stop) of each chunk; at least one, as an empty vector has a meeting too.
+        """
+        each = max(self._region.layout.slot_bytes // (parts * dtype.itemsize), 1)
+        if numel <= each:
+            return iter(((0, numel),))
+        return ((start, min(start + each, numel)) for start in range(0, numel, each))
 
     def meet(self) -> None:
         """Wait until everybody has shown something. Collective: every rank calls it."""
@@ -66,15 +76,3 @@ class Board:
             )
             views = self._views[dtype, numel] = even, odd
         return views
-
-
-def chunks(numel: int, dtype: torch.dtype, parts: int = 1) -> Iterator[tuple[int, int]]:
-    """Cut a vector so that `parts` chunks fit side by side into a slot.
-
-    Returns:
-        (start, stop) of each chunk; at least one, as an empty vector has a meeting too.
-    """
-    each = max(SLOT_BYTES // (parts * dtype.itemsize), 1)
-    if numel <= each:
-        return iter(((0, numel),))
-    return ((start, min(start + each, numel)) for start in range(0, numel, each))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.c10d.board import Board, chunks
+from unisono.c10d.board import Board
 from unisono.c10d.reduction import combine
 from unisono.errors import MismatchError
 
@@ -26,7 +26,7 @@ def barrier(board: Board) -> None:
 def broadcast(board: Board, vector: _Vector, root: int) -> None:
     """Give everybody the root's vector."""
     dtype = vector.dtype
-    for start, stop in chunks(vector.numel(), dtype):
+    for start, stop in board.chunks(vector.numel(), dtype):
         if board.rank == root:
             board.mine(dtype, stop - start).copy_(vector[start:stop])
         board.meet()
@@ -37,7 +37,7 @@ def broadcast(board: Board, vector: _Vector, root: int) -> None:
 def reduce(board: Board, vector: _Vector, reduction: str, root: int) -> None:
     """Leave the reduction of all vectors in the root's."""
     dtype = vector.dtype
-    for start, stop in chunks(vector.numel(), dtype):
+    for start, stop in board.chunks(vector.numel(), dtype):
         piece = vector[start:stop]
         if board.rank != root:
             board.mine(dtype, stop - start).copy_(piece)
@@ -51,7 +51,7 @@ def reduce(board: Board, vector: _Vector, reduction: str, root: int) -> None:
 def all_gather(board: Board, outputs: _Vectors, vector: _Vector) -> None:
     """Put the vector of each rank into one output, whatever their lengths."""
     dtype = vector.dtype
-    for start, stop in chunks(max(output.numel() for output in outputs), dtype):
+    for start, stop in board.chunks(max(output.numel() for output in outputs), dtype):
         own = vector[start:stop]
         board.mine(dtype, own.numel()).copy_(own)
         board.meet()
@@ -66,7 +66,7 @@ def all_gather(board: Board, outputs: _Vectors, vector: _Vector) -> None:
 def gather(board: Board, outputs: _Vectors, vector: _Vector, root: int) -> None:
     """Put the vector of each rank into the root's outputs; the others' are empty."""
     dtype = vector.dtype
-    for start, stop in chunks(vector.numel(), dtype):
+    for start, stop in board.chunks(vector.numel(), dtype):
         own = vector[start:stop]
         if board.rank != root:
             board.mine(dtype, stop - start).copy_(own)
@@ -79,7 +79,7 @@ def gather(board: Board, outputs: _Vectors, vector: _Vector, root: int) -> None:
 def scatter(board: Board, output: _Vector, inputs: _Vectors, root: int) -> None:
     """Give each rank one of the root's inputs; the others' are empty."""
     dtype, num_ranks = output.dtype, board.num_ranks
-    for start, stop in chunks(output.numel(), dtype, num_ranks):
+    for start, stop in board.chunks(output.numel(), dtype, num_ranks):
         width = stop - start
         if inputs:
             _show_side_by_side(board, [vector[start:stop] for vector in inputs], width)
@@ -94,7 +94,7 @@ def scatter(board: Board, output: _Vector, inputs: _Vectors, root: int) -> None:
 def reduce_scatter(board: Board, output: _Vector, inputs: _Vectors, reduction: str) -> None:
     """Reduce everybody's inputs for this rank, whatever their lengths."""
     dtype, num_ranks, rank = output.dtype, board.num_ranks, board.rank
-    for start, stop in chunks(max(vector.numel() for vector in inputs), dtype, num_ranks):
+    for start, stop in board.chunks(max(vector.numel() for vector in inputs), dtype, num_ranks):
         width = stop - start
         _show_side_by_side(board, [vector[start:stop] for vector in inputs], width)
         board.meet()
@@ -112,7 +112,7 @@ def all_to_all(board: Board, outputs: _Vectors, inputs: _Vectors) -> None:
         MismatchError: two ranks disagree on how much goes from one to the other.
     """
     dtype, num_ranks, rank = inputs[0].dtype, board.num_ranks, board.rank
-    for start, stop in chunks(_longest_of_all(board, outputs, inputs), dtype, num_ranks):
+    for start, stop in board.chunks(_longest_of_all(board, outputs, inputs), dtype, num_ranks):
         width = stop - start
         _show_side_by_side(board, [vector[start:stop] for vector in inputs], width)
         board.meet()

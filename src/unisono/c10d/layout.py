@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,8 +34,20 @@ RING_ENTRIES = 1024
 ENTRY_BYTES = 32
 RING_BYTES = ENTRIES + RING_ENTRIES * ENTRY_BYTES
 
-SLOT_BYTES = 1 << 19  # what a rank reads and writes of a slot stays in its core's cache
+# What a rank reads and writes of a slot stays in its core's cache; but where ranks take each
+# other's cores a meeting costs more than a cache that is missed, and meetings must be few.
+_SLOT_BYTES, _SLOT_WHEN_CROWDED_BYTES = 1 << 19, 1 << 23
 _HEAPS_AT_MOST_BYTES = 8 << 40
+
+
+def is_crowded(names: Sequence[int]) -> bool:
+    """Tell whether ranks take each other's cores.
+
+    Args:
+        names: the global ranks of the group; there are at least as many processes as the
+            greatest of them says.
+    """
+    return max(names) + 1 > len(os.sched_getaffinity(0))
 
 
 class Heap(NamedTuple):
@@ -46,22 +59,26 @@ class Heap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The positions of everything, from two numbers that all ranks agree on.
+    """The positions of everything, from three numbers that all ranks agree on.
 
     Attributes:
         world_size: the number of ranks in the group.
         heap_bytes: how much each rank can have in its heap; a multiple of the page size.
+        slot_bytes: how much each rank shows at one meeting; a multiple of the page size.
     """
 
     world_size: int
     heap_bytes: int
+    slot_bytes: int
 
     @classmethod
-    def for_this_machine(cls, world_size: int) -> Layout:
+    def for_this_machine(cls, names: Sequence[int]) -> Layout:
         """Give every rank a heap as large as the machine's memory: what can be used, fits."""
+        world_size = len(names)
         machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         heap_bytes = min(machine_bytes, _HEAPS_AT_MOST_BYTES // world_size)
-        return cls(world_size, _whole_pages(heap_bytes))
+        slot_bytes = _SLOT_WHEN_CROWDED_BYTES if is_crowded(names) else _SLOT_BYTES
+        return cls(world_size, _whole_pages(heap_bytes), slot_bytes)
 
     @property
     def control_bytes(self) -> int:
@@ -84,7 +101,7 @@ class Layout:
 
     def slot(self, rank: int, parity: int) -> int:
         """Where the slot begins that `rank` fills for even (0) or odd (1) meetings."""
-        return self.control_bytes + (2 * rank + parity) * SLOT_BYTES
+        return self.control_bytes + (2 * rank + parity) * self.slot_bytes
 
     def heap(self, rank: int) -> Heap:
         """Which bytes are the heap of `rank`."""

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 
 from unisono.c10d.calls import CALL_BYTES, describe, encode
-from unisono.c10d.layout import ARRIVALS, CALLS, POST_BYTES, POSTS
+from unisono.c10d.layout import ARRIVALS, CALLS, POST_BYTES, POSTS, is_crowded
 from unisono.c10d.peers import Departure, Peers
 from unisono.c10d.region import Region
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
@@ -33,14 +33,8 @@ READS_STAY_IN_ORDER = platform.machine() == "x86_64"
 
 
 def spin_s(names: Sequence[int]) -> float:
-    """Tell how long to spin before sleeping: shortly where ranks take each other's cores.
-
-    Args:
-        names: the global ranks of the group; there are at least as many processes as the
-            greatest of them says.
-    """
-    crowded = max(names) + 1 > len(os.sched_getaffinity(0))
-    return _SPIN_WHEN_CROWDED_S if crowded else _SPIN_S
+    """Tell how long to spin before sleeping: shortly where ranks take each other's cores."""
+    return _SPIN_WHEN_CROWDED_S if is_crowded(names) else _SPIN_S
 
 
 class Meeting:

@@ -15,6 +15,7 @@ import contextlib
 import mmap
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -53,17 +54,19 @@ class Entry:
     fd: int
     token: str
     heap_bytes: int
+    slot_bytes: int
     host: str
 
     def encode(self) -> str:
         """Write it as one line of words."""
-        return f"{self.pid} {self.fd} {self.token} {self.heap_bytes} {self.host}"
+        sizes = f"{self.heap_bytes} {self.slot_bytes}"
+        return f"{self.pid} {self.fd} {self.token} {sizes} {self.host}"
 
     @classmethod
     def decode(cls, text: str) -> Entry:
         """Read what :meth:`encode` wrote."""
-        pid, fd, token, heap_bytes, host = text.split()
-        return cls(int(pid), int(fd), token, int(heap_bytes), host)
+        pid, fd, token, heap_bytes, slot_bytes, host = text.split()
+        return cls(int(pid), int(fd), token, int(heap_bytes), int(slot_bytes), host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +83,20 @@ class Shared:
             os.close(self.fd)
 
 
-def share(store: Store, rank: int, world_size: int, timeout_s: float) -> Shared:
+def share(store: Store, rank: int, names: Sequence[int], timeout_s: float) -> Shared:
     """Map the memory of a group. Collective: every rank calls it.
+
+    Args:
+        store: the group's own part of a store.
+        rank: this rank in the group.
+        names: the global rank of each.
+        timeout_s: how long rank 0 may take.
 
     Raises:
         RendezvousError: what the store leads to is not this group's memory.
     """
     if rank == 0:
-        return _publish(store, world_size)
+        return _publish(store, Layout.for_this_machine(names))
     try:
         store.wait([_KEY], timedelta(seconds=timeout_s))
     except RuntimeError as error:
@@ -95,18 +104,17 @@ def share(store: Store, rank: int, world_size: int, timeout_s: float) -> Shared:
             f"rank 0 must publish the group's memory in the store, but in {timeout_s:.1f} s it "
             f"did not ({error}): look whether rank 0 was started with the same store."
         ) from error
-    return _find(store, rank, world_size, timeout_s)
+    return _find(store, rank, len(names), timeout_s)
 
 
-def _publish(store: Store, world_size: int) -> Shared:
-    layout = Layout.for_this_machine(world_size)
+def _publish(store: Store, layout: Layout) -> Shared:
     fd = os.memfd_create("unisono-c10d", os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, layout.num_bytes)
         mapping = _map(fd, layout)
         token = os.urandom(TOKEN_BYTES)
         mapping[:TOKEN_BYTES] = token
-        entry = Entry(os.getpid(), fd, token.hex(), layout.heap_bytes, _host())
+        entry = Entry(os.getpid(), fd, token.hex(), layout.heap_bytes, layout.slot_bytes, _host())
         store.set(_KEY, entry.encode())
     except BaseException:
         os.close(fd)
@@ -151,7 +159,7 @@ def _open(entry: Entry, rank: int, world_size: int) -> Shared:
     # Before opening: what an unrelated process has there may be a device or a pipe.
     if not os.readlink(path).startswith("/memfd:unisono-c10d"):
         raise _StaleError(f"{path} is not the memory of a group any more")
-    layout = Layout(world_size, entry.heap_bytes)
+    layout = Layout(world_size, entry.heap_bytes, entry.slot_bytes)
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         if os.fstat(fd).st_size != layout.num_bytes:
