@@ -82,8 +82,9 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, None)
 
     @_refusals_are_told
-    def allreduce(self, tensors: Tensors | Tensor, opts: Any = None) -> Finished:
+    def allreduce(self, tensors: Tensors | Tensor, opts: Any = None, op: Any = None) -> Finished:
         """Reduce one tensor; every rank gets the result."""
+        opts = op if opts is None else opts
         (tensor,) = tensors = listed(tensors)
         vector = as_vector(tensor)
         reduction = reduction_of(opts, vector.dtype)
@@ -268,6 +269,24 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+
+    def _get_backend(self, device: torch.device) -> Group:
+        """Return what moves the tensors of a device: torch asks it about what it can do."""
+        if device.type != "cpu":
+            raise RuntimeError(
+                f"the backend `unisono` moves CPU tensors, but was asked for {device}."
+            )
+        return self
+
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Say whether :meth:`allocate_tensor` can be called."""
+        return device.type == "cpu"
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Make a vector in shared memory, where torch offers to communicate from such."""
+        return self.membership.empty(torch.Size([size]), dtype)
 
     def getBackendName(self) -> str:
         """Say which backend this is."""

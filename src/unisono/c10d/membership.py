@@ -7,8 +7,11 @@ group for this rank, since the others can no longer be met; they learn the reaso
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from unisono.c10d.board import Board
 from unisono.c10d.calls import encode
@@ -47,8 +50,8 @@ class Membership:
             shared.close_fd()
         self._peers.watch()
         self._board = Board(self.region, self._meeting)
-        self.blocks = Blocks(shared.mapping, shared.layout.heap(rank))
-        self.messages = Messages(self.region, self.blocks, self._peers, timeout_s)
+        self._blocks = Blocks(shared.mapping, shared.layout.heap(rank))
+        self.messages = Messages(self.region, self._blocks, self._peers, timeout_s)
         self._lock = threading.Lock()
 
     def run(
@@ -82,6 +85,17 @@ class Membership:
         """Tell the others that this rank's arguments are wrong, without waiting for them."""
         with self._lock:
             self._meeting.refuse()
+
+    def empty(self, sizes: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Make an uninitialized tensor in this rank's heap; see :func:`unisono.c10d.empty`."""
+        num_bytes = sizes.numel() * dtype.itemsize
+        if not num_bytes:
+            return torch.empty(sizes, dtype=dtype)
+        offset = self._blocks.take(num_bytes)
+        # A storage keeps its window, so the window's end is the end of the last tensor in it.
+        window = memoryview(self.region.mapping)[offset : offset + num_bytes]
+        weakref.finalize(window, self._blocks.give_back, offset).atexit = False
+        return torch.frombuffer(window, dtype=dtype).view(sizes)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Say how long waits may last from now on."""

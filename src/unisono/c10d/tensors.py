@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 
 import torch
@@ -42,12 +41,4 @@ def empty(
         )
     dtype = torch.get_default_dtype() if dtype is None else dtype
     sizes = torch.Size([shape] if isinstance(shape, int) else shape)
-    if not sizes.numel():
-        return torch.empty(sizes, dtype=dtype)
-    blocks = group.membership.blocks
-    num_bytes = sizes.numel() * dtype.itemsize
-    offset = blocks.take(num_bytes)
-    # A storage keeps its window, so the window's end is the end of the last tensor in it.
-    window = memoryview(group.membership.region.mapping)[offset : offset + num_bytes]
-    weakref.finalize(window, blocks.give_back, offset).atexit = False
-    return torch.frombuffer(window, dtype=dtype).view(sizes)
+    return group.membership.empty(sizes, dtype)

@@ -99,6 +99,7 @@ def fsdp_trains_as_one_process_does():
     model, alone = net(), net()
     for module in (model.layers, model.middle, model.seldom, model.head, model):
         fully_shard(module)
+    model.set_allocate_memory_from_process_group_for_comm(True)
     whole = torch.cat([batch(0)[:0], *gathered(batch(0))])
     for one, x in ((model, batch(0)), (alone, whole)):
         one.eval()
