@@ -15,21 +15,18 @@ import torch
 from torch.distributed import ProcessGroup
 
 import unisono.c10d.collectives as collectives
+from unisono.c10d.agreement import (
+    all_gather_call,
+    all_to_all_call,
+    reduce_scatter_call,
+    rooted_call,
+)
 from unisono.c10d.allreduce import all_reduce, place_of
 from unisono.c10d.calls import encode
 from unisono.c10d.meeting import NOWHERE
 from unisono.c10d.membership import Membership
 from unisono.c10d.options import listed, nested, reduction_of, timeout_s
-from unisono.c10d.vectors import (
-    as_vector,
-    check_movable,
-    check_one_each,
-    check_same_dtype,
-    check_sizes,
-    parts,
-    rows,
-    write_back,
-)
+from unisono.c10d.vectors import as_vector, check_movable, parts, rows, write_back
 from unisono.c10d.work import Finished, Receiving
 
 Tensor = torch.Tensor
@@ -90,9 +87,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         reduction = reduction_of(opts, vector.dtype)
         place = place_of(vector, self.membership.region)
         call = encode("all_reduce", vector.dtype, vector.numel(), reduction)
-        self.membership.run(
-            call, timeout_s(opts), all_reduce, vector, reduction, place, place=place
-        )
+        self._run(call, opts, all_reduce, vector, reduction, place, place=place)
         write_back(vector, tensor)
         return Finished(tensors)
 
@@ -166,13 +161,8 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         (tensor,), outputs = inputs, output_lists[0] if output_lists else []
         root = opts.rootRank
         vector, vectors = as_vector(tensor), [as_vector(output) for output in outputs]
-        check_one_each(vectors, self.size() if root == self.rank() else 0)
-        check_same_dtype(vector, *vectors)
-        check_sizes([vector] * len(vectors), vectors)
-        call = encode("gather", vector.dtype, vector.numel(), root=root)
-        self.membership.run(
-            call, timeout_s(opts), collectives.gather, vectors, vector, opts.rootRank
-        )
+        call = rooted_call("gather", vector, vectors, root, self.rank(), self.size())
+        self._run(call, opts, collectives.gather, vectors, vector, root)
         for filled, output in zip(vectors, outputs, strict=True):
             write_back(filled, output)
         return Finished(outputs)
@@ -183,13 +173,8 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         (output,), inputs = outputs, input_lists[0] if input_lists else []
         root = opts.rootRank
         vector, vectors = as_vector(output), [as_vector(tensor) for tensor in inputs]
-        check_one_each(vectors, self.size() if root == self.rank() else 0)
-        check_same_dtype(vector, *vectors)
-        check_sizes([vector] * len(vectors), vectors)
-        call = encode("scatter", vector.dtype, vector.numel(), root=root)
-        self.membership.run(
-            call, timeout_s(opts), collectives.scatter, vector, vectors, opts.rootRank
-        )
+        call = rooted_call("scatter", vector, vectors, root, self.rank(), self.size())
+        self._run(call, opts, collectives.scatter, vector, vectors, root)
         write_back(vector, output)
         return Finished(outputs)
 
@@ -324,32 +309,16 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self.membership.run(call, timeout_s(opts), *what, place=place)
 
     def _all_gather(self, outputs: Tensors, vector: Tensor, opts: Any) -> None:
-        check_one_each(outputs, self.size())
-        check_same_dtype(vector, *outputs)
-        sizes = tuple(output.numel() for output in outputs)
-        check_sizes([vector], [outputs[self.rank()]])
-        uneven = sizes if len(set(sizes)) > 1 else ()
-        call = encode("all_gather", vector.dtype, 0 if uneven else sizes[0], sizes=uneven)
+        call = all_gather_call(outputs, vector, self.rank(), self.size())
         self._run(call, opts, collectives.all_gather, outputs, vector)
 
     def _reduce_scatter(self, output: Tensor, inputs: Tensors, opts: Any) -> None:
-        check_one_each(inputs, self.size())
-        check_same_dtype(output, *inputs)
         reduction = reduction_of(opts, output.dtype)
-        sizes = tuple(vector.numel() for vector in inputs)
-        check_sizes([output], [inputs[self.rank()]])
-        uneven = sizes if len(set(sizes)) > 1 else ()
-        numel = 0 if uneven else sizes[0]
-        call = encode("reduce_scatter", output.dtype, numel, reduction, sizes=uneven)
-        self.membership.run(
-            call, timeout_s(opts), collectives.reduce_scatter, output, inputs, reduction
-        )
+        call = reduce_scatter_call(output, inputs, reduction, self.rank(), self.size())
+        self._run(call, opts, collectives.reduce_scatter, output, inputs, reduction)
 
     def _all_to_all(self, outputs: Tensors, inputs: Tensors, opts: Any) -> None:
-        check_one_each(inputs, self.size())
-        check_one_each(outputs, self.size())
-        check_same_dtype(*inputs, *outputs)
-        call = encode("all_to_all", inputs[0].dtype)
+        call = all_to_all_call(outputs, inputs, self.size())
         self._run(call, opts, collectives.all_to_all, outputs, inputs)
 
     def _receive(self, tensors: Tensors, source: int | None, tag: int) -> Receiving:
