@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from unisono.c10d.board import Board
-from unisono.c10d.meeting import NOWHERE
+from unisono.c10d.meeting import NO_NOTE as NOWHERE
 from unisono.c10d.reduction import combine
 from unisono.c10d.region import Region
 
@@ -49,7 +49,7 @@ def all_reduce(board: Board, vector: torch.Tensor, reduction: str, place: int) -
         start, stop = next(board.chunks(vector.numel(), vector.dtype))
         board.mine(dtype, stop).copy_(_part(vector, start, stop))
     board.meet()
-    places = board.meeting.places()
+    places = board.meeting.notes()
     if NOWHERE not in places:
         _in_place(board, vector.numel(), dtype, reduction, places)
         return

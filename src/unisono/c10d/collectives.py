@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from unisono.c10d.board import Board
+from unisono.c10d.meeting import NO_NOTE
 from unisono.c10d.reduction import combine
 from unisono.errors import MismatchError
 
@@ -102,25 +103,47 @@ def reduce_scatter(board: Board, output: _Vector, inputs: _Vectors, reduction: s
         begin = rank * width
         shown = board.shown(dtype, num_ranks * width)
         values = [vector[begin : begin + piece.numel()] for vector in shown]
+        values[rank] = inputs[rank][start:stop]
         combine(reduction, values, piece)
 
 
-def all_to_all(board: Board, outputs: _Vectors, inputs: _Vectors) -> None:
+def only_size(outputs: _Vectors, inputs: _Vectors) -> int:
+    """Tell the size that all of a rank's vectors have, or ``NO_NOTE``: the note to all_to_all."""
+    sizes = {vector.numel() for vector in (*inputs, *outputs)}
+    return sizes.pop() if len(sizes) == 1 else NO_NOTE
+
+
+def all_to_all(board: Board, outputs: _Vectors, inputs: _Vectors, size: int) -> None:
     """Give each rank one input and take one output from each, whatever their lengths.
+
+    Args:
+        board: the meeting place.
+        outputs: one per rank.
+        inputs: one per rank.
+        size: what was noted, from :func:`only_size`.
 
     Raises:
         MismatchError: two ranks disagree on how much goes from one to the other.
     """
     dtype, num_ranks, rank = inputs[0].dtype, board.num_ranks, board.rank
-    for start, stop in board.chunks(_longest_of_all(board, outputs, inputs), dtype, num_ranks):
+    is_shown = size != NO_NOTE
+    if is_shown:  # most likely all ranks' are of this size: then one meeting is enough
+        _, stop = next(board.chunks(size, dtype, num_ranks))
+        _show_side_by_side(board, [vector[:stop] for vector in inputs], stop)
+    board.meet()
+    if any(other != size for other in board.meeting.notes()) or not is_shown:
+        is_shown, size = False, _longest_of_all(board, outputs, inputs)
+    for start, stop in board.chunks(size, dtype, num_ranks):
         width = stop - start
-        _show_side_by_side(board, [vector[start:stop] for vector in inputs], width)
-        board.meet()
+        if not (is_shown and start == 0):
+            _show_side_by_side(board, [vector[start:stop] for vector in inputs], width)
+            board.meet()
         shown = board.shown(dtype, num_ranks * width)
         for other, output in enumerate(outputs):
             piece = output[start:stop]
             begin = rank * width
-            piece.copy_(shown[other][begin : begin + piece.numel()])
+            given = shown[other][begin : begin + piece.numel()]
+            piece.copy_(inputs[rank][start:stop] if other == rank else given)
 
 
 def _longest_of_all(board: Board, outputs: _Vectors, inputs: _Vectors) -> int:
@@ -144,8 +167,9 @@ def _longest_of_all(board: Board, outputs: _Vectors, inputs: _Vectors) -> int:
 
 
 def _show_side_by_side(board: Board, pieces: _Vectors, width: int) -> None:
-    """Write one piece for each rank, each at a multiple of `width`."""
+    """Write one piece for each other rank, each at a multiple of `width`."""
     mine = board.mine(pieces[0].dtype, len(pieces) * width)
     for rank, piece in enumerate(pieces):
-        begin = rank * width
-        mine[begin : begin + piece.numel()].copy_(piece)
+        if rank != board.rank:
+            begin = rank * width
+            mine[begin : begin + piece.numel()].copy_(piece)

@@ -23,7 +23,7 @@ from unisono.c10d.agreement import (
 )
 from unisono.c10d.allreduce import all_reduce, place_of
 from unisono.c10d.calls import encode
-from unisono.c10d.meeting import NOWHERE
+from unisono.c10d.meeting import NO_NOTE
 from unisono.c10d.membership import Membership
 from unisono.c10d.options import listed, nested, reduction_of, timeout_s
 from unisono.c10d.vectors import as_vector, check_movable, parts, rows, write_back
@@ -87,7 +87,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         reduction = reduction_of(opts, vector.dtype)
         place = place_of(vector, self.membership.region)
         call = encode("all_reduce", vector.dtype, vector.numel(), reduction)
-        self._run(call, opts, all_reduce, vector, reduction, place, place=place)
+        self._run(call, opts, all_reduce, vector, reduction, place, note=place)
         write_back(vector, tensor)
         return Finished(tensors)
 
@@ -305,8 +305,8 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """Leave the group and tell the others that this rank cannot go on."""
         self.membership.abort()
 
-    def _run(self, call: bytes, opts: Any, *what: Any, place: int = NOWHERE) -> None:
-        self.membership.run(call, timeout_s(opts), *what, place=place)
+    def _run(self, call: bytes, opts: Any, *what: Any, note: int = NO_NOTE) -> None:
+        self.membership.run(call, timeout_s(opts), *what, note=note)
 
     def _all_gather(self, outputs: Tensors, vector: Tensor, opts: Any) -> None:
         call = all_gather_call(outputs, vector, self.rank(), self.size())
@@ -319,7 +319,8 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     def _all_to_all(self, outputs: Tensors, inputs: Tensors, opts: Any) -> None:
         call = all_to_all_call(outputs, inputs, self.size())
-        self._run(call, opts, collectives.all_to_all, outputs, inputs)
+        size = collectives.only_size(outputs, inputs)
+        self._run(call, opts, collectives.all_to_all, outputs, inputs, size, note=size)
 
     def _receive(self, tensors: Tensors, source: int | None, tag: int) -> Receiving:
         (tensor,) = tensors

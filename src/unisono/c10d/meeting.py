@@ -23,12 +23,12 @@ from unisono.c10d.peers import Departure, Peers
 from unisono.c10d.region import Region
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
-NOWHERE = -1
+NO_NOTE = -1
 SLEEP_AT_MOST_S = 0.2
 _SPIN_S = 1e-3
 _SPIN_WHEN_CROWDED_S = 2e-5
 _COUNTER = 2**32
-_PLACE = struct.Struct("<q")
+_NOTE = struct.Struct("<q")
 READS_STAY_IN_ORDER = platform.machine() == "x86_64"
 
 
@@ -68,12 +68,12 @@ class Meeting:
         self._all_posts_are_equal = True
         self._ended = ""
 
-    def announce(self, call: bytes, place: int = NOWHERE, timeout_s: float | None = None) -> None:
+    def announce(self, call: bytes, note: int = NO_NOTE, timeout_s: float | None = None) -> None:
         """Post the call that the next meeting begins.
 
         Args:
             call: what :func:`~unisono.c10d.calls.encode` returned.
-            place: where this rank's tensor lies in the shared memory, if it does.
+            note: a number that may differ between ranks, for :meth:`notes`.
             timeout_s: how long each wait of this call may last.
 
         Raises:
@@ -86,7 +86,7 @@ class Meeting:
         self._call = call
         line = self._lines[self.rank]
         start = line + POSTS + self._num_calls % 2 * POST_BYTES
-        self._post = call + _PLACE.pack(place)
+        self._post = call + _NOTE.pack(note)
         self._region.mapping[start : start + len(self._post)] = self._post
         self._region.set_word(line + CALLS, self._num_calls % _COUNTER)
         self._is_compared = False
@@ -135,13 +135,13 @@ class Meeting:
             self._is_compared = True
             self._arrive()
 
-    def places(self) -> list[int]:
-        """Tell where each rank's tensor of this call lies; known after the first meeting."""
+    def notes(self) -> list[int]:
+        """Tell each rank's note to this call; known after the first meeting."""
         if self._all_posts_are_equal:
-            return [int(_PLACE.unpack(self._post[CALL_BYTES:])[0])] * self.num_ranks
+            return [int(_NOTE.unpack(self._post[CALL_BYTES:])[0])] * self.num_ranks
         offset = POSTS + self._num_calls % 2 * POST_BYTES + CALL_BYTES
         read = self._region.memory.read
-        return [int(_PLACE.unpack(read(line + offset, 8))[0]) for line in self._lines]
+        return [int(_NOTE.unpack(read(line + offset, 8))[0]) for line in self._lines]
 
     def give_up(self, reason: str) -> None:
         """End the group: this rank cannot go on with it, and the others learn why."""
@@ -188,7 +188,7 @@ class Meeting:
             self._region.sleep_while(self._lines[other] + ARRIVALS, seen, slice_s)
 
     def _compare(self) -> None:
-        """Compare all posts of this call with ours; the places in them may differ."""
+        """Compare all posts of this call with ours; the notes in them may differ."""
         offset = POSTS + self._num_calls % 2 * POST_BYTES
         mapping = self._region.mapping
         self._all_posts_are_equal = True

@@ -16,7 +16,7 @@ import torch
 from unisono.c10d.board import Board
 from unisono.c10d.calls import encode
 from unisono.c10d.heap import Blocks
-from unisono.c10d.meeting import NOWHERE, Meeting
+from unisono.c10d.meeting import NO_NOTE, Meeting
 from unisono.c10d.messages import Messages
 from unisono.c10d.peers import Departure, Peers
 from unisono.c10d.region import Region
@@ -60,7 +60,7 @@ class Membership:
         timeout_s: float | None,
         act: Callable[..., None],
         *arguments: Any,
-        place: int = NOWHERE,
+        note: int = NO_NOTE,
     ) -> None:
         """Announce a call and carry it out. Collective: every rank calls it, in the same order.
 
@@ -69,10 +69,10 @@ class Membership:
             timeout_s: how long each wait may last; the group's limit if None.
             act: what to do, given the board and `arguments`.
             arguments: for `act`.
-            place: where this rank's tensor lies in the shared memory, if it does.
+            note: a number for `act` that may differ between ranks.
         """
         with self._lock:
-            self._meeting.announce(call, place, timeout_s)
+            self._meeting.announce(call, note, timeout_s)
             try:
                 act(self._board, *arguments)
             except MismatchError:

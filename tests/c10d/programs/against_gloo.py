@@ -183,8 +183,8 @@ def uneven():
     dist.reduce_scatter(output, inputs[rank], group=ours)
     same("uneven reduce_scatter", output, tree_sum([row[rank] for row in inputs], torch.add))
 
-    given = [(rank + 1) * (other + 2) for other in range(world_size)]
-    taken = [(other + 1) * (rank + 2) for other in range(world_size)]
+    given = [40_000 * (rank + 1) * (other + 2) for other in range(world_size)]
+    taken = [40_000 * (other + 1) * (rank + 2) for other in range(world_size)]
 
     def all_to_all_single(group):
         output = torch.zeros(sum(taken), 5)
@@ -193,6 +193,12 @@ def uneven():
         return output
 
     on_both("uneven all_to_all_single", all_to_all_single)
+    # Rank 0 gives and takes equal parts, the others do not.
+    given = [2 if 0 in (rank, other) else rank + other for other in range(world_size)]
+    taken = given
+    on_both("all_to_all_single that is even on one rank", all_to_all_single)
+    given = [(rank + 1) * (other + 2) for other in range(world_size)]
+    taken = [(other + 1) * (rank + 2) for other in range(world_size)]
     outputs = [torch.zeros(n) for n in taken]
     inputs = [value(torch.float32, n, rank, 9) for n in given]
     dist.all_to_all(outputs, inputs, group=ours)
