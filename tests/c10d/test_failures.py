@@ -203,6 +203,9 @@ def test_abort_reaches_a_thread_that_waits(as_ranks):
         else:
             with pytest.raises(PeerLostError, match="the process group was aborted"):
                 group.recv([torch.ones(1)], 0, 0).wait()
+            threading.Timer(0.1, group.abort).start()
+            with pytest.raises(PeerLostError, match="it has left"):
+                group.recv([torch.ones(1)], 1, 0).wait()
 
     assert as_ranks(2, work) == [None, None]
 

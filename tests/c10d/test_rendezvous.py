@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from unisono.c10d import rendezvous
 from unisono.c10d.layout import HEADER_BYTES, Layout
-from unisono.c10d.rendezvous import Entry, RendezvousError
+from unisono.c10d.rendezvous import Entry
+from unisono.errors import RendezvousError
 
 
 def total(group, rank):

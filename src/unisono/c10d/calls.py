@@ -20,7 +20,7 @@ NO_ROOT = -1
 NO_REDUCTION = -1
 
 KINDS = (
-    "nothing",
+    "nothing",  # all bytes zero: no post yet
     "a call with wrong arguments",
     "init_process_group",
     "barrier",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import mmap
+import threading
 from collections import deque
 
 from unisono.c10d.layout import Heap
@@ -33,6 +34,7 @@ class Blocks:
         self._free = [heap]
         self._size_of: dict[int, int] = {}
         self._returned: deque[int] = deque()
+        self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> int:
         """Reserve a block and return where it begins, a multiple of 64.
@@ -40,8 +42,15 @@ class Blocks:
         Raises:
             HeapFullError: no gap is large enough.
         """
-        self._accept_returned()
-        size = max(aligned(num_bytes), 64)
+        with self._lock:
+            self._accept_returned()
+            return self._first_fit(max(aligned(num_bytes), 64))
+
+    def give_back(self, offset: int) -> None:
+        """Return the block that begins at `offset`; from any thread, also inside a collection."""
+        self._returned.append(offset)
+
+    def _first_fit(self, size: int) -> int:
         for position, gap in enumerate(self._free):
             if gap.stop - gap.start >= size:
                 self._free[position : position + 1] = (
@@ -55,10 +64,6 @@ class Blocks:
             f"the machine's memory, but {taken:,} bytes are taken and no gap holds {size:,} more: "
             f"receive what was sent, or drop some tensors."
         )
-
-    def give_back(self, offset: int) -> None:
-        """Return the block that begins at `offset`; from any thread, also inside a collection."""
-        self._returned.append(offset)
 
     def _accept_returned(self) -> None:
         while self._returned:

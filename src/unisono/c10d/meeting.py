@@ -106,25 +106,6 @@ class Meeting:
             self._is_compared = True
             self._compare()
 
-    def _arrive(self) -> None:
-        self.num_met = (self.num_met + 1) % _COUNTER
-        self._region.add_and_wake(self._lines[self.rank] + ARRIVALS)
-        self._is_ahead = True
-
-    def _wait(self) -> None:
-        target = self.num_met
-        missing = self._missing(self._others, target)
-        if missing:
-            end = time.perf_counter() + self._spin_s
-            while missing and time.perf_counter() < end:
-                os.sched_yield()
-                missing = self._missing(missing, target)
-            if missing:
-                self._sleep(missing, target)
-        if not READS_STAY_IN_ORDER:  # then order those to come after the arrivals seen
-            self._region.add_and_wake(self._lines[self.rank] + ARRIVALS, 0)
-        self._is_ahead = False
-
     def refuse(self) -> None:
         """Come to a meeting only to say that this rank's arguments are wrong.
 
@@ -163,6 +144,25 @@ class Meeting:
                 f"{self._ended} Make a new one.",
                 rank=self.names[self.rank],
             )
+
+    def _arrive(self) -> None:
+        self.num_met = (self.num_met + 1) % _COUNTER
+        self._region.add_and_wake(self._lines[self.rank] + ARRIVALS)
+        self._is_ahead = True
+
+    def _wait(self) -> None:
+        target = self.num_met
+        missing = self._missing(self._others, target)
+        if missing:
+            end = time.perf_counter() + self._spin_s
+            while missing and time.perf_counter() < end:
+                os.sched_yield()
+                missing = self._missing(missing, target)
+            if missing:
+                self._sleep(missing, target)
+        if not READS_STAY_IN_ORDER:  # then order those to come after the arrivals seen
+            self._region.add_and_wake(self._lines[self.rank] + ARRIVALS, 0)
+        self._is_ahead = False
 
     def _missing(self, ranks: list[int], target: int) -> list[int]:
         words, at = self._region.words, self._arrivals_at

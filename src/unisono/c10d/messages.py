@@ -236,6 +236,7 @@ class Messages:
             if waited_s < self._spin_s:
                 os.sched_yield()
                 continue
+            self._check_usable()
             lost = [gone for other in others if (gone := self._peers.first_lost([other]))]
             if lost and len(lost) == len(others) and not is_done():
                 raise self._lost(lost[0], what)
@@ -248,6 +249,15 @@ class Messages:
                     waited_s=waited_s,
                 )
             self._region.sleep_while(word, seen, min(SLEEP_AT_MOST_S, timeout_s - waited_s))
+
+    def _check_usable(self) -> None:
+        if self._peers.has_left:
+            name = self._name(self._rank)
+            raise PeerLostError(
+                f"rank {name} must be in the process group while it waits for a message, but it "
+                f"has left: make a new group.",
+                rank=name,
+            )
 
     def _lost(self, lost: tuple[int, str], what: str) -> PeerLostError:
         name = self._name(lost[0])

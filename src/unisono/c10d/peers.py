@@ -41,6 +41,7 @@ class Peers:
         self.names = names
         self._pidfds: dict[int, int] = {}
         self._dead: set[int] = set()
+        self.has_left = False
         region.set_word(self._layout.line(rank) + PID, os.getpid())
 
     def watch(self) -> None:
@@ -69,6 +70,7 @@ class Peers:
 
     def leave(self, how: Departure, reason: str = "") -> None:
         """Tell the others that this rank will not come again, and why."""
+        self.has_left = True
         line = self._layout.line(self.rank)
         text = reason.encode()[: REASON_BYTES - 1].ljust(REASON_BYTES, b"\0")
         self._region.memory.write(line + REASON, text)

@@ -22,15 +22,11 @@ from pathlib import Path
 from typing import Protocol
 
 from unisono.c10d.layout import PID, TOKEN_BYTES, Layout
-from unisono.errors import UnisonoError
+from unisono.errors import RendezvousError
 
 _KEY = "unisono"
 _STALE_AT_MOST_S = 60.0
 _LOOK_EVERY_S = 0.01
-
-
-class RendezvousError(UnisonoError):
-    """The ranks of a group could not come to share a memory."""
 
 
 class Store(Protocol):

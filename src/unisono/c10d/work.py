@@ -16,7 +16,7 @@ from unisono.c10d.messages import Messages, Receive
 
 
 class Finished(Work):
-    """Of a call that has been carried out on the caller's thread. Final."""
+    """Of a call that has been carried out on the caller's thread."""
 
     def __init__(self, tensors: list[Any]) -> None:
         super().__init__()

@@ -231,12 +231,13 @@ def layouts():
 
 def whatever_the_cut():
     """One all_reduce of the whole and many of odd pieces of it: the same bits."""
-    whole = value(torch.float32, 300_007, rank)
-    pieces = whole.clone()
-    dist.all_reduce(whole, group=ours)
-    for piece in pieces.split(12_345):
-        dist.all_reduce(piece, group=ours)
-    same("whatever the cut", whole, pieces)
+    for dtype, op in itertools.product(FLOATS[:3], [OP.SUM, OP.AVG, OP.PRODUCT]):
+        whole = value(dtype, 300_007, rank)
+        pieces = whole.clone()
+        dist.all_reduce(whole, op, group=ours)
+        for piece in pieces.split(12_345):
+            dist.all_reduce(piece, op, group=ours)
+        same(f"whatever the cut {dtype} {op}", whole, pieces)
     for size in (5, 1000, 300_007, 3_000_001):
         where_it_lies = unisono.c10d.empty(size + 1, group=ours)[1:]
         where_it_lies.copy_(value(torch.float32, size, rank))
