@@ -93,10 +93,11 @@ class Peers:
         return self._region.word(self._layout.line(rank) + PID)
 
     def _is_dead(self, rank: int) -> bool:
-        if rank in self._pidfds:
+        pidfd = self._pidfds.get(rank)
+        if pidfd is not None:
             poll = select.poll()
-            poll.register(self._pidfds[rank], select.POLLIN)
-            if poll.poll(0):
+            poll.register(pidfd, select.POLLIN)
+            if any(event == select.POLLIN for _, event in poll.poll(0)):
                 self._dead.add(rank)
         return rank in self._dead
 
