@@ -35,7 +35,7 @@ def left_over(**changes):
         "fd": 0,
         "token": "00" * 16,
         "heap_bytes": 4096,
-        "slot_bytes": 4096,
+        "chunk_bytes": 4096,
         "host": rendezvous._host(),
     }
     return Entry(**(fields | changes)).encode()

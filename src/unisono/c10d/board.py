@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import torch
 
+from unisono.c10d.layout import SLOT_BYTES
 from unisono.c10d.meeting import Meeting
 from unisono.c10d.region import Region
 
@@ -40,10 +41,15 @@ class Board:
     def chunks(self, numel: int, dtype: torch.dtype, parts: int = 1) -> Iterator[tuple[int, int]]:
         """Cut a vector so that `parts` chunks fit side by side into a slot.
 
+        A long vector is cut into larger chunks: it leaves the caches anyway, and the fewer the
+        meetings, the less it matters when something else takes a core away for a while.
+
         Returns:
             (start, stop) of each chunk; at least one, as an empty vector has a meeting too.
         """
-        each = max(self._region.layout.slot_bytes // (parts * dtype.itemsize), 1)
+        eighth = numel * parts * dtype.itemsize // 8
+        num_bytes = min(max(eighth, self._region.layout.chunk_bytes), SLOT_BYTES)
+        each = max(num_bytes // (parts * dtype.itemsize), 1)
         if numel <= each:
             return iter(((0, numel),))
         return ((start, min(start + each, numel)) for start in range(0, numel, each))

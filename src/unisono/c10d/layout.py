@@ -34,9 +34,8 @@ RING_ENTRIES = 1024
 ENTRY_BYTES = 32
 RING_BYTES = ENTRIES + RING_ENTRIES * ENTRY_BYTES
 
-# What a rank reads and writes of a slot stays in its core's cache; but where ranks take each
-# other's cores a meeting costs more than a cache that is missed, and meetings must be few.
-_SLOT_BYTES, _SLOT_WHEN_CROWDED_BYTES = 1 << 19, 1 << 23
+SLOT_BYTES = 8 << 20
+_CHUNK_BYTES = 512 << 10  # what a rank reads and writes of it stays in its core's cache
 _HEAPS_AT_MOST_BYTES = 8 << 40
 
 
@@ -64,12 +63,13 @@ class Layout:
     Attributes:
         world_size: the number of ranks in the group.
         heap_bytes: how much each rank can have in its heap; a multiple of the page size.
-        slot_bytes: how much each rank shows at one meeting; a multiple of the page size.
+        chunk_bytes: how much each rank shows at one meeting, if there is that much; where ranks
+            take each other's cores a meeting costs more than a cache that is missed.
     """
 
     world_size: int
     heap_bytes: int
-    slot_bytes: int
+    chunk_bytes: int
 
     @classmethod
     def for_this_machine(cls, names: Sequence[int]) -> Layout:
@@ -77,8 +77,8 @@ class Layout:
         world_size = len(names)
         machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         heap_bytes = min(machine_bytes, _HEAPS_AT_MOST_BYTES // world_size)
-        slot_bytes = _SLOT_WHEN_CROWDED_BYTES if is_crowded(names) else _SLOT_BYTES
-        return cls(world_size, _whole_pages(heap_bytes), slot_bytes)
+        chunk_bytes = SLOT_BYTES if is_crowded(names) else _CHUNK_BYTES
+        return cls(world_size, _whole_pages(heap_bytes), chunk_bytes)
 
     @property
     def control_bytes(self) -> int:
@@ -101,7 +101,7 @@ class Layout:
 
     def slot(self, rank: int, parity: int) -> int:
         """Where the slot begins that `rank` fills for even (0) or odd (1) meetings."""
-        return self.control_bytes + (2 * rank + parity) * self.slot_bytes
+        return self.control_bytes + (2 * rank + parity) * SLOT_BYTES
 
     def heap(self, rank: int) -> Heap:
         """Which bytes are the heap of `rank`."""

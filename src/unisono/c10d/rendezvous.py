@@ -50,19 +50,19 @@ class Entry:
     fd: int
     token: str
     heap_bytes: int
-    slot_bytes: int
+    chunk_bytes: int
     host: str
 
     def encode(self) -> str:
         """Write it as one line of words."""
-        sizes = f"{self.heap_bytes} {self.slot_bytes}"
+        sizes = f"{self.heap_bytes} {self.chunk_bytes}"
         return f"{self.pid} {self.fd} {self.token} {sizes} {self.host}"
 
     @classmethod
     def decode(cls, text: str) -> Entry:
         """Read what :meth:`encode` wrote."""
-        pid, fd, token, heap_bytes, slot_bytes, host = text.split()
-        return cls(int(pid), int(fd), token, int(heap_bytes), int(slot_bytes), host)
+        pid, fd, token, heap_bytes, chunk_bytes, host = text.split()
+        return cls(int(pid), int(fd), token, int(heap_bytes), int(chunk_bytes), host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _publish(store: Store, layout: Layout) -> Shared:
         mapping = _map(fd, layout)
         token = os.urandom(TOKEN_BYTES)
         mapping[:TOKEN_BYTES] = token
-        entry = Entry(os.getpid(), fd, token.hex(), layout.heap_bytes, layout.slot_bytes, _host())
+        entry = Entry(os.getpid(), fd, token.hex(), layout.heap_bytes, layout.chunk_bytes, _host())
         store.set(_KEY, entry.encode())
     except BaseException:
         os.close(fd)
@@ -155,7 +155,7 @@ def _open(entry: Entry, rank: int, world_size: int) -> Shared:
     # Before opening: what an unrelated process has there may be a device or a pipe.
     if not os.readlink(path).startswith("/memfd:unisono-c10d"):
         raise _StaleError(f"{path} is not the memory of a group any more")
-    layout = Layout(world_size, entry.heap_bytes, entry.slot_bytes)
+    layout = Layout(world_size, entry.heap_bytes, entry.chunk_bytes)
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         if os.fstat(fd).st_size != layout.num_bytes:

@@ -22,7 +22,7 @@ FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 ALONE = [torch.int16, torch.uint16, torch.float8_e4m3fn]  # moved by unisono, not by gloo
 NUMBERS = [OP.SUM, OP.MIN, OP.MAX, OP.PRODUCT]
 BITS = [OP.BAND, OP.BOR, OP.BXOR]
-LARGE = 2_500_001  # elements: more than one slot for two ranks, and with complex64 for three
+LARGE = 2_500_001  # elements: more than one chunk for two ranks, and than a slot for three
 
 
 def newer(module, new, old):
