@@ -16,11 +16,11 @@ from collections.abc import Iterator
 
 import torch
 
-from unisono.c10d.layout import SLOT_BYTES
 from unisono.c10d.meeting import Meeting
 from unisono.c10d.region import Region
 
 _VIEWS_AT_MOST = 512
+_LONG_CHUNK_BYTES = 2 << 20  # at most a slot
 _Views = tuple[list[torch.Tensor], list[torch.Tensor]]  # of even and odd meetings, one a rank
 
 
@@ -48,7 +48,7 @@ class Board:
             (start, stop) of each chunk; at least one, as an empty vector has a meeting too.
         """
         eighth = numel * parts * dtype.itemsize // 8
-        num_bytes = min(max(eighth, self._region.layout.chunk_bytes), SLOT_BYTES)
+        num_bytes = max(self._region.layout.chunk_bytes, min(eighth, _LONG_CHUNK_BYTES))
         each = max(num_bytes // (parts * dtype.itemsize), 1)
         if numel <= each:
             return iter(((0, numel),))
