@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "unisono"
 LAYERS = [
     {"errors", "world", "plan", "faults"},
     {"comm"},
+    {"c10d"},
     {"engine", "data", "checkpoint"},
     {"train"},
     {"launch"},

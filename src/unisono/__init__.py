@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from unisono.c10d.registration import register as _register_backend
 from unisono.comm.link import Link
 from unisono.errors import (
     CheckpointError,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from unisono.train.trainer import Trainer
 
 __version__ = "0.1.0"
+
+_register_backend()
 
 _LOADED_ON_FIRST_USE = {
     "Run": "unisono.train.run",

@@ -7,6 +7,7 @@ Mistakes of the caller are ``ValueError`` and ``TypeError``; what the world does
     ├── PeerLostError          this worker waits for one that has left or failed
     ├── WaitTimeoutError       this worker waited too long for one that is still there
     ├── MismatchError          the workers do not run the same program
+    ├── RendezvousError        the ranks of a process group could not come to share a memory
     ├── NonFiniteLossError     a loss is NaN or infinite
     ├── CheckpointError        a checkpoint is not whole, or is another run's
     └── DataFormatError        a file is not what its name says (also a ValueError)
@@ -72,6 +73,10 @@ class WaitTimeoutError(UnisonoError):
 
 class MismatchError(UnisonoError):
     """The workers do not run the same program on the same data."""
+
+
+class RendezvousError(UnisonoError):
+    """The ranks of a process group could not come to share a memory."""
 
 
 class NonFiniteLossError(UnisonoError):

@@ -1,0 +1,114 @@
+"""The reduction that everybody gets: three ways to the same bits.
+
+*Each for itself.* Everybody shows its vector and evaluates the whole tree: one meeting a chunk.
+Best for two ranks (nothing is read or written in vain) and for short vectors.
+
+*Slices.* Everybody shows its vector; each rank reduces one slice of it and shows that; everybody
+takes all slices: two meetings a chunk, and each element crosses between cores twice, however many
+ranks there are.
+
+*In place.* Every rank's tensor lies in the shared memory: each rank reduces its slice where it
+lies and writes the result into everybody's tensor. Nothing else is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from unisono.c10d.board import Board
+from unisono.c10d.meeting import NO_NOTE as NOWHERE
+from unisono.c10d.reduction import combine
+from unisono.c10d.region import Region
+
+_BLOCK_BYTES = 1 << 18
+_FOR_ITSELF_UP_TO_BYTES = 1 << 16
+_ALIGNED_ELEMENTS = 64
+
+
+def place_of(vector: torch.Tensor, region: Region) -> int:
+    """Tell where a vector lies in the shared memory, if it does and if that is of use."""
+    if vector.numel() * vector.itemsize <= _FOR_ITSELF_UP_TO_BYTES:
+        return NOWHERE  # showing a copy saves a meeting
+    offset = region.offset_of(vector)
+    return NOWHERE if offset is None else offset
+
+
+def all_reduce(board: Board, vector: torch.Tensor, reduction: str, place: int) -> None:
+    """Leave the reduction of everybody's vectors in everybody's vector.
+
+    Args:
+        board: the meeting place.
+        vector: contiguous.
+        reduction: which.
+        place: what was announced, from :func:`place_of`.
+    """
+    dtype = vector.dtype
+    if place == NOWHERE:
+        start, stop = next(board.chunks(vector.numel(), vector.dtype))
+        board.mine(dtype, stop).copy_(_part(vector, start, stop))
+    board.meet()
+    places = board.meeting.notes()
+    if NOWHERE not in places:
+        _in_place(board, vector.numel(), dtype, reduction, places)
+        return
+    is_shown = all(other == NOWHERE for other in places)
+    if board.num_ranks <= 2 or vector.numel() * dtype.itemsize <= _FOR_ITSELF_UP_TO_BYTES:
+        _each_for_itself(board, vector, reduction, is_shown)
+    else:
+        _in_slices(board, vector, reduction, is_shown)
+
+
+def _each_for_itself(board: Board, vector: torch.Tensor, reduction: str, is_shown: bool) -> None:
+    for start, stop in board.chunks(vector.numel(), vector.dtype):
+        piece = _part(vector, start, stop)
+        if not (is_shown and start == 0):
+            board.mine(vector.dtype, stop - start).copy_(piece)
+            board.meet()
+        values = board.shown(vector.dtype, stop - start).copy()
+        values[board.rank] = piece  # warmer than its copy
+        combine(reduction, values, piece)
+
+
+def _in_slices(board: Board, vector: torch.Tensor, reduction: str, is_shown: bool) -> None:
+    dtype = vector.dtype
+    for start, stop in board.chunks(vector.numel(), vector.dtype):
+        piece = _part(vector, start, stop)
+        if not (is_shown and start == 0):
+            board.mine(dtype, stop - start).copy_(piece)
+            board.meet()
+        cuts = slices(stop - start, board.num_ranks)
+        begin, end = cuts[board.rank]
+        values = [shown[begin:end] for shown in board.shown(dtype, stop - start)]
+        combine(reduction, values, board.mine(dtype, stop - start)[begin:end])
+        board.meet()
+        shown = board.shown(dtype, stop - start)
+        for rank, (begin, end) in enumerate(cuts):
+            piece[begin:end].copy_(shown[rank][begin:end])
+
+
+def _in_place(
+    board: Board, numel: int, dtype: torch.dtype, reduction: str, places: Sequence[int]
+) -> None:
+    vectors = [board.in_heap(place, numel, dtype) for place in places]
+    begin, end = slices(numel, board.num_ranks)[board.rank]
+    block = _BLOCK_BYTES // dtype.itemsize
+    for start in range(begin, end, block):
+        stop = min(start + block, end)
+        result, *others = values = [vector[start:stop] for vector in vectors]
+        combine(reduction, values, result)
+        for other in others:
+            other.copy_(result)
+    board.meet()
+
+
+def _part(vector: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Slice, unless the slice is everything: short vectors are worth the microsecond."""
+    return vector if stop - start == vector.numel() else vector[start:stop]
+
+
+def slices(numel: int, num_ranks: int) -> list[tuple[int, int]]:
+    """Cut a vector into one slice per rank, at multiples of 64 elements."""
+    each = -(-numel // (num_ranks * _ALIGNED_ELEMENTS)) * _ALIGNED_ELEMENTS
+    return [(min(r * each, numel), min((r + 1) * each, numel)) for r in range(num_ranks)]

@@ -1,0 +1,84 @@
+"""How do bytes get from one rank to the others? Each shows, all meet, each takes.
+
+A rank writes into its own slot, comes to a meeting, and then reads the others' slots. Slots
+alternate between even and odd meetings, so the next thing can be written while somebody still
+reads the last one, and a journey of n chunks costs n meetings:
+
+    rank 0   write A₀ │ meet │ read B₀, write A₁ │ meet │ read B₁ …
+    rank 1   write B₀ │ meet │ read A₀, write B₁ │ meet │ read A₁ …
+
+What was shown at a meeting may be read until one comes to the next meeting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from unisono.c10d.meeting import Meeting
+from unisono.c10d.region import Region
+
+_VIEWS_AT_MOST = 512
+_LONG_CHUNK_BYTES = 2 << 20  # at most a slot
+_Views = tuple[list[torch.Tensor], list[torch.Tensor]]  # of even and odd meetings, one a rank
+
+
+class Board:
+    """One rank's view of everybody's slots. Final."""
+
+    def __init__(self, region: Region, meeting: Meeting) -> None:
+        self._region = region
+        self.meeting = meeting
+        self.rank = meeting.rank
+        self.num_ranks = meeting.num_ranks
+        self._views: dict[tuple[torch.dtype, int], _Views] = {}
+
+    def mine(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
+        """View where this rank writes what it shows at the next meeting."""
+        return self._slots(dtype, numel)[(self.meeting.num_met + 1) % 2][self.rank]
+
+    def chunks(self, numel: int, dtype: torch.dtype, parts: int = 1) -> Iterator[tuple[int, int]]:
+        """Cut a vector so that `parts` chunks fit side by side into a slot.
+
+        A long vector is cut into larger chunks: it leaves the caches anyway, and the fewer the
+        meetings, the less it matters when something else takes a core away for a while.
+
+        Returns:
+            (start, stop) of each chunk; at least one, as an empty vector has a meeting too.
+        """
+        eighth = numel * parts * dtype.itemsize // 8
+        num_bytes = max(self._region.layout.chunk_bytes, min(eighth, _LONG_CHUNK_BYTES))
+        each = max(num_bytes // (parts * dtype.itemsize), 1)
+        if numel <= each:
+            return iter(((0, numel),))
+        return ((start, min(start + each, numel)) for start in range(0, numel, each))
+
+    def meet(self) -> None:
+        """Wait until everybody has shown something. Collective: every rank calls it."""
+        self.meeting.meet()
+
+    def shown(self, dtype: torch.dtype, numel: int) -> list[torch.Tensor]:
+        """View what each rank has shown at the last meeting."""
+        return self._slots(dtype, numel)[self.meeting.num_met % 2]
+
+    def in_heap(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """View elements that lie in some rank's heap."""
+        return self._region.flat(offset, numel, dtype)
+
+    def close(self) -> None:
+        """Forget all views, so that the memory can go."""
+        self._views.clear()
+
+    def _slots(self, dtype: torch.dtype, numel: int) -> _Views:
+        views = self._views.get((dtype, numel))
+        if views is None:
+            if len(self._views) >= _VIEWS_AT_MOST:
+                self._views.clear()
+            slot, flat = self._region.layout.slot, self._region.flat
+            even, odd = (
+                [flat(slot(rank, parity), numel, dtype) for rank in range(self.num_ranks)]
+                for parity in (0, 1)
+            )
+            views = self._views[dtype, numel] = even, odd
+        return views

@@ -1,0 +1,129 @@
+"""What does a rank want of the others? A call in 32 bytes, and in words.
+
+Each rank posts its call before it comes to the first meeting of it; whoever has met compares all
+posts as bytes, and only a difference is ever decoded again. What may differ between ranks (the
+length of an uneven part, a tensor's address) is not in these bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+import zlib
+from collections.abc import Sequence
+
+import torch
+
+_FORM = struct.Struct("<BBbxiqqQ")
+CALL_BYTES = _FORM.size
+NO_ROOT = -1
+NO_REDUCTION = -1
+
+KINDS = (
+    "nothing",  # all bytes zero: no post yet
+    "a call with wrong arguments",
+    "init_process_group",
+    "barrier",
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+)
+REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+DTYPES = (
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex32,
+    torch.complex64,
+    torch.complex128,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+)
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    """Number a dtype as all ranks do.
+
+    Raises:
+        TypeError: tensors of this dtype cannot be moved.
+    """
+    if dtype not in DTYPES:
+        raise TypeError(f"tensors must be of a plain dtype, but one is {dtype}: convert it first.")
+    return DTYPES.index(dtype)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Say ``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+@functools.lru_cache(maxsize=1024)
+def encode(
+    kind: str,
+    dtype: torch.dtype = torch.uint8,
+    numel: int = 0,
+    reduction: str = "",
+    root: int = NO_ROOT,
+    sizes: tuple[int, ...] = (),
+) -> bytes:
+    """Put a call into :data:`CALL_BYTES` bytes; equal calls give equal bytes.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        dtype: of the elements.
+        numel: how many elements a rank gives or takes, where that is the same on every rank.
+        reduction: one of :data:`REDUCTIONS`, or empty.
+        root: the rank in the group that gives or takes alone.
+        sizes: the numbers of elements for or from each rank, where they differ.
+    """
+    return _FORM.pack(
+        KINDS.index(kind),
+        dtype_code(dtype),
+        REDUCTIONS.index(reduction) if reduction else NO_REDUCTION,
+        root,
+        numel,
+        len(sizes),
+        _fingerprint(sizes),
+    )
+
+
+def _fingerprint(sizes: Sequence[int]) -> int:
+    return zlib.crc32(struct.pack(f"<{len(sizes)}q", *sizes)) if sizes else 0
+
+
+def describe(encoded: bytes, ranks: Sequence[int] | None = None) -> str:
+    """Say in words what a post asks for: ``all_reduce(SUM) of 1,024 float32 elements``.
+
+    Args:
+        encoded: what :func:`encode` returned, on whichever rank.
+        ranks: the names of the group's ranks, for the root; their positions by default.
+    """
+    kind, dtype, reduction, root, numel, num_sizes, fingerprint = _FORM.unpack(encoded)
+    name = KINDS[kind]
+    if KINDS.index("all_reduce") > kind:
+        return name
+    words = f"{name}({REDUCTIONS[reduction]})" if reduction != NO_REDUCTION else name
+    amount = f"{numel:,} " if not num_sizes and name != "all_to_all" else ""
+    words += f" of {amount}{dtype_name(DTYPES[dtype])} elements"
+    if num_sizes:
+        words += f" in parts of {num_sizes} different sizes (fingerprint {fingerprint:08x})"
+    if root != NO_ROOT:
+        words += f" with root {ranks[root] if ranks else root}"
+    return words

@@ -1,0 +1,330 @@
+"""torch's ProcessGroup over shared memory: translates torch's calls, one method each.
+
+Collectives are carried out on the caller's thread, also with ``async_op=True``: the Work that
+comes back is done. Sends never wait; receives are taken when somebody waits for them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+from torch.distributed import ProcessGroup
+
+import unisono.c10d.collectives as collectives
+from unisono.c10d.agreement import (
+    all_gather_call,
+    all_to_all_call,
+    reduce_scatter_call,
+    rooted_call,
+)
+from unisono.c10d.allreduce import all_reduce, place_of
+from unisono.c10d.calls import encode
+from unisono.c10d.meeting import NO_NOTE
+from unisono.c10d.membership import Membership
+from unisono.c10d.options import listed, nested, reduction_of, timeout_s
+from unisono.c10d.vectors import as_vector, check_movable, parts, rows, write_back
+from unisono.c10d.work import Finished, Receiving
+
+Tensor = torch.Tensor
+Tensors = list[torch.Tensor]
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_ProcessGroup: Any = ProcessGroup  # torch declares overloads that no caller uses
+
+
+def create(options: Any, backend_options: object) -> Group:
+    """Make a group for torch. Collective: every rank of the group calls it.
+
+    Args:
+        options: torch's ``_DistributedBackendOptions``.
+        backend_options: must be None; the backend has none.
+    """
+    if backend_options is not None:
+        raise ValueError("`pg_options` must be None for the backend `unisono`: it has no options.")
+    names = options.global_ranks_in_group or range(options.group_size)
+    return Group(options.store, options.group_rank, list(names), options.timeout.total_seconds())
+
+
+def _refusals_are_told(method: _Method) -> _Method:
+    """Let the other ranks know when this one's arguments are refused: they are about to wait."""
+
+    @functools.wraps(method)
+    def call(self: Group, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except (TypeError, ValueError):
+            self.membership.refuse()
+            raise
+
+    return cast(_Method, call)
+
+
+class Group(_ProcessGroup):  # type: ignore[misc]
+    """One rank's view of a group. Final.
+
+    Args:
+        store: where rank 0 of the group tells the others of its memory; not kept.
+        rank: this rank in the group.
+        names: each rank of the group as the program knows it, its global rank.
+        timeout_s: how long a wait may last.
+    """
+
+    def __init__(self, store: Any, rank: int, names: Sequence[int], timeout_s: float) -> None:
+        super().__init__(rank, len(names))
+        self._name = self._description = ""
+        self.membership = Membership(store, rank, names, timeout_s)
+        self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, None)
+
+    @_refusals_are_told
+    def allreduce(self, tensors: Tensors | Tensor, opts: Any = None, op: Any = None) -> Finished:
+        """Reduce one tensor; every rank gets the result."""
+        opts = op if opts is None else opts
+        (tensor,) = tensors = listed(tensors)
+        vector = as_vector(tensor)
+        reduction = reduction_of(opts, vector.dtype)
+        place = place_of(vector, self.membership.region)
+        call = encode("all_reduce", vector.dtype, vector.numel(), reduction)
+        self._run(call, opts, all_reduce, vector, reduction, place, note=place)
+        write_back(vector, tensor)
+        return Finished(tensors)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Finished:
+        """Reduce several tensors."""
+        for tensor in tensors:
+            self.allreduce(tensor, opts)
+        return Finished(tensors)
+
+    @_refusals_are_told
+    def reduce(self, tensors: Tensors, opts: Any) -> Finished:
+        """Reduce one tensor for the root; the others keep theirs."""
+        (tensor,) = tensors
+        vector, root = as_vector(tensor), opts.rootRank
+        reduction = reduction_of(opts, vector.dtype)
+        call = encode("reduce", vector.dtype, vector.numel(), reduction, root)
+        self._run(call, opts, collectives.reduce, vector, reduction, root)
+        if root == self.rank():
+            write_back(vector, tensor)
+        return Finished(tensors)
+
+    @_refusals_are_told
+    def broadcast(self, tensors: Tensors | Tensor, opts: Any = 0) -> Finished:
+        """Give everybody the root's tensor."""
+        (tensor,) = tensors = listed(tensors)
+        root = opts if isinstance(opts, int) else opts.rootRank
+        vector = as_vector(tensor)
+        call = encode("broadcast", vector.dtype, vector.numel(), root=root)
+        self._run(call, opts, collectives.broadcast, vector, root)
+        if root != self.rank():
+            write_back(vector, tensor)
+        return Finished(tensors)
+
+    @_refusals_are_told
+    def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Finished:
+        """Give everybody everybody's tensor; lengths may differ where all ranks know them."""
+        (outputs,), (tensor,) = nested(output_lists), listed(inputs)
+        vectors = [as_vector(output) for output in outputs]
+        self._all_gather(vectors, as_vector(tensor), opts)
+        for vector, output in zip(vectors, outputs, strict=True):
+            write_back(vector, output)
+        return Finished(outputs)
+
+    @_refusals_are_told
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Finished:
+        """Give everybody everybody's tensor, one after the other in one."""
+        whole = as_vector(output)
+        self._all_gather(rows(whole, self.size()), as_vector(tensor), opts)
+        write_back(whole, output)
+        return Finished([output])
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Finished:
+        """Do :meth:`all_gather_single` for several tensors."""
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self.all_gather_single(output, tensor, opts)
+        return Finished(outputs)
+
+    def allgather_coalesced(
+        self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None
+    ) -> Finished:
+        """Gather several tensors; ``output_lists[rank][position]``."""
+        for position, tensor in enumerate(inputs):
+            self.allgather([[outputs[position] for outputs in output_lists]], [tensor], opts)
+        return Finished(output_lists)
+
+    @_refusals_are_told
+    def gather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> Finished:
+        """Give the root everybody's tensor."""
+        (tensor,), outputs = inputs, output_lists[0] if output_lists else []
+        root = opts.rootRank
+        vector, vectors = as_vector(tensor), [as_vector(output) for output in outputs]
+        call = rooted_call("gather", vector, vectors, root, self.rank(), self.size())
+        self._run(call, opts, collectives.gather, vectors, vector, root)
+        for filled, output in zip(vectors, outputs, strict=True):
+            write_back(filled, output)
+        return Finished(outputs)
+
+    @_refusals_are_told
+    def scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> Finished:
+        """Give each rank one of the root's tensors."""
+        (output,), inputs = outputs, input_lists[0] if input_lists else []
+        root = opts.rootRank
+        vector, vectors = as_vector(output), [as_vector(tensor) for tensor in inputs]
+        call = rooted_call("scatter", vector, vectors, root, self.rank(), self.size())
+        self._run(call, opts, collectives.scatter, vector, vectors, root)
+        write_back(vector, output)
+        return Finished(outputs)
+
+    @_refusals_are_told
+    def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Finished:
+        """Reduce a list of tensors; each rank gets one. Lengths may differ within the list."""
+        (output,), (inputs,) = listed(outputs), nested(input_lists)
+        vector = as_vector(output)
+        self._reduce_scatter(vector, [as_vector(tensor) for tensor in inputs], opts)
+        write_back(vector, output)
+        return Finished([output])
+
+    @_refusals_are_told
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Finished:
+        """Reduce one tensor; each rank gets an equal part."""
+        vector = as_vector(output)
+        self._reduce_scatter(vector, rows(as_vector(tensor), self.size()), opts)
+        write_back(vector, output)
+        return Finished([output])
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Finished:
+        """Do :meth:`reduce_scatter_single` for several tensors."""
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self.reduce_scatter_single(output, tensor, opts)
+        return Finished(outputs)
+
+    @_refusals_are_told
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Finished:
+        """Give each rank one tensor and take one from each."""
+        given, taken = [as_vector(t) for t in inputs], [as_vector(t) for t in outputs]
+        self._all_to_all(taken, given, opts)
+        for vector, output in zip(taken, outputs, strict=True):
+            write_back(vector, output)
+        return Finished(outputs)
+
+    @_refusals_are_told
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_split_sizes: list[int] | None = None,
+        input_split_sizes: list[int] | None = None,
+        opts: Any = None,
+    ) -> Finished:
+        """Give each rank a part of one tensor and take a part of one from each."""
+        whole = as_vector(output).view(output.shape)
+        taken = parts(whole, output_split_sizes, self.size())
+        given = parts(as_vector(tensor).view(tensor.shape), input_split_sizes, self.size())
+        self._all_to_all(taken, given, opts)
+        write_back(whole, output)
+        return Finished([output])
+
+    def barrier(self, opts: Any = None) -> Finished:
+        """Wait until every rank has come."""
+        self._run(encode("barrier"), opts, collectives.barrier)
+        return Finished([])
+
+    def send(self, tensors: Tensors, destination: int, tag: int) -> Finished:
+        """Leave a tensor for another rank; done when it returns."""
+        (tensor,) = tensors
+        self.membership.messages.send(as_vector(tensor), destination, tag)
+        return Finished(tensors)
+
+    def recv(self, tensors: Tensors, source: int, tag: int) -> Receiving:
+        """Ask for a tensor of another rank; the Work's ``wait`` takes it."""
+        return self._receive(tensors, source, tag)
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> Receiving:
+        """Ask for a tensor of any rank."""
+        return self._receive(tensors, None, tag)
+
+    # torch's names before 2.11, which its C++ part and older programs still use.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    def _get_backend(self, device: torch.device) -> Group:
+        """Return what moves the tensors of a device: torch asks it about what it can do."""
+        if device.type != "cpu":
+            raise RuntimeError(
+                f"the backend `unisono` moves CPU tensors, but was asked for {device}."
+            )
+        return self
+
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Say whether :meth:`allocate_tensor` can be called."""
+        return device.type == "cpu"
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Make a vector in shared memory, where torch offers to communicate from such."""
+        return self.membership.empty(torch.Size([size]), dtype)
+
+    def getBackendName(self) -> str:
+        """Say which backend this is."""
+        return "unisono"
+
+    def getGroupName(self) -> str:
+        """Return the name that torch has given the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Take a name from torch."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        """Return the description that torch has given the group."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        """Take a description from torch."""
+        self._description = description
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Say how long waits may last from now on."""
+        self.membership.set_timeout(timeout.total_seconds())
+
+    def shutdown(self) -> None:
+        """Leave the group; its memory goes with the last tensor of :func:`unisono.c10d.empty`."""
+        self.membership.leave()
+
+    def abort(self) -> None:
+        """Leave the group and tell the others that this rank cannot go on."""
+        self.membership.abort()
+
+    def _run(self, call: bytes, opts: Any, *what: Any, note: int = NO_NOTE) -> None:
+        self.membership.run(call, timeout_s(opts), *what, note=note)
+
+    def _all_gather(self, outputs: Tensors, vector: Tensor, opts: Any) -> None:
+        call = all_gather_call(outputs, vector, self.rank(), self.size())
+        self._run(call, opts, collectives.all_gather, outputs, vector)
+
+    def _reduce_scatter(self, output: Tensor, inputs: Tensors, opts: Any) -> None:
+        reduction = reduction_of(opts, output.dtype)
+        call = reduce_scatter_call(output, inputs, reduction, self.rank(), self.size())
+        self._run(call, opts, collectives.reduce_scatter, output, inputs, reduction)
+
+    def _all_to_all(self, outputs: Tensors, inputs: Tensors, opts: Any) -> None:
+        call = all_to_all_call(outputs, inputs, self.size())
+        size = collectives.only_size(outputs, inputs)
+        self._run(call, opts, collectives.all_to_all, outputs, inputs, size, note=size)
+
+    def _receive(self, tensors: Tensors, source: int | None, tag: int) -> Receiving:
+        (tensor,) = tensors
+        tensor = tensor.detach() if tensor.requires_grad else tensor
+        check_movable(tensor)
+        messages = self.membership.messages
+        return Receiving(messages, messages.receive(tensor, source, tag))

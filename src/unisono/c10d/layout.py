@@ -1,0 +1,113 @@
+"""What lies where in the memory that the ranks of a group share?
+
+One memfd a group. Pages exist from when they are first written, so generous sizes cost nothing::
+
+    header │ line of rank 0 … W−1 │ ring 0→0, 0→1, … │ slots of rank 0 … W−1 │ heap of rank 0 … W−1
+
+* A *line* says how far a rank has come, which call it is in, and whether it has left.
+* A *ring* holds the messages from one rank to another that nobody has fetched yet.
+* Two *slots* a rank: what a rank shows the others at even and at odd meetings.
+* A *heap* is where a rank keeps the contents of its messages and tensors made by ``empty``.
+
+All positions are byte offsets from the beginning and multiples of 64; each line and each counter
+that two ranks use has cache lines of its own.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+HEADER_BYTES = mmap.PAGESIZE
+TOKEN_BYTES = 16
+LINE_BYTES = 512
+# Inside a line.
+ARRIVALS, DEPARTURE, PID, CALLS, DOORBELL, POSTS, REASON = 0, 4, 8, 16, 64, 128, 256
+POST_BYTES = 64
+REASON_BYTES = LINE_BYTES - REASON
+# Inside a ring.
+SENT, TAKEN, ENTRIES = 0, 64, 128
+RING_ENTRIES = 1024
+ENTRY_BYTES = 32
+RING_BYTES = ENTRIES + RING_ENTRIES * ENTRY_BYTES
+
+SLOT_BYTES = 8 << 20
+_CHUNK_BYTES = 512 << 10  # what a rank reads and writes of it stays in its core's cache
+_HEAPS_AT_MOST_BYTES = 8 << 40
+
+
+def is_crowded(names: Sequence[int]) -> bool:
+    """Tell whether ranks take each other's cores.
+
+    Args:
+        names: the global ranks of the group; there are at least as many processes as the
+            greatest of them says.
+    """
+    return max(names) + 1 > len(os.sched_getaffinity(0))
+
+
+class Heap(NamedTuple):
+    """A range of bytes that one rank gives away piece by piece."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The positions of everything, from three numbers that all ranks agree on.
+
+    Attributes:
+        world_size: the number of ranks in the group.
+        heap_bytes: how much each rank can have in its heap; a multiple of the page size.
+        chunk_bytes: how much each rank shows at one meeting, if there is that much; where ranks
+            take each other's cores a meeting costs more than a cache that is missed.
+    """
+
+    world_size: int
+    heap_bytes: int
+    chunk_bytes: int
+
+    @classmethod
+    def for_this_machine(cls, names: Sequence[int]) -> Layout:
+        """Give every rank a heap as large as the machine's memory: what can be used, fits."""
+        world_size = len(names)
+        machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        heap_bytes = min(machine_bytes, _HEAPS_AT_MOST_BYTES // world_size)
+        chunk_bytes = SLOT_BYTES if is_crowded(names) else _CHUNK_BYTES
+        return cls(world_size, _whole_pages(heap_bytes), chunk_bytes)
+
+    @property
+    def control_bytes(self) -> int:
+        """The length of header, lines and rings together."""
+        return _whole_pages(self.ring(self.world_size, 0))
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of the whole."""
+        return self.heap(self.world_size).start
+
+    def line(self, rank: int) -> int:
+        """Where the line of `rank` begins."""
+        return HEADER_BYTES + rank * LINE_BYTES
+
+    def ring(self, source: int, destination: int) -> int:
+        """Where the ring of messages from `source` to `destination` begins."""
+        lines_end = self.line(self.world_size)
+        return lines_end + (source * self.world_size + destination) * RING_BYTES
+
+    def slot(self, rank: int, parity: int) -> int:
+        """Where the slot begins that `rank` fills for even (0) or odd (1) meetings."""
+        return self.control_bytes + (2 * rank + parity) * SLOT_BYTES
+
+    def heap(self, rank: int) -> Heap:
+        """Which bytes are the heap of `rank`."""
+        start = self.slot(self.world_size, 0) + rank * self.heap_bytes
+        return Heap(start, start + self.heap_bytes)
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,0 +1,241 @@
+"""Where the ranks of a group meet: nobody goes on before everybody has come for the same call.
+
+A call has one meeting or more. Before the first, each rank posts its call; after it, all compare.
+A wait spins for a moment (the others are usually microseconds away), then sleeps in the kernel,
+and wakes at least five times a second to see whether somebody died. Each counter is written by its
+rank alone and added to inside the kernel, which orders memory on every processor (see ``futex``).
+
+Calls alternate between two posts a rank. That is enough: nobody posts the next but one call
+before everyone has come to the next one, and so has compared this one.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import struct
+import time
+from collections.abc import Sequence
+
+from unisono.c10d.calls import CALL_BYTES, describe, encode
+from unisono.c10d.layout import ARRIVALS, CALLS, POST_BYTES, POSTS, is_crowded
+from unisono.c10d.peers import Departure, Peers
+from unisono.c10d.region import Region
+from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+
+NO_NOTE = -1
+SLEEP_AT_MOST_S = 0.2
+_SPIN_S = 1e-3
+_SPIN_WHEN_CROWDED_S = 2e-5
+_COUNTER = 2**32
+_NOTE = struct.Struct("<q")
+READS_STAY_IN_ORDER = platform.machine() == "x86_64"
+
+
+def spin_s(names: Sequence[int]) -> float:
+    """Tell how long to spin before sleeping: shortly where ranks take each other's cores."""
+    return _SPIN_WHEN_CROWDED_S if is_crowded(names) else _SPIN_S
+
+
+class Meeting:
+    """One rank's view of the meeting point. Final.
+
+    Args:
+        region: the group's memory.
+        peers: the processes of the others.
+        timeout_s: how long a wait may last unless the call says otherwise.
+    """
+
+    def __init__(self, region: Region, peers: Peers, timeout_s: float) -> None:
+        self._region = region
+        self._peers = peers
+        self.rank = peers.rank
+        self.names = peers.names
+        self.num_ranks = len(peers.names)
+        self._others = [other for other in range(self.num_ranks) if other != self.rank]
+        lines = [region.layout.line(rank) for rank in range(self.num_ranks)]
+        self._lines = lines
+        self._arrivals_at = [(line + ARRIVALS) // 4 for line in lines]
+        self.timeout_s = timeout_s
+        self._timeout_s = timeout_s
+        self._spin_s = spin_s(self.names)
+        self.num_met = 0
+        self._num_calls = 0
+        self._call = b""
+        self._post = b""
+        self._is_compared = True
+        self._is_ahead = False  # whether we have come to a meeting that we have not waited for
+        self._all_posts_are_equal = True
+        self._ended = ""
+
+    def announce(self, call: bytes, note: int = NO_NOTE, timeout_s: float | None = None) -> None:
+        """Post the call that the next meeting begins.
+
+        Args:
+            call: what :func:`~unisono.c10d.calls.encode` returned.
+            note: a number that may differ between ranks, for :meth:`notes`.
+            timeout_s: how long each wait of this call may last.
+
+        Raises:
+            PeerLostError: the group has ended.
+        """
+        self._check_usable()
+        if self._is_ahead:
+            self._wait()
+        self._num_calls += 1
+        self._call = call
+        line = self._lines[self.rank]
+        start = line + POSTS + self._num_calls % 2 * POST_BYTES
+        self._post = call + _NOTE.pack(note)
+        self._region.mapping[start : start + len(self._post)] = self._post
+        self._region.set_word(line + CALLS, self._num_calls % _COUNTER)
+        self._is_compared = False
+        self._timeout_s = self.timeout_s if timeout_s is None else timeout_s
+
+    def meet(self) -> None:
+        """Wait until everybody has come. Collective: every rank calls it, in the same order.
+
+        Raises:
+            MismatchError: somebody came with another call; everybody learns it here.
+            PeerLostError: a rank that has not come never will.
+            WaitTimeoutError: a rank did not come in time.
+        """
+        self._arrive()
+        self._wait()
+        if not self._is_compared:
+            self._is_compared = True
+            self._compare()
+
+    def refuse(self) -> None:
+        """Come to a meeting only to say that this rank's arguments are wrong.
+
+        Nobody is waited for until this rank's next call: the others find a mismatch when they come.
+        """
+        if not self._ended:
+            self.announce(encode("a call with wrong arguments"))
+            self._is_compared = True
+            self._arrive()
+
+    def notes(self) -> list[int]:
+        """Tell each rank's note to this call; known after the first meeting."""
+        if self._all_posts_are_equal:
+            return [int(_NOTE.unpack(self._post[CALL_BYTES:])[0])] * self.num_ranks
+        offset = POSTS + self._num_calls % 2 * POST_BYTES + CALL_BYTES
+        read = self._region.memory.read
+        return [int(_NOTE.unpack(read(line + offset, 8))[0]) for line in self._lines]
+
+    def give_up(self, reason: str) -> None:
+        """End the group: this rank cannot go on with it, and the others learn why."""
+        self._end(Departure.GAVE_UP, reason, f"a call failed half-way: {reason}")
+
+    def leave(self) -> None:
+        """End the group for this rank, in order."""
+        self._end(Departure.LEFT, "", "it was destroyed.")
+
+    def _end(self, how: Departure, reason: str, ended: str) -> None:
+        if not self._ended:
+            self._ended = ended
+            self._peers.leave(how, reason)
+
+    def _check_usable(self) -> None:
+        if self._ended:
+            raise PeerLostError(
+                f"a process group must not be used after its end, but this one has ended, as "
+                f"{self._ended} Make a new one.",
+                rank=self.names[self.rank],
+            )
+
+    def _arrive(self) -> None:
+        self.num_met = (self.num_met + 1) % _COUNTER
+        self._region.add_and_wake(self._lines[self.rank] + ARRIVALS)
+        self._is_ahead = True
+
+    def _wait(self) -> None:
+        target = self.num_met
+        missing = self._missing(self._others, target)
+        if missing:
+            end = time.perf_counter() + self._spin_s
+            while missing and time.perf_counter() < end:
+                os.sched_yield()
+                missing = self._missing(missing, target)
+            if missing:
+                self._sleep(missing, target)
+        if not READS_STAY_IN_ORDER:  # then order those to come after the arrivals seen
+            self._region.add_and_wake(self._lines[self.rank] + ARRIVALS, 0)
+        self._is_ahead = False
+
+    def _missing(self, ranks: list[int], target: int) -> list[int]:
+        words, at = self._region.words, self._arrivals_at
+        return [r for r in ranks if (words[at[r]] - target) % _COUNTER >= _COUNTER // 2]
+
+    def _sleep(self, missing: list[int], target: int) -> None:
+        start = time.monotonic()
+        while missing:
+            other = missing[0]
+            seen = self._region.words[self._arrivals_at[other]]
+            self._check_usable()  # another thread may have aborted the group
+            self._peers.watch()
+            lost = self._peers.first_lost(missing)  # before the next look at who has come
+            missing = self._missing(missing, target)
+            if lost and lost[0] in missing:
+                raise self._lost(*lost)
+            if other not in missing:
+                continue
+            waited_s = time.monotonic() - start
+            if waited_s >= self._timeout_s:
+                raise self._late(missing, waited_s)
+            slice_s = min(SLEEP_AT_MOST_S, self._timeout_s - waited_s)
+            self._region.sleep_while(self._lines[other] + ARRIVALS, seen, slice_s)
+
+    def _compare(self) -> None:
+        """Compare all posts of this call with ours; the notes in them may differ."""
+        offset = POSTS + self._num_calls % 2 * POST_BYTES
+        mapping = self._region.mapping
+        self._all_posts_are_equal = True
+        for other in self._others:
+            start = self._lines[other] + offset
+            theirs = mapping[start : start + len(self._post)]
+            if theirs != self._post:
+                self._all_posts_are_equal = False
+                if theirs[:CALL_BYTES] != self._call:
+                    raise self._mismatch(other, theirs[:CALL_BYTES])
+
+    def _mismatch(self, other: int, theirs: bytes) -> MismatchError:
+        names = self.names
+        return MismatchError(
+            f"every rank must make the same calls in the same order, but in call "
+            f"{self._num_calls} rank {names[self.rank]} came to {describe(self._call, names)} and "
+            f"rank {names[other]} to {describe(theirs, names)}: look for code that not every rank "
+            f"runs, or for tensors whose dtype or size differs."
+        )
+
+    def _lost(self, other: int, why: str) -> PeerLostError:
+        names = self.names
+        return PeerLostError(
+            f"every rank must come to {self._here()}, but rank {names[other]} never will, since "
+            f"{why} ({self._last_seen(other)}).",
+            rank=names[other],
+        )
+
+    def _late(self, missing: list[int], waited_s: float) -> WaitTimeoutError:
+        names = self.names
+        there = " and ".join(f"rank {names[r]} ({self._last_seen(r)})" for r in missing)
+        return WaitTimeoutError(
+            f"every rank must come to {self._here()}, but after {waited_s:.1f} s rank "
+            f"{names[self.rank]} still waits for {there}: look at what it does there, or at "
+            f"code that not every rank runs.",
+            missing=tuple(names[rank] for rank in missing),
+            waited_s=waited_s,
+        )
+
+    def _here(self) -> str:
+        return f"{describe(self._call, self.names)} (call {self._num_calls})"
+
+    def _last_seen(self, other: int) -> str:
+        line = self._lines[other]
+        number = self._region.word(line + CALLS)
+        if not number:
+            return "never seen"
+        start = line + POSTS + number % 2 * POST_BYTES
+        call = describe(self._region.memory.read(start, CALL_BYTES), self.names)
+        return f"last seen in {call}, call {number}"

@@ -1,0 +1,116 @@
+"""One rank's part in a group, from the rendezvous to the end: who else is there, and one call.
+
+What a rank holds of a group is made here and let go here. A call that fails half-way ends the
+group for this rank, since the others can no longer be met; they learn the reason.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from unisono.c10d.board import Board
+from unisono.c10d.calls import encode
+from unisono.c10d.heap import Blocks
+from unisono.c10d.meeting import NO_NOTE, Meeting
+from unisono.c10d.messages import Messages
+from unisono.c10d.peers import Departure, Peers
+from unisono.c10d.region import Region
+from unisono.c10d.rendezvous import Store, share
+from unisono.errors import MismatchError
+
+
+class Membership:
+    """What one rank holds of a group. Collective: every rank makes one. Final.
+
+    Args:
+        store: where rank 0 of the group tells the others of its memory; not kept.
+        rank: this rank in the group.
+        names: each rank of the group as the program knows it, its global rank.
+        timeout_s: how long a wait may last.
+    """
+
+    def __init__(self, store: Store, rank: int, names: Sequence[int], timeout_s: float) -> None:
+        shared = share(store, rank, names, timeout_s)
+        self.region = Region(shared.mapping, shared.layout)
+        self._peers = Peers(self.region, rank, names)
+        try:
+            self._meeting = Meeting(self.region, self._peers, timeout_s)
+            self._meeting.announce(encode("init_process_group"))
+            self._meeting.meet()
+        except BaseException as error:
+            self._peers.leave(Departure.GAVE_UP, str(error))
+            self._peers.close()
+            raise
+        finally:
+            shared.close_fd()
+        self._peers.watch()
+        self._board = Board(self.region, self._meeting)
+        self._blocks = Blocks(shared.mapping, shared.layout.heap(rank))
+        self.messages = Messages(self.region, self._blocks, self._peers, timeout_s)
+        self._lock = threading.Lock()
+
+    def run(
+        self,
+        call: bytes,
+        timeout_s: float | None,
+        act: Callable[..., None],
+        *arguments: Any,
+        note: int = NO_NOTE,
+    ) -> None:
+        """Announce a call and carry it out. Collective: every rank calls it, in the same order.
+
+        Args:
+            call: what :func:`~unisono.c10d.calls.encode` returned.
+            timeout_s: how long each wait may last; the group's limit if None.
+            act: what to do, given the board and `arguments`.
+            arguments: for `act`.
+            note: a number for `act` that may differ between ranks.
+        """
+        with self._lock:
+            self._meeting.announce(call, note, timeout_s)
+            try:
+                act(self._board, *arguments)
+            except MismatchError:
+                raise  # on every rank, and at the same meeting: the group lives on
+            except BaseException as error:
+                self._meeting.give_up(str(error) or type(error).__name__)
+                raise
+
+    def refuse(self) -> None:
+        """Tell the others that this rank's arguments are wrong, without waiting for them."""
+        with self._lock:
+            self._meeting.refuse()
+
+    def empty(self, sizes: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Make an uninitialized tensor in this rank's heap; see :func:`unisono.c10d.empty`."""
+        num_bytes = sizes.numel() * dtype.itemsize
+        if not num_bytes:
+            return torch.empty(sizes, dtype=dtype)
+        offset = self._blocks.take(num_bytes)
+        # A storage keeps its window, so the window's end is the end of the last tensor in it.
+        window = memoryview(self.region.mapping)[offset : offset + num_bytes]
+        weakref.finalize(window, self._blocks.give_back, offset).atexit = False
+        return torch.frombuffer(window, dtype=dtype).view(sizes)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Say how long waits may last from now on."""
+        self._meeting.timeout_s = self.messages.timeout_s = timeout_s
+
+    def leave(self) -> None:
+        """Leave in order, and let go of the memory."""
+        self._meeting.leave()
+        self._let_go()
+
+    def abort(self) -> None:
+        """Leave because this rank cannot go on; reaches a thread of it that waits."""
+        self._meeting.give_up("the process group was aborted.")
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._peers.close()
+        self._board.close()

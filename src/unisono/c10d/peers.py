@@ -1,0 +1,106 @@
+"""Who of the group can still come? The processes behind the ranks, and how they left.
+
+A rank that ends well, or gives up, marks its line and wakes the sleepers. One that is killed
+cannot: its process is watched through a pidfd, which is opened while everybody is certainly there
+and so can never mean a later process with the same number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import select
+from collections.abc import Iterable, Sequence
+
+from unisono.c10d.layout import ARRIVALS, DEPARTURE, DOORBELL, PID, REASON, REASON_BYTES
+from unisono.c10d.region import Region
+
+
+class Departure(enum.IntEnum):
+    """What a rank said about itself when it left."""
+
+    PRESENT = 0
+    LEFT = 1
+    GAVE_UP = 2
+
+
+class Peers:
+    """The other ranks' processes as one rank sees them. Final.
+
+    Args:
+        region: the group's memory.
+        rank: this rank in the group.
+        names: each rank of the group as the program knows it, its global rank.
+    """
+
+    def __init__(self, region: Region, rank: int, names: Sequence[int]) -> None:
+        self._region = region
+        self._layout = region.layout
+        self.rank = rank
+        self.names = names
+        self._pidfds: dict[int, int] = {}
+        self._dead: set[int] = set()
+        self.has_left = False
+        region.set_word(self._layout.line(rank) + PID, os.getpid())
+
+    def watch(self) -> None:
+        """Open what tells us of the others' deaths, for all whose processes are known by now."""
+        for other in range(len(self.names)):
+            pid = self._pid(other)
+            if other == self.rank or not pid or other in self._pidfds or other in self._dead:
+                continue
+            try:
+                self._pidfds[other] = os.pidfd_open(pid)
+            except ProcessLookupError:
+                self._dead.add(other)
+
+    def first_lost(self, ranks: Iterable[int]) -> tuple[int, str] | None:
+        """Find one of some ranks that will never come, and say why; the dead before the others."""
+        lost: tuple[int, str] | None = None
+        for other in ranks:
+            if self._is_dead(other):
+                return other, f"its process {self._pid(other)} has ended"
+            how = self._region.word(self._layout.line(other) + DEPARTURE)
+            if how == Departure.LEFT:
+                lost = other, "it has destroyed the process group"
+            elif how == Departure.GAVE_UP and lost is None:
+                lost = other, f'it has given up, saying "{self._reason(other)}"'
+        return lost
+
+    def leave(self, how: Departure, reason: str = "") -> None:
+        """Tell the others that this rank will not come again, and why."""
+        self.has_left = True
+        line = self._layout.line(self.rank)
+        text = reason.encode()[: REASON_BYTES - 1].ljust(REASON_BYTES, b"\0")
+        self._region.memory.write(line + REASON, text)
+        self._region.set_word(line + DEPARTURE, int(how))
+        self._region.wake(line + ARRIVALS)
+        for other in range(len(self.names)):
+            self._region.wake(self._layout.line(other) + DOORBELL)
+
+    def close(self) -> None:
+        """Stop watching."""
+        while self._pidfds:
+            _, fd = self._pidfds.popitem()
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _pid(self, rank: int) -> int:
+        return self._region.word(self._layout.line(rank) + PID)
+
+    def _is_dead(self, rank: int) -> bool:
+        pidfd = self._pidfds.get(rank)
+        if pidfd is not None:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if any(event == select.POLLIN for _, event in poll.poll(0)):
+                self._dead.add(rank)
+        return rank in self._dead
+
+    def _reason(self, rank: int) -> str:
+        text = self._region.memory.read(self._layout.line(rank) + REASON, REASON_BYTES)
+        return text.rstrip(b"\0").decode(errors="replace")

@@ -1,0 +1,69 @@
+"""How are the ranks' elements combined? Along the one binary tree of :mod:`~.plan.summation`.
+
+The reduction over ranks 0 … W−1 is ``T[lo,hi) = T[lo,mid) ∘ T[mid,hi)``, element by element. No
+element knows its neighbours, so the bits depend neither on where an element lies in a buffer, nor
+on how buffers are cut for the journey, nor on who computes which slice. ``AVG`` is the sum,
+divided by W. Elements of half precision are rounded after each addition, as gloo does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from unisono.plan.summation import Node
+
+_OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "SUM": torch.add,
+    "AVG": torch.add,
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+_BITWISE = ("BAND", "BOR", "BXOR")
+
+
+def check(reduction: str, dtype: torch.dtype) -> None:
+    """Refuse what has no meaning for a dtype.
+
+    Raises:
+        TypeError: with the remedy.
+    """
+    is_number = dtype.is_floating_point or dtype.is_complex
+    if reduction in _BITWISE and is_number:
+        raise TypeError(f"{reduction} needs integers or bools, but got {dtype}: use MIN, MAX, SUM.")
+    if reduction == "AVG" and not is_number:
+        raise TypeError(f"AVG needs floating-point elements, but got {dtype}: use SUM and divide.")
+    if reduction in ("MIN", "MAX") and dtype.is_complex:
+        raise TypeError(f"{reduction} needs an order, but {dtype} has none: reduce its real view.")
+    if dtype.itemsize == 1 and dtype.is_floating_point:
+        raise TypeError(f"8-bit floats can be moved but not reduced, but got {dtype}: widen them.")
+
+
+def combine(reduction: str, values: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    """Write the reduction of one value per rank to `out`, which may be one of the values."""
+    operation = _OPERATIONS[reduction]
+    num_ranks = len(values)
+    if num_ranks == 1:
+        if out is not values[0]:
+            out.copy_(values[0])
+    elif num_ranks == 2:
+        operation(values[0], values[1], out=out)
+    else:
+        left, right = Node(0, num_ranks).children()
+        operation(_total(left, values, operation), _total(right, values, operation), out=out)
+    if reduction == "AVG":
+        out.div_(num_ranks)
+
+
+def _total(
+    node: Node, values: Sequence[torch.Tensor], operation: Callable[..., torch.Tensor]
+) -> torch.Tensor:
+    if node.is_leaf:
+        return values[node.lo]
+    left, right = node.children()
+    return operation(_total(left, values, operation), _total(right, values, operation))

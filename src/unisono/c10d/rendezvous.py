@@ -1,0 +1,188 @@
+"""How do the ranks of a group come to share one memory? Through the store, once.
+
+Rank 0 makes a memfd and writes into the store where it is: its process, the descriptor, a random
+token that the memory begins with. The others open ``/proc/<pid>/fd/<fd>``. Once all have mapped
+it, nothing needs the store or the descriptor. No socket, no file with a name, no pickle.
+
+A store may still hold the entry of an earlier group: a file that outlived a crash, or was used
+twice. Its process is gone, its descriptor means something else (the token tells), or our own line
+in its memory is taken. Then we wait for rank 0 of this group to replace it, for a limited time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+from unisono.c10d.layout import PID, TOKEN_BYTES, Layout
+from unisono.errors import RendezvousError
+
+_KEY = "unisono"
+_STALE_AT_MOST_S = 60.0
+_LOOK_EVERY_S = 0.01
+
+
+class Store(Protocol):
+    """What is needed of ``torch.distributed.Store``."""
+
+    def set(self, key: str, value: str) -> None:
+        """Put a value, over any older one."""
+
+    def get(self, key: str) -> bytes:
+        """Return the newest value."""
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Wait until there is a value, at most for some time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where the memory of a group is, as the store says it."""
+
+    pid: int
+    fd: int
+    token: str
+    heap_bytes: int
+    chunk_bytes: int
+    host: str
+
+    def encode(self) -> str:
+        """Write it as one line of words."""
+        sizes = f"{self.heap_bytes} {self.chunk_bytes}"
+        return f"{self.pid} {self.fd} {self.token} {sizes} {self.host}"
+
+    @classmethod
+    def decode(cls, text: str) -> Entry:
+        """Read what :meth:`encode` wrote."""
+        pid, fd, token, heap_bytes, chunk_bytes, host = text.split()
+        return cls(int(pid), int(fd), token, int(heap_bytes), int(chunk_bytes), host)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A group's memory, mapped. `fd` is open on rank 0 until everybody has come, else -1."""
+
+    mapping: mmap.mmap
+    layout: Layout
+    fd: int
+
+    def close_fd(self) -> None:
+        """Let nobody else in."""
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+def share(store: Store, rank: int, names: Sequence[int], timeout_s: float) -> Shared:
+    """Map the memory of a group. Collective: every rank calls it.
+
+    Args:
+        store: the group's own part of a store.
+        rank: this rank in the group.
+        names: the global rank of each.
+        timeout_s: how long rank 0 may take.
+
+    Raises:
+        RendezvousError: what the store leads to is not this group's memory.
+    """
+    if rank == 0:
+        return _publish(store, Layout.for_this_machine(names))
+    try:
+        store.wait([_KEY], timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise RendezvousError(
+            f"rank 0 must publish the group's memory in the store, but in {timeout_s:.1f} s it "
+            f"did not ({error}): look whether rank 0 was started with the same store."
+        ) from error
+    return _find(store, rank, len(names), timeout_s)
+
+
+def _publish(store: Store, layout: Layout) -> Shared:
+    fd = os.memfd_create("unisono-c10d", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, layout.num_bytes)
+        mapping = _map(fd, layout)
+        token = os.urandom(TOKEN_BYTES)
+        mapping[:TOKEN_BYTES] = token
+        entry = Entry(os.getpid(), fd, token.hex(), layout.heap_bytes, layout.chunk_bytes, _host())
+        store.set(_KEY, entry.encode())
+    except BaseException:
+        os.close(fd)
+        raise
+    return Shared(mapping, layout, fd)
+
+
+def _find(store: Store, rank: int, world_size: int, timeout_s: float) -> Shared:
+    deadline = time.monotonic() + min(timeout_s, _STALE_AT_MOST_S)
+    while True:
+        entry = Entry.decode(store.get(_KEY).decode())
+        reason = _why_not(entry)
+        if not reason:
+            try:
+                return _open(entry, rank, world_size)
+            except (OSError, _StaleError) as error:
+                reason = str(error)
+        if time.monotonic() >= deadline:
+            raise RendezvousError(
+                f"rank {rank} must map the memory that rank 0 has published in the store, but "
+                f"the entry there cannot be used: {reason}. If it is a left-over, remove the file "
+                f"of `file://` or take a fresh store; if rank 0 is late, start it first."
+            )
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _why_not(entry: Entry) -> str:
+    if entry.host == _host():
+        return ""
+    return (
+        "it was made on another host or in another container, and the backend joins processes of "
+        "one host only (take gloo or nccl across hosts)"
+    )
+
+
+class _StaleError(Exception):
+    """What was opened is another group's."""
+
+
+def _open(entry: Entry, rank: int, world_size: int) -> Shared:
+    path = f"/proc/{entry.pid}/fd/{entry.fd}"
+    # Before opening: what an unrelated process has there may be a device or a pipe.
+    if not os.readlink(path).startswith("/memfd:unisono-c10d"):
+        raise _StaleError(f"{path} is not the memory of a group any more")
+    layout = Layout(world_size, entry.heap_bytes, entry.chunk_bytes)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_size != layout.num_bytes:
+            raise _StaleError(f"{path} is the memory of a group of another size")
+        if os.pread(fd, TOKEN_BYTES, 0).hex() != entry.token:
+            raise _StaleError(f"{path} is the memory of another group")
+        if any(os.pread(fd, 4, layout.line(rank) + PID)):
+            raise _StaleError(f"a rank {rank} has already come to the memory at {path}")
+        return Shared(_map(fd, layout), layout, -1)
+    finally:
+        os.close(fd)
+
+
+def _map(fd: int, layout: Layout) -> mmap.mmap:
+    try:
+        return mmap.mmap(fd, layout.num_bytes)
+    except OSError as error:
+        raise RendezvousError(
+            f"{layout.num_bytes:,} bytes of address space must be free for {layout.world_size} "
+            f"ranks (few of them will ever be memory), but mapping them failed with: {error}. "
+            f"Raise `ulimit -v`."
+        ) from error
+
+
+def _host() -> str:
+    """Name what two processes have in common when one can find the other in /proc."""
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"

@@ -1,0 +1,73 @@
+"""Tensors of any shape and stride as contiguous vectors, and back."""
+
+from __future__ import annotations
+
+import torch
+
+
+def check_movable(tensor: torch.Tensor) -> None:
+    """Refuse tensors that are sparse or not on the CPU.
+
+    Raises:
+        TypeError: with the remedy.
+    """
+    if tensor.layout is not torch.strided:
+        raise TypeError(
+            f"the backend `unisono` moves dense tensors, but got one with layout {tensor.layout}: "
+            f"call `to_dense()` first."
+        )
+    if not tensor.is_cpu:
+        raise TypeError(
+            f"the backend `unisono` moves CPU tensors, but got one on {tensor.device}: use nccl "
+            f"or gloo for it."
+        )
+
+
+def as_vector(tensor: torch.Tensor) -> torch.Tensor:
+    """View a tensor's elements in order, or copy them where they do not lie in order.
+
+    Raises:
+        TypeError: the tensor is sparse or not on the CPU.
+    """
+    check_movable(tensor)
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.is_contiguous():
+        return tensor if tensor.dim() == 1 else tensor.view(-1)
+    return tensor.contiguous().view(-1)
+
+
+def write_back(vector: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Put a vector from :func:`as_vector` into its tensor, where it is a copy."""
+    if vector.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(vector.view(tensor.shape))
+
+
+def rows(vector: torch.Tensor, num_rows: int) -> list[torch.Tensor]:
+    """Cut a vector into equal parts.
+
+    Raises:
+        ValueError: it cannot be cut so.
+    """
+    if vector.numel() % num_rows:
+        raise ValueError(
+            f"the tensor for all ranks must have a multiple of {num_rows} elements, but has "
+            f"{vector.numel():,}: one part for each rank."
+        )
+    return list(vector.view(num_rows, -1).unbind()) if vector.numel() else [vector] * num_rows
+
+
+def parts(tensor: torch.Tensor, sizes: list[int] | None, num_ranks: int) -> list[torch.Tensor]:
+    """Cut a contiguous tensor along its first dimension, evenly if `sizes` is empty.
+
+    Raises:
+        ValueError: the sizes do not fit.
+    """
+    if not sizes:
+        return rows(tensor.view(-1), num_ranks)
+    if len(sizes) != num_ranks or sum(sizes) != tensor.shape[0]:
+        raise ValueError(
+            f"split sizes must be {num_ranks} numbers with the sum {tensor.shape[0]}, the first "
+            f"dimension, but are {list(sizes)}."
+        )
+    return [part.view(-1) for part in torch.split(tensor, sizes)]

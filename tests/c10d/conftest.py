@@ -1,0 +1,90 @@
+"""Ranks as threads (a group each, over one store in memory) and as processes (a program each)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from unisono.c10d.group import Group
+
+PROGRAMS = Path(__file__).parent / "programs"
+TIMEOUT_S = 100
+
+
+@pytest.fixture
+def as_ranks() -> Callable[..., list[Any]]:
+    """Run ``work(group, rank)`` in a thread a rank; return what they returned or raised.
+
+    `store_of` gives each rank its view of the store; by default all have one in memory.
+    """
+
+    def run(world_size: int, work: Any, timeout_s: float = 30.0, store_of: Any = None) -> list[Any]:
+        in_memory = dist.HashStore()
+        results: list[Any] = [None] * world_size
+
+        def one(rank: int) -> None:
+            try:
+                store = store_of(rank) if store_of else in_memory
+                group = Group(store, rank, range(10, 10 + world_size), timeout_s)
+                try:
+                    results[rank] = work(group, rank)
+                finally:
+                    group.shutdown()
+            except Exception as error:
+                results[rank] = error
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world_size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+    return run
+
+
+@dataclass
+class Ended:
+    """How a rank's process ended and what it said."""
+
+    exit_code: int
+    output: str
+
+
+@pytest.fixture
+def run_ranks(tmp_path: Path) -> Callable[..., list[Ended]]:
+    """Run a program of ``programs/`` once a rank, with (rank, world size, rendezvous file)."""
+
+    def run(program: str, world_size: int, *arguments: str) -> list[Ended]:
+        processes = [
+            subprocess.Popen(
+                [
+                    *(sys.executable, str(PROGRAMS / program), str(rank), str(world_size)),
+                    *(str(tmp_path / "store"), *arguments),
+                ],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+            )
+            for rank in range(world_size)
+        ]
+        try:
+            outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        ended = zip(processes, outputs, strict=True)
+        return [Ended(process.returncode, output) for process, output in ended]
+
+    return run

@@ -1,0 +1,244 @@
+"""What the ranks learn when somebody calls something else, is late, leaves or dies."""
+
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+
+
+def options(kind, root=0, op=dist.ReduceOp.SUM):
+    made = kind()
+    if hasattr(made, "rootRank"):
+        made.rootRank = root
+    if hasattr(made, "reduceOp"):
+        made.reduceOp = op
+    return made
+
+
+def all_reduce(numel=8, dtype=torch.float32, op=dist.ReduceOp.SUM):
+    return lambda group: group.allreduce(
+        [torch.ones(numel, dtype=dtype)], options(dist.AllreduceOptions, op=op)
+    )
+
+
+def broadcast(root):
+    return lambda group: group.broadcast([torch.ones(8)], options(dist.BroadcastOptions, root))
+
+
+def barrier(group):
+    return group.barrier()
+
+
+MISMATCHES = {
+    "collective": (all_reduce(), barrier, "all_reduce(SUM) of 8 float32 elements", "barrier"),
+    "size": (all_reduce(8), all_reduce(9_000_000), "of 8 float32", "of 9,000,000 float32"),
+    "dtype": (all_reduce(8), all_reduce(8, torch.int64), "8 float32", "8 int64"),
+    "reduction": (all_reduce(), all_reduce(op=dist.ReduceOp.MAX), "(SUM)", "(MAX)"),
+    "root": (broadcast(0), broadcast(1), "with root 10", "with root 11"),
+}
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("difference", MISMATCHES)
+def test_every_rank_learns_of_a_mismatch_and_the_group_lives_on(as_ranks, difference, world_size):
+    first, second, one, other = MISMATCHES[difference]
+
+    def work(group, rank):
+        with pytest.raises(MismatchError) as caught:
+            (second if rank == 1 else first)(group)
+        tensor = torch.tensor([1.0 + rank])
+        group.allreduce(tensor)
+        return str(caught.value), tensor.item()
+
+    for message, total in as_ranks(world_size, work):
+        assert one in message
+        assert other in message
+        assert "rank 11" in message
+        assert total == world_size * (world_size + 1) / 2
+
+
+def test_the_others_learn_that_a_rank_s_arguments_were_refused(as_ranks):
+    def work(group, rank):
+        outputs = [torch.ones(8) for _ in range(3)]
+        own = torch.ones(9 if rank == 1 else 8)
+        with pytest.raises(ValueError if rank == 1 else MismatchError) as caught:
+            group.allgather([outputs], [own])
+        group.barrier()
+        return str(caught.value)
+
+    messages = as_ranks(3, work)
+    assert "have 9 and 8" in messages[1]
+    for message in (messages[0], messages[2]):
+        assert "rank 11 to a call with wrong arguments" in message
+
+
+def test_ranks_must_agree_on_what_goes_from_one_to_another(as_ranks):
+    def work(group, rank):
+        given = [torch.ones(3), torch.ones(4)]
+        taken = [torch.ones(3), torch.ones(5 if rank == 1 else 3)]
+        with pytest.raises(MismatchError) as caught:
+            group.alltoall(taken, given)
+        return str(caught.value)
+
+    for message in as_ranks(2, work):
+        assert "rank 10 gives 4 elements to rank 11, which expects 3" in message
+
+
+def test_who_is_late_is_named_with_the_call_and_where_it_was_last_seen(as_ranks):
+    is_over = threading.Event()
+
+    def work(group, rank):
+        group.barrier()
+        if rank == 2:
+            is_over.wait(20)
+            return None
+        try:
+            group.allreduce(torch.ones(1024))
+        except WaitTimeoutError as error:
+            return error
+        except PeerLostError as error:  # the other one gave up a moment earlier
+            return error
+        finally:
+            is_over.set()
+
+    errors = as_ranks(3, work, timeout_s=1.0)[:2]
+    late = next(error for error in errors if isinstance(error, WaitTimeoutError))
+    assert late.missing == (12,)
+    assert re.search(
+        r"come to all_reduce\(SUM\) of 1,024 float32 elements \(call 3\), but .*"
+        r"rank 12 \(last seen in barrier, call 2\)",
+        str(late),
+    )
+    assert all("rank 12" in str(error) for error in errors)
+
+
+def test_a_call_may_have_a_time_limit_of_its_own(as_ranks):
+    def work(group, rank):
+        if rank == 0:
+            limited = dist.BarrierOptions()
+            limited.timeout = timedelta(seconds=0.05)
+            with pytest.raises(WaitTimeoutError):
+                group.barrier(limited)
+            with pytest.raises(PeerLostError, match="half-way: every rank must come to barrier"):
+                group.barrier()
+        else:
+            group.recv([torch.ones(1)], 0, 0).wait(timedelta(seconds=1))
+
+    assert isinstance(as_ranks(2, work)[1], PeerLostError)
+
+
+def test_who_leaves_is_not_waited_for(as_ranks):
+    def work(group, rank):
+        if rank == 1:
+            group.shutdown()
+        else:
+            group.barrier()
+
+    error = as_ranks(2, work)[0]
+    assert isinstance(error, PeerLostError)
+    assert error.rank == 11
+    assert "it has destroyed the process group" in str(error)
+
+
+def test_an_error_on_one_rank_reaches_the_others_with_its_reason(as_ranks):
+    def work(group, rank):
+        if rank == 1:
+            group.membership._board.mine = None  # whatever goes wrong half-way
+        group.allreduce(torch.ones(4))
+
+    errors = as_ranks(3, work)
+    assert isinstance(errors[1], TypeError)
+    for error in (errors[0], errors[2]):
+        assert isinstance(error, PeerLostError)
+        assert "NoneType" in str(error)
+
+
+def check_survivors(ended):
+    assert ended[1].exit_code == -signal.SIGKILL
+    for rank in (0, 2):
+        assert ended[rank].exit_code == 0, ended[rank].output
+        assert "rank 1" in ended[rank].output
+        assert re.search(r"its process \d+ has ended", ended[rank].output)
+
+
+def test_survivors_of_a_kill_name_who_died(run_ranks):
+    check_survivors(run_ranks("killed.py", 3, "elsewhere"))
+
+
+@pytest.mark.slow
+def test_the_file_that_a_crash_left_can_be_used_again(run_ranks):
+    for _ in range(3):
+        check_survivors(run_ranks("killed.py", 3, "together"))
+
+
+def test_a_program_that_forgets_to_destroy_its_group_ends_well():
+    code = """
+import unisono, torch.distributed as dist
+dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
+tensor = unisono.c10d.empty(100_000).fill_(1.0)
+dist.all_reduce(tensor)
+work = dist.barrier(async_op=True)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert ended.returncode == 0
+    assert ended.stderr == b""
+
+
+def test_abort_reaches_a_thread_that_waits(as_ranks):
+    def work(group, rank):
+        if rank == 0:
+            threading.Timer(0.1, group.abort).start()
+            with pytest.raises(PeerLostError, match="this one has ended"):
+                group.barrier()
+        else:
+            with pytest.raises(PeerLostError, match="the process group was aborted"):
+                group.recv([torch.ones(1)], 0, 0).wait()
+            threading.Timer(0.1, group.abort).start()
+            with pytest.raises(PeerLostError, match="it has left"):
+                group.recv([torch.ones(1)], 1, 0).wait()
+
+    assert as_ranks(2, work) == [None, None]
+
+
+def test_only_dense_cpu_tensors_are_taken(as_ranks):
+    def work(group, rank):
+        with pytest.raises(TypeError, match="to_dense"):
+            group.allreduce(torch.eye(3).to_sparse())
+        with pytest.raises(TypeError, match="meta"):
+            group.allreduce(torch.ones(3, device="meta"))
+        with pytest.raises(TypeError, match="AVG needs floating-point"):
+            all_reduce(3, torch.int32, dist.ReduceOp.AVG)(group)
+        with pytest.raises(TypeError, match="one dtype"):
+            group.all_gather_single(torch.ones(3), torch.ones(3).double())
+
+    assert as_ranks(1, work) == [None]
+
+
+def mappings():
+    with open("/proc/self/maps") as maps:
+        return sum("unisono-c10d" in line for line in maps)
+
+
+def test_a_group_leaves_neither_mappings_nor_descriptors(as_ranks):
+    def work(group, rank):
+        group.allreduce(torch.ones(1000))
+        group.send([torch.ones(10)], 1 - rank, 0)
+        group.recv([torch.ones(10)], 1 - rank, 0).wait()
+        assert mappings() > before
+
+    gc.collect()  # what failures of other tests still hold
+    before, descriptors = mappings(), len(os.listdir("/proc/self/fd"))
+    assert as_ranks(2, work) == [None, None]
+    gc.collect()
+    assert mappings() == before
+    assert len(os.listdir("/proc/self/fd")) == descriptors

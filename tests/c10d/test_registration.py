@@ -1,0 +1,28 @@
+"""Whoever is imported first: the backend is there, and nothing else happens."""
+
+import subprocess
+import sys
+
+import pytest
+
+USE = """
+import torch.distributed as dist
+assert dist.Backend.backend_list.count("unisono") == 1
+dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
+assert dist.get_backend() == "unisono"
+tensor = __import__("torch").ones(3)
+dist.all_reduce(tensor)
+dist.destroy_process_group()
+assert not any("unisono" in type(finder).__module__ for finder in sys.meta_path)
+assert "exec_module" not in vars(sys.modules["torch.distributed.distributed_c10d"].__loader__)
+"""
+
+
+@pytest.mark.parametrize("imports", ["unisono, torch", "torch, unisono"])
+def test_the_backend_is_there_in_either_order_of_imports(imports):
+    subprocess.run([sys.executable, "-c", f"import sys, {imports}{USE}"], check=True, timeout=60)
+
+
+def test_importing_loads_neither_torch_nor_the_backend():
+    code = "import sys, unisono.c10d; assert not {'torch', 'unisono.c10d.group'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
