@@ -199,3 +199,14 @@ def test_only_the_newest_stay_and_the_newest_whole_one_is_read(tmp_path):
 def test_without_a_folder_there_are_no_checkpoints(tmp_path):
     assert Store(tmp_path / "none").entries() == []
     assert Store(tmp_path / "none").newest(dict) == (None, None, [])
+
+
+def test_a_link_in_place_of_the_folder_of_checkpoints_is_refused(tmp_path):
+    Store(tmp_path / "other").write(3, CONTENTS)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "checkpoints").symlink_to(tmp_path / "other" / "checkpoints")
+    store = Store(tmp_path / "mine", keep=1)
+    for act in (store.entries, lambda: store.set_aside(0), lambda: store.write(4, CONTENTS)):
+        with pytest.raises(CheckpointError, match="must be a folder, but is a link"):
+            act()
+    assert [entry.step for entry in Store(tmp_path / "other").entries()] == [3]

@@ -66,6 +66,7 @@ class Store:
         Raises:
             OSError: it could not be written; older ones stay.
         """
+        self._check_no_link()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._remove_unfinished()
         path = self._path(step)
@@ -122,8 +123,21 @@ class Store:
         except CheckpointError as error:
             return Entry(path, step, 0, str(error))
 
+    def _check_no_link(self) -> None:
+        """Refuse to rename and remove in somebody else's folder.
+
+        Raises:
+            CheckpointError: the folder of the checkpoints is a link.
+        """
+        if self.folder.is_symlink():
+            raise CheckpointError(
+                f"{self.folder} must be a folder, but is a link, and what it leads to may be "
+                f"another run's: pass the folder itself as `directory`, or let that be the link."
+            )
+
     def _found(self) -> list[tuple[int, Path]]:
         """Find the folders that look like checkpoints, oldest first; links are none."""
+        self._check_no_link()
         try:
             children = list(self.folder.iterdir())
         except FileNotFoundError:

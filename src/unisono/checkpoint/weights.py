@@ -7,6 +7,7 @@ What wraps a model leaves its mark in the names: DDP a ``module.`` before all of
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -46,6 +47,9 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
         raise IsADirectoryError(
             f"`path` must name a file, but {path} is a folder: save to a file in it."
         )
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        # By somebody who was killed; one worker writes at a time.
+        left.unlink(missing_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(beside, "xb") as file:

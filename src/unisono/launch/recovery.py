@@ -169,7 +169,7 @@ def _lost(state: State, event: Lost) -> Decision:
     elif not state.replaces and state.crew is None:
         trouble = "it was the last worker, and `--no-replace` allows no other"
     if trouble:
-        return Decision(replace(state, trouble=trouble), (GiveUp(),), trouble)
+        return Decision(state, (GiveUp(),), trouble)
     actions: tuple[Action, ...] = (Mark(event.rank, Departure.LOST),)
     if state.replaces:
         actions = (*actions, Spawn(event.rank))

@@ -70,17 +70,27 @@ def processor_time(pid: int) -> tuple[int, bool] | None:
     """Ask the kernel for the nanoseconds a process has run, and whether a signal has stopped it.
 
     Returns:
-        Of all its threads together; None when there is no such process. Source: proc(5),
-        ``task/[tid]/schedstat`` and ``stat``.
+        Of all its threads and children together; None when there is no such process. Source:
+        proc(5), ``task/[tid]/schedstat``, ``task/[tid]/children`` and ``stat``.
     """
     try:
-        threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-        ran_ns = sum(int(path.read_text().split()[0]) for path in threads)
+        ran_ns = _ran_ns(pid)
         # The name before it is in parentheses and may itself hold some.
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError, ValueError):
         return None
     return ran_ns, state in "Tt"
+
+
+def _ran_ns(pid: int) -> int:
+    """Add up the time of a process, and of those it waits for: its threads and its children."""
+    total = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        total += int((thread / "schedstat").read_text().split()[0])
+        children = thread / "children"
+        if children.exists():
+            total += sum(_ran_ns(int(child)) for child in children.read_text().split())
+    return total
 
 
 class StallWatch:

@@ -132,8 +132,11 @@ class Boundary:
             return False
         self._engine.state.load_optimizer(everywhere=True)
         if self._checkpoints is not None:
-            self._checkpoints.keep(self._engine.state.arena, slot, step, wait=True)
-            self._team.meet("last checkpoint")
+            while True:
+                self._checkpoints.keep(self._engine.state.arena, slot, step, wait=True)
+                if self._team.meet("last checkpoint"):
+                    break
+                # The lead was lost, perhaps before it could ask; the next one does.
         return True
 
     def leave(self, step: int) -> bool:

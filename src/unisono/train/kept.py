@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from unisono.checkpoint.contents import FORMAT, Snapshot, put_back, put_back_groups
 from unisono.checkpoint.places import Places
-from unisono.checkpoint.slots import files_of
+from unisono.checkpoint.slots import files_of, read_facts
 from unisono.comm.host import Passed
 from unisono.comm.team import Team
 from unisono.engine.state import SharedState
@@ -101,6 +101,13 @@ class Kept:
                 f"of step {end['position']['step']} is not: only the newest of many are kept."
             )
         view = memory.view(places.slots_at[slot], places.slot_bytes)
+        kept_step = read_facts(view, places.blob_at)["position"]["step"]
+        if kept_step < end["position"]["step"]:
+            raise UnisonoError(
+                f"the end of a loop must be in memory for a replacement to pass it, but of step "
+                f"{end['position']['step']} only step {kept_step} is: the lead was lost while it "
+                f"kept what the loop had led to."
+            )
         files = {name: b"".join(chunks) for name, chunks in files_of(view, places.blob_at).items()}
         self.put_back(Snapshot.from_files(files))
         self.position.move_to(**end["position"])
