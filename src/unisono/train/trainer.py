@@ -267,7 +267,7 @@ class Trainer:
 
     def _compute(self, step: Step, show: Display) -> None:
         with step, self._passes.watching():
-            for batch in step.shards:
+            for batch in self._passes.taking(step.shards):
                 step.backward(self._loss(self.run.model, batch))
                 self._passes.note(batch)
         advice = self._passes.advice()
