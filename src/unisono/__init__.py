@@ -14,6 +14,7 @@ from unisono.comm.link import Link
 from unisono.errors import (
     CheckpointError,
     DataFormatError,
+    LoadingError,
     MismatchError,
     NonFiniteLossError,
     PeerLostError,
@@ -44,6 +45,7 @@ _LOADED_ON_FIRST_USE = {
 __all__ = [
     "CheckpointError",
     "DataFormatError",
+    "LoadingError",
     "MismatchError",
     "NonFiniteLossError",
     "PeerLostError",

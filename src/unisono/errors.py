@@ -9,6 +9,7 @@ Mistakes of the caller are ``ValueError`` and ``TypeError``; what the world does
     ├── MismatchError          the workers do not run the same program
     ├── RendezvousError        the ranks of a process group could not come to share a memory
     ├── NonFiniteLossError     a loss is NaN or infinite
+    ├── LoadingError           a sample cannot be read, or a loader process has died
     ├── CheckpointError        a checkpoint is not whole, or is another run's
     └── DataFormatError        a file is not what its name says (also a ValueError)
 
@@ -93,6 +94,19 @@ class NonFiniteLossError(UnisonoError):
         self.step = step
         self.shard = shard
         self.value = value
+
+
+class LoadingError(UnisonoError):
+    """A sample cannot be read, or a loader process has died.
+
+    Attributes:
+        indices: the samples that were to be read, by their place in the dataset; one where it is
+            known which, none where a process has died.
+    """
+
+    def __init__(self, message: str, *, indices: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.indices = indices
 
 
 class CheckpointError(UnisonoError):

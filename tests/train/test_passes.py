@@ -54,17 +54,23 @@ def test_batches_of_any_shape_are_joined():
         passes.joined(["a", "b"])
 
 
-def test_waiting_for_the_others_does_not_count_as_a_pass(monkeypatch):
+def test_reading_and_waiting_for_the_others_do_not_count_as_a_pass(monkeypatch):
     now_s = [0.0]
+
+    def read():
+        for _ in range(2):
+            now_s[0] += 30.0
+            yield torch.ones(1)
+
     monkeypatch.setattr(passes.time, "perf_counter", lambda: now_s[0])
     together = []
     monkeypatch.setattr(passes, "in_a_fork", lambda measure, timeout_s: together.append(timeout_s))
     watch = passes.PassWatch(nn.Linear(1, 1), lambda model, batch: None, unisono.World(0, 1), 2)
     for _ in range(8):
         with watch.watching():
-            for _ in range(2):
+            for batch in watch.taking(read()):
                 now_s[0] += 0.5
-                watch.note(torch.ones(1))
+                watch.note(batch)
             now_s[0] += 100.0  # the others are slow
         watch.advice()
     assert together == [10 * 5 * 1.0 + 1.0]  # ten times what the five passes of a step last

@@ -2,18 +2,46 @@
 
 Tensor datasets (and subsets of them) take one indexing operation for a whole shard; datasets with
 ``__getitems__`` one call; all others one ``__getitem__`` a sample. Samples are collated by torch's
-``default_collate``.
+``default_collate``, or by what the caller passes.
+
+What a dataset draws from the default generators depends on what is read, never on who reads it::
+
+    __getitem__     seeded before each sample, from (seed, epoch, index)
+    __getitems__    seeded once a shard, from (seed, epoch, the shard's indices)
+    collate_fn      the same, in a stream of its own
+
+``index`` is the sample's place in the dataset that was passed, so that two entries of a ``Subset``
+which name the same sample are augmented differently. Tensor datasets and lists draw nothing, and
+nothing is seeded for them. One thread reads, here as in loader processes, as the number of threads
+may change bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import IterableDataset, Subset, TensorDataset, default_collate
 
-Fetch = Callable[[torch.Tensor], Any]
+from unisono.engine.randomness import seed_generators
+from unisono.engine.threads import num_threads
+from unisono.errors import LoadingError
+from unisono.plan.seeds import seed_of
+
+Collate = Callable[[list[Any]], Any]
+_NAMED_AT_MOST = 8
+
+
+class Fetch(Protocol):
+    """Takes indices, int64 of shape (samples,), to the batch that they are in this epoch."""
+
+    def __call__(self, indices: torch.Tensor, epoch: int = 0) -> Any:
+        """Read and collate.
+
+        Raises:
+            LoadingError: the dataset raised; names the sample.
+        """
 
 
 def length_of(dataset: Any) -> int:
@@ -36,19 +64,111 @@ def length_of(dataset: Any) -> int:
     return len(dataset)
 
 
-def fetcher(dataset: Any) -> Fetch:
-    """Make the function that takes indices, int64 of shape (samples,), to a batch."""
-    if type(dataset) is TensorDataset:
-        tensors = dataset.tensors
-        return lambda indices: tuple(_rows(tensor, indices) for tensor in tensors)
-    if type(dataset) is Subset:
-        inner = fetcher(dataset.dataset)
-        chosen = torch.as_tensor(dataset.indices, dtype=torch.int64)
-        return lambda indices: inner(chosen[indices])
-    if callable(getattr(dataset, "__getitems__", None)):
-        return lambda indices: default_collate(dataset.__getitems__(indices.tolist()))
-    return lambda indices: default_collate([dataset[index] for index in indices.tolist()])
+def fetcher(
+    dataset: Any, *, seed: int = 0, stream: str = "train", collate_fn: Collate | None = None
+) -> Fetch:
+    """Make the function that reads batches.
+
+    Args:
+        dataset: map-style.
+        seed: the run's, from which a dataset's own random numbers come.
+        stream: what is read for (``"train"``, ``"evaluate"``), with random numbers of its own.
+        collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
+    """
+    leaf, chosen = _unwrapped(dataset)
+    if type(leaf) is TensorDataset and collate_fn is None:
+        tensors = leaf.tensors
+
+        def rows(indices: torch.Tensor, epoch: int = 0) -> Any:
+            places = indices if chosen is None else chosen[indices]
+            return tuple(tensor.index_select(0, places) for tensor in tensors)
+
+        return rows
+    return _Reader(leaf, chosen, seed, stream, collate_fn)
 
 
-def _rows(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    return tensor.index_select(0, indices)
+class _Reader:
+    """A :class:`Fetch` for datasets that are asked for samples. Final."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        chosen: torch.Tensor | None,
+        seed: int,
+        stream: str,
+        collate_fn: Collate | None,
+    ) -> None:
+        self._dataset, self._chosen = dataset, chosen
+        self._seed, self._stream, self._collate_fn = seed, stream, collate_fn
+        self._draws = type(dataset) not in (TensorDataset, list, tuple)
+        self._takes_many = self._draws and callable(getattr(dataset, "__getitems__", None))
+
+    def __call__(self, indices: torch.Tensor, epoch: int = 0) -> Any:
+        numbers = indices.tolist()
+        places = numbers if self._chosen is None else self._chosen[indices].tolist()
+        with num_threads(1):
+            samples = (
+                self._read_many(numbers, places, epoch)
+                if self._takes_many
+                else [
+                    self._read_one(number, place, epoch)
+                    for number, place in zip(numbers, places, strict=True)
+                ]
+            )
+            return self._collate(numbers, samples, epoch)
+
+    def _read_one(self, number: int, place: int, epoch: int) -> Any:
+        if self._draws:
+            self._seed_for("sample", epoch, number)
+        try:
+            return self._dataset[place]
+        except Exception as error:
+            raise LoadingError(
+                f"every sample must be readable, but sample {number} raised {_said(error)}: mend "
+                f"it, or leave it out with `torch.utils.data.Subset`.",
+                indices=(number,),
+            ) from error
+
+    def _read_many(self, numbers: Sequence[int], places: Sequence[int], epoch: int) -> Any:
+        self._seed_for("samples", epoch, *numbers)
+        try:
+            return self._dataset.__getitems__(places)
+        except Exception as error:
+            raise LoadingError(
+                f"every sample must be readable, but `__getitems__` of samples {_listed(numbers)} "
+                f"raised {_said(error)}: ask for them one by one to see which.",
+                indices=tuple(numbers),
+            ) from error
+
+    def _collate(self, numbers: Sequence[int], samples: Any, epoch: int) -> Any:
+        if self._collate_fn is not None:
+            self._seed_for("collate", epoch, *numbers)
+        try:
+            return (self._collate_fn or default_collate)(samples)
+        except Exception as error:
+            raise LoadingError(
+                f"samples must fit into one batch, but to collate samples {_listed(numbers)} "
+                f"raised {_said(error)}: give all samples one form, or pass a `collate_fn`.",
+                indices=tuple(numbers),
+            ) from error
+
+    def _seed_for(self, what: str, *place: int) -> None:
+        seed_generators(seed_of(f"{self._stream} {what}", self._seed, *place))
+
+
+def _unwrapped(dataset: Any) -> tuple[Any, torch.Tensor | None]:
+    """Look through subsets: the dataset below, and which of its samples each index means."""
+    if type(dataset) is not Subset:
+        return dataset, None
+    leaf, chosen = _unwrapped(dataset.dataset)
+    indices = torch.as_tensor(dataset.indices, dtype=torch.int64)
+    return leaf, indices if chosen is None else chosen[indices]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_NAMED_AT_MOST]))
+    return f"{shown}, …" if len(numbers) > _NAMED_AT_MOST else shown
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

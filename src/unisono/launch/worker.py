@@ -9,7 +9,6 @@ those that no process survives; and nothing of the fork server's own life is lef
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import io
 import os
@@ -20,6 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
+from unisono.comm.lifeline import die_with
 from unisono.comm.link import (
     CONTROL_VARIABLE,
     INCARNATION_VARIABLE,
@@ -34,7 +34,6 @@ from unisono.launch.exceptions import lost_peer, pack_exception, summary_line, t
 from unisono.launch.job import Job, worker_environment
 from unisono.launch.program import run_program
 
-_PR_SET_PDEATHSIG = 1
 _BOOTSTRAP_FAILED = 70  # EX_SOFTWARE of sysexits.h
 
 
@@ -49,7 +48,8 @@ def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
     """
     exit_code = _BOOTSTRAP_FAILED
     try:
-        _die_with(server_pid)
+        if not die_with(server_pid):
+            os._exit(_BOOTSTRAP_FAILED)
         _take_over_signals()
         keep_freed_memory()
         *standard, job_fd, control_fd, link_fd = fds
@@ -71,12 +71,6 @@ def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
         traceback.print_exc()
     finally:
         os._exit(exit_code)
-
-
-def _die_with(server_pid: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != server_pid:
-        os._exit(_BOOTSTRAP_FAILED)
 
 
 def _take_over_signals() -> None:

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from unisono.comm.team import Team
-from unisono.data.fetch import fetcher
+from unisono.data.fetch import Collate, fetcher
+from unisono.data.loader import Loader, Place
 from unisono.engine.buffers import buffers_put_back
 from unisono.engine.loss import read_loss
 from unisono.engine.randomness import generators_put_back, seed_generators
@@ -35,6 +36,9 @@ def evaluate(
     dataset: Any,
     plan: SamplePlan,
     team: Team,
+    *,
+    loader_workers: int = 0,
+    collate_fn: Collate | None = None,
 ) -> dict[str, float]:
     """Average the loss and its scalars over a dataset. Collective: every rank calls it.
 
@@ -45,12 +49,12 @@ def evaluate(
         dataset: map-style.
         plan: of the dataset, without shuffling.
         team: the workers.
+        loader_workers, collate_fn: as for training.
 
     Returns:
         By name, the mean over all samples (or the true weight); the same on every worker.
     """
-    fetch = fetcher(dataset)
-    order = plan.order(0)
+    fetch = fetcher(dataset, seed=plan.seed, stream="evaluate", collate_fn=collate_fn)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -59,18 +63,22 @@ def evaluate(
             generators_put_back(),
             num_threads(threads_per_worker()),
             buffers_put_back(model) as put_buffers_back,
+            Loader(
+                fetch, plan, num_processes=loader_workers, num_batches=plan.steps_per_epoch
+            ) as loader,
         ):
 
             def compute(shards: Sequence[int]) -> dict[int, Pairs]:
                 sums: dict[int, Pairs] = {shard: {} for shard in shards}
                 for batch in range(plan.steps_per_epoch):
                     for shard in shards:
-                        indices = plan.shard_indices(order, batch, shard)
-                        if len(indices):
+                        num_samples = plan.shard_size(batch, shard)
+                        if num_samples:
+                            data = loader.batch(Place(0, batch, shard), shards)
                             seed_generators(seed_of("evaluate", plan.seed, batch, shard))
                             put_buffers_back()
-                            value = loss(model, fetch(indices))
-                            _add(sums[shard], read_loss(value, len(indices)).scalars)
+                            value = loss(model, data)
+                            _add(sums[shard], read_loss(value, num_samples).scalars)
                 return sums
 
             sums = _of_all_shards(compute, plan.shards, team)

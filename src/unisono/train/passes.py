@@ -46,15 +46,26 @@ class PassWatch:
         self._steps_to_go = _WARMUP_STEPS + _TIMED_STEPS if is_of_use else 0
         self._batches: list[Any] = []
         self._best_s = float("inf")
-        self._passed_at_s = 0.0
+        self._began_at_s = self._passed_at_s = 0.0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Time the passes of one step."""
-        start_s = time.perf_counter()
+        self._began_at_s = time.perf_counter()
         yield
         if 0 < self._steps_to_go <= _TIMED_STEPS:
-            self._best_s = min(self._best_s, self._passed_at_s - start_s)
+            self._best_s = min(self._best_s, self._passed_at_s - self._began_at_s)
+
+    def taking(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Give batches on; the time that it takes to read them does not count."""
+        while True:
+            asked_at_s = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self._began_at_s += time.perf_counter() - asked_at_s
+            yield batch
 
     def note(self, batch: Any) -> None:
         """Take notice of a pass, after it; keep its batch in the last step that is watched."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from torch.optim import Optimizer
 from unisono.comm.history import History
 from unisono.comm.host import Live, Passed
 from unisono.comm.team import Team
-from unisono.data.fetch import Fetch, fetcher, length_of
+from unisono.data.fetch import Collate, Fetch, fetcher, length_of
+from unisono.data.loader import Loader
 from unisono.engine.arena import Arena
 from unisono.engine.contents import check_contents, signature
 from unisono.engine.shared import SharedEngine
@@ -151,6 +152,8 @@ class Run:
         epochs: int | None = None,
         steps: int | None = None,
         shuffle: bool = True,
+        loader_workers: int = 0,
+        collate_fn: Collate | None = None,
     ) -> Generator[Step, None, None]:
         """Go on until the totals are reached; a finished run gives nothing.
 
@@ -162,14 +165,18 @@ class Run:
             epochs: how many epochs the run has in total.
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
             shuffle: whether each epoch has an order of its own.
+            loader_workers: processes of each worker that read ahead while steps are computed;
+                0: the worker reads for itself. Bits do not depend on it.
+            collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
 
         Raises:
-            TypeError: the dataset is not map-style.
+            TypeError: the dataset is not map-style, or a number is not whole.
             ValueError: a number does not fit.
             MismatchError: the workers do not agree.
             CheckpointError: the newest checkpoint belongs to another run.
         """
         plan = self.plan(dataset, batch_size, shuffle)
+        loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
         _check_totals(epochs, steps)
         self._take_up(plan)
         if self.position.batch and plan != self._plan:
@@ -180,7 +187,8 @@ class Run:
             )
         self._plan = plan
         self.history.together("start of a loop", lambda: self._agree(plan, epochs, steps))
-        return self._steps(plan, fetcher(dataset), epochs, steps)
+        fetch = fetcher(dataset, seed=self.seed, collate_fn=collate_fn)
+        return self._steps(plan, fetch, loader_workers, epochs, steps)
 
     def plan(self, dataset: Any, batch_size: int, shuffle: bool) -> SamplePlan:
         """Plan which samples are computed where; raises as :meth:`steps` does."""
@@ -188,7 +196,12 @@ class Run:
         return SamplePlan(length_of(dataset), batch_size, self.shards, bool(shuffle), self.seed)
 
     def _steps(
-        self, plan: SamplePlan, fetch: Fetch, end_epoch: int | None, end_step: int | None
+        self,
+        plan: SamplePlan,
+        fetch: Fetch,
+        loader_workers: int,
+        end_epoch: int | None,
+        end_step: int | None,
     ) -> Generator[Step, None, None]:
         position = self.position
 
@@ -205,20 +218,21 @@ class Run:
         if isinstance(entry, Passed):
             self._kept.put_back_ended(entry, self.team)
             return
-        with self._loop(plan, entry) as under_way:
-            order, order_of = plan.order(position.epoch), position.epoch
+        with ExitStack() as stack:
+            under_way = stack.enter_context(self._loop(plan, entry))
+            num_batches = _batches_until(plan, position, end_epoch, end_step)
+            loader = stack.enter_context(
+                Loader(fetch, plan, num_processes=loader_workers, num_batches=num_batches)
+            )
             while True:
                 if is_over() and under_way.end():
                     return
                 if not under_way.act() or is_over():
                     continue
-                if order_of != position.epoch:
-                    order, order_of = plan.order(position.epoch), position.epoch
                 step = Step(
                     under_way.engine,
                     plan,
-                    fetch,
-                    order,
+                    loader,
                     number=position.step,
                     epoch=position.epoch,
                     batch=position.batch,
@@ -318,6 +332,17 @@ class Run:
             }
         )
         return b""
+
+
+def _batches_until(
+    plan: SamplePlan, position: Position, end_epoch: int | None, end_step: int | None
+) -> int:
+    """Count the global batches from the first epoch's first to the end of the run."""
+    here = position.epoch * plan.steps_per_epoch + position.batch
+    ends = [] if end_step is None else [here + end_step - position.step]
+    if end_epoch is not None:
+        ends.append(end_epoch * plan.steps_per_epoch)
+    return min(ends)
 
 
 def _check_totals(epochs: int | None, steps: int | None) -> None:

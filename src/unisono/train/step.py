@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
-import torch
-
-from unisono.data.fetch import Fetch
+from unisono.data.loader import Loader, Place
 from unisono.engine.loss import read_loss
 from unisono.engine.shared import SharedEngine
 from unisono.plan.samples import SamplePlan
@@ -49,8 +47,7 @@ class Step:
         self,
         engine: SharedEngine,
         plan: SamplePlan,
-        fetch: Fetch,
-        order: torch.Tensor,
+        loader: Loader,
         *,
         number: int,
         epoch: int,
@@ -60,7 +57,7 @@ class Step:
         self.number, self.epoch, self.batch = number, epoch, batch
         self.num_samples = plan.num_batch_samples(batch)
         self.means: dict[str, float] = {}
-        self._engine, self._plan, self._fetch, self._order = engine, plan, fetch, order
+        self._engine, self._plan, self._loader = engine, plan, loader
         self.is_done = False
         self._loop = loop
         self._waiting: int | None = None
@@ -105,13 +102,14 @@ class Step:
     def _compute(self, shards: Sequence[int]) -> Iterator[Any]:
         for shard in shards:
             self._check_differentiated()
-            indices = self._plan.shard_indices(self._order, self.batch, shard)
-            if len(indices) == 0:
+            if self._plan.shard_size(self.batch, shard) == 0:
                 self._engine.skip_shard(shard)
                 self._done.add(shard)
                 continue
+            place = Place(self.epoch, self.batch, shard)
+            batch = self._loader.batch(place, self._engine.shards)
+            # After reading: what a dataset draws never shifts what the model draws.
             self._engine.start_shard(self.number, shard)
-            batch = self._fetch(indices)
             self._waiting = shard
             yield batch
         self._check_differentiated()

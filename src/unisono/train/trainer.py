@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from unisono.checkpoint.digest import digest_of
 from unisono.checkpoint.weights import save_weights
+from unisono.data.fetch import Collate
 from unisono.plan.samples import SamplePlan
 from unisono.train.evaluate import evaluate
 from unisono.train.passes import PassWatch
@@ -21,6 +22,7 @@ from unisono.train.position import Position
 from unisono.train.progress import Display, Relay, Summary, display, told
 from unisono.train.run import Run
 from unisono.train.step import Step
+from unisono.train.whole import check_whole
 
 Loss = Callable[[nn.Module, Any], Any]
 
@@ -94,6 +96,8 @@ class Trainer:
         steps: int | None = None,
         validate: Any = None,
         shuffle: bool = True,
+        loader_workers: int = 0,
+        collate_fn: Collate | None = None,
     ) -> Summary:
         """Train until the run has come to its totals; a finished run's `fit` does nothing.
 
@@ -106,6 +110,9 @@ class Trainer:
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
             validate: a dataset to evaluate after every epoch and at the end.
             shuffle: whether each epoch has an order of its own.
+            loader_workers: processes of each worker that read ahead while steps are computed;
+                0: the worker reads for itself. Bits do not depend on it.
+            collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
 
         Returns:
             What this call did; its text is the summary line.
@@ -114,6 +121,7 @@ class Trainer:
             TypeError: a dataset is not map-style, or the loss returned something else.
             ValueError: a number does not fit, or the loss is not a scalar.
             NonFiniteLossError: the loss of a shard is NaN or infinite.
+            LoadingError: a sample cannot be read, or a loader process has died.
             MismatchError: the workers do not run the same program.
             CheckpointError: the newest checkpoint belongs to another run.
         """
@@ -125,8 +133,28 @@ class Trainer:
         show = Relay(lambda: run.team.position == 0, display)
         run.say = show.say
         loop = run.steps(
-            dataset, batch_size=batch_size, epochs=epochs, steps=steps, shuffle=shuffle
+            dataset,
+            batch_size=batch_size,
+            epochs=epochs,
+            steps=steps,
+            shuffle=shuffle,
+            loader_workers=loader_workers,
+            collate_fn=collate_fn,
         )
+
+        def validate_now(when: str) -> None:
+            tally.pause()
+            means = self.evaluate(
+                validate,
+                batch_size=batch_size,
+                loader_workers=loader_workers,
+                collate_fn=collate_fn,
+            )
+            run.last["validation"] = means
+            if tally.is_first(when):
+                show.say(f"{when}: validation {told(means)}")
+            tally.begin()
+
         run.last["validation"] = None
         tally = _Tally(run.position)
         show.start(run.position.step, _last_step(plan, run.position, epochs, steps))
@@ -141,14 +169,14 @@ class Trainer:
                     show.at(step.number)
                     show.step(step.epoch, step.loss, step.num_samples)
                 if validate is not None and run.position.batch == 0:
-                    self._validate(validate, batch_size, f"epoch {step.epoch + 1}", tally, show)
+                    validate_now(f"epoch {step.epoch + 1}")
             tally.pause()
             if (
                 run.position.step > tally.begun_at.step
                 and validate is not None
                 and run.position.batch
             ):
-                self._validate(validate, batch_size, f"step {run.position.step}", tally, show)
+                validate_now(f"step {run.position.step}")
         finally:
             loop.close()
             show.stop()
@@ -157,7 +185,14 @@ class Trainer:
             show.say(str(summary))
         return summary
 
-    def evaluate(self, dataset: Any, *, batch_size: int) -> dict[str, float]:
+    def evaluate(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        loader_workers: int = 0,
+        collate_fn: Collate | None = None,
+    ) -> dict[str, float]:
         """Average the loss and its scalars over a dataset, every sample once.
 
         Collective: every rank calls it, in the same order.
@@ -165,6 +200,7 @@ class Trainer:
         Args:
             dataset: map-style; the same on every worker.
             batch_size: samples of one global batch, all workers together.
+            loader_workers, collate_fn: see :meth:`fit`.
 
         Returns:
             By name, the mean over all samples (or the true weight); the same on every worker,
@@ -172,11 +208,21 @@ class Trainer:
         """
         run = self.run
         plan = run.plan(dataset, batch_size, False)
-        heard = run.history.together(
-            "evaluate",
-            lambda: json.dumps(evaluate(run.model, self._loss, dataset, plan, run.team)).encode(),
-        )
-        means: dict[str, float] = json.loads(heard)
+        loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
+
+        def compute() -> bytes:
+            found = evaluate(
+                run.model,
+                self._loss,
+                dataset,
+                plan,
+                run.team,
+                loader_workers=loader_workers,
+                collate_fn=collate_fn,
+            )
+            return json.dumps(found).encode()
+
+        means: dict[str, float] = json.loads(run.history.together("evaluate", compute))
         return means
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -221,22 +267,12 @@ class Trainer:
 
     def _compute(self, step: Step, show: Display) -> None:
         with step, self._passes.watching():
-            for batch in step.shards:
+            for batch in self._passes.taking(step.shards):
                 step.backward(self._loss(self.run.model, batch))
                 self._passes.note(batch)
         advice = self._passes.advice()
         if advice:
             show.say(advice)
-
-    def _validate(
-        self, dataset: Any, batch_size: int, when: str, tally: _Tally, show: Display
-    ) -> None:
-        tally.pause()
-        means = self.evaluate(dataset, batch_size=batch_size)
-        self.run.last["validation"] = means
-        if tally.is_first(when):
-            show.say(f"{when}: validation {told(means)}")
-        tally.begin()
 
 
 def _last_step(plan: SamplePlan, position: Position, epochs: int | None, steps: int | None) -> int:

@@ -1,0 +1,151 @@
+"""A worker's batches in the order in which it wants them: read here, or ahead in loader processes.
+
+::
+
+    places     (epoch 0, batch 0, shard 2) (0, 0, 3) (0, 1, 2) (0, 1, 3) … (1, 0, 2) …
+               ▲ given out   ▲──── under way in processes ────▲
+
+What comes next is known as long as the worker computes the same shards, step after step: the
+processes read on over the ends of epochs. Where the run goes back or the shards are divided anew,
+reading ahead begins anew from there. Shards taken over in the midst of a step are read here.
+What is read for a place depends on the place alone, so nobody sees who read it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import dropwhile, islice
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from unisono.data.fetch import Fetch
+from unisono.data.processes import LoaderProcesses
+from unisono.errors import LoadingError
+from unisono.plan.samples import SamplePlan
+
+
+class Place(NamedTuple):
+    """Which batch: one shard of one global batch of one epoch, all counted from 0."""
+
+    epoch: int
+    batch: int
+    shard: int
+
+
+def upcoming(
+    plan: SamplePlan, shards: Sequence[int], start: Place, num_batches: int
+) -> Iterator[Place]:
+    """List what a worker computes from `start` on, shards without samples left out.
+
+    Args:
+        plan: which samples are computed where.
+        shards: those that the worker computes in every step, in order.
+        start: the first.
+        num_batches: global batches from the first epoch's first to the end, which is not listed.
+    """
+    first = start.epoch * plan.steps_per_epoch + start.batch
+    places = (
+        Place(*divmod(number, plan.steps_per_epoch), shard)
+        for number in range(first, num_batches)
+        for shard in shards
+        if plan.shard_size(number % plan.steps_per_epoch, shard)
+    )
+    return dropwhile(start.__ne__, places)
+
+
+class Loader:
+    """Gives out batches; ends its processes when its block ends. Final.
+
+    Args:
+        fetch: reads.
+        plan: which samples are computed where.
+        num_processes: how many read ahead; 0: the worker reads for itself.
+        num_batches: global batches from the first epoch's first to the end; none is read ahead
+            beyond that.
+    """
+
+    def __init__(
+        self, fetch: Fetch, plan: SamplePlan, *, num_processes: int, num_batches: int
+    ) -> None:
+        self._fetch, self._plan = fetch, plan
+        self._num_processes, self._num_batches = num_processes, num_batches
+        # Two: reading ahead is in the next epoch before the worker is.
+        self._order = functools.lru_cache(maxsize=2)(plan.order)
+        self._ahead: _Ahead | None = None
+
+    def batch(self, place: Place, shards: Sequence[int]) -> Any:
+        """Give the batch of a place that has samples.
+
+        Args:
+            place: which.
+            shards: those that this worker computes in every step, in order.
+
+        Raises:
+            LoadingError: a sample cannot be read, or a loader process has died.
+        """
+        if self._num_processes == 0 or place.shard not in shards:
+            return self._read(place)
+        try:
+            if self._ahead is None or not self._ahead.goes_on_with(place, shards):
+                self._end()
+                self._ahead = self._begin(place, shards)
+                self._ahead.fill()
+            return self._ahead.take()
+        except LoadingError:
+            # At once: whoever keeps the error keeps the loop, and would keep the processes.
+            self._end()
+            raise
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def _read(self, place: Place) -> Any:
+        order = self._order(place.epoch)
+        return self._fetch(self._plan.shard_indices(order, place.batch, place.shard), place.epoch)
+
+    def _begin(self, place: Place, shards: Sequence[int]) -> _Ahead:
+        places = upcoming(self._plan, shards, place, self._num_batches)
+        return _Ahead(LoaderProcesses(self._read, self._num_processes), shards, places)
+
+    def _end(self) -> None:
+        if self._ahead is not None:
+            self._ahead.processes.close()
+            self._ahead = None
+
+
+class _Ahead:
+    """Processes that read ahead from one place on, for one set of shards. Final."""
+
+    def __init__(
+        self, processes: LoaderProcesses, shards: Sequence[int], places: Iterator[Place]
+    ) -> None:
+        self.processes = processes
+        self._shards, self._places = shards, places
+        self._under_way: deque[Place] = deque()
+
+    def goes_on_with(self, place: Place, shards: Sequence[int]) -> bool:
+        """Tell whether this is what is read next."""
+        return self._shards == shards and bool(self._under_way) and self._under_way[0] == place
+
+    def take(self) -> Any:
+        """Wait for what is read next."""
+        batch = self.processes.receive()
+        self._under_way.popleft()
+        self.fill()
+        return batch
+
+    def fill(self) -> None:
+        """Have as many places read as the processes may have under way."""
+        for place in islice(self._places, self.processes.room):
+            self.processes.send(place)
+            self._under_way.append(place)

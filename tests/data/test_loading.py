@@ -1,0 +1,395 @@
+"""What a dataset draws, and what is read ahead, depends on what is read, never on who reads it."""
+
+import multiprocessing
+import os
+import select
+import signal
+import traceback
+
+import numpy as np
+import pytest
+import torch
+from tests.data import augmenting
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+import unisono
+from unisono.comm.link import is_worker
+from unisono.data.fetch import fetcher
+from unisono.data.loader import Loader, Place, upcoming
+from unisono.data.parcel import read_parcel, write_parcel
+from unisono.data.processes import LoaderProcesses
+from unisono.engine.threads import num_threads
+from unisono.plan.samples import SamplePlan
+
+SHUFFLED = SamplePlan(num_samples=11, batch_size=4, shards=3, seed=1)
+
+
+class Each(Dataset):
+    """What a function says of each index."""
+
+    def __init__(self, say, num_samples=augmenting.NUM_SAMPLES):
+        self.say, self.num_samples = say, num_samples
+
+    def __len__(self):
+        return self.num_samples
+
+    def __getitem__(self, index):
+        return self.say(index)
+
+
+class Many(Each):
+    def __getitems__(self, indices):
+        return [self.say(index) for index in indices]
+
+
+def draw(index):
+    numbers = torch.randint(2**62, ()), np.random.randint(2**62), augmenting.random.getrandbits(62)
+    return tuple(int(number) for number in numbers)
+
+
+def draws(dataset, indices, epoch=0, **options):
+    """What each of the three generators gave for each sample."""
+    batch = fetcher(dataset, **options)(torch.tensor(indices), epoch)
+    return list(zip(*(numbers.tolist() for numbers in batch), strict=True))
+
+
+def batches(dataset, loader_workers, **totals):
+    """All batches of a run, as the loop's body sees them."""
+    trainer = augmenting.make()
+    parameter = next(trainer.run.model.parameters())
+    seen = []
+    options = {"loader_workers": loader_workers} | totals
+    for step in trainer.run.steps(dataset, batch_size=10, **options):
+        with step:
+            for batch in step.shards:
+                seen.append(batch)
+                step.backward(parameter.sum())
+    return seen
+
+
+# Random numbers
+
+
+def test_a_sample_has_the_same_numbers_in_every_company():
+    together = draws(Each(draw), [5, 3, 9])
+    assert [draws(Each(draw), [index])[0] for index in (5, 3, 9)] == together
+
+
+def test_no_two_samples_and_no_two_epochs_share_a_stream():
+    seen = [
+        drawn
+        for stream in ("train", "evaluate")
+        for seed in (0, 1)
+        for epoch in (0, 1)
+        for drawn in draws(Each(draw), range(200), epoch, stream=stream, seed=seed)
+    ]
+    for numbers in zip(*seen, strict=True):
+        assert len(set(numbers)) == 2 * 2 * 2 * 200
+
+
+def test_entries_of_a_subset_that_name_one_sample_are_two_samples():
+    first, second = draws(Subset(Each(draw), [4, 4]), [0, 1])
+    assert set(first).isdisjoint(second)
+
+
+def test_many_at_once_are_seeded_by_all_their_indices():
+    assert draws(Many(draw), [5, 3]) == draws(Many(draw), [5, 3])
+    assert draws(Many(draw), [5, 3])[0] != draws(Many(draw), [5, 4])[0]
+    assert draws(Many(draw), [5, 3]) != draws(Many(draw), [5, 3], epoch=1)
+
+
+def test_a_collate_function_has_numbers_of_its_own():
+    dataset = Each(lambda index: index)
+    collated = [
+        fetcher(dataset, collate_fn=draw)(torch.tensor(indices), epoch)
+        for indices, epoch in [([1], 0), ([1], 0), ([2], 0), ([1], 1)]
+    ]
+    assert collated[0] == collated[1]
+    assert len(set(collated)) == 3
+
+
+@pytest.mark.parametrize(
+    "dataset", [TensorDataset(torch.arange(9)), Subset(TensorDataset(torch.arange(9)), [3]), [1, 2]]
+)
+def test_nothing_is_seeded_for_datasets_that_only_index(dataset):
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    fetcher(dataset)(torch.tensor([0]))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_a_dataset_draws_never_shifts_what_the_model_draws():
+    def of_the_model(dataset):
+        trainer = augmenting.make()
+        parameter = next(trainer.run.model.parameters())
+        seen = []
+        for step in trainer.run.steps(dataset, batch_size=10, steps=6):
+            with step:
+                for _ in step.shards:
+                    seen.append(draw(0))
+                    step.backward(parameter.sum())
+        return seen
+
+    assert of_the_model(Each(draw)) == of_the_model([0] * augmenting.NUM_SAMPLES)
+
+
+def test_every_epoch_augments_anew():
+    seen = batches(Each(lambda index: (index, *draw(index))), 0, epochs=2)
+    rows = torch.stack([torch.cat(columns) for columns in zip(*seen, strict=True)], 1).tolist()
+    first, second = sorted(rows[: len(rows) // 2]), sorted(rows[len(rows) // 2 :])
+    assert [row[0] for row in first] == [row[0] for row in second]
+    assert all(set(a[1:]).isdisjoint(b[1:]) for a, b in zip(first, second, strict=True))
+
+
+# Reading ahead
+
+
+def test_upcoming_places_are_those_of_the_steps():
+    places = upcoming(SHUFFLED, range(1, 3), Place(0, 1, 2), 2 * 3)
+    #  11 samples: batches of 4, 4, 3; each shard has one at least
+    assert list(places) == [
+        (0, 1, 2),
+        (0, 2, 1),
+        (0, 2, 2),
+        *((1, batch, shard) for batch in range(3) for shard in (1, 2)),
+    ]
+
+
+def test_upcoming_leaves_out_shards_without_samples():
+    plan = SamplePlan(num_samples=5, batch_size=4, shards=3)
+    assert list(upcoming(plan, range(3), Place(0, 0, 2), 2)) == [(0, 0, 2), (0, 1, 1)]
+
+
+def test_batches_are_the_same_whoever_reads_and_wherever_the_run_goes():
+    wanted = [
+        *((Place(0, 0, shard), range(2)) for shard in (0, 1)),
+        (Place(0, 0, 2), range(2)),  # taken over: not of this worker's shards
+        *((Place(0, batch, shard), range(3)) for batch in (1, 2) for shard in range(3)),
+        (Place(1, 0, 0), range(3)),
+        (Place(0, 1, 0), range(3)),  # gone back
+        (Place(0, 1, 2), [0, 2]),  # in the midst of a step
+        (Place(0, 2, 0), [0, 2]),
+    ]
+    fetch = fetcher(Each(lambda index: (index, *draw(index)), 11))
+
+    def read(num_processes):
+        with Loader(fetch, SHUFFLED, num_processes=num_processes, num_batches=6) as loader:
+            return [[t.tolist() for t in loader.batch(*place)] for place in wanted]
+
+    alone = read(0)
+    assert read(1) == alone
+    assert read(2) == alone
+
+
+def test_processes_go_on_over_the_ends_of_epochs_and_read_nothing_beyond_the_last(tmp_path):
+    def say(index):
+        with (tmp_path / "read").open("a") as file:
+            file.write("x")
+        return os.getpid()
+
+    seen = batches(Each(say), 2, steps=12)
+    assert len({int(pid) for batch in seen for pid in batch} - {os.getpid()}) == 2
+    assert (tmp_path / "read").stat().st_size == sum(map(len, seen))
+
+
+def test_one_thread_reads_and_a_loader_process_is_no_worker(monkeypatch):
+    monkeypatch.setenv("UNISONO_PID", str(os.getpid()))
+    dataset = Each(lambda index: (torch.get_num_threads(), is_worker()))
+    with num_threads(2):
+        for loader_workers, is_here in ((0, True), (1, False)):
+            fetch = fetcher(dataset)
+            with Loader(fetch, SHUFFLED, num_processes=loader_workers, num_batches=3) as loader:
+                threads, workers = loader.batch(Place(0, 0, 0), range(3))
+            assert threads.eq(1).all()
+            assert workers.eq(is_here).all()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        torch.arange(200_000.0).reshape(2, -1),
+        [torch.empty(0, 3), torch.tensor(2, dtype=torch.bfloat16), torch.tensor([True])],
+        {"strided": torch.arange(6).reshape(2, 3).T, "words": ["a", None, 1.5]},
+        torch.arange(4).to_sparse(),
+    ],
+)
+def test_a_batch_travels_unchanged(content):
+    reading, writing = os.pipe()
+    process = multiprocessing.get_context("fork").Process(
+        target=write_parcel, args=(writing, content)
+    )
+    process.start()
+    os.close(writing)
+    arrived = read_parcel(reading)
+    with pytest.raises(EOFError):
+        read_parcel(reading)
+    process.join()
+    os.close(reading)
+    assert str(arrived) == str(content)
+    if isinstance(content, dict):
+        assert arrived["strided"].stride() == content["strided"].stride()
+
+
+# What can fail
+
+
+def fail_at_17(index):
+    if index == 17:
+        raise KeyError("no such picture")
+    return torch.zeros(8), 0
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_a_sample_that_cannot_be_read_is_named_with_its_traceback(loader_workers):
+    with pytest.raises(unisono.LoadingError, match="sample 17 raised KeyError") as caught:
+        batches(Subset(Each(fail_at_17), range(40)), loader_workers, epochs=1)
+    assert caught.value.indices == (17,)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert 'raise KeyError("no such picture")' in shown
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_samples_that_do_not_fit_together_are_named(loader_workers):
+    ragged = Each(lambda index: torch.zeros(1 + index % 2))
+    with pytest.raises(unisono.LoadingError, match=r"to collate samples \d+, .*`collate_fn`"):
+        batches(ragged, loader_workers, epochs=1)
+    with pytest.raises(unisono.LoadingError, match=r"`__getitems__` of samples \d+, "):
+        batches(Many(fail_at_17), loader_workers, epochs=1)
+
+
+def test_a_batch_that_cannot_travel_is_refused_in_words():
+    with pytest.raises(unisono.LoadingError, match="must travel between processes"):
+        processes = LoaderProcesses(lambda request: lambda: None, 1)
+        try:
+            processes.send(0)
+            processes.receive()
+        finally:
+            processes.close()
+
+
+def test_a_loader_process_that_is_killed_is_explained():
+    def kill(index):
+        if multiprocessing.parent_process() is not None and index == 17:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+    with pytest.raises(unisono.LoadingError, match="was killed by SIGKILL: is there memory"):
+        batches(Each(kill), 2, epochs=1)
+    with pytest.raises(unisono.LoadingError, match="ended with status 3"):
+        batches(Each(lambda index: os._exit(3)), 1, epochs=1)
+
+
+def test_a_loader_process_that_is_killed_while_it_writes_is_explained():
+    processes = LoaderProcesses(lambda request: torch.zeros(2_000_000), 2)
+    try:
+        processes.send(0)
+        select.select([processes._loaders[0].results_fd], [], [])
+        processes._loaders[0].process.kill()
+        with pytest.raises(unisono.LoadingError, match="was killed by SIGKILL"):
+            processes.receive()
+    finally:
+        processes.close()
+
+
+def test_loader_processes_end_when_the_loop_is_left():
+    trainer = augmenting.make()
+    before = multiprocessing.active_children()
+    for step in trainer.run.steps(augmenting.Noisy(), batch_size=6, epochs=1, loader_workers=2):
+        with step:
+            for batch in step.shards:
+                step.backward(augmenting.loss_of(trainer.run.model, batch))
+        assert len(multiprocessing.active_children()) == len(before) + 2
+        break
+    assert multiprocessing.active_children() == before
+
+
+def test_a_loader_process_that_is_stuck_is_ended():
+    before = multiprocessing.active_children()
+    processes = LoaderProcesses(lambda seconds: signal.sigtimedwait([], seconds), 1)
+    for seconds in (0, 600):
+        processes.send(seconds)
+    processes.receive()
+    processes.close()
+    assert multiprocessing.active_children() == before
+
+
+def test_loader_processes_end_with_a_sample_that_cannot_be_read():
+    fetch = fetcher(Each(fail_at_17, 18))
+    plan = SamplePlan(num_samples=18, batch_size=18, shards=1)
+    before = multiprocessing.active_children()
+    with Loader(fetch, plan, num_processes=1, num_batches=1) as loader:
+        with pytest.raises(unisono.LoadingError):
+            loader.batch(Place(0, 0, 0), range(1))
+        assert multiprocessing.active_children() == before
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [(-1, ValueError), (2.0, TypeError), ("2", TypeError), (None, TypeError)]
+)
+def test_wrong_numbers_of_loader_processes_are_refused_in_one_sentence(value, error):
+    dataset = augmenting.Noisy()
+    with pytest.raises(error, match="`loader_workers` must be"):
+        augmenting.train(dataset, value)
+    with pytest.raises(error, match="`loader_workers` must be"):
+        augmenting.make().evaluate(dataset, batch_size=10, loader_workers=value)
+
+
+# Bits
+
+
+CASES = [
+    *((augmenting.Noisy(kind), n, None) for kind in augmenting.DRAWS for n in (0, 2)),
+    *((augmenting.NoisyMany(), n, None) for n in (0, 2)),
+    *((augmenting.Noisy("python"), n, augmenting.noisy_collate) for n in (0, 2)),
+]
+
+
+def test_digest_is_the_same_with_loader_processes():
+    results = augmenting.train_all(CASES)
+    assert results[::2] == results[1::2]
+    assert len(set(results)) == len(CASES) // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 3])
+def test_digest_is_the_same_on_any_number_of_workers_with_loader_processes(workers):
+    alone = augmenting.train_all(CASES)
+    assert unisono.launch(augmenting.train_all, CASES, workers=workers) == [alone] * workers
+
+
+def test_a_run_resumes_in_the_midst_of_an_epoch_with_other_loader_processes(tmp_path):
+    dataset = augmenting.Noisy("numpy")
+    whole = augmenting.train(dataset, 0, totals={"steps": 12})
+    for loader_workers, steps in ((2, 3), (0, 7), (1, 12)):
+        totals = {"steps": steps}
+        result = augmenting.train(dataset, loader_workers, totals=totals, directory=tmp_path)
+    assert result == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["begin", "shard", "update"])
+def test_a_worker_that_is_killed_costs_nothing_with_loader_processes(monkeypatch, at):
+    alone = augmenting.train(augmenting.Noisy("torch"), 0)
+    monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=1,step=7,at={at}")
+    results = unisono.launch(augmenting.train, augmenting.Noisy("torch"), 2, workers=3)
+    assert results == [alone] * 3
+
+
+class Stuck(augmenting.Noisy):
+    """The loader processes of the first worker of rank 1 never come back from a later sample."""
+
+    num_read = 0
+
+    def __getitem__(self, index):
+        self.num_read += 1
+        first = (os.environ.get("RANK"), os.environ.get("UNISONO_INCARNATION")) == ("1", "0")
+        if first and multiprocessing.parent_process() is not None and self.num_read > 5:
+            signal.sigtimedwait([], 600)
+        return super().__getitem__(index)
+
+
+@pytest.mark.slow
+def test_loader_processes_die_with_their_worker_whatever_they_do(monkeypatch):
+    alone = augmenting.train(Stuck(), 0)
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=1")
+    assert unisono.launch(augmenting.train, Stuck(), 2, workers=2) == [alone] * 2
