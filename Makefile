@@ -2,16 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test fast check format bench clean help
+.PHONY: demo test fast chaos check format bench clean help
 
 demo: .venv/ready          ## train a small CNN on two workers, then show that one worker gives the same bits
 	$(BIN)/unisono run -n 2 examples/digits.py
 
 test: fast                 ## every test, in under ten minutes on two cores
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m "slow and not long"
 
 fast: .venv/ready          ## the tests that take under a minute together
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow and not long"
+
+chaos: .venv/ready         ## kill 200 workers and 20 launchers at random; SEED=7 chooses the same again
+	$(BIN)/python -m pytest -q -m "slow or long" tests/chaos
+	$(BIN)/python -m tests.chaos.driver --launcher-kills 20 $(if $(SEED),--seed $(SEED))
 
 check: .venv/ready         ## style, strict types, direction of imports
 	$(BIN)/ruff check .
@@ -25,6 +29,7 @@ format: .venv/ready
 
 bench: .venv/ready         ## every workload against plain torch and DDP, ratios in one sitting
 	$(BIN)/python -m bench
+	$(BIN)/python -m bench.allreduce
 
 clean:
 	rm -rf .venv

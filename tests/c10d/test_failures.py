@@ -171,6 +171,7 @@ def check_survivors(ended):
         assert re.search(r"its process \d+ has ended", ended[rank].output)
 
 
+@pytest.mark.slow
 def test_survivors_of_a_kill_name_who_died(run_ranks):
     check_survivors(run_ranks("killed.py", 3, "elsewhere"))
 
@@ -181,6 +182,7 @@ def test_the_file_that_a_crash_left_can_be_used_again(run_ranks):
         check_survivors(run_ranks("killed.py", 3, "together"))
 
 
+@pytest.mark.slow
 def test_a_program_that_forgets_to_destroy_its_group_ends_well():
     code = """
 import unisono, torch.distributed as dist

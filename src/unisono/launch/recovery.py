@@ -163,8 +163,8 @@ def _lost(state: State, event: Lost) -> Decision:
         trouble = state.trouble or "the program had not made a `Run` or `Trainer` yet"
     elif len(losses) > state.restarts:
         trouble = (
-            f"{len(losses)} workers were lost within {PERIOD_S:.0f} s and `--restarts "
-            f"{state.restarts}` allows no more"
+            f"{len(losses)} worker{'s were' if len(losses) > 1 else ' was'} lost within "
+            f"{PERIOD_S:.0f} s, and `--restarts {state.restarts}` allows no more"
         )
     elif not state.replaces and state.crew is None:
         trouble = "it was the last worker, and `--no-replace` allows no other"

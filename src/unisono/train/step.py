@@ -86,7 +86,7 @@ class Step:
         if self._taken:
             raise RuntimeError(
                 f"`step.shards` must be looped over once, but is taken again in step "
-                f"{self.number}: keep the batches in a list to use them twice."
+                f"{self.number}: do all that a batch is for while the loop has it."
             )
         self._taken = True
         return self._batches()

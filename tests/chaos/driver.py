@@ -1,0 +1,257 @@
+"""Kill random workers of a run at random instants; the result must be that of the undisturbed run.
+
+    python -m tests.chaos.driver --kills 200 --steps 2000 --workers 3 --seed 7
+
+The seed decides when each kill comes (after which step, how long after that, or in which phase) and
+whom it meets. Kills are spread over the whole run, from its first step to its last, so that they
+also meet replacements while they start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+from tests.chaos.jobs import Job, gone_within
+from tests.chaos.phases import read_phase
+from tests.chaos.training import STEPS_PER_EPOCH, Options
+
+LOOPS = ("trainer", "own")
+OPTIMIZERS = ("adam", "clipped", "adafactor")
+# Where a kill waits for its victim; most instants of a run lie elsewhere.
+AIMS = (
+    *("fetching", "forward", "waiting", "updating", "waiting again", "between steps"),
+    *("snapshot", "joining", "evaluate", "starting", "loading"),
+)
+AIMED_AT_MOST_S = 0.05
+PACE_MS = 0.5
+SLOW_EVERY = 40
+REPEATS = 2  # of the samples in an epoch
+POLL_S = 0.0002
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One kill as it is planned.
+
+    Attributes:
+        step: comes once the run has come to this step.
+        delay_s: so long after that.
+        aim: then in this phase, if one comes by soon; None: at once.
+        whom: which of the workers alive, as a part of 1.
+    """
+
+    step: int
+    delay_s: float
+    aim: str | None
+    whom: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it.
+
+    Attributes:
+        is_equal: the result is that of the undisturbed run, on every worker that gave one.
+        num_kills: how often somebody was killed.
+        phases: in which phases that was.
+        seconds: how long it took.
+        trouble: what was said, if it went wrong.
+    """
+
+    is_equal: bool
+    num_kills: int
+    phases: Counter[str]
+    seconds: float
+    trouble: str
+
+
+def plan(seed: int, num_kills: int, num_steps: int) -> list[Kill]:
+    """Plan all kills; nothing else is random."""
+    generator = random.Random(seed)
+    steps = sorted(generator.randrange(num_steps) for _ in range(num_kills))
+    return [
+        Kill(
+            step,
+            generator.uniform(0, 0.01),
+            generator.choice(AIMS) if generator.random() < 0.6 else None,
+            generator.random(),
+        )
+        for step in steps
+    ]
+
+
+def options_of(seed: int, num_steps: int, phases: Path) -> Options:
+    """Choose what is trained, for at least so many steps."""
+    return Options(
+        loop=LOOPS[seed % 2],
+        optimizer=OPTIMIZERS[seed // 2 % 3],
+        epochs=-(-num_steps // (STEPS_PER_EPOCH * REPEATS - 1)),
+        repeats=REPEATS,
+        pace_ms=PACE_MS,
+        slow_every=SLOW_EVERY,
+        phases=str(phases),
+    )
+
+
+def undisturbed(folder: Path, options: Options) -> dict[str, object]:
+    """Train on one worker, in a plain process, and without being slow."""
+    job = Job(folder, replace(options, phases="", pace_ms=0.0, slow_every=0, every=0))
+    assert job.wait(600) == 0, job.err
+    (result,) = job.results
+    return result
+
+
+def disturb(
+    folder: Path, options: Options, kills: list[Kill], num_workers: int, timeout_s: float
+) -> tuple[Job, Counter[str]]:
+    """Run and kill; returns the job, which has ended, and the phases in which workers were lost."""
+    job = Job(folder, options, workers=num_workers, flags=("--restarts", 100000))
+    deadline_s = time.monotonic() + timeout_s
+    watch = Watch(job, Path(options.phases), deadline_s)
+    lost: Counter[str] = Counter()
+    for kill in kills:
+        watch.wait_for_step(kill.step)
+        time.sleep(kill.delay_s)
+        victim = watch.choose(kill)
+        if victim is None:
+            break
+        victim.kill()
+        psutil.wait_procs([victim], timeout=5)
+        lost[read_phase(Path(options.phases), victim.pid)[0]] += 1
+    job.wait(max(1.0, deadline_s - time.monotonic()))
+    return job, lost
+
+
+class Watch:
+    """Sees how far a job is and who is there. Final."""
+
+    def __init__(self, job: Job, phases: Path, deadline_s: float) -> None:
+        self._job, self._phases, self._deadline_s = job, phases, deadline_s
+        self._furthest = -1
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until any worker has come to `step`, or the job has ended."""
+        while self._goes_on() and self._furthest < step:
+            # The first kill must wait for a step: before, nobody has made a Run.
+            steps = [read_phase(self._phases, one.pid)[1] for one in self._job.workers()]
+            self._furthest = max(self._furthest, *steps, -1)
+            time.sleep(POLL_S)
+
+    def choose(self, kill: Kill) -> psutil.Process | None:
+        """Choose a victim; waits until there is one. None: the job has ended."""
+        give_up_s = time.monotonic() + AIMED_AT_MOST_S
+        while self._goes_on():
+            alive = self._job.workers()
+            if kill.aim is not None and time.monotonic() < give_up_s:
+                alive = [p for p in alive if read_phase(self._phases, p.pid)[0] == kill.aim]
+            if alive:
+                return alive[int(kill.whom * len(alive))]
+            time.sleep(POLL_S)
+        return None
+
+    def _goes_on(self) -> bool:
+        if time.monotonic() > self._deadline_s:
+            said = self._job.err[-3000:]
+            self._job.end()
+            raise AssertionError(f"it hangs in step {self._furthest}:\n{said}")
+        return self._job.process.poll() is None
+
+
+def chaos(seed: int, num_kills: int, num_steps: int, num_workers: int, timeout_s: float) -> Outcome:
+    """Do it once."""
+    start_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="unisono-chaos-") as name:
+        folder = Path(name)
+        phases = folder / "phases"
+        phases.mkdir()
+        options = options_of(seed, num_steps, phases)
+        expected = undisturbed(folder, options)
+        kills = plan(seed, num_kills, num_steps)
+        job, lost = disturb(folder, options, kills, num_workers, timeout_s)
+        results, status = job.results, job.process.returncode
+        is_equal = bool(results) and all(result == expected for result in results)
+        trouble = ""
+        if status != 0 or not is_equal:
+            trouble = f"exit status {status}\nexpected {expected}\nfound {results}\n{job.err}"
+    seconds = time.monotonic() - start_s
+    return Outcome(is_equal and status == 0, lost.total(), lost, seconds, trouble)
+
+
+def kill_launchers(seed: int, num_kills: int, num_workers: int) -> Outcome:
+    """Kill the launcher at random instants, and start it again each time; the last one goes on."""
+    generator = random.Random(seed)
+    start_s = time.monotonic()
+    found: Counter[str] = Counter()
+    trouble = ""
+    with tempfile.TemporaryDirectory(prefix="unisono-chaos-") as name:
+        folder = Path(name)
+        options = Options(
+            loop=LOOPS[seed % 2],
+            optimizer=OPTIMIZERS[seed // 2 % 3],
+            epochs=3 * (num_kills + 1),
+            directory=str(folder / "run"),
+            every=1,
+            pace_ms=PACE_MS,
+        )
+        expected = undisturbed(folder, replace(options, directory=str(folder / "whole")))
+        for start in range(num_kills):
+            phases = folder / f"phases-{start}"
+            phases.mkdir()
+            job = Job(folder, replace(options, phases=str(phases)), workers=num_workers)
+            Watch(job, phases, time.monotonic() + 60).wait_for_step(0)
+            time.sleep(generator.uniform(0, 0.6))
+            processes = job.processes()
+            job.process.kill()
+            job.process.wait()
+            left = gone_within(processes, 10)
+            trouble += f"left behind: {left}\n" if left else ""
+            passed_over = "is passed over" in job.out + job.err
+            found["passed over" if passed_over else "whole"] += 1
+        job = Job(folder, replace(options, pace_ms=0.0, every=0), workers=num_workers)
+        status, results = job.wait(120), job.results
+        is_equal = bool(results) and all(result == expected for result in results)
+        if status != 0 or not is_equal:
+            trouble += f"exit status {status}\nexpected {expected}\nfound {results}\n{job.err}"
+    return Outcome(not trouble, num_kills, found, time.monotonic() - start_s, trouble)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=None, help="0 or more; drawn by default")
+    parser.add_argument(
+        "--launcher-kills", type=int, default=0, help="then kill the launcher so often"
+    )
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS")
+    args = parser.parse_args()
+    seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
+    print(f"seed {seed}: {args.kills} kills over {args.steps} steps", flush=True)
+    outcome = chaos(seed, args.kills, args.steps, args.workers, args.timeout)
+    for phase, count in outcome.phases.most_common():
+        print(f"{count:6}  {phase}")
+    is_well = told(seed, "workers", outcome) and outcome.num_kills == args.kills
+    if is_well and args.launcher_kills:
+        is_well = told(seed, "launchers", kill_launchers(seed, args.launcher_kills, args.workers))
+    return 0 if is_well else 1
+
+
+def told(seed: int, whom: str, outcome: Outcome) -> bool:
+    """Print what came of it; returns whether it is well."""
+    word = "equal" if outcome.is_equal else "NOT EQUAL"
+    seconds = outcome.seconds
+    print(f"seed {seed}: {outcome.num_kills} {whom} killed in {seconds:.0f} s, results {word}")
+    print(outcome.trouble[-20_000:], end="", flush=True)
+    return outcome.is_equal
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
