@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,20 +19,24 @@ from rich.console import Console
 
 from bench import machine
 from bench.processes import SideFailedError, measure
+from bench.recovery import TORCHRUN, UNISONO, Cost, Kill, measure_cost, measure_recovery
 from bench.sides import SIDES
 from bench.startup import LAUNCHED, PLAIN, measure_startup
 from bench.table import (
     print_failure,
+    print_kill,
+    print_recovery,
     print_repeat,
     print_startup,
     print_verdicts,
     print_workload,
 )
-from bench.targets import Repeat, Verdict, rate_verdicts, startup_verdict
+from bench.targets import Repeat, Verdict, rate_verdicts, recovery_verdict, startup_verdict
 from bench.workloads import DATA, WORKLOADS
 
 RESULTS = Path(__file__).with_name("results")
-STARTUP = "startup"
+STARTUP, RECOVERY = "startup", "recovery"
+NAMES = [*WORKLOADS, STARTUP, RECOVERY]
 
 
 def main() -> int:
@@ -43,19 +49,25 @@ def main() -> int:
     )
     repeats: list[Repeat] = []
     startup_s: dict[str, list[float]] = {PLAIN: [], LAUNCHED: []}
+    kills: list[Kill] = []
+    costs: list[Cost] = []
     failures: list[str] = []
     for name in args.only:
         if name == STARTUP:
             failures += run_startup(console, args, startup_s)
+        elif name == RECOVERY:
+            failures += run_recovery(console, args, kills, costs)
         else:
             failures += run_workload(console, args, name, repeats)
     verdicts = list(rate_verdicts(repeats))
     if startup_s[LAUNCHED]:
         verdicts.append(startup_verdict(startup_s))
+    if any(kill.way == UNISONO for kill in kills):
+        verdicts.append(recovery_verdict(kills))
     print_verdicts(console, verdicts)
     if args.quick:
         console.print("A quick run shows that every side works; its figures mean little.")
-    path = save(args, facts, repeats, startup_s, verdicts, failures)
+    path = save(args, facts, repeats, startup_s, kills, costs, verdicts, failures)
     console.print(f"All repeats are in {path}", highlight=False, soft_wrap=True)
     return 1 if failures else 0
 
@@ -64,10 +76,10 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument(
         "--only",
-        type=_names([*WORKLOADS, STARTUP]),
-        default=[*WORKLOADS, STARTUP],
+        type=_names(NAMES),
+        default=NAMES,
         metavar="NAMES",
-        help=f"some of {','.join([*WORKLOADS, STARTUP])}",
+        help=f"some of {','.join(NAMES)}",
     )
     parser.add_argument(
         "--sides", type=_names(list(SIDES)), default=list(SIDES), help=f"some of {','.join(SIDES)}"
@@ -129,11 +141,36 @@ def run_startup(
     return []
 
 
+def run_recovery(
+    console: Console, args: argparse.Namespace, kills: list[Kill], costs: list[Cost]
+) -> list[str]:
+    """Kill workers, then time steps that nobody disturbs; what fails does not stop the rest."""
+    data = args.data.resolve()
+    failures = []
+    for way in (UNISONO, TORCHRUN):
+        try:
+            for kill in measure_recovery(way, args.workers, data, is_quick=args.quick):
+                kills.append(kill)
+                print_kill(console, kill)
+        except SideFailedError as error:
+            failures.append(f"{RECOVERY}: {error}")
+            print_failure(console, failures[-1])
+    try:
+        costs.extend(measure_cost(args.workers, data, args.repeats, is_quick=args.quick))
+    except SideFailedError as error:
+        failures.append(f"{RECOVERY}, snapshots: {error}")
+        print_failure(console, failures[-1])
+    print_recovery(console, kills, costs)
+    return failures
+
+
 def save(
     args: argparse.Namespace,
     facts: dict[str, Any],
     repeats: list[Repeat],
     startup_s: dict[str, list[float]],
+    kills: list[Kill],
+    costs: list[Cost],
     verdicts: list[Verdict],
     failures: list[str],
 ) -> Path:
@@ -147,6 +184,8 @@ def save(
         "targets": [verdict.as_json() for verdict in verdicts],
         "repeats": [repeat.as_json() for repeat in repeats],
         "startup_s": startup_s,
+        "kills": [kill.as_json() for kill in kills],
+        "snapshot_costs": [cost.as_json() for cost in costs],
         "failures": failures,
     }
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -171,4 +210,6 @@ def _count(text: str) -> int:
 
 
 if __name__ == "__main__":
+    # As an exception, so that whoever started processes ends them.
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     raise SystemExit(main())

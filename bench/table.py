@@ -7,6 +7,7 @@ import statistics
 from rich.console import Console
 from rich.table import Table
 
+from bench.recovery import NO_SNAPSHOTS, SNAPSHOTS, TORCHRUN, UNISONO, WORKLOAD, Cost, Kill
 from bench.sides import SIDES
 from bench.startup import LAUNCHED, PLAIN
 from bench.targets import Repeat, Verdict, median_rates
@@ -72,6 +73,51 @@ def print_startup(console: Console, seconds: dict[str, list[float]]) -> None:
             f"{min(times_s):.2f} … {max(times_s):.2f}",
             f"{median_s / plain_s:.2f}",
         )
+    console.print(table)
+
+
+def print_kill(console: Console, kill: Kill) -> None:
+    """Print one line while the measuring goes on."""
+    console.print(
+        f"{kill.way:14} rank {kill.rank} killed {kill.to_committed_s:8.3f} s",
+        style="dim",
+        highlight=False,
+    )
+
+
+def print_recovery(console: Console, kills: list[Kill], costs: list[Cost]) -> None:
+    """Print what a kill costs either way, then what it costs to be ready for one."""
+    title = f"From SIGKILL to the next committed step: {WORKLOADS[WORKLOAD].title}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("started by", no_wrap=True)
+    for heading in ("kills", "s", "min … max", "to any new step", "ms/step undisturbed"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for way in (UNISONO, TORCHRUN):
+        own = [kill for kill in kills if kill.way == way]
+        if own:
+            times_s = [kill.to_committed_s for kill in own]
+            table.add_row(
+                way,
+                str(len(own)),
+                f"{statistics.median(times_s):.3f}",
+                f"{min(times_s):.3f} … {max(times_s):.3f}",
+                f"{statistics.median(kill.to_next_s for kill in own):.3f}",
+                f"{1000 * statistics.median(kill.step_s for kill in own):.2f}",
+            )
+    console.print(table)
+    table = Table(title="Undisturbed steps, with snapshots and without", title_justify="left")
+    table.add_column("unisono run", no_wrap=True)
+    for heading in ("ms/step, median", "min … max", "ms/step, mean", "min … max"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for way in (SNAPSHOTS, NO_SNAPSHOTS):
+        own_costs = [cost for cost in costs if cost.way == way]
+        cells = []
+        for times_s in ([c.median_s for c in own_costs], [c.mean_s for c in own_costs]):
+            times_ms = [1000 * seconds for seconds in times_s]
+            if times_ms:
+                cells.append(f"{statistics.median(times_ms):.2f}")
+                cells.append(f"{min(times_ms):.2f} … {max(times_ms):.2f}")
+        table.add_row(way, *cells)
     console.print(table)
 
 

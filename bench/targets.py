@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bench.recovery import UNISONO, Kill
 from bench.sides import SIDES
 from bench.startup import LAUNCHED, PLAIN
 from bench.workloads import WORKLOADS
@@ -75,6 +76,7 @@ RATE_TARGETS = (
     RateTarget("gpt", "unisono-fused", "passes", 0.95),
 )
 STARTUP_AT_MOST = 1.15
+RECOVERY_AT_MOST_S = 0.1
 
 
 def median_rates(repeats: list[Repeat], workload: str) -> dict[str, float]:
@@ -104,3 +106,15 @@ def startup_verdict(seconds: dict[str, list[float]]) -> Verdict:
     seen = statistics.median(seconds[LAUNCHED]) / statistics.median(seconds[PLAIN])
     promise = f"Start-up: unisono run ≤ {STARTUP_AT_MOST} × python"
     return Verdict(promise, seen, seen <= STARTUP_AT_MOST)
+
+
+def recovery_verdict(kills: list[Kill]) -> Verdict:
+    """Judge the time that a kill costs, two undisturbed steps aside: see ``bench.recovery``."""
+    own = [kill for kill in kills if kill.way == UNISONO]
+    seen = statistics.median(kill.to_committed_s for kill in own)
+    at_most = RECOVERY_AT_MOST_S + 2 * statistics.median(kill.step_s for kill in own)
+    promise = (
+        f"Recovery: SIGKILL to the next committed step ≤ {RECOVERY_AT_MOST_S} s + step, "
+        f"which is {at_most:.3f} s for the two steps that are counted"
+    )
+    return Verdict(promise, seen, seen <= at_most)

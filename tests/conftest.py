@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -23,7 +24,20 @@ HARMLESS_VARIABLES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TRITON_
 
 def _workers_and_others() -> set[psutil.Process]:
     """Find every process below this one but idle fork servers, which are kept on purpose."""
-    return {p for p in psutil.Process().children(recursive=True) if not _is_fork_server(p)}
+    found = set()
+    for pid in _below(os.getpid()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.add(psutil.Process(pid))
+    return {process for process in found if not _is_fork_server(process)}
+
+
+def _below(pid: int) -> Iterator[int]:
+    """Walk down from a process; psutil would look at every process of the machine each time."""
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, children.read_text().split()):
+                yield child
+                yield from _below(child)
 
 
 def _is_fork_server(process: psutil.Process) -> bool:

@@ -18,6 +18,7 @@ assert "exec_module" not in vars(sys.modules["torch.distributed.distributed_c10d
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("imports", ["unisono, torch", "torch, unisono"])
 def test_the_backend_is_there_in_either_order_of_imports(imports):
     subprocess.run([sys.executable, "-c", f"import sys, {imports}{USE}"], check=True, timeout=60)

@@ -60,7 +60,7 @@ EVERYWHERE = [
 
 
 @pytest.mark.parametrize("fault", ["kill:rank=1,step=8", "kill:rank=0,step=8,at=update"])
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", ["own", pytest.param("trainer", marks=pytest.mark.slow)])
 def test_a_lost_worker_changes_nothing(monkeypatch, capfd, fault, loop):
     results, said = check(monkeypatch, capfd, fault, Options(loop=loop, hold=HOLD))
     assert len(results) == 3

@@ -303,6 +303,7 @@ def test_loader_processes_end_when_the_loop_is_left():
     assert multiprocessing.active_children() == before
 
 
+@pytest.mark.slow
 def test_a_loader_process_that_is_stuck_is_ended():
     before = multiprocessing.active_children()
     processes = LoaderProcesses(lambda seconds: signal.sigtimedwait([], seconds), 1)
@@ -344,6 +345,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 def test_digest_is_the_same_with_loader_processes():
     results = augmenting.train_all(CASES)
     assert results[::2] == results[1::2]

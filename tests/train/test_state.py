@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.parity import cases
 from torch import nn
@@ -15,12 +15,14 @@ from unisono.errors import CheckpointError
 from unisono.train.state import PREFIX, pack, unpack
 
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=10,
 )
 
 
-@given(st.dictionaries(st.text(), PLAIN))
+@settings(max_examples=25)
+@given(st.dictionaries(st.text(max_size=5), PLAIN, max_size=5))
 def test_plain_values_come_back_equal(state):
     packed, tensors = pack(state)
     back = {}
