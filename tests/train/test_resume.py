@@ -1,0 +1,44 @@
+"""Where three workers stop, any number of workers and loader processes goes on to the same bits."""
+
+import contextlib
+import io
+import shutil
+
+import pytest
+from tests.data import augmenting
+
+import unisono
+
+BATCH_SIZE = 12  # the last of an epoch has 11, so that no shard has a single sample
+STEPS_PER_EPOCH = 4
+LAST = 2 * STEPS_PER_EPOCH + 3
+
+
+def train(directory, steps, loader_workers):
+    """Train to so many steps on data that draw random numbers; print nothing."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        trainer = augmenting.make(shards=4, directory=directory)
+        summary = trainer.fit(
+            augmenting.Noisy("numpy"),
+            batch_size=BATCH_SIZE,
+            steps=steps,
+            loader_workers=loader_workers,
+        )
+        return summary.steps, summary.digest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "stop",
+    [1, STEPS_PER_EPOCH // 2, STEPS_PER_EPOCH, STEPS_PER_EPOCH + 1, 2 * STEPS_PER_EPOCH],
+    ids=["after the first step", "within an epoch", "at its end", "in the next", "two epochs"],
+)
+def test_three_workers_stop_and_others_go_on(tmp_path, stop):
+    _, whole = train(None, LAST, 0)
+    (first, *_) = unisono.launch(train, tmp_path / "three", stop, 2, workers=3)
+    assert first[0] == stop
+    for workers, loader_workers in ((1, 0), (2, 1), (4, 0), (1, 2)):
+        there = tmp_path / f"{workers} with {loader_workers}"
+        shutil.copytree(tmp_path / "three", there)
+        results = unisono.launch(train, there, LAST, loader_workers, workers=workers)
+        assert results == [(LAST - stop, whole)] * workers
