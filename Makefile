@@ -14,7 +14,7 @@ fast: .venv/ready          ## the tests that take under a minute together
 	$(BIN)/python -m pytest -q -m "not slow and not long"
 
 chaos: .venv/ready         ## kill 200 workers and 20 launchers at random; SEED=7 chooses the same again
-	$(BIN)/python -m pytest -q -m "slow or long" tests/chaos
+	$(BIN)/python -m pytest -q -m long
 	$(BIN)/python -m tests.chaos.driver --launcher-kills 20 $(if $(SEED),--seed $(SEED))
 
 check: .venv/ready         ## style, strict types, direction of imports

@@ -53,6 +53,12 @@ def check(monkeypatch, capfd, faults, options, **more):
 PLACES = ("begin", "shard", "gradients", "update", "updated", "commit")
 LOOPS = ("trainer", "own")
 OPTIMIZERS = ("adam", "adafactor", "clipped")
+# One of each in `make test`, the rest in `make chaos`.
+EACH_LOOP = ["trainer", pytest.param("own", marks=pytest.mark.long)]
+EACH_OPTIMIZER = [
+    "adafactor",
+    *(pytest.param(n, marks=pytest.mark.long) for n in ("adam", "clipped")),
+]
 EVERYWHERE = [
     (f"kill:rank={index % 3},step=8,at={place}", LOOPS[index // 3 % 2], OPTIMIZERS[index // 6 % 3])
     for index, place in enumerate(PLACES * 3)
@@ -78,7 +84,7 @@ def test_every_place_on_every_worker(monkeypatch, capfd, fault, loop, optimizer)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loop", ["trainer", pytest.param("own", marks=pytest.mark.long)])
+@pytest.mark.parametrize("loop", EACH_LOOP)
 @pytest.mark.parametrize(
     "faults",
     [
@@ -110,7 +116,7 @@ def test_first_and_last_steps_and_several_at_once(monkeypatch, capfd, faults, lo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", EACH_OPTIMIZER)
 @pytest.mark.parametrize(
     "faults",
     [
@@ -129,7 +135,7 @@ def test_replacements_are_lost_too(monkeypatch, capfd, faults, optimizer):
 @pytest.mark.slow
 @pytest.mark.parametrize("at", ["snapshot", "begin", "updated"])
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", EACH_LOOP)
 def test_workers_lost_while_a_checkpoint_is_due(monkeypatch, capfd, tmp_path, at, rank, loop):
     options = Options(loop=loop, directory=str(tmp_path), every=4, hold=HOLD)
     check(monkeypatch, capfd, f"kill:rank={rank},step=8,at={at}", options)
@@ -148,7 +154,7 @@ def test_workers_lost_while_a_checkpoint_is_due(monkeypatch, capfd, tmp_path, at
         (f"kill:rank=0,step=5,at=commit; kill:rank=1,step={NUM_STEPS - 1},at=update", {0, 1}),
     ],
 )
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", EACH_OPTIMIZER)
 def test_without_replacements_the_others_go_on(monkeypatch, capfd, faults, lost, optimizer):
     options = Options(optimizer=optimizer)
     results, said = check(monkeypatch, capfd, faults, options, replace=False)
