@@ -21,10 +21,10 @@ def digests_on(workers, wanted):
     "case",
     [
         ("cnn with norm and dropout", "fused adam", 4),
-        ("gpt", "two groups", 3),
+        pytest.param(("gpt", "two groups", 3), marks=pytest.mark.slow),
         ("sometimes unused", "sgd with momentum", 4),
-        ("mixed", "adamw", 4),
-        ("matrices", "muon", 3),
+        pytest.param(("mixed", "adamw", 4), marks=pytest.mark.slow),
+        pytest.param(("matrices", "muon", 3), marks=pytest.mark.slow),
     ],
 )
 def test_digest_is_the_same_on_one_two_and_three_workers(case):

@@ -34,7 +34,14 @@ def fit(directory, steps, *, model="cnn with norm and dropout", optimizer="adam"
     return summary.steps, summary.digest
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd with momentum", "adafactor", "own"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "adam",
+        "own",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("sgd with momentum", "adafactor")),
+    ],
+)
 @pytest.mark.parametrize("stop", [1, 7, 14])  # an epoch has 7 steps: in the middle, at the end
 def test_a_run_that_stopped_ends_with_the_same_bits(tmp_path, optimizer, stop):
     whole = fit(tmp_path / "whole", 17, optimizer=optimizer)
