@@ -320,7 +320,7 @@ def test_what_is_no_tensor_in_a_state_dict_has_no_place(tmp_path):
 SAFETENSORS_TORCH_AND_NONSENSE = st.sampled_from([b"PK\3\4", b"\x80\2", b"{}", b"", b"\0" * 64])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.one_of(st.binary(max_size=64), SAFETENSORS_TORCH_AND_NONSENSE), st.binary(max_size=64))
 def test_no_file_makes_us_fall(tmp_path_factory, head, rest):
     path = tmp_path_factory.mktemp("hostile") / "weights"
@@ -341,7 +341,7 @@ def files(tmp_path_factory):
     return folder, files
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(list(SAVERS)), st.data())
 def test_a_damaged_file_is_refused_or_loads_in_whole(files, saver, data):
     folder, whole = files[0], bytearray(files[1][saver])
