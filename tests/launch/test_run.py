@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -184,7 +185,8 @@ def test_closed_standard_descriptors_change_nothing_else(tmp_path: Path, closed:
         "print('err', file=sys.stderr)\n"
         f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(repr(sys.stdin.read()))\n"
     )
-    command = f"exec {sys.executable} -m unisono.cli run -n 2 {script} {closed}"
+    words = [sys.executable, "-m", "unisono.cli", "run", "-n", "2", str(script)]
+    command = f"exec {shlex.join(words)} {closed}"
     done = subprocess.run(
         command,
         shell=True,
