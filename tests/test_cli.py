@@ -21,6 +21,10 @@ from unisono.cli import main
         (["-n", "x", "x.py"], "`-n` must be a whole number of at least 1, but is 'x'"),
         (["--threads", "0", "x.py"], "`--threads` must be a whole number of at least 1"),
         (["-n", "100000", "x.py"], "`-n` must be at most"),
+        (["--restarts", "-1", "x.py"], "`--restarts` must be a whole number of at least 0"),
+        (["--restarts", "2.5", "x.py"], "`--restarts` must be a whole number of at least 0"),
+        (["--stall-timeout", "0", "x.py"], "`--stall-timeout` must be a number of seconds above 0"),
+        (["--stall-timeout", "nan", "x.py"], "`--stall-timeout` must be a number of seconds above"),
         (["nowhere.py"], "SCRIPT must be a Python file, but 'nowhere.py' does not exist"),
         (["."], "SCRIPT must be a Python file, but '.' is a folder"),
         ([], "SCRIPT must be a Python file, but none is named"),
@@ -32,6 +36,13 @@ def test_wrong_input_gets_one_sentence_and_status_2(arguments: list[str], words:
     assert result.exit_code == 2
     assert result.output.startswith(f"unisono: {words}")
     assert result.output.count("\n") == 1
+
+
+def test_faults_from_the_environment_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNISONO_FAULTS", "kil:rank=1")
+    result = CliRunner().invoke(main, ["run", __file__])
+    assert result.exit_code == 2
+    assert result.output.startswith("unisono: in `UNISONO_FAULTS`, the kind must be one of kill")
 
 
 def test_threads_from_the_environment_are_checked(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, NoReturn
 import click
 
 import unisono
+from unisono.faults import FAULTS_VARIABLE, read_faults
 from unisono.launch.job import MODULE, SCRIPT
 from unisono.launch.limit import too_many_workers
 from unisono.launch.recovery import RESTARTS
@@ -52,6 +54,30 @@ def _count(context: click.Context, param: click.Parameter, value: str | None) ->
             f"use for example `{option} 2`."
         )
     return count
+
+
+def _restarts(context: click.Context, param: click.Parameter, value: str) -> int:
+    """Read a whole number of at least 0."""
+    if not value.isdecimal():
+        raise _Refusal(
+            f"`--restarts` must be a whole number of at least 0, but is {value!r}: "
+            f"use for example `--restarts {RESTARTS}`."
+        )
+    return int(value)
+
+
+def _seconds(context: click.Context, param: click.Parameter, value: str) -> float:
+    """Read a number of seconds above 0."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise _Refusal(
+            f"`--stall-timeout` must be a number of seconds above 0, but is {value!r}: "
+            f"use for example `--stall-timeout {TIMEOUT_S:.0f}`."
+        )
+    return seconds
 
 
 def _num_workers(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -98,8 +124,8 @@ def main() -> None:
 )
 @click.option(
     "--restarts",
-    type=click.IntRange(min=0),
-    default=RESTARTS,
+    callback=_restarts,
+    default=str(RESTARTS),
     show_default=True,
     metavar="N",
     help="How many workers may be lost within a minute; one more ends the run with the first "
@@ -116,8 +142,8 @@ def main() -> None:
 @click.option(
     "--stall-timeout",
     "stall_timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
-    default=TIMEOUT_S,
+    callback=_seconds,
+    default=f"{TIMEOUT_S:.0f}",
     show_default=True,
     metavar="SECONDS",
     help="How long a worker that others wait for may stand still before it is ended and made up "
@@ -166,6 +192,7 @@ def run(
     """
     if not is_module or not script:
         _check_script(script)
+    _check_faults()
     status = run_workers(
         MODULE if is_module else SCRIPT,
         script,
@@ -224,6 +251,13 @@ def _check_script(script: str) -> None:
         raise _Refusal(
             f"SCRIPT must be a file you may read, but {script!r} is not: change its permissions."
         )
+
+
+def _check_faults() -> None:
+    try:
+        read_faults(os.environ.get(FAULTS_VARIABLE, ""))
+    except ValueError as error:
+        raise _Refusal(str(error)) from None
 
 
 def _threads_from_environment() -> int:
