@@ -66,7 +66,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LOADED_ON_FIRST_USE:
         raise AttributeError(f"module 'unisono' has no attribute {name!r}")
-    link = Link.from_environment()
+    link = Link.from_environment() if name in ("Run", "Trainer") else None
     if link is not None:
         # The program trains with Unisono: a worker that is killed from here on is made up for.
         link.note_ready()

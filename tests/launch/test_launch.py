@@ -347,3 +347,13 @@ def test_an_interrupted_launch_can_be_repeated() -> None:
         [sys.executable, PROGRAMS / "interrupt.py"], capture_output=True, text=True, timeout=60
     )
     assert (done.stdout, done.stderr, done.returncode) == ("interrupted\n1\n", "", 0)
+
+
+def dies_without_training():
+    assert unisono.load_model
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_program_that_does_not_train_is_not_run_again():
+    with pytest.raises(unisono.WorkerError, match="had not made a `Run` or `Trainer` yet"):
+        unisono.launch(dies_without_training, workers=1)
