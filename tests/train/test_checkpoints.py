@@ -14,6 +14,7 @@ from tests.parity import cases
 
 import unisono
 from unisono.checkpoint import folder
+from unisono.train import boundary
 from unisono.train.checkpoints import compare
 
 PROGRAM = Path(__file__).with_name("resumable.py")
@@ -185,3 +186,16 @@ def test_a_run_whose_launcher_is_killed_at_any_instant_loses_nothing(tmp_path):
         job.send_signal(signal.SIGKILL)
         job.wait()
     assert json.loads(subprocess.check_output(command).splitlines()[-1]) == expected
+
+
+def test_a_disk_that_keeps_training_waiting_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(boundary, "NOTICE_AFTER_S", 0.05)
+    write = folder._write_synced
+
+    def slowly(path, content):
+        time.sleep(0.1)
+        return write(path, content)
+
+    monkeypatch.setattr(folder, "_write_synced", slowly)
+    assert fit(tmp_path, 4, checkpoint_every=1)[0] == 4
+    assert "for the disk to take the checkpoint before" in capsys.readouterr().out

@@ -11,8 +11,9 @@ from tests.parity import cases
 from torch import nn
 
 import unisono
+from unisono.checkpoint.contents import STATE_PREFIX
 from unisono.errors import CheckpointError
-from unisono.train.state import PREFIX, pack, unpack
+from unisono.train.state import pack, unpack
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -33,7 +34,7 @@ def test_plain_values_come_back_equal(state):
 def test_tensors_come_back_wherever_they_are():
     state = {"mean": torch.arange(3.0), "many": {"a": [torch.tensor(7), {"b": torch.ones(2, 2)}]}}
     packed, tensors = pack(state)
-    assert all(name.startswith(PREFIX) for name in tensors)
+    assert all(name.startswith(STATE_PREFIX) for name in tensors)
     back = {}
     unpack(json.loads(json.dumps(packed)), tensors, back)
     assert torch.equal(back["mean"], state["mean"])

@@ -44,6 +44,11 @@ class Snapshots:
         """Whether the slot that comes next is still being written to the disk."""
         return self._places.is_busy(self._next(), self._memory.read)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether any slot is still being written to the disk."""
+        return any(self._places.is_busy(slot, self._memory.read) for slot in (0, 1))
+
     def copy(self, copy_of_buffers: int, position: int, size: int) -> int:
         """Copy one worker's share of the state into the slot that comes next.
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from unisono.comm.barrier import NOTICE_AFTER_S
 from unisono.comm.team import Team
 from unisono.engine.shared import SharedEngine
 from unisono.errors import CheckpointError
@@ -74,7 +75,7 @@ class Boundary:
         if self._interrupts.asked_by is not None:
             plan |= Plan.SNAPSHOT | Plan.CHECKPOINT | Plan.STOP
         if plan:
-            self._wait_for_slot()
+            self._wait_for_disk()
         elif self._recovers and time.monotonic() >= self._next_at_s:
             plan = Plan.NOTHING if self._is_busy else Plan.SNAPSHOT
         return plan
@@ -97,7 +98,7 @@ class Boundary:
             self.forgo_recovery(str(error))
         if not self._keeps:
             return False
-        self._wait_for_slot()
+        self._wait_for_disk()
         while self._snapshot(wait=True) is None:
             # Before the first step every worker has the state that the lead had.
             self._engine.state.trust_lead()
@@ -126,7 +127,7 @@ class Boundary:
         """
         if not self._keeps:
             return True
-        self._wait_for_slot()
+        self._wait_for_disk()
         slot = self._snapshot(wait=True)
         if slot is None:
             return False
@@ -151,7 +152,7 @@ class Boundary:
         if not self._keeps:
             return True
         if self._team.is_lead:
-            self._wait_for_slot()
+            self._wait_for_disk()
             facts, extras = self._pack()
             slot = state.copy(facts, extras, alone=True)
             state.snapshots.complete(slot)
@@ -176,7 +177,13 @@ class Boundary:
         self._next_at_s = now_s + (now_s - start_s) / COST_AT_MOST
         return slot
 
-    def _wait_for_slot(self) -> None:
-        """Wait until the slot that comes next is on the disk; the disk sets the pace then."""
-        while self._is_busy:
+    def _wait_for_disk(self) -> None:
+        """Wait until the checkpoint before is on the disk, which sets the pace then."""
+        start_s = time.monotonic()
+        is_told = False
+        while self._engine.state.snapshots.is_writing:
             time.sleep(_POLL_S)
+            if not is_told and time.monotonic() - start_s >= NOTICE_AFTER_S:
+                is_told = True
+                if self._checkpoints is not None:
+                    self._checkpoints.tell_slow_disk(NOTICE_AFTER_S)

@@ -160,6 +160,13 @@ class Checkpoints:
         if wait:
             self._keeper.wait()
 
+    def tell_slow_disk(self, waited_s: float) -> None:
+        """Say that training waits for an earlier checkpoint to be written."""
+        self._say(
+            f"training has waited {waited_s:.0f} s for the disk to take the checkpoint before: "
+            f"look at {self.directory}, or let checkpoints be rarer."
+        )
+
     def _set_aside(self, step: int) -> None:
         for name in self._store.set_aside(step):
             self._say(f"checkpoint {name} is of another past and is set aside")

@@ -17,7 +17,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from unisono.checkpoint.contents import FORMAT, Snapshot, put_back, put_back_groups
+from unisono.checkpoint.contents import (
+    FORMAT,
+    STATE_PREFIX,
+    Snapshot,
+    put_back,
+    put_back_groups,
+)
 from unisono.checkpoint.places import Places
 from unisono.checkpoint.slots import files_of, read_facts
 from unisono.comm.host import Passed
@@ -25,7 +31,7 @@ from unisono.comm.team import Team
 from unisono.engine.state import SharedState
 from unisono.errors import UnisonoError
 from unisono.train.position import Position
-from unisono.train.state import PREFIX, pack, unpack, unpacked
+from unisono.train.state import pack, unpack, unpacked
 
 
 @dataclass(slots=True)
@@ -81,7 +87,7 @@ class Kept:
         Raises:
             CheckpointError: it does not fit model and optimizer; nothing has changed then.
         """
-        tensors = {PREFIX + key: tensor for key, tensor in snapshot.state_tensors.items()}
+        tensors = {STATE_PREFIX + key: tensor for key, tensor in snapshot.state_tensors.items()}
         unpacked(snapshot.facts["state"], tensors)
         put_back(snapshot, self.model, self.optimizer)
         self.position.move_to(**snapshot.facts["position"])

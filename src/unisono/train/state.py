@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from unisono.checkpoint.contents import STATE_PREFIX
 from unisono.engine.kept import plain
 from unisono.errors import CheckpointError
 
-PREFIX = "run.state/"
 _TENSOR, _ITEMS = "$tensor", "$items"
 
 
@@ -22,7 +22,7 @@ def pack(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tens
     """Take the state apart.
 
     Returns:
-        Plain JSON, and the tensors that it names, under names that begin with :data:`PREFIX`.
+        Plain JSON, and the tensors that it names, under names that begin with :data:`STATE_PREFIX`.
 
     Raises:
         CheckpointError: a value cannot be kept.
@@ -31,7 +31,7 @@ def pack(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tens
     packed = {}
     for key, value in state.items():
         contents = value.state_dict() if hasattr(value, "state_dict") else value
-        packed[str(key)] = _pack(contents, f"{PREFIX}{key}", tensors)
+        packed[str(key)] = _pack(contents, f"{STATE_PREFIX}{key}", tensors)
     return packed, tensors
 
 
@@ -78,7 +78,7 @@ def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         return {_ITEMS: [[plain(f"`{path}`", key), item] for key, item in items]}
     if isinstance(value, (list, tuple)):
         return [_pack(item, f"{path}/{at}", tensors) for at, item in enumerate(value)]
-    return plain(f"`{path.removeprefix(PREFIX)}` in `run.state`", value)
+    return plain(f"`{path.removeprefix(STATE_PREFIX)}` in `run.state`", value)
 
 
 def _unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
