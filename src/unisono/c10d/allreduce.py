@@ -91,16 +91,26 @@ def _in_slices(board: Board, vector: torch.Tensor, reduction: str, is_shown: boo
 def _in_place(
     board: Board, numel: int, dtype: torch.dtype, reduction: str, places: Sequence[int]
 ) -> None:
-    vectors = [board.in_heap(place, numel, dtype) for place in places]
-    begin, end = slices(numel, board.num_ranks)[board.rank]
-    block = _BLOCK_BYTES // dtype.itemsize
-    for start in range(begin, end, block):
-        stop = min(start + block, end)
-        result, *others = values = [vector[start:stop] for vector in vectors]
+    for values, result, others in board.once(_blocks_in_place, numel, dtype, tuple(places)):
         combine(reduction, values, result)
         for other in others:
             other.copy_(result)
     board.meet()
+
+
+def _blocks_in_place(
+    board: Board, numel: int, dtype: torch.dtype, places: tuple[int, ...]
+) -> list[tuple[list[torch.Tensor], torch.Tensor, list[torch.Tensor]]]:
+    """View this rank's slice of everybody's tensors, block by block: values, result, others."""
+    vectors = [board.in_heap(place, numel, dtype) for place in places]
+    begin, end = slices(numel, board.num_ranks)[board.rank]
+    block = _BLOCK_BYTES // dtype.itemsize
+    blocks = []
+    for start in range(begin, end, block):
+        values = [vector[start : min(start + block, end)] for vector in vectors]
+        others = [value for rank, value in enumerate(values) if rank != board.rank]
+        blocks.append((values, values[board.rank], others))
+    return blocks
 
 
 def _part(vector: torch.Tensor, start: int, stop: int) -> torch.Tensor:

@@ -12,7 +12,8 @@ What was shown at a meeting may be read until one comes to the next meeting.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
+from typing import TypeVar
 
 import torch
 
@@ -22,6 +23,7 @@ from unisono.c10d.region import Region
 _VIEWS_AT_MOST = 512
 _LONG_CHUNK_BYTES = 2 << 20  # at most a slot
 _Views = tuple[list[torch.Tensor], list[torch.Tensor]]  # of even and odd meetings, one a rank
+_T = TypeVar("_T")
 
 
 class Board:
@@ -33,6 +35,7 @@ class Board:
         self.rank = meeting.rank
         self.num_ranks = meeting.num_ranks
         self._views: dict[tuple[torch.dtype, int], _Views] = {}
+        self._made: dict[Hashable, object] = {}
 
     def mine(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
         """View where this rank writes what it shows at the next meeting."""
@@ -66,9 +69,25 @@ class Board:
         """View elements that lie in some rank's heap."""
         return self._region.flat(offset, numel, dtype)
 
+    def once(self, make: Callable[..., _T], *arguments: Hashable) -> _T:
+        """Return ``make(self, *arguments)``, made at its first call: making views takes longer
+        than a short reduction.
+
+        Args:
+            make: a function whose result depends on its arguments alone, such as a list of views.
+            arguments: for it.
+        """
+        made: object = self._made.get((make, arguments))
+        if made is None:
+            if len(self._made) >= _VIEWS_AT_MOST:
+                self._made.clear()
+            made = self._made[make, arguments] = make(self, *arguments)
+        return made  # type: ignore[return-value]
+
     def close(self) -> None:
         """Forget all views, so that the memory can go."""
         self._views.clear()
+        self._made.clear()
 
     def _slots(self, dtype: torch.dtype, numel: int) -> _Views:
         views = self._views.get((dtype, numel))
