@@ -11,6 +11,8 @@ passes             forward and backward alone: a fixed batch, no loading, no opt
                    on as many independent processes at once as there are workers
 ddp                torch DDP on gloo the usual way
 ddp-tuned          gradients as views of the buckets, static graph, fused optimizer
+ddp-shared         the script of ``ddp`` with "unisono" where that says "gloo"
+ddp-tuned-shared   the script of ``ddp-tuned`` likewise
 unisono            shards = workers, the optimizer as in ``ddp``
 unisono-fused      shards = workers, the optimizer as in ``ddp-tuned``
 =================  =========================================================================
@@ -173,6 +175,7 @@ class Side:
     measure: Callable[[Task], float]
     started_by: str  # "one process", "a process group" or "unisono run"
     threads: int | None = 1  # None: as many as torch chooses
+    backend: str = "gloo"  # of the process group
 
 
 SIDES = {
@@ -181,6 +184,12 @@ SIDES = {
     "passes": Side("forward + backward alone, all at once", passes, "a process group"),
     "ddp": Side("torch DDP, usual", ddp, "a process group"),
     "ddp-tuned": Side("torch DDP, tuned", ddp_tuned, "a process group"),
+    "ddp-shared": Side(
+        'the same but for "gloo" → "unisono"', ddp, "a process group", backend="unisono"
+    ),
+    "ddp-tuned-shared": Side(
+        'tuned, "gloo" → "unisono"', ddp_tuned, "a process group", backend="unisono"
+    ),
     "unisono": Side("Unisono, optimizer as usual", unisono, "unisono run"),
     "unisono-fused": Side("Unisono, fused optimizer as tuned", unisono_fused, "unisono run"),
 }
@@ -209,8 +218,10 @@ def main() -> None:
     rank = int(os.environ.get("RANK", "0"))
     if side.started_by == "a process group":
         store = dist.FileStore(str(args.rendezvous), args.workers)
+        import unisono  # noqa: F401  (makes the backend known)
+
         dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=args.workers, timeout=TIMEOUT
+            side.backend, store=store, rank=rank, world_size=args.workers, timeout=TIMEOUT
         )
     seconds = side.measure(task)
     if rank == 0:

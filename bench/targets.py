@@ -69,6 +69,7 @@ class Verdict:
 RATE_TARGETS = (
     RateTarget("cnn8", "unisono-fused", "ddp-tuned", 1.7),
     RateTarget("cnn8", "unisono-fused", "ddp", 2.1),
+    RateTarget("cnn8", "ddp-shared", "ddp", 1.5),
     RateTarget("cnn64", "unisono-fused", "ddp-tuned", 1.05),
     RateTarget("cnn64", "unisono-fused", "passes", 0.95),
     RateTarget("mlp", "unisono-fused", "ddp-tuned", 1.3),
