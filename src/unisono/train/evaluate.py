@@ -11,21 +11,15 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from unisono.comm.team import Team
-from unisono.data.fetch import Collate, fetcher
-from unisono.data.loader import Loader, Place
-from unisono.engine.buffers import buffers_put_back
+from unisono.data.fetch import Collate
 from unisono.engine.loss import read_loss
-from unisono.engine.randomness import generators_put_back, seed_generators
-from unisono.engine.threads import num_threads
 from unisono.errors import MismatchError
 from unisono.plan.samples import SamplePlan
-from unisono.plan.seeds import seed_of
 from unisono.plan.summation import tree_sum
-from unisono.world import threads_per_worker
+from unisono.train.sweep import by_all_workers, sweep
 
 Pairs = dict[str, tuple[float, float]]
 
@@ -54,53 +48,19 @@ def evaluate(
     Returns:
         By name, the mean over all samples (or the true weight); the same on every worker.
     """
-    fetch = fetcher(dataset, seed=plan.seed, stream="evaluate", collate_fn=collate_fn)
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with (
-            torch.no_grad(),
-            generators_put_back(),
-            num_threads(threads_per_worker()),
-            buffers_put_back(model) as put_buffers_back,
-            Loader(
-                fetch, plan, num_processes=loader_workers, num_batches=plan.steps_per_epoch
-            ) as loader,
-        ):
+    with sweep(model, dataset, plan, loader_workers, collate_fn) as parts_of:
 
-            def compute(shards: Sequence[int]) -> dict[int, Pairs]:
-                sums: dict[int, Pairs] = {shard: {} for shard in shards}
-                for batch in range(plan.steps_per_epoch):
-                    for shard in shards:
-                        num_samples = plan.shard_size(batch, shard)
-                        if num_samples:
-                            data = loader.batch(Place(0, batch, shard), shards)
-                            seed_generators(seed_of("evaluate", plan.seed, batch, shard))
-                            put_buffers_back()
-                            value = loss(model, data)
-                            _add(sums[shard], read_loss(value, num_samples).scalars)
-                return sums
+        def sums_of(shards: Sequence[int]) -> bytes:
+            sums: dict[int, Pairs] = {shard: {} for shard in shards}
+            for part in parts_of(shards):
+                value = read_loss(loss(model, part.data), part.num_samples)
+                _add(sums[part.shard], value.scalars)
+            return json.dumps(list(sums.items())).encode()
 
-            sums = _of_all_shards(compute, plan.shards, team)
-    finally:
-        for module, mode in modes:
-            module.training = mode
-    return _means([sums[shard] for shard in range(plan.shards)])
-
-
-def _of_all_shards(
-    compute: Callable[[Sequence[int]], dict[int, Pairs]], num_shards: int, team: Team
-) -> dict[int, Pairs]:
-    """Compute every shard on some worker; those of one that is lost once more on the others."""
-    known: dict[int, Pairs] = {}
-    while len(known) < num_shards:
-        missing = [shard for shard in range(num_shards) if shard not in known]
-        bounds = [len(missing) * part // team.size for part in range(team.size + 1)]
-        mine = missing[bounds[team.position] : bounds[team.position + 1]]
-        message = json.dumps(list(compute(mine).items())).encode()
-        for heard in team.gather(message, "evaluate").values():
+        known: dict[int, Pairs] = {}
+        for heard in by_all_workers(sums_of, plan.shards, team, "evaluate"):
             known |= dict(json.loads(heard))
-    return known
+    return _means([known[shard] for shard in range(plan.shards)])
 
 
 def _add(sums: Pairs, scalars: Pairs) -> None:

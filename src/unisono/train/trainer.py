@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -19,6 +20,7 @@ from unisono.plan.samples import SamplePlan
 from unisono.train.evaluate import evaluate
 from unisono.train.passes import PassWatch
 from unisono.train.position import Position
+from unisono.train.predict import Forward, Predictor, forward_inputs
 from unisono.train.progress import Display, Relay, Summary, display, told
 from unisono.train.run import Run
 from unisono.train.step import Step
@@ -224,6 +226,53 @@ class Trainer:
 
         means: dict[str, float] = json.loads(run.history.together("evaluate", compute))
         return means
+
+    def predict(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        forward: Forward = forward_inputs,
+        path: str | os.PathLike[str] | None = None,
+        loader_workers: int = 0,
+        collate_fn: Collate | None = None,
+    ) -> Any:
+        """Predict for every sample of a dataset; row i belongs to sample i.
+
+        Collective: every rank calls it, in the same order.
+
+        Args:
+            dataset: map-style; the same on every worker.
+            batch_size: samples of one global batch, all workers together.
+            forward: takes (model, batch) of one shard to a tensor, or a tuple or dict of tensors,
+                with one row for each sample; by default the model is called with the batch, or
+                with the first part of a tuple such as (inputs, targets).
+            path: a safetensors file to write, for what is too large for memory: it is mapped, and
+                rows are read when they are looked at. A folder that is there.
+            loader_workers, collate_fn: see :meth:`fit`.
+
+        Returns:
+            What `forward` returns, with ``len(dataset)`` rows: the same bits on every worker and
+            for every number of workers, each worker's own to change.
+
+        Raises:
+            TypeError, ValueError: `forward` returns something else than rows.
+            OSError: the file cannot be made.
+        """
+        run = self.run
+        plan = run.plan(dataset, batch_size, False)
+        loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
+        predictor = Predictor(
+            run.model,
+            forward,
+            dataset,
+            plan,
+            run.team,
+            None if path is None else Path(path),
+            loader_workers=loader_workers,
+            collate_fn=collate_fn,
+        )
+        return predictor.once(run.history)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the weights as safetensors, under the plain model's names; rank 0 writes.

@@ -1,0 +1,111 @@
+"""One pass over a dataset without training: what evaluation and prediction have in common.
+
+The dataset is cut into global batches and shards as an epoch of training is, without shuffling, so
+a sample is computed in the same company on any number of workers. Workers divide the shards; those
+of a worker that is lost are computed once more by the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from unisono.comm.team import Team
+from unisono.data.fetch import Collate, fetcher
+from unisono.data.loader import Loader, Place
+from unisono.engine.buffers import buffers_put_back
+from unisono.engine.randomness import generators_put_back, seed_generators
+from unisono.engine.threads import num_threads
+from unisono.plan.samples import SamplePlan
+from unisono.plan.seeds import seed_of
+from unisono.world import threads_per_worker
+
+
+class Part(NamedTuple):
+    """One shard of one global batch, read, with generators and buffers ready for its pass."""
+
+    batch: int
+    shard: int
+    num_samples: int
+    data: Any
+
+
+@contextmanager
+def sweep(
+    model: nn.Module,
+    dataset: Any,
+    plan: SamplePlan,
+    loader_workers: int,
+    collate_fn: Collate | None,
+) -> Iterator[Callable[[Sequence[int]], Iterator[Part]]]:
+    """Have a model in ``eval()`` mode without gradients; put everything back afterwards.
+
+    Args:
+        model: in whatever mode.
+        dataset: map-style.
+        plan: of the dataset, without shuffling.
+        loader_workers, collate_fn: as for training.
+
+    Returns:
+        A function that gives, for some shards, their parts that have samples, batch by batch.
+    """
+    fetch = fetcher(dataset, seed=plan.seed, stream="evaluate", collate_fn=collate_fn)
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with (
+            torch.no_grad(),
+            generators_put_back(),
+            num_threads(threads_per_worker()),
+            buffers_put_back(model) as put_buffers_back,
+            Loader(
+                fetch, plan, num_processes=loader_workers, num_batches=plan.steps_per_epoch
+            ) as loader,
+        ):
+
+            def parts_of(shards: Sequence[int]) -> Iterator[Part]:
+                for batch in range(plan.steps_per_epoch):
+                    for shard in shards:
+                        num_samples = plan.shard_size(batch, shard)
+                        if num_samples:
+                            data = loader.batch(Place(0, batch, shard), shards)
+                            seed_generators(seed_of("evaluate", plan.seed, batch, shard))
+                            put_buffers_back()
+                            yield Part(batch, shard, num_samples, data)
+
+            yield parts_of
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def by_all_workers(
+    compute: Callable[[Sequence[int]], bytes], num_shards: int, team: Team, purpose: str
+) -> Iterator[bytes]:
+    """Compute every shard on some worker; those of one that is lost once more on the others.
+
+    Collective: every rank calls it and takes all that it gives.
+
+    Args:
+        compute: takes shards to what the others are to hear of them.
+        num_shards: S.
+        team: the workers.
+        purpose: what for, as for :meth:`Team.meet`.
+
+    Returns:
+        What each worker that came has said, round by round, the same on every worker.
+    """
+    missing = list(range(num_shards))
+    while missing:
+        bounds = [len(missing) * part // team.size for part in range(team.size + 1)]
+        mine = missing[bounds[team.position] : bounds[team.position + 1]]
+        shards = json.dumps(mine).encode()
+        for heard in team.gather(shards + b"\n" + compute(mine), purpose).values():
+            done, _, said = heard.partition(b"\n")
+            missing = [shard for shard in missing if shard not in json.loads(done)]
+            yield said
