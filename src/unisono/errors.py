@@ -8,7 +8,7 @@ Mistakes of the caller are ``ValueError`` and ``TypeError``; what the world does
     ├── WaitTimeoutError       this worker waited too long for one that is still there
     ├── MismatchError          the workers do not run the same program
     ├── RendezvousError        the ranks of a process group could not come to share a memory
-    ├── NonFiniteLossError     a loss is NaN or infinite
+    ├── NonFiniteLossError     a loss, or the norm of the gradients, is NaN or infinite
     ├── LoadingError           a sample cannot be read, or a loader process has died
     ├── CheckpointError        a checkpoint is not whole, or is another run's
     └── DataFormatError        a file is not what its name says (also a ValueError)
@@ -81,15 +81,15 @@ class RendezvousError(UnisonoError):
 
 
 class NonFiniteLossError(UnisonoError):
-    """The loss of one shard is NaN or infinite; parameters are still those before the step.
+    """A loss, or the norm of the gradients, is NaN or infinite; nothing has been updated.
 
     Attributes:
         step: the step, counted from 0 over the whole run.
-        shard: the shard whose forward pass gave the value.
-        value: the loss.
+        shard: the shard whose forward pass gave the loss; None for the norm.
+        value: the loss, or the norm.
     """
 
-    def __init__(self, message: str, *, step: int, shard: int, value: float) -> None:
+    def __init__(self, message: str, *, step: int, shard: int | None, value: float) -> None:
         super().__init__(message)
         self.step = step
         self.shard = shard

@@ -87,6 +87,7 @@ def lose_one(path):
     return first, trainer.predict(dataset, batch_size=8), trainer.digest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_a_file", [False, True])
 @pytest.mark.parametrize("fault", ["kill:rank=0,step=12", "kill:rank=1,step=3"])
 def test_a_replacement_is_told_what_was_predicted(tmp_path, monkeypatch, fault, in_a_file):
@@ -150,6 +151,7 @@ def die_while_predicting(victim, path):
     return trainer.predict(data(403), batch_size=16, forward=forward, path=path).clone()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_a_file", [False, True])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_rows_of_a_worker_that_is_killed_are_computed_by_the_others(tmp_path, victim, in_a_file):

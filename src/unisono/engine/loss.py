@@ -82,6 +82,18 @@ def non_finite(value: float, step: int, shard: int) -> NonFiniteLossError:
     )
 
 
+def non_finite_norm(value: float, step: int) -> NonFiniteLossError:
+    """Make the error that every worker raises when gradients to be clipped are not finite."""
+    return NonFiniteLossError(
+        f"the norm of the gradients must be finite, but is {value} in step {step}, though every "
+        f"loss is; the parameters are still those before step {step}: lower the learning rate, or "
+        f"look for a division by zero or a square root of zero in the model.",
+        step=step,
+        shard=None,
+        value=value,
+    )
+
+
 def check_differentiable(loss: ShardLoss) -> None:
     """Refuse a loss that no parameter had a part in.
 

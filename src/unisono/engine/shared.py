@@ -16,6 +16,7 @@ World size 1 takes the same way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,8 +28,15 @@ from unisono.comm.host import Live
 from unisono.comm.team import Team
 from unisono.engine import randomness
 from unisono.engine.arena import Arena
+from unisono.engine.clipping import Clipping, norm_of
 from unisono.engine.gradients import GradientStack
-from unisono.engine.loss import ShardLoss, check_differentiable, is_finite, non_finite
+from unisono.engine.loss import (
+    ShardLoss,
+    check_differentiable,
+    is_finite,
+    non_finite,
+    non_finite_norm,
+)
 from unisono.engine.rows import Form, Rows, StepTotals
 from unisono.engine.state import SharedState
 from unisono.engine.summing import OrderedSum
@@ -46,8 +54,10 @@ class SharedEngine:
         model, optimizer, shards, key, arena, live: see :class:`SharedState`.
         seed: the run's.
         team: the workers.
+        clipping: how gradients are clipped.
 
     Attributes:
+        gradient_norm: of the last step's gradients, before they were clipped by it; else None.
         state: what all workers share.
         shards: those that this worker computes, as long as nobody is lost.
     """
@@ -63,7 +73,9 @@ class SharedEngine:
         key: int,
         arena: Arena | None = None,
         live: Live | None = None,
+        clipping: Clipping | None = None,
     ) -> None:
+        self._clipping = clipping or Clipping()
         self._optimizer, self._team, self._seed = optimizer, team, seed
         self.state = SharedState(
             model, optimizer, shards=shards, team=team, key=key, arena=arena, live=live
@@ -71,6 +83,7 @@ class SharedEngine:
         self._arena, self._parameters = self.state.arena, self.state.parameters
         self._buffers = self.state.buffers
         self._rows = Rows(self._arena)
+        self.gradient_norm: float | None = None
         self._held: Held = {}
         self._copied: int | None = None
         self._keeper: int | None = None
@@ -176,6 +189,8 @@ class SharedEngine:
         present = self._sum.add()
         if totals.form == Form.SUM:
             self._divide_sums(present, totals.weight)
+        if not self._clip(present, step):
+            return totals, False
         if not self.state.is_sliced and not self._team.meet(f"sums of step {step}"):
             return totals, False
         self._team.faults.meet("update", step)
@@ -264,10 +279,36 @@ class SharedEngine:
 
     def _divide_sums(self, present: Sequence[bool], weight: float) -> None:
         """Turn sums into means over the true weight."""
-        totals = [
+        totals = self._totals(present)
+        if totals:
+            torch._foreach_div_(totals, weight)
+
+    def _clip(self, present: Sequence[bool], step: int) -> bool:
+        """Clip this worker's pieces of the gradients. Collective.
+
+        Returns:
+            Whether all have; False if somebody was lost.
+        """
+        self._clipping.clip_values(self._totals(present))
+        if self._clipping.norm is None:
+            return True
+        if not self._team.meet(f"sums of step {step}"):
+            return False
+        whole = self._arena.gradients[0].tensors()
+        norm = norm_of([total for total, here in zip(whole, present, strict=True) if here])
+        self.gradient_norm = norm.item()
+        if not math.isfinite(self.gradient_norm):
+            self._team.meet(f"bad norm in step {step}")
+            raise non_finite_norm(self.gradient_norm, step)
+        if not self._team.meet(f"norm of step {step}"):
+            return False
+        self._clipping.scale(self._totals(present), norm)
+        return True
+
+    def _totals(self, present: Sequence[bool]) -> list[torch.Tensor]:
+        """View this worker's pieces of the summed gradients that are there."""
+        return [
             total
             for total, piece in zip(self._sum.totals, self._sum.pieces, strict=True)
             if present[piece.index]
         ]
-        if totals:
-            torch._foreach_div_(totals, weight)

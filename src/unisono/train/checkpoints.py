@@ -25,6 +25,7 @@ from unisono.checkpoint.store import Store
 from unisono.comm.link import Link
 from unisono.comm.team import Team
 from unisono.engine.arena import Arena
+from unisono.engine.clipping import Clipping
 from unisono.errors import CheckpointError
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.plan.samples import SamplePlan
@@ -87,8 +88,12 @@ class Checkpoints:
         """What whoever writes checkpoints has to know."""
         return {"directory": str(self.directory), "keep": self._keep}
 
-    def find(self, plan: SamplePlan) -> Found | None:
+    def find(self, plan: SamplePlan, identity: Mapping[str, Any]) -> Found | None:
         """Find the checkpoint to go on from; the lead does it.
+
+        Args:
+            plan: which samples are computed where.
+            identity: the run's.
 
         Raises:
             CheckpointError: the run was another one.
@@ -102,7 +107,7 @@ class Checkpoints:
         if snapshot is None or entry is None:
             self._set_aside(-1)
             return None
-        for warning in compare(snapshot.facts["identity"], identity(plan)):
+        for warning in compare(snapshot.facts["identity"], identity):
             self._say(warning)
         if snapshot.facts["position"]["batch"] >= plan.steps_per_epoch:
             raise CheckpointError(
@@ -172,7 +177,7 @@ class Checkpoints:
             self._say(f"checkpoint {name} is of another past and is set aside")
 
 
-def identity(plan: SamplePlan) -> dict[str, Any]:
+def identity(plan: SamplePlan, clipping: Clipping) -> dict[str, Any]:
     """Say what fixes a run's bits, besides its code and data."""
     return {
         "seed": plan.seed,
@@ -180,6 +185,8 @@ def identity(plan: SamplePlan) -> dict[str, Any]:
         "batch_size": plan.batch_size,
         "shuffle": plan.shuffle,
         "dataset length": plan.num_samples,
+        "clip_norm": clipping.norm,
+        "clip_value": clipping.value,
         "threads": threads_per_worker(),
         "torch": torch.__version__,
         "processor": torch.backends.cpu.get_cpu_capability() + " " + platform.machine(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from unisono.comm.history import History
 from unisono.comm.host import Live
@@ -14,7 +15,7 @@ from unisono.engine.shared import SharedEngine
 from unisono.engine.threads import num_threads
 from unisono.plan.samples import SamplePlan
 from unisono.train.boundary import Boundary, Plan
-from unisono.train.checkpoints import Checkpoints, identity
+from unisono.train.checkpoints import Checkpoints
 from unisono.train.interrupts import Interrupts, gentle_interrupts
 from unisono.train.kept import Kept
 from unisono.world import threads_per_worker
@@ -104,6 +105,7 @@ def loop(
     history: History,
     kept: Kept,
     plan: SamplePlan,
+    identity: Mapping[str, Any],
     checkpoints: Checkpoints | None,
     say: Callable[[str], None],
 ) -> Iterator[Loop]:
@@ -115,6 +117,7 @@ def loop(
         team, history: the workers, and what they have done together.
         kept: what belongs to the run beside its tensors.
         plan: which samples are computed where.
+        identity: what fixes the run's bits, for its checkpoints.
         checkpoints: where checkpoints go; None: nowhere.
         say: where words for the user go.
     """
@@ -128,9 +131,7 @@ def loop(
             interrupts = Interrupts()
             if checkpoints is not None and not team.is_launched:
                 interrupts = stack.enter_context(gentle_interrupts(say))
-            boundary = Boundary(
-                team, engine, lambda: kept.take(identity(plan)), checkpoints, interrupts
-            )
+            boundary = Boundary(team, engine, lambda: kept.take(identity), checkpoints, interrupts)
             under_way = Loop(engine, boundary, team, kept, plan)
             if live is not None and live.loop is not None:
                 kept.put_back_newest(engine.state)

@@ -28,12 +28,13 @@ from unisono.comm.team import Team
 from unisono.data.fetch import Collate, Fetch, fetcher, length_of
 from unisono.data.loader import Loader
 from unisono.engine.arena import Arena
+from unisono.engine.clipping import Clipping
 from unisono.engine.contents import check_contents, signature
 from unisono.engine.shared import SharedEngine
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import assign
-from unisono.train.checkpoints import Checkpoints, Found
+from unisono.train.checkpoints import Checkpoints, Found, identity
 from unisono.train.interrupts import say_on_stderr
 from unisono.train.kept import Kept
 from unisono.train.loop import Loop, loop
@@ -67,6 +68,9 @@ class Run:
         keep: how many checkpoints stay.
         resume: ``"auto"``: the first loop goes on from the newest checkpoint that is whole;
             ``"never"``: it begins anew.
+        clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
+            the bits of torch's ``clip_grad_norm_``.
+        clip_value: what the magnitude of each element of the mean gradients is clamped to.
 
     Attributes:
         shards: S.
@@ -87,7 +91,10 @@ class Run:
         checkpoint_every: int | str | None = None,
         keep: int = 3,
         resume: str = "auto",
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
     ) -> None:
+        self._clipping = Clipping(clip_norm, clip_value)
         self.team = Team.from_environment()
         self.world = self.team.world
         if shards is None:
@@ -255,6 +262,7 @@ class Run:
                 key=self.history.new_key(),
                 arena=self._arena,
                 live=live,
+                clipping=self._clipping,
             )
             self._arena = self._engine.state.arena
             return self._engine
@@ -267,6 +275,7 @@ class Run:
                 history=self.history,
                 kept=self._kept,
                 plan=plan,
+                identity=identity(plan, self._clipping),
                 checkpoints=self.checkpoints,
                 say=lambda line: self.say(line),
             ) as under_way:
@@ -289,7 +298,7 @@ class Run:
         def speak() -> bytes:
             nonlocal found
             try:
-                found = checkpoints.find(plan)
+                found = checkpoints.find(plan, identity(plan, self._clipping))
             except (CheckpointError, OSError) as error:
                 return json.dumps({"error": str(error)}).encode()
             if found is None:
@@ -323,6 +332,8 @@ class Run:
                 "`batch_size`": plan.batch_size,
                 "`shards`": plan.shards,
                 "`seed`": plan.seed,
+                "`clip_norm`": self._clipping.norm,
+                "`clip_value`": self._clipping.value,
                 "`shuffle`": plan.shuffle,
                 "`epochs`": epochs,
                 "`steps`": steps,

@@ -39,6 +39,8 @@ class Step:
         num_samples: of the global batch, on all workers together.
         means: after the block: the loss and other scalars by name, each the exact mean over the
             global batch, the same on every worker.
+        gradient_norm: after the block, with ``clip_norm=``: of the mean gradients before they were
+            clipped.
         is_done: after the block: whether parameters were updated. False where a worker was lost
             in the midst of it: the step, and maybe some before it, will come again.
     """
@@ -58,6 +60,7 @@ class Step:
         self.num_samples = plan.num_batch_samples(batch)
         self.means: dict[str, float] = {}
         self._engine, self._plan, self._loader = engine, plan, loader
+        self.gradient_norm: float | None = None
         self.is_done = False
         self._loop = loop
         self._waiting: int | None = None
@@ -178,6 +181,7 @@ class Step:
             return
         totals, self.is_done = self._engine.finish(self.number, self._loop.plan())
         self.means = totals.means
+        self.gradient_norm = self._engine.gradient_norm
         self._is_finished = True
         if self.is_done:
             self._loop.count(self.means)

@@ -46,6 +46,9 @@ class Trainer:
         keep: how many checkpoints stay.
         resume: ``"auto"``: the first `fit` goes on from the newest checkpoint that is whole;
             ``"never"``: it begins anew.
+        clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
+            the bits of torch's ``clip_grad_norm_``.
+        clip_value: what the magnitude of each element of the mean gradients is clamped to.
 
     Attributes:
         run: the run: its position, and what the program wants kept with it (``run.state``).
@@ -67,6 +70,8 @@ class Trainer:
         checkpoint_every: int | str | None = None,
         keep: int = 3,
         resume: str = "auto",
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
     ) -> None:
         if not callable(loss):
             raise TypeError(
@@ -83,6 +88,8 @@ class Trainer:
             checkpoint_every=checkpoint_every,
             keep=keep,
             resume=resume,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
         )
         self._loss = loss
         self._passes = PassWatch(

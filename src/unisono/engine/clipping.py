@@ -1,0 +1,71 @@
+"""Gradients are kept short, with the bits of torch's ``clip_grad_norm_`` and ``clip_grad_value_``.
+
+The norm is that of the mean gradients of the whole global batch. Every worker computes it for
+itself from all sums, in torch's order, so it has the same bits everywhere; then each scales its
+own pieces. Nobody may scale before everybody has read::
+
+    sum ── meet ── norm of everything ── meet ── scale my pieces, update
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+_TINY = 1e-6  # as torch's
+
+
+@dataclass(frozen=True, slots=True)
+class Clipping:
+    """How gradients are clipped; not at all if both are None.
+
+    Attributes:
+        norm: what the norm of all gradients together is scaled down to, if it is larger.
+        value: what the magnitude of each element is at most.
+
+    Raises:
+        TypeError: one is not a number.
+        ValueError: one is not above zero, or both are given.
+    """
+
+    norm: float | None = None
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, limit in (("clip_norm", self.norm), ("clip_value", self.value)):
+            if limit is None:
+                continue
+            if isinstance(limit, bool) or not isinstance(limit, (int, float)):
+                raise TypeError(
+                    f"`{name}` must be a number, but is of type {type(limit).__name__}: pass "
+                    f"`{name}=1.0`, say."
+                )
+            if not (limit > 0 and math.isfinite(limit)):
+                raise ValueError(
+                    f"`{name}` must be above 0 and finite, but is {limit}: pass `{name}=1.0`, say, "
+                    f"or leave it out."
+                )
+        if self.norm is not None and self.value is not None:
+            raise ValueError(
+                f"gradients can be clipped in one way, but both `clip_norm={self.norm}` and "
+                f"`clip_value={self.value}` are given: leave one out."
+            )
+
+    def clip_values(self, gradients: list[torch.Tensor]) -> None:
+        """Clamp each element."""
+        if self.value is not None and gradients:
+            torch._foreach_clamp_min_(gradients, -self.value)
+            torch._foreach_clamp_max_(gradients, self.value)
+
+    def scale(self, gradients: list[torch.Tensor], norm: torch.Tensor) -> None:
+        """Scale some of the gradients whose norm all together is `norm`, a scalar."""
+        assert self.norm is not None
+        if gradients:
+            torch._foreach_mul_(gradients, torch.clamp(self.norm / (norm + _TINY), max=1.0))
+
+
+def norm_of(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Compute the norm of all gradients together as torch does: the norm of their norms."""
+    return torch.nn.utils.get_total_norm(gradients)

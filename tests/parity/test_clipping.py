@@ -1,0 +1,143 @@
+"""Clipped gradients: the bits of torch's functions with one shard, and the same on any workers."""
+
+import math
+
+import pytest
+import torch
+from tests.parity import cases
+from torch.utils.data import DistributedSampler
+
+import unisono
+
+CLIPS = {"norm": {"clip_norm": 0.05}, "value": {"clip_value": 0.003}}
+IN_TORCH = {
+    "norm": lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05),
+    "value": lambda model: torch.nn.utils.clip_grad_value_(model.parameters(), 0.003),
+}
+OPTIMIZERS = ("adamw", "adafactor")  # in pieces, and whole by the lead
+STEPS = 7
+
+
+def make(model_name, optimizer_name):
+    make_model, make_data, loss = (cases.MODELS | cases.OTHER_MODELS)[model_name]
+    torch.manual_seed(11)
+    model = make_model()
+    optimizer = {
+        "adamw": lambda: torch.optim.AdamW(model.parameters(), lr=1e-2),
+        "adafactor": lambda: torch.optim.Adafactor(model.parameters(), lr=1e-2),
+    }[optimizer_name]()
+    return model, make_data(), loss, optimizer
+
+
+def train(model_name, optimizer_name, clip, shards):
+    model, data, loss, optimizer = make(model_name, optimizer_name)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=shards, seed=5, **CLIPS.get(clip, {}))
+    trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=STEPS)
+    return trainer.digest(), {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def in_plain_torch(model_name, optimizer_name, clip):
+    model, data, loss, optimizer = make(model_name, optimizer_name)
+    sampler = DistributedSampler(data, num_replicas=1, rank=0, seed=5)
+    norms, done, epoch = [], 0, 0
+    while done < STEPS:
+        sampler.set_epoch(epoch)
+        order = list(sampler)
+        for start in range(0, len(order), cases.BATCH_SIZE):
+            if done == STEPS:
+                break
+            optimizer.zero_grad()
+            value = loss(model, data[order[start : start + cases.BATCH_SIZE]])
+            value = value["loss"] if isinstance(value, dict) else value
+            (value[0] / value[1] if isinstance(value, tuple) else value).backward()
+            norms.append(IN_TORCH[clip](model))
+            optimizer.step()
+            done += 1
+        epoch += 1
+    return model.state_dict(), norms
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.usefixtures("one_thread")
+def test_one_shard_has_the_bits_of_torchs_own_clipping(optimizer_name, clip):
+    expected, norms = in_plain_torch("cnn", optimizer_name, clip)
+    _, seen = train("cnn", optimizer_name, clip, shards=1)
+    for name, value in expected.items():
+        assert torch.equal(seen[name], value), name
+    _, unclipped = train("cnn", optimizer_name, None, shards=1)
+    assert any(not torch.equal(seen[name], unclipped[name]) for name in seen)
+    if clip == "norm":
+        assert min(norms) > 0.05  # else nothing was clipped
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
+@pytest.mark.parametrize("clip", CLIPS)
+def test_the_same_bits_on_one_two_and_three_workers(optimizer_name, clip):
+    alone, _ = train("cnn", optimizer_name, clip, 4)
+    for workers in (2, 3):
+        for digest, _ in unisono.launch(train, "cnn", optimizer_name, clip, 4, workers=workers):
+            assert digest == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["gradients", "update", "updated"])
+def test_a_worker_killed_while_others_clip_changes_no_bit(monkeypatch, phase):
+    alone, _ = train("cnn", "adamw", "norm", 4)
+    monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=1,step=4,at={phase}")
+    for digest, _ in unisono.launch(train, "cnn", "adamw", "norm", 4, workers=3):
+        assert digest == alone
+
+
+def steps_of(clip_norm, loss):
+    model = torch.nn.Linear(3, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    run = unisono.Run(model, optimizer, shards=2, clip_norm=clip_norm)
+    norms = []
+    for step in run.steps(torch.ones(8, 3), batch_size=4, steps=2, shuffle=False):
+        with step:
+            for batch in step.shards:
+                step.backward(loss(model(batch)))
+        norms.append(step.gradient_norm)
+    return norms, model.weight.detach().clone()
+
+
+def test_a_step_tells_the_norm_before_it_was_clipped():
+    norms, weight = steps_of(0.5, lambda output: 2.0 * output.mean())
+    assert norms == pytest.approx([math.sqrt(12.0)] * 2)
+    assert torch.allclose(weight, torch.full((1, 3), 1.0 - 2 * 0.5 / math.sqrt(3.0)))
+    assert steps_of(None, torch.mean)[0] == [None, None]
+
+
+def test_a_norm_that_is_not_finite_is_an_error_everywhere_and_changes_nothing():
+    def fail():
+        with pytest.raises(unisono.NonFiniteLossError, match=r"norm .* is inf in step 0") as caught:
+            steps_of(1.0, lambda output: (output - 3.0).sqrt().mean())  # the root of zero
+        return caught.value.shard, caught.value.step
+
+    assert unisono.launch(fail, workers=2) == [(None, 0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"clip_norm": 0}, ValueError, "`clip_norm` must be above 0"),
+        ({"clip_value": float("nan")}, ValueError, "`clip_value` must be above 0 and finite"),
+        ({"clip_norm": "1"}, TypeError, "`clip_norm` must be a number"),
+        ({"clip_norm": 1.0, "clip_value": 1.0}, ValueError, "in one way"),
+    ],
+)
+def test_wrong_limits_are_refused(options, kind, words):
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(kind, match=words):
+        unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
