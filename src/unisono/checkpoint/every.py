@@ -18,7 +18,7 @@ class Every:
     seconds: float | None = None
 
     @classmethod
-    def read(cls, text: int | str) -> Every:
+    def read(cls, text: int | str, name: str = "checkpoint_every") -> Every:
         """Understand ``500``, ``"500 steps"``, ``"1 epoch"``, ``"10min"``, ``"90 s"``, ``"2h"``.
 
         Raises:
@@ -33,7 +33,7 @@ class Every:
             if unit in _UNITS_S:
                 return cls(seconds=float(match[1]) * _UNITS_S[unit])
         raise ValueError(
-            f'`checkpoint_every` must be a number of steps, or a text like "500 steps", '
+            f'`{name}` must be a number of steps, or a text like "500 steps", '
             f'"1 epoch" or "10min", but is {text!r}.'
         )
 

@@ -12,8 +12,10 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from unisono.checkpoint.digest import digest_of
+from unisono.checkpoint.every import Every
 from unisono.checkpoint.weights import save_weights
 from unisono.data.fetch import Collate
 from unisono.plan.samples import SamplePlan
@@ -23,6 +25,7 @@ from unisono.train.position import Position
 from unisono.train.predict import Forward, Predictor, forward_inputs
 from unisono.train.progress import Display, Relay, Summary, display, told
 from unisono.train.run import Run
+from unisono.train.schedule import KEY, Schedule
 from unisono.train.step import Step
 from unisono.train.whole import check_whole
 
@@ -49,6 +52,8 @@ class Trainer:
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
             the bits of torch's ``clip_grad_norm_``.
         clip_value: what the magnitude of each element of the mean gradients is clamped to.
+        schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; it is kept with the run.
+        schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps.
 
     Attributes:
         run: the run: its position, and what the program wants kept with it (``run.state``).
@@ -72,6 +77,8 @@ class Trainer:
         resume: str = "auto",
         clip_norm: float | None = None,
         clip_value: float | None = None,
+        schedule: LRScheduler | None = None,
+        schedule_every: str = "epoch",
     ) -> None:
         if not callable(loss):
             raise TypeError(
@@ -91,6 +98,9 @@ class Trainer:
             clip_norm=clip_norm,
             clip_value=clip_value,
         )
+        self._schedule = Schedule(schedule, schedule_every, optimizer)
+        if schedule is not None:
+            self.run.state[KEY] = schedule
         self._loss = loss
         self._passes = PassWatch(
             model, loss, self.run.world, 0 if self.run.team.is_replacement else self.run.shards
@@ -104,6 +114,7 @@ class Trainer:
         epochs: int | None = None,
         steps: int | None = None,
         validate: Any = None,
+        validate_every: int | str = "1 epoch",
         shuffle: bool = True,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
@@ -117,7 +128,8 @@ class Trainer:
             batch_size: samples of one global batch, all workers together.
             epochs: how many epochs the run has in total.
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
-            validate: a dataset to evaluate after every epoch and at the end.
+            validate: a dataset to evaluate on the way and at the end.
+            validate_every: how often: ``500`` (steps) or ``"2 epochs"``.
             shuffle: whether each epoch has an order of its own.
             loader_workers: processes of each worker that read ahead while steps are computed;
                 0: the worker reads for itself. Bits do not depend on it.
@@ -138,6 +150,17 @@ class Trainer:
         plan = run.plan(dataset, batch_size, shuffle)
         if validate is not None:
             run.plan(validate, batch_size, False)
+        elif self._schedule.needs_validation:
+            raise ValueError(
+                "`validate` must be given for ReduceLROnPlateau, which looks at its loss, but is "
+                "None: pass a dataset."
+            )
+        every = Every.read(validate_every, "validate_every")
+        if every.seconds is not None:
+            raise ValueError(
+                f"`validate_every` must be in steps or epochs, as clocks differ between workers, "
+                f"but is {validate_every!r}: pass `500`, say."
+            )
         # The lowest rank that is there: rank 0, unless it was lost and nobody took its place.
         show = Relay(lambda: run.team.position == 0, display)
         run.say = show.say
@@ -159,12 +182,12 @@ class Trainer:
                 loader_workers=loader_workers,
                 collate_fn=collate_fn,
             )
-            run.last["validation"] = means
+            run.last.update(validation=means, validated_at=run.position.step)
             if tally.is_first(when):
                 show.say(f"{when}: validation {told(means)}")
             tally.begin()
 
-        run.last["validation"] = None
+        run.last.update(validation=None, validated_at=None)
         tally = _Tally(run.position)
         show.start(run.position.step, _last_step(plan, run.position, epochs, steps))
         run.model.train()
@@ -177,13 +200,22 @@ class Trainer:
                 if tally.count(step):
                     show.at(step.number)
                     show.step(step.epoch, step.loss, step.num_samples)
-                if validate is not None and run.position.batch == 0:
-                    validate_now(f"epoch {step.epoch + 1}")
+                self._schedule.after_step()
+                is_last = run.position.batch == 0
+                if validate is not None and every.is_due(
+                    steps=run.position.step, epoch_ended=run.position.epoch * is_last, seconds=0.0
+                ):
+                    validate_now(
+                        f"epoch {step.epoch + 1}" if is_last else f"step {run.position.step}"
+                    )
+                if is_last:
+                    is_new = run.last["validated_at"] == run.position.step
+                    self._schedule.after_epoch(run.last["validation"] if is_new else None)
             tally.pause()
             if (
                 run.position.step > tally.begun_at.step
                 and validate is not None
-                and run.position.batch
+                and run.last["validated_at"] != run.position.step
             ):
                 validate_now(f"step {run.position.step}")
         finally:

@@ -1,0 +1,174 @@
+"""Schedules of learning rates: torch's, stepped by steps and epochs of the run."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.optim import lr_scheduler
+from torch.utils.data import DistributedSampler, TensorDataset
+
+import unisono
+
+SCHEDULES = {
+    "cosine": (lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 3, 1e-6), "epoch"),
+    "one cycle": (lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, 12), "step"),
+    "lambda": (lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + n)), "step"),
+    "chained": (
+        lambda optimizer: lr_scheduler.SequentialLR(
+            optimizer,
+            [
+                lr_scheduler.LinearLR(optimizer, total_iters=2),
+                lr_scheduler.ExponentialLR(optimizer, 0.5),
+            ],
+            [2],
+        ),
+        "epoch",
+    ),
+    "plateau": (  # looks for a loss that grows, and finds none
+        lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, "max", patience=0),
+        "epoch",
+    ),
+}
+BATCH, EPOCHS = 16, 3
+pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter in")  # SequentialLR's own
+
+
+def data(num_samples=60):
+    x = torch.randn(num_samples, 6, generator=torch.Generator().manual_seed(2))
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+
+def loss(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def make(name, shards, **options):
+    torch.manual_seed(4)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    make_schedule, interval = SCHEDULES[name]
+    return unisono.Trainer(
+        model,
+        optimizer,
+        loss,
+        shards=shards,
+        schedule=make_schedule(optimizer),
+        schedule_every=interval,
+        **options,
+    )
+
+
+def train(name, shards=3, epochs=EPOCHS, **options):
+    trainer = make(name, shards, **options)
+    trainer.fit(data(), batch_size=BATCH, epochs=epochs, validate=data(23))
+    return trainer.digest(), trainer.run.optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("name", ["cosine", "one cycle", "lambda", "chained"])
+def test_one_shard_has_the_bits_of_a_plain_loop(name):
+    trainer = make(name, 1)
+    weights = {key: value.clone() for key, value in trainer.run.model.state_dict().items()}
+    trainer.fit(data(), batch_size=BATCH, epochs=EPOCHS)
+    model = make(name, 1).run.model
+    model.load_state_dict(weights)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    make_schedule, interval = SCHEDULES[name]
+    schedule = make_schedule(optimizer)
+    sampler = DistributedSampler(data(), num_replicas=1, rank=0, seed=0)
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        order = list(sampler)
+        for start in range(0, len(order), BATCH):
+            optimizer.zero_grad()
+            loss(model, data()[order[start : start + BATCH]]).backward()
+            optimizer.step()
+            if interval == "step":
+                schedule.step()
+        if interval == "epoch":
+            schedule.step()
+    for key, value in model.state_dict().items():
+        assert torch.equal(trainer.run.model.state_dict()[key], value)
+    assert trainer.run.optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] != 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_number_of_workers_and_losses_of_them_change_nothing(name, monkeypatch):
+    alone = train(name)
+    assert alone[1] != 0.05
+    for workers in (2, 3):
+        assert unisono.launch(train, name, workers=workers) == [alone] * workers
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=5,at=update")
+    assert unisono.launch(train, name, workers=2) == [alone] * 2
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_run_that_goes_on_has_the_rates_of_one_that_never_stopped(name, tmp_path):
+    undisturbed = train(name)
+    train(name, epochs=1, directory=tmp_path)
+    assert train(name, directory=tmp_path) == undisturbed
+
+
+def test_a_plateau_is_judged_by_what_validation_finds():
+    trainer = make("plateau", 1)
+    group = trainer.run.optimizer.param_groups[0]
+    trainer.fit(data(), batch_size=BATCH, epochs=1, validate=data(23))
+    assert group["lr"] == 0.05
+    trainer.fit(data(), batch_size=BATCH, epochs=2, validate=data(23))
+    assert group["lr"] == pytest.approx(0.005)
+    with pytest.raises(ValueError, match="`validate` must be given for ReduceLROnPlateau"):
+        make("plateau", 1).fit(data(), batch_size=BATCH, epochs=2)
+
+
+def wrong_options():
+    optimizer, other = (
+        torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1) for _ in range(2)
+    )
+    plateau = lr_scheduler.ReduceLROnPlateau(optimizer)
+    return [
+        (optimizer, {"schedule": 3}, TypeError, "must be one of torch.optim.lr_scheduler"),
+        (
+            optimizer,
+            {"schedule": lr_scheduler.ConstantLR(other)},
+            ValueError,
+            "belongs to another one",
+        ),
+        (optimizer, {"schedule": plateau, "schedule_every": "step"}, ValueError, "Plateau waits"),
+        (optimizer, {"schedule_every": "hour"}, ValueError, "`schedule_every` must be one of"),
+    ]
+
+
+@pytest.mark.parametrize(("optimizer", "options", "kind", "words"), wrong_options())
+def test_wrong_schedules_are_refused(optimizer, options, kind, words):
+    model = torch.nn.Linear(1, 1)
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+    with pytest.raises(kind, match=words):
+        unisono.Trainer(model, optimizer, loss, shards=1, **options)
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "expected"),
+    [
+        ("1 epoch", 9, [4, 8, 9]),
+        (3, 9, [3, 6, 9]),
+        ("2 epochs", 8, [8]),
+        ("5 steps", 4, [4]),
+    ],
+)
+def test_validation_comes_as_often_as_it_is_asked_for(every, steps, expected, capsys):
+    trainer = make("lambda", 1)
+    seen = []
+    evaluate = trainer.evaluate
+    trainer.evaluate = lambda *args, **kwargs: (
+        seen.append(trainer.run.position.step),
+        evaluate(*args, **kwargs),
+    )[1]
+    trainer.fit(data(), batch_size=BATCH, steps=steps, validate=data(23), validate_every=every)
+    assert seen == expected
+
+
+@pytest.mark.parametrize("every", ["10min", 0, "often"])
+def test_wrong_intervals_of_validation_are_refused(every):
+    with pytest.raises(ValueError, match="`validate_every` must be"):
+        make("lambda", 1).fit(
+            data(), batch_size=BATCH, steps=1, validate=data(23), validate_every=every
+        )
