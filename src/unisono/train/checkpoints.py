@@ -25,7 +25,6 @@ from unisono.checkpoint.store import Store
 from unisono.comm.link import Link
 from unisono.comm.team import Team
 from unisono.engine.arena import Arena
-from unisono.engine.clipping import Clipping
 from unisono.errors import CheckpointError
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.plan.samples import SamplePlan
@@ -177,16 +176,15 @@ class Checkpoints:
             self._say(f"checkpoint {name} is of another past and is set aside")
 
 
-def identity(plan: SamplePlan, clipping: Clipping) -> dict[str, Any]:
-    """Say what fixes a run's bits, besides its code and data."""
+def identity(plan: SamplePlan, fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """Say what fixes a run's bits, besides its code and data; `fixed` is what the run adds."""
     return {
         "seed": plan.seed,
         "shards": plan.shards,
         "batch_size": plan.batch_size,
         "shuffle": plan.shuffle,
         "dataset length": plan.num_samples,
-        "clip_norm": clipping.norm,
-        "clip_value": clipping.value,
+        **fixed,
         "threads": threads_per_worker(),
         "torch": torch.__version__,
         "processor": torch.backends.cpu.get_cpu_capability() + " " + platform.machine(),

@@ -74,6 +74,8 @@ class Run:
 
     Attributes:
         shards: S.
+        fixed: what else fixes the run's bits, by name, as plain JSON: it is compared between
+            workers and with checkpoints. A program may add to it before the first loop.
 
     Raises:
         TypeError: an argument is of the wrong kind.
@@ -95,6 +97,7 @@ class Run:
         clip_value: float | None = None,
     ) -> None:
         self._clipping = Clipping(clip_norm, clip_value)
+        self.fixed: dict[str, Any] = {"clip_norm": clip_norm, "clip_value": clip_value}
         self.team = Team.from_environment()
         self.world = self.team.world
         if shards is None:
@@ -275,7 +278,7 @@ class Run:
                 history=self.history,
                 kept=self._kept,
                 plan=plan,
-                identity=identity(plan, self._clipping),
+                identity=identity(plan, self.fixed),
                 checkpoints=self.checkpoints,
                 say=lambda line: self.say(line),
             ) as under_way:
@@ -298,7 +301,7 @@ class Run:
         def speak() -> bytes:
             nonlocal found
             try:
-                found = checkpoints.find(plan, identity(plan, self._clipping))
+                found = checkpoints.find(plan, identity(plan, self.fixed))
             except (CheckpointError, OSError) as error:
                 return json.dumps({"error": str(error)}).encode()
             if found is None:
@@ -332,8 +335,7 @@ class Run:
                 "`batch_size`": plan.batch_size,
                 "`shards`": plan.shards,
                 "`seed`": plan.seed,
-                "`clip_norm`": self._clipping.norm,
-                "`clip_value`": self._clipping.value,
+                **{f"`{name}`": value for name, value in self.fixed.items()},
                 "`shuffle`": plan.shuffle,
                 "`epochs`": epochs,
                 "`steps`": steps,

@@ -22,6 +22,7 @@ from unisono.plan.samples import SamplePlan
 from unisono.train.evaluate import evaluate
 from unisono.train.passes import PassWatch
 from unisono.train.position import Position
+from unisono.train.precision import in_precision
 from unisono.train.predict import Forward, Predictor, forward_inputs
 from unisono.train.progress import Display, Relay, Summary, display, told
 from unisono.train.run import Run
@@ -52,6 +53,7 @@ class Trainer:
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
             the bits of torch's ``clip_grad_norm_``.
         clip_value: what the magnitude of each element of the mean gradients is clamped to.
+        precision: ``"fp32"``: the loss is computed as it is written; ``"bf16"``: with autocast.
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; it is kept with the run.
         schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps.
 
@@ -77,6 +79,7 @@ class Trainer:
         resume: str = "auto",
         clip_norm: float | None = None,
         clip_value: float | None = None,
+        precision: str = "fp32",
         schedule: LRScheduler | None = None,
         schedule_every: str = "epoch",
     ) -> None:
@@ -98,9 +101,12 @@ class Trainer:
             clip_norm=clip_norm,
             clip_value=clip_value,
         )
+        loss = in_precision(precision, loss)
+        self.run.fixed["precision"] = precision
         self._schedule = Schedule(schedule, schedule_every, optimizer)
         if schedule is not None:
             self.run.state[KEY] = schedule
+        self._precision = precision
         self._loss = loss
         self._passes = PassWatch(
             model, loss, self.run.world, 0 if self.run.team.is_replacement else self.run.shards
@@ -303,7 +309,7 @@ class Trainer:
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
         predictor = Predictor(
             run.model,
-            forward,
+            in_precision(self._precision, forward),
             dataset,
             plan,
             run.team,

@@ -1,0 +1,65 @@
+"""bfloat16 by autocast: the bits of a plain loop with one shard, the same on any workers."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import unisono
+
+
+def data():
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(2))
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+
+def loss(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def make(precision, shards, **options):
+    torch.manual_seed(4)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    return unisono.Trainer(model, optimizer, loss, shards=shards, precision=precision, **options)
+
+
+def train(precision, shards=3, **options):
+    trainer = make(precision, shards, **options)
+    trainer.fit(data(), batch_size=10, epochs=2, validate=data())
+    rows = trainer.predict(data(), batch_size=10)
+    return trainer.digest(), trainer.evaluate(data(), batch_size=10), rows.dtype
+
+
+def test_one_shard_has_the_bits_of_a_plain_loop_with_autocast():
+    trainer = make("bf16", 1)
+    trainer.fit(data(), batch_size=10, epochs=1, shuffle=False)
+    model = make("bf16", 1).run.model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    for start in range(0, 40, 10):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            value = loss(model, data()[start : start + 10])
+        value.backward()
+        optimizer.step()
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(trainer.run.model.state_dict()[key], tensor)
+        assert tensor.dtype == torch.float32
+
+
+def test_the_number_of_workers_changes_nothing():
+    alone = train("bf16")
+    assert alone[0] != train("fp32")[0]
+    assert alone[2] == torch.bfloat16
+    assert unisono.launch(train, "bf16", workers=3) == [alone] * 3
+
+
+def test_a_checkpoint_of_another_precision_is_told(tmp_path, capsys):
+    train("bf16", directory=tmp_path)
+    train("fp32", directory=tmp_path)
+    assert "precision was 'bf16' in the checkpoint and is 'fp32' now" in capsys.readouterr().out
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(ValueError, match=r"`precision` must be one of \('fp32', 'bf16'\)"):
+        make("fp8", 1)
