@@ -112,6 +112,7 @@ def test_public_names_are_these():
     assert unisono.__all__ == [
         "CheckpointError",
         "DataFormatError",
+        "EarlyStopping",
         "LoadingError",
         "MismatchError",
         "NonFiniteLossError",

@@ -200,6 +200,18 @@ class Run:
         fetch = fetcher(dataset, seed=self.seed, collate_fn=collate_fn)
         return self._steps(plan, fetch, loader_workers, epochs, steps)
 
+    def stop(self) -> None:
+        """End the loop under way after the step under way, as if that were its last.
+
+        Collective: every rank calls it, at the same step. The run has ended then: `steps` gives
+        nothing more, until :meth:`go_on` is called.
+        """
+        self.last["stopped_at"] = self.position.step
+
+    def go_on(self) -> None:
+        """Take back that the run was stopped. Collective."""
+        self.last.pop("stopped_at", None)
+
     def plan(self, dataset: Any, batch_size: int, shuffle: bool) -> SamplePlan:
         """Plan which samples are computed where; raises as :meth:`steps` does."""
         batch_size = check_whole("batch_size", batch_size, at_least=1)
@@ -216,8 +228,11 @@ class Run:
         position = self.position
 
         def is_over() -> bool:
-            return (end_step is not None and position.step >= end_step) or (
-                end_epoch is not None and position.epoch >= end_epoch
+            stopped_at = self.last.get("stopped_at")
+            return (
+                (stopped_at is not None and position.step >= stopped_at)
+                or (end_step is not None and position.step >= end_step)
+                or (end_epoch is not None and position.epoch >= end_epoch)
             )
 
         if is_over():

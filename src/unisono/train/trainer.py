@@ -28,6 +28,7 @@ from unisono.train.progress import Display, Relay, Summary, display, told
 from unisono.train.run import Run
 from unisono.train.schedule import KEY, Schedule
 from unisono.train.step import Step
+from unisono.train.stopping import EarlyStopping, decide
 from unisono.train.whole import check_whole
 
 Loss = Callable[[nn.Module, Any], Any]
@@ -121,6 +122,7 @@ class Trainer:
         steps: int | None = None,
         validate: Any = None,
         validate_every: int | str = "1 epoch",
+        stop_early: EarlyStopping | None = None,
         shuffle: bool = True,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
@@ -136,6 +138,8 @@ class Trainer:
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
             validate: a dataset to evaluate on the way and at the end.
             validate_every: how often: ``500`` (steps) or ``"2 epochs"``.
+            stop_early: ends the run when validations get no better; a run that has ended so stays
+                ended for every `fit` with `stop_early`.
             shuffle: whether each epoch has an order of its own.
             loader_workers: processes of each worker that read ahead while steps are computed;
                 0: the worker reads for itself. Bits do not depend on it.
@@ -159,6 +163,11 @@ class Trainer:
         elif self._schedule.needs_validation:
             raise ValueError(
                 "`validate` must be given for ReduceLROnPlateau, which looks at its loss, but is "
+                "None: pass a dataset."
+            )
+        if stop_early is not None and validate is None:
+            raise ValueError(
+                "`validate` must be given for `stop_early`, which looks at validations, but is "
                 "None: pass a dataset."
             )
         every = Every.read(validate_every, "validate_every")
@@ -191,8 +200,14 @@ class Trainer:
             run.last.update(validation=means, validated_at=run.position.step)
             if tally.is_first(when):
                 show.say(f"{when}: validation {told(means)}")
+            if why := decide(stop_early, means, run.last):
+                run.stop()
+                if tally.is_first(why):
+                    show.say(why)
             tally.begin()
 
+        if stop_early is None:
+            run.go_on()
         run.last.update(validation=None, validated_at=None)
         tally = _Tally(run.position)
         show.start(run.position.step, _last_step(plan, run.position, epochs, steps))
