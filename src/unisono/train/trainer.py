@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from unisono.checkpoint.digest import digest_of
-from unisono.checkpoint.every import Every
 from unisono.checkpoint.weights import save_weights
 from unisono.data.fetch import Collate
 from unisono.plan.samples import SamplePlan
@@ -24,11 +21,13 @@ from unisono.train.passes import PassWatch
 from unisono.train.position import Position
 from unisono.train.precision import in_precision
 from unisono.train.predict import Forward, Predictor, forward_inputs
-from unisono.train.progress import Display, Relay, Summary, display, told
+from unisono.train.progress import Display, Relay, Summary, display
 from unisono.train.run import Run
 from unisono.train.schedule import KEY, Schedule
 from unisono.train.step import Step
-from unisono.train.stopping import EarlyStopping, decide
+from unisono.train.stopping import EarlyStopping
+from unisono.train.tally import Tally
+from unisono.train.validation import Validation
 from unisono.train.whole import check_whole
 
 Loss = Callable[[nn.Module, Any], Any]
@@ -158,58 +157,32 @@ class Trainer:
         """
         run = self.run
         plan = run.plan(dataset, batch_size, shuffle)
+        reading: dict[str, Any] = {"loader_workers": loader_workers, "collate_fn": collate_fn}
+
+        def find_means() -> dict[str, float]:
+            with tally.paused():
+                return self.evaluate(validate, batch_size=batch_size, **reading)
+
+        validation = Validation(
+            run, None if validate is None else find_means, validate_every, stop_early
+        )
         if validate is not None:
             run.plan(validate, batch_size, False)
-        elif self._schedule.needs_validation:
-            raise ValueError(
-                "`validate` must be given for ReduceLROnPlateau, which looks at its loss, but is "
-                "None: pass a dataset."
-            )
-        if stop_early is not None and validate is None:
-            raise ValueError(
-                "`validate` must be given for `stop_early`, which looks at validations, but is "
-                "None: pass a dataset."
-            )
-        every = Every.read(validate_every, "validate_every")
-        if every.seconds is not None:
-            raise ValueError(
-                f"`validate_every` must be in steps or epochs, as clocks differ between workers, "
-                f"but is {validate_every!r}: pass `500`, say."
-            )
+        if self._schedule.needs_validation:
+            validation.must_be("ReduceLROnPlateau, which looks at its loss")
         # The lowest rank that is there: rank 0, unless it was lost and nobody took its place.
         show = Relay(lambda: run.team.position == 0, display)
         run.say = show.say
         loop = run.steps(
-            dataset,
-            batch_size=batch_size,
-            epochs=epochs,
-            steps=steps,
-            shuffle=shuffle,
-            loader_workers=loader_workers,
-            collate_fn=collate_fn,
+            dataset, batch_size=batch_size, epochs=epochs, steps=steps, shuffle=shuffle, **reading
         )
 
-        def validate_now(when: str) -> None:
-            tally.pause()
-            means = self.evaluate(
-                validate,
-                batch_size=batch_size,
-                loader_workers=loader_workers,
-                collate_fn=collate_fn,
-            )
-            run.last.update(validation=means, validated_at=run.position.step)
-            if tally.is_first(when):
-                show.say(f"{when}: validation {told(means)}")
-            if why := decide(stop_early, means, run.last):
-                run.stop()
-                if tally.is_first(why):
-                    show.say(why)
-            tally.begin()
+        def tell(lines: list[str]) -> None:
+            for line in filter(tally.is_first, lines):
+                show.say(line)
 
-        if stop_early is None:
-            run.go_on()
-        run.last.update(validation=None, validated_at=None)
-        tally = _Tally(run.position)
+        validation.begin()
+        tally = Tally(run.position)
         show.start(run.position.step, _last_step(plan, run.position, epochs, steps))
         run.model.train()
         try:
@@ -222,23 +195,12 @@ class Trainer:
                     show.at(step.number)
                     show.step(step.epoch, step.loss, step.num_samples)
                 self._schedule.after_step()
-                is_last = run.position.batch == 0
-                if validate is not None and every.is_due(
-                    steps=run.position.step, epoch_ended=run.position.epoch * is_last, seconds=0.0
-                ):
-                    validate_now(
-                        f"epoch {step.epoch + 1}" if is_last else f"step {run.position.step}"
-                    )
-                if is_last:
-                    is_new = run.last["validated_at"] == run.position.step
-                    self._schedule.after_epoch(run.last["validation"] if is_new else None)
+                tell(validation.after_step())
+                if run.position.batch == 0:
+                    self._schedule.after_epoch(validation.newest)
             tally.pause()
-            if (
-                run.position.step > tally.begun_at.step
-                and validate is not None
-                and run.last["validated_at"] != run.position.step
-            ):
-                validate_now(f"step {run.position.step}")
+            if run.position.step > tally.begun_at.step:
+                tell(validation.at_end())
         finally:
             loop.close()
             show.stop()
@@ -391,66 +353,3 @@ def _last_step(plan: SamplePlan, position: Position, epochs: int | None, steps: 
         epochs_to_go = max(0, epochs - position.epoch)
         ends.append(position.step - position.batch + epochs_to_go * plan.steps_per_epoch)
     return max(position.step, min(ends))
-
-
-class _Tally:
-    """Counts what a call of ``fit`` does. Final.
-
-    A replacement that joins the others late counts what it sees; what the call did is told by how
-    far the run has come.
-    """
-
-    def __init__(self, begun_at: Position) -> None:
-        self.begun_at = replace(begun_at)
-        self._samples = 0
-        self._last = begun_at.step - 1
-        self._told: set[str] = set()
-        self._seconds = 0.0
-        self._resumed_at_s = 0.0
-
-    @property
-    def has_counted(self) -> bool:
-        """Whether this worker has seen any step."""
-        return self._samples > 0
-
-    def begin(self) -> None:
-        self._resumed_at_s = time.perf_counter()
-
-    def pause(self) -> None:
-        now = time.perf_counter()
-        self._seconds += now - self._resumed_at_s
-        self._resumed_at_s = now
-
-    def count(self, step: Step) -> bool:
-        """Count a step that is done, unless it has come before a worker was lost."""
-        if step.number <= self._last:
-            return False
-        self._last = step.number
-        self._samples += step.num_samples
-        return True
-
-    def is_first(self, what: str) -> bool:
-        """Tell whether something happens for the first time, and not again after going back."""
-        is_first = what not in self._told
-        self._told.add(what)
-        return is_first
-
-    def summary(self, run: Run, plan: SamplePlan, digest: str) -> Summary:
-        samples = _samples(run.position, plan) - _samples(self.begun_at, plan)
-        seconds = self._seconds * samples / self._samples if self._samples else self._seconds
-        return Summary(
-            run.position.step - self.begun_at.step,
-            samples,
-            seconds,
-            run.shards,
-            run.world.world_size,
-            digest,
-            run.last.get("means", {}) if samples else {},
-            run.last.get("validation"),
-        )
-
-
-def _samples(position: Position, plan: SamplePlan) -> int:
-    """Count the samples before a position."""
-    in_epoch = min(position.batch * plan.batch_size, plan.num_samples)
-    return position.epoch * plan.num_samples + in_epoch

@@ -1,0 +1,87 @@
+"""What did one call of ``fit`` do? Steps, samples and seconds, each step counted once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from unisono.plan.samples import SamplePlan
+from unisono.train.position import Position
+from unisono.train.progress import Summary
+from unisono.train.run import Run
+from unisono.train.step import Step
+
+
+class Tally:
+    """Counts what a call of ``fit`` does. Final.
+
+    A replacement that joins the others late counts what it sees; what the call did is told by how
+    far the run has come.
+    """
+
+    def __init__(self, begun_at: Position) -> None:
+        self.begun_at = replace(begun_at)
+        self._samples = 0
+        self._last = begun_at.step - 1
+        self._told: set[str] = set()
+        self._seconds = 0.0
+        self._resumed_at_s = 0.0
+
+    @property
+    def has_counted(self) -> bool:
+        """Whether this worker has seen any step."""
+        return self._samples > 0
+
+    def begin(self) -> None:
+        """Start the clock."""
+        self._resumed_at_s = time.perf_counter()
+
+    def pause(self) -> None:
+        """Stop the clock."""
+        now = time.perf_counter()
+        self._seconds += now - self._resumed_at_s
+        self._resumed_at_s = now
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave something out of the time."""
+        self.pause()
+        yield
+        self.begin()
+
+    def count(self, step: Step) -> bool:
+        """Count a step that is done, unless it has come before a worker was lost."""
+        if step.number <= self._last:
+            return False
+        self._last = step.number
+        self._samples += step.num_samples
+        return True
+
+    def is_first(self, what: str) -> bool:
+        """Tell whether something happens for the first time, and not again after going back."""
+        is_first = what not in self._told
+        self._told.add(what)
+        return is_first
+
+    def summary(self, run: Run, plan: SamplePlan, digest: str) -> Summary:
+        """Say what the call did."""
+        samples = _samples(run.position, plan) - _samples(self.begun_at, plan)
+        seconds = self._seconds * samples / self._samples if self._samples else self._seconds
+        return Summary(
+            run.position.step - self.begun_at.step,
+            samples,
+            seconds,
+            run.shards,
+            run.world.world_size,
+            digest,
+            run.last.get("means", {}) if samples else {},
+            run.last.get("validation"),
+        )
+
+
+def _samples(position: Position, plan: SamplePlan) -> int:
+    """Count the samples before a position."""
+    in_epoch = min(position.batch * plan.batch_size, plan.num_samples)
+    return position.epoch * plan.num_samples + in_epoch
