@@ -14,7 +14,7 @@ LAYERS = [
     {"errors", "world", "plan", "faults"},
     {"comm"},
     {"c10d"},
-    {"engine", "data", "checkpoint"},
+    {"ddp", "engine", "data", "checkpoint"},
     {"train"},
     {"launch"},
     {"cli"},
@@ -112,6 +112,7 @@ def test_public_names_are_these():
     assert unisono.__all__ == [
         "CheckpointError",
         "DataFormatError",
+        "DistributedSampler",
         "LoadingError",
         "MismatchError",
         "NonFiniteLossError",

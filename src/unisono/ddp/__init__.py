@@ -1,0 +1,1 @@
+"""torch's classes for data-parallel programs, with exact sums and exact samples."""
