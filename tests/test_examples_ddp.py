@@ -145,12 +145,12 @@ def test_mnist_spawned_on_made_up_images_saves_what_it_has_tested(tmp_path: Path
 @pytest.mark.slow
 @needs_mnist
 def test_mnist_spawned_on_real_images_learns(tmp_path: Path) -> None:
-    write_first(mnist(MNIST), 1200, tmp_path, "train")
+    write_first(mnist(MNIST), 800, tmp_path, "train")
     write_first(mnist(MNIST, train=False), 301, tmp_path, "t10k")
     path = tmp_path / "mnist.pt"
     output = start(
         *(EXAMPLES / "mnist_spawn.py", "--data", tmp_path, "--out", path),
-        *("--workers", 2, "--epochs", 2, "--batch-size", 32),
+        *("--workers", 2, "--epochs", 2, "--batch-size", 16),
     )
     tested = [tuple(map(int, pair)) for pair in re.findall(r"(\d+) of (\d+) right", output)]
     assert [count for _, count in tested] == [301, 301]
