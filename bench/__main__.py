@@ -18,11 +18,13 @@ from typing import Any
 from rich.console import Console
 
 from bench import machine
+from bench.ddp import Turns, measure_ddp
 from bench.processes import SideFailedError, measure
 from bench.recovery import TORCHRUN, UNISONO, Cost, Kill, measure_cost, measure_recovery
 from bench.sides import SIDES
 from bench.startup import LAUNCHED, PLAIN, measure_startup
 from bench.table import (
+    print_ddp,
     print_failure,
     print_kill,
     print_recovery,
@@ -31,12 +33,19 @@ from bench.table import (
     print_verdicts,
     print_workload,
 )
-from bench.targets import Repeat, Verdict, rate_verdicts, recovery_verdict, startup_verdict
+from bench.targets import (
+    Repeat,
+    Verdict,
+    ddp_verdict,
+    rate_verdicts,
+    recovery_verdict,
+    startup_verdict,
+)
 from bench.workloads import DATA, WORKLOADS
 
 RESULTS = Path(__file__).with_name("results")
-STARTUP, RECOVERY = "startup", "recovery"
-NAMES = [*WORKLOADS, STARTUP, RECOVERY]
+STARTUP, RECOVERY, DDP = "startup", "recovery", "ddp"
+NAMES = [*WORKLOADS, DDP, STARTUP, RECOVERY]
 
 
 def main() -> int:
@@ -51,15 +60,18 @@ def main() -> int:
     startup_s: dict[str, list[float]] = {PLAIN: [], LAUNCHED: []}
     kills: list[Kill] = []
     costs: list[Cost] = []
+    ddp_turns: list[Turns] = []
     failures: list[str] = []
     for name in args.only:
         if name == STARTUP:
             failures += run_startup(console, args, startup_s)
         elif name == RECOVERY:
             failures += run_recovery(console, args, kills, costs)
+        elif name == DDP:
+            failures += run_ddp(console, args, ddp_turns)
         else:
             failures += run_workload(console, args, name, repeats)
-    verdicts = list(rate_verdicts(repeats))
+    verdicts = [*rate_verdicts(repeats), *map(ddp_verdict, ddp_turns)]
     if startup_s[LAUNCHED]:
         verdicts.append(startup_verdict(startup_s))
     if any(kill.way == UNISONO for kill in kills):
@@ -67,7 +79,7 @@ def main() -> int:
     print_verdicts(console, verdicts)
     if args.quick:
         console.print("A quick run shows that every side works; its figures mean little.")
-    path = save(args, facts, repeats, startup_s, kills, costs, verdicts, failures)
+    path = save(args, facts, repeats, ddp_turns, startup_s, kills, costs, verdicts, failures)
     console.print(f"All repeats are in {path}", highlight=False, soft_wrap=True)
     return 1 if failures else 0
 
@@ -128,6 +140,18 @@ def run_workload(
     return list(failures.values())
 
 
+def run_ddp(console: Console, args: argparse.Namespace, ddp_turns: list[Turns]) -> list[str]:
+    num_pairs = 3 if args.quick else 15 * args.repeats
+    try:
+        turns = measure_ddp(args.workers, args.data.resolve(), num_pairs=num_pairs)
+    except SideFailedError as error:
+        print_failure(console, f"{DDP}: {error}")
+        return [f"{DDP}: {error}"]
+    ddp_turns.append(turns)
+    print_ddp(console, turns)
+    return []
+
+
 def run_startup(
     console: Console, args: argparse.Namespace, startup_s: dict[str, list[float]]
 ) -> list[str]:
@@ -168,6 +192,7 @@ def save(
     args: argparse.Namespace,
     facts: dict[str, Any],
     repeats: list[Repeat],
+    ddp_turns: list[Turns],
     startup_s: dict[str, list[float]],
     kills: list[Kill],
     costs: list[Cost],
@@ -183,6 +208,7 @@ def save(
         "is_quick": args.quick,
         "targets": [verdict.as_json() for verdict in verdicts],
         "repeats": [repeat.as_json() for repeat in repeats],
+        "ddp": [turns.as_json() for turns in ddp_turns],
         "startup_s": startup_s,
         "kills": [kill.as_json() for kill in kills],
         "snapshot_costs": [cost.as_json() for cost in costs],

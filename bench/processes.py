@@ -64,7 +64,7 @@ def measure(
             *("--data", str(data), "--out", str(out), "--rendezvous", str(Path(folder, "store"))),
         ]
         commands = _commands(side_name, program, num_workers)
-        _run_together(commands, Path(folder))
+        run_together(commands, Path(folder))
         if not out.is_file():
             raise SideFailedError(f"{side_name}: rank 0 ended without a result")
         result: dict[str, Any] = json.loads(out.read_text())
@@ -107,7 +107,7 @@ def _commands(
     return [([sys.executable, *program], ranked) for ranked in ranks]
 
 
-def _run_together(commands: list[tuple[list[str], dict[str, str]]], folder: Path) -> None:
+def run_together(commands: list[tuple[list[str], dict[str, str]]], folder: Path) -> None:
     """Run all commands at once; when one fails or time is up, end them all."""
     logs = [folder / f"process-{index}.log" for index in range(len(commands))]
     processes = []

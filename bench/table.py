@@ -7,6 +7,8 @@ import statistics
 from rich.console import Console
 from rich.table import Table
 
+from bench.ddp import BACKENDS, STEPS_A_TURN, Turns
+from bench.ddp import WORKLOAD as DDP_WORKLOAD
 from bench.recovery import NO_SNAPSHOTS, SNAPSHOTS, TORCHRUN, UNISONO, WORKLOAD, Cost, Kill
 from bench.sides import SIDES
 from bench.startup import LAUNCHED, PLAIN
@@ -53,6 +55,26 @@ def print_workload(console: Console, workload: str, repeats: list[Repeat]) -> No
             f"{min(times_ms):.2f} … {max(times_ms):.2f}",
             f"{rates[side]:,.0f}",
             *over,
+        )
+    console.print(table)
+
+
+def print_ddp(console: Console, turns: Turns) -> None:
+    """Print the rate of a DDP script on either backend."""
+    title = f"A DDP script, one word changed: {WORKLOADS[DDP_WORKLOAD].title} ({turns.data} data)"
+    table = Table(title=title, title_justify="left")
+    table.add_column("backend", no_wrap=True)
+    for heading in ("turns", "ms/step", "min … max", "samples/s", "× gloo"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for backend in BACKENDS:
+        times_ms = [1000 * seconds / STEPS_A_TURN for seconds in turns.seconds[backend]]
+        table.add_row(
+            backend,
+            str(len(times_ms)),
+            f"{statistics.median(times_ms):.2f}",
+            f"{min(times_ms):.2f} … {max(times_ms):.2f}",
+            f"{turns.samples_per_s(backend):,.0f}",
+            "1.00" if backend == BACKENDS[0] else f"{turns.ratio:.2f}",
         )
     console.print(table)
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bench.ddp import BACKENDS, Turns
+from bench.ddp import WORKLOAD as DDP_WORKLOAD
 from bench.recovery import UNISONO, Kill
 from bench.sides import SIDES
 from bench.startup import LAUNCHED, PLAIN
@@ -75,6 +77,7 @@ RATE_TARGETS = (
     RateTarget("gpt", "unisono-fused", "ddp-tuned", 1.05),
     RateTarget("gpt", "unisono-fused", "passes", 0.95),
 )
+DDP_AT_LEAST = 1.5
 STARTUP_AT_MOST = 1.15
 RECOVERY_AT_MOST_S = 0.1
 
@@ -99,6 +102,15 @@ def rate_verdicts(repeats: list[Repeat]) -> Iterator[Verdict]:
                 f"≥ {target.at_least} × {SIDES[target.reference].title}"
             )
             yield Verdict(promise, seen, seen >= target.at_least)
+
+
+def ddp_verdict(turns: Turns) -> Verdict:
+    """Judge what the change of one word gains."""
+    promise = (
+        f"{WORKLOADS[DDP_WORKLOAD].title}: a DDP script with {BACKENDS[1]!r} "
+        f"≥ {DDP_AT_LEAST} × the same with {BACKENDS[0]!r}"
+    )
+    return Verdict(promise, turns.ratio, turns.ratio >= DDP_AT_LEAST)
 
 
 def startup_verdict(seconds: dict[str, list[float]]) -> Verdict:
