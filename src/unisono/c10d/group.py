@@ -23,7 +23,6 @@ from unisono.c10d.agreement import (
 )
 from unisono.c10d.allreduce import all_reduce, place_of
 from unisono.c10d.calls import encode
-from unisono.c10d.compiling import never_compiled
 from unisono.c10d.meeting import NO_NOTE
 from unisono.c10d.membership import Membership
 from unisono.c10d.options import listed, nested, reduction_of, timeout_s
@@ -63,7 +62,6 @@ def _refusals_are_told(method: _Method) -> _Method:
     return cast(_Method, call)
 
 
-@never_compiled
 class Group(_ProcessGroup):  # type: ignore[misc]
     """One rank's view of a group. Final.
 
