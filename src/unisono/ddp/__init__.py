@@ -1,1 +1,4 @@
-"""torch's classes for data-parallel programs, with exact sums and exact samples."""
+"""DDP programs with one import changed: torch's class, with one order of summation everywhere.
+
+``unisono.DistributedDataParallel`` takes the place of torch's, on every backend.
+"""
