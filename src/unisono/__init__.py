@@ -27,6 +27,7 @@ from unisono.world import World, world
 
 if TYPE_CHECKING:
     from unisono.checkpoint.load import load_model
+    from unisono.ddp.sampler import DistributedSampler
     from unisono.train.run import Run
     from unisono.train.step import Step
     from unisono.train.stopping import EarlyStopping
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 _register_backend()
 
 _LOADED_ON_FIRST_USE = {
+    "DistributedSampler": "unisono.ddp.sampler",
     "EarlyStopping": "unisono.train.stopping",
     "Run": "unisono.train.run",
     "Step": "unisono.train.step",
@@ -47,6 +49,7 @@ _LOADED_ON_FIRST_USE = {
 __all__ = [
     "CheckpointError",
     "DataFormatError",
+    "DistributedSampler",
     "EarlyStopping",
     "LoadingError",
     "MismatchError",
