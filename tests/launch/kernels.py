@@ -38,7 +38,9 @@ class Kernel:
         # ipykernel does not watch descriptors when it finds itself in a test.
         environ = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
         environ |= {"IPYTHONDIR": str(runtime / "ipython"), **variables}
-        self.manager = KernelManager(connection_file=str(runtime / f"{time.monotonic_ns()}.json"))
+        self.manager = KernelManager(
+            transport="ipc", connection_file=str(runtime / f"{time.monotonic_ns()}.json")
+        )
         self.manager.start_kernel(cwd=str(folder), env=environ)
         self.client: BlockingKernelClient = self.manager.client()
         self.client.start_channels()

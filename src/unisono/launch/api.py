@@ -7,13 +7,13 @@ Nothing is loaded here that the caller may not need: no torch, no cloudpickle un
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from unisono.comm.link import is_worker
@@ -74,7 +74,8 @@ def launch(
     threads = threads_per_worker() if threads is None else _at_least("threads", threads, 1)
     _refuse_inside_worker()
     restarts = _at_least("restarts", restarts, 0)
-    job = _job(fn, args, workers, threads, recovers=restarts > 0)
+    call = pack_call(fn, args)
+    job = _job(fn, call, workers, threads, recovers=restarts > 0)
     open_standard_fds()
     with _interrupts() as signals:
         server = server_pool().borrow(job.environ)
@@ -105,7 +106,7 @@ def launch(
     ]
 
 
-@contextmanager
+@contextlib.contextmanager
 def _interrupts() -> Iterator[socket.socket | None]:
     """Hear Ctrl-C between two turns of the loop, where Python itself would raise at any moment."""
     handler = signal.getsignal(signal.SIGINT)
@@ -115,11 +116,13 @@ def _interrupts() -> Iterator[socket.socket | None]:
         return
     with signals_as_bytes([signal.SIGINT]) as signals:
         yield signals
+        # One that came after the job's end is for whoever launched it.
+        with contextlib.suppress(BlockingIOError):
+            if signals.recv(1):
+                raise KeyboardInterrupt
 
 
-def _job(
-    fn: Callable[..., Any], args: tuple[Any, ...], workers: int, threads: int, *, recovers: bool
-) -> Job:
+def _job(fn: Callable[..., Any], call: bytes, workers: int, threads: int, *, recovers: bool) -> Job:
     return Job(
         kind=FUNCTION,
         target=getattr(fn, "__qualname__", repr(fn)),
@@ -131,7 +134,7 @@ def _job(
         threads=threads,
         seed=int.from_bytes(os.urandom(7), "little"),
         recovers=recovers,
-        payload=pack_call(fn, args),
+        payload=call,
     )
 
 

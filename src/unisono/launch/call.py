@@ -46,7 +46,7 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         raise TypeError(
             f"`fn` and its arguments must be picklable, but {culprit} not ({error}): open files, "
             "locks and the like inside the function instead of passing them in."
-        ) from error
+        ) from (error if _is_of_the_caller(error) else None)
     return packed
 
 
@@ -64,6 +64,15 @@ def know_sources(sources: dict[str, list[str]]) -> None:
     for name, lines in sources.items():
         # Without a time of change it is never compared with a file.
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+
+
+def _is_of_the_caller(error: BaseException) -> bool:
+    """Tell whether code of the caller, such as a ``__reduce__``, raised it, and not a pickler's."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
+    return name.split(".")[0] not in ("cloudpickle", "pickle", __name__.split(".")[0])
 
 
 def way_to_culprit(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:

@@ -193,6 +193,9 @@ class _Supervision:
 
     def close(self) -> None:
         self._desk.close()
+        # It knows this object and this knows it: nobody is to wait for the collector to see that,
+        # as the page's mapping has a descriptor of its own.
+        del self._desk
         self._outputs.close()
         self._selector.close()
         self._control.close()

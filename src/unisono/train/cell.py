@@ -53,7 +53,6 @@ class Sight:
         samples: samples since then.
         epoch: of the newest step, counted from 0; None before the first.
         loss: of the newest step.
-        is_over: nothing will follow.
     """
 
     done: int
@@ -63,7 +62,16 @@ class Sight:
     samples: int = 0
     epoch: int | None = None
     loss: float = math.nan
-    is_over: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing will follow."""
+        return self.done >= self.total
+
+    def goes_on_from(self, before: Sight) -> bool:
+        """Tell whether it is of the run that `before` is of, maybe told by another worker."""
+        begins = self.steps == 0
+        return not begins or (self.total == before.total and self.done >= before.done)
 
     def __str__(self) -> str:
         share = self.done / self.total if self.total else 1.0
@@ -74,9 +82,7 @@ class Sight:
             words.append(f"loss {self.loss:.4f}")
         if self.steps and self.seconds > 0:
             words.append(f"{self.samples / self.seconds:,.0f} samples/s")
-        if self.is_over:
-            words.append(f"{_time(self.seconds)} in all")
-        elif self.steps:
+        if self.steps and not self.is_over:
             words.append(f"{_time(self.seconds / self.steps * (self.total - self.done))} left")
         return "  ".join(words)
 
@@ -93,13 +99,14 @@ class Observed:
         self._show = show
         self._clock = clock
         self._sight = Sight(0, 0)
+        self._shown: Sight | None = None
         self._started_at = self._shown_at = 0.0
 
     def start(self, done: int, total: int) -> None:
         """See :class:`unisono.train.progress.Display`."""
         self._started_at = self._shown_at = self._clock()
         self._sight = Sight(done, total)
-        self._show(self._sight)
+        self._show_now()
 
     def step(self, epoch: int, loss: float, num_samples: int) -> None:
         """See :class:`unisono.train.progress.Display`."""
@@ -115,7 +122,7 @@ class Observed:
         )
         if now - self._shown_at >= _REDRAW_EVERY_S:
             self._shown_at = now
-            self._show(self._sight)
+            self._show_now()
 
     def say(self, line: str) -> None:
         """See :class:`unisono.train.progress.Display`."""
@@ -123,9 +130,13 @@ class Observed:
 
     def stop(self) -> None:
         """See :class:`unisono.train.progress.Display`."""
-        if not self._sight.is_over:
-            fields = {**asdict(self._sight), "is_over": True}
-            self._sight = Sight(**fields)
+        # Who stops before the end may only have lost the lead; then another goes on.
+        if self._sight.is_over:
+            self._show_now()
+
+    def _show_now(self) -> None:
+        if self._sight != self._shown:
+            self._shown = self._sight
             self._show(self._sight)
 
 
@@ -133,19 +144,20 @@ class Cell:
     """Draws sights into the cell that is being executed: one line for each run. Final."""
 
     def __init__(self) -> None:
-        self._display_id: str | None = None
+        self._display_id = ""
+        self._drawn: Sight | None = None
 
     def draw(self, sight: Sight) -> None:
-        """Draw `sight` over the one before it; a run that follows one that is over gets a line."""
-        is_new = self._display_id is None
-        if self._display_id is None:
+        """Draw `sight` over the one before it; another run gets another line."""
+        before = self._drawn
+        is_new = before is None or before.is_over or not sight.goes_on_from(before)
+        if is_new:
             self._display_id = uuid.uuid4().hex
         # Not a dependency: it is there where `in_notebook` says so.
         importlib.import_module("IPython.display").display(
             {"text/plain": str(sight)}, raw=True, display_id=self._display_id, update=not is_new
         )
-        if sight.is_over:
-            self._display_id = None
+        self._drawn = sight
 
 
 def message_of(sight: Sight) -> dict[str, Any]:
