@@ -68,10 +68,12 @@ class Sight:
         """Nothing will follow."""
         return self.done >= self.total
 
-    def goes_on_from(self, before: Sight) -> bool:
-        """Tell whether it is of the run that `before` is of, maybe told by another worker."""
-        begins = self.steps == 0
-        return not begins or (self.total == before.total and self.done >= before.done)
+    def begins_another_than(self, before: Sight | None) -> bool:
+        """Tell whether it begins another run than the one that `before` is of.
+
+        A worker that shows the run in the place of one that was lost begins with the same total.
+        """
+        return before is None or before.is_over or (self.steps == 0 and self.total != before.total)
 
     def __str__(self) -> str:
         share = self.done / self.total if self.total else 1.0
@@ -149,10 +151,12 @@ class Cell:
 
     def draw(self, sight: Sight) -> None:
         """Draw `sight` over the one before it; another run gets another line."""
-        before = self._drawn
-        is_new = before is None or before.is_over or not sight.goes_on_from(before)
+        is_new = sight.begins_another_than(self._drawn)
         if is_new:
             self._display_id = uuid.uuid4().hex
+        elif sight.steps == 0:
+            # A replacement does not know yet how far the others are.
+            return
         # Not a dependency: it is there where `in_notebook` says so.
         importlib.import_module("IPython.display").display(
             {"text/plain": str(sight)}, raw=True, display_id=self._display_id, update=not is_new

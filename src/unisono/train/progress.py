@@ -90,6 +90,9 @@ class Relay:
 
     def at(self, done: int) -> None:
         """Take notice of how far the run is: a replacement does not see its beginning."""
+        if done != self._done:
+            self.stop()
+            self._display = None
         self._done = done
 
     def say(self, line: str) -> None:
