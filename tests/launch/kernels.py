@@ -82,9 +82,9 @@ class Kernel:
         """Press the stop button."""
         self.manager.interrupt_kernel()
 
-    def shown(self, cell: str) -> Shown:
+    def shown(self, cell: str, so_far: Shown | None = None) -> Shown:
         """Wait for the end of a cell; messages of other cells are an error."""
-        shown = Shown()
+        shown = Shown() if so_far is None else so_far
         deadline = time.monotonic() + CELL_S
         while True:
             message = self.client.get_iopub_msg(timeout=deadline - time.monotonic())

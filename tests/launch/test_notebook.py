@@ -13,11 +13,9 @@ import nbformat
 import psutil
 import pytest
 from nbclient import NotebookClient
-
 from tests.launch.kernels import Kernel
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "notebook.ipynb"
-STOP_S = 2.0
 
 DEFINITIONS = '''
 import os, signal, sys, threading, time
@@ -61,7 +59,7 @@ def train(steps, each=lambda: None):
 
 def wait():
     print("waiting", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 '''
 
 
@@ -129,18 +127,22 @@ def test_lines_of_many_workers_do_not_tear_however_long_they_are(kernel):
     kernel.fine(
         "def shout():\n"
         "    for i in range(20):\n"
-        "        print(f'{unisono.world().rank}:{i}:' + 'ä€😀' * (30_000 if i == 7 else 3))\n"
-        "    print('no end', end='')"
+        "        print(f'{unisono.world().rank}:{i}:' + 'ä€😀' * (30_000 if i == 7 else 3))"
     )
     shown = kernel.fine("unisono.launch(shout, workers=4)")
-    *lines, unfinished = shown.stdout.splitlines()
-    assert sorted(lines) == sorted(
+    assert sorted(shown.stdout.splitlines()) == sorted(
         f"{rank}:{i}:" + "ä€😀" * (30_000 if i == 7 else 3) for rank in range(4) for i in range(20)
-    ) or "no end" in "".join(lines)
-    assert shown.stdout.count("no end") == 4
-    assert shown.stdout.count("ä€😀" * 30_000) == 4
-    assert unfinished
-    assert "\ufffd" not in shown.stdout
+    )
+
+
+def test_a_line_without_an_end_is_shown_while_the_worker_goes_on(kernel):
+    cell = kernel.start(
+        "def begin():\n    print('begun', end='', flush=True); time.sleep(600)\n"
+        "unisono.launch(begin, workers=1)"
+    )
+    kernel.until(cell, "begun")
+    kernel.interrupt()
+    assert kernel.shown(cell).error == "KeyboardInterrupt: "
 
 
 def test_values_are_of_the_notebooks_own_classes(kernel):
@@ -224,10 +226,8 @@ def test_the_stop_button_ends_all_workers_and_the_next_launch_works(kernel, firs
     before = set(below(kernel))
     cell = kernel.start(f"{first}\nunisono.launch(wait, workers=2)")
     kernel.until(cell, "waiting\nwaiting")
-    pressed_at = time.monotonic()
     kernel.interrupt()
     shown = kernel.shown(cell)
-    assert time.monotonic() - pressed_at < 10 * STOP_S
     assert shown.error == "KeyboardInterrupt: "
     assert all_gone([process for process in below(kernel) if process not in before])
     assert kernel.value("unisono.launch(lambda: 7, workers=2)") == "[7, 7]"
@@ -238,19 +238,20 @@ def test_the_stop_button_ends_training(kernel):
         "def slow():\n    print('step', flush=True); time.sleep(0.01)\n"
         "unisono.launch(train, 100_000, slow, workers=2)"
     )
-    kernel.until(cell, "step")
+    shown = kernel.until(cell, "step")
     kernel.interrupt()
-    shown = kernel.shown(cell)
+    shown = kernel.shown(cell, shown)
     assert shown.error == "KeyboardInterrupt: "
-    assert len(shown.displays) <= 1  # it may be among what came before
+    (line,) = shown.displays.values()
+    assert "/100,000 steps" in line
 
 
 def test_launching_again_and_again_leaves_nothing_behind(kernel):
     kernel.fine(
         "import gc\n"
         "def owned():\n"
-        "    descriptors = [os.path.join('/proc/self/fd', n) for n in os.listdir('/proc/self/fd')]\n"
-        "    links = [os.readlink(d) for d in descriptors if os.path.islink(d)]\n"
+        "    paths = [os.path.join('/proc/self/fd', name) for name in os.listdir('/proc/self/fd')]\n"
+        "    links = [os.readlink(path) for path in paths if os.path.islink(path)]\n"
         "    return sorted(link.split(':')[0] for link in links if '.sqlite' not in link)"
     )
     kernel.fine("unisono.launch(unisono.world, workers=2)")
@@ -342,9 +343,11 @@ def test_everything_ends_with_the_kernel(own_kernel, end):
 def test_the_example_runs_and_what_it_shows_stays_short(tmp_path):
     notebook = nbformat.read(EXAMPLE, as_version=4)
     environ = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-    client = NotebookClient(notebook, timeout=100, resources={"metadata": {"path": tmp_path}})
+    there = {"metadata": {"path": str(tmp_path)}}
+    client = NotebookClient(notebook, timeout=100, coalesce_streams=True, resources=there)
     client.execute(env=environ | {"IPYTHONDIR": str(tmp_path)})
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert len(outputs) < 12
+    kinds = [output["output_type"] for output in outputs]
+    assert kinds == ["display_data", "stream", "execute_result"] * 2
+    assert outputs[-1]["data"]["text/plain"] == "True"
     assert len(nbformat.writes(notebook)) < 10_000
-    assert "True" in outputs[-1]["data"]["text/plain"]
