@@ -42,6 +42,9 @@ class Kernel:
             transport="ipc", connection_file=str(runtime / f"{time.monotonic_ns()}.json")
         )
         self.manager.start_kernel(cwd=str(folder), env=environ)
+        self._connect()
+
+    def _connect(self) -> None:
         self.client: BlockingKernelClient = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=START_S)
@@ -59,6 +62,12 @@ class Kernel:
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=True)
         self.manager.cleanup_resources()
+
+    def restart(self) -> None:
+        """Press the restart button: the kernel is killed, and another takes its place."""
+        self.client.stop_channels()
+        self.manager.restart_kernel(now=True)
+        self._connect()
 
     def cell(self, code: str) -> Shown:
         """Execute a cell and give all it shows."""

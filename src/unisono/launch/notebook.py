@@ -34,7 +34,7 @@ def is_kernels_handler(handler: object) -> bool:
 
     It cancels the cell when the cell next waits, which one that launches does not do.
     """
-    return getattr(handler, "__module__", "").split(".")[0] == "ipykernel"
+    return str(getattr(handler, "__module__", "")).split(".")[0] == "ipykernel"
 
 
 def _names_of_files() -> Callable[[str], tuple[str, str] | None] | None:
