@@ -200,6 +200,14 @@ def test_variables_and_the_folder_are_those_of_the_moment(kernel, folders):
     assert kernel.value("unisono.launch(os.getcwd, workers=1)") == f"[{str(folders[0])!r}]"
 
 
+def test_a_folder_in_which_nobody_may_write_is_good_enough(kernel, folders):
+    folder = folders[0] / "read only"
+    folder.mkdir(mode=0o555)
+    kernel.fine(f"before = os.getcwd(); os.chdir({str(folder)!r})")
+    kernel.fine("unisono.launch(train, 5, workers=2); os.chdir(before)")
+    assert list(folder.iterdir()) == []  # as root, who may
+
+
 def test_an_exception_names_the_lines_of_the_cells(kernel):
     kernel.fine(
         "class Odd(Exception):\n    pass\n\n"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import linecache
 import os
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from unisono.launch.generators import caller_states
@@ -41,11 +41,30 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     try:
         packed: bytes = cloudpickle.dumps(call)
     except Exception as error:
-        way = way_to_culprit(fn, args)
+        way = way_to_culprit(_roots(fn, args))
         culprit = f"{' → '.join(way)} is" if way else "are"
         raise TypeError(
             f"`fn` and its arguments must be picklable, but {culprit} not ({error}): open files, "
             "locks and the like inside the function instead of passing them in."
+        ) from (error if _is_of_the_caller(error) else None)
+    return packed
+
+
+def pack_result(result: Any) -> bytes:
+    """Pickle what a worker's function returned.
+
+    Raises:
+        TypeError: something in it cannot be pickled; the message names it.
+    """
+    import cloudpickle
+
+    try:
+        packed: bytes = cloudpickle.dumps(result)
+    except Exception as error:
+        way = way_to_culprit([("the value", result)])
+        raise TypeError(
+            f"what a worker returns must be picklable, but {' → '.join(way) or 'it'} is not "
+            f"({error}): return numbers, tensors, or what is made of them, or nothing."
         ) from (error if _is_of_the_caller(error) else None)
     return packed
 
@@ -75,14 +94,21 @@ def _is_of_the_caller(error: BaseException) -> bool:
     return name.split(".")[0] not in ("cloudpickle", "pickle", __name__.split(".")[0])
 
 
-def way_to_culprit(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
-    """Name what holds the innermost part of a call that cannot be pickled, from the outside in."""
-    called = f"function `{getattr(fn, '__qualname__', repr(fn))}`"
-    roots = [(called, fn), *((f"argument {i}", arg) for i, arg in enumerate(args, 1))]
+def way_to_culprit(roots: Iterable[tuple[str, Any]]) -> list[str]:
+    """Name what holds the innermost part that cannot be pickled, from the outside in.
+
+    Args:
+        roots: values with their names; the first that cannot be pickled is looked into.
+    """
     for name, value in roots:
         if not _can_be_pickled(value):
             return _way_into(name, value, set())
     return []
+
+
+def _roots(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[tuple[str, Any]]:
+    called = f"function `{getattr(fn, '__qualname__', repr(fn))}`"
+    return [(called, fn), *((f"argument {i}", arg) for i, arg in enumerate(args, 1))]
 
 
 def _way_into(name: str, value: Any, seen: set[int]) -> list[str]:
