@@ -47,7 +47,8 @@ def launch(
     """Call ``fn(*args)`` on every worker and return what they return, in rank order.
 
     Each worker starts from the caller's random generator states, working folder, environment
-    variables and ``sys.path``, so one worker computes what ``fn(*args)`` itself would.
+    variables and ``sys.path``, so one worker computes what ``fn(*args)`` itself would. What it
+    prints is written to the caller's ``sys.stdout`` and ``sys.stderr``, such as a notebook's cell.
 
     Args:
         fn: what every worker calls. It, `args` and its result must be picklable by cloudpickle.
@@ -62,11 +63,12 @@ def launch(
 
     Raises:
         ValueError: `workers` or `threads` is below 1, or `workers` beyond all reason.
-        TypeError: `fn` cannot be called, or cannot be pickled.
+        TypeError: `fn` cannot be called, or something cannot be pickled; it is named.
         RuntimeError: called inside a worker.
         WorkerError: a worker was killed or left; or the cause of the exception that follows.
         Exception: the exception of the worker that failed first, if it can be pickled.
-        KeyboardInterrupt: Ctrl-C; where `fn` trains with a `directory`, a checkpoint is written.
+        KeyboardInterrupt: Ctrl-C, or a notebook's stop button; where `fn` trains with a
+            `directory`, a checkpoint is written.
     """
     # IPython and pytest then show the caller's line, and not this function's.
     __tracebackhide__ = True
