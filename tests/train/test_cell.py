@@ -6,7 +6,15 @@ import json
 
 import pytest
 
-from unisono.train.cell import Observed, Sight, in_notebook, launcher_draws, message_of, sight_of
+from unisono.train.cell import (
+    Observed,
+    Sight,
+    environment_of_workers,
+    in_notebook,
+    launcher_draws,
+    message_of,
+    sight_of,
+)
 
 BAR = "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━"
 
@@ -86,4 +94,6 @@ def test_a_sight_travels_in_a_message():
 def test_nobody_draws_in_cells_without_a_notebook():
     assert not in_notebook()
     assert not launcher_draws({})
-    assert launcher_draws({"UNISONO_PROGRESS": "launcher"})
+    there = environment_of_workers({"A": "1"}, launcher_draws=True)
+    assert launcher_draws(there)
+    assert environment_of_workers(there, launcher_draws=False) == {"A": "1"}

@@ -31,7 +31,7 @@ from unisono.launch.signals import signals_as_bytes
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
 from unisono.launch.supervise import supervise
-from unisono.train.cell import TOLD_TO_LAUNCHER, TOLD_VARIABLE, in_notebook
+from unisono.train.cell import environment_of_workers, in_notebook
 from unisono.world import num_devices, threads_per_worker
 
 
@@ -129,7 +129,7 @@ def _job(fn: Callable[..., Any], call: bytes, workers: int, threads: int, *, rec
         kind=FUNCTION,
         target=getattr(fn, "__qualname__", repr(fn)),
         argv=tuple(sys.argv),
-        environ=_environment(),
+        environ=environment_of_workers(os.environ, launcher_draws=in_notebook()),
         folder=os.getcwd(),
         sys_path=tuple(sys.path),
         num_workers=workers,
@@ -138,11 +138,6 @@ def _job(fn: Callable[..., Any], call: bytes, workers: int, threads: int, *, rec
         recovers=recovers,
         payload=call,
     )
-
-
-def _environment() -> dict[str, str]:
-    told = {TOLD_VARIABLE: TOLD_TO_LAUNCHER} if in_notebook() else {}
-    return {**os.environ, **told}
 
 
 def _unpack(result: bytes) -> Any:

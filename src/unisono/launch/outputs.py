@@ -81,11 +81,6 @@ class Outputs:
         self._pipes: dict[int, tuple[TextIO, Unfinished]] = {}
         self._epoll = select.epoll()
 
-    @property
-    def draws_progress(self) -> bool:
-        """Whether workers may tell how far they are, instead of drawing it themselves."""
-        return self._cell is not None
-
     def fileno(self) -> int:
         """Return a descriptor that is readable when workers have written something."""
         return self._epoll.fileno()

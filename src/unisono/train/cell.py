@@ -14,14 +14,13 @@ import math
 import os
 import sys
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 # Set in the environment of workers whose launcher draws how far they are.
-TOLD_VARIABLE = "UNISONO_PROGRESS"
-TOLD_TO_LAUNCHER = "launcher"
+_VARIABLE = "UNISONO_PROGRESS"
+_LAUNCHER = "launcher"
 _REDRAW_EVERY_S = 0.25
 _BAR_WIDTH = 30
 
@@ -38,7 +37,16 @@ def in_notebook() -> bool:
 def launcher_draws(environ: Mapping[str, str] | None = None) -> bool:
     """Tell whether a worker with these variables tells its launcher how far it is."""
     environ = os.environ if environ is None else environ
-    return environ.get(TOLD_VARIABLE) == TOLD_TO_LAUNCHER
+    return environ.get(_VARIABLE) == _LAUNCHER
+
+
+def environment_of_workers(environ: Mapping[str, str], *, launcher_draws: bool) -> dict[str, str]:
+    """Tell workers in their environment whether their launcher draws how far they are.
+
+    One that does not, but was itself started by a worker, must not pass on that another did.
+    """
+    others = {name: value for name, value in environ.items() if name != _VARIABLE}
+    return {**others, _VARIABLE: _LAUNCHER} if launcher_draws else others
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +161,7 @@ class Cell:
         """Draw `sight` over the one before it; another run gets another line."""
         is_new = sight.begins_another_than(self._drawn)
         if is_new:
-            self._display_id = uuid.uuid4().hex
+            self._display_id = os.urandom(16).hex()
         elif sight.steps == 0:
             # A replacement does not know yet how far the others are.
             return
