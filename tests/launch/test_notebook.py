@@ -278,7 +278,10 @@ def test_launching_again_and_again_leaves_nothing_behind(kernel):
     kernel.fine("gc.disable(); before = owned(), threading.active_count()")
     processes = below(kernel)
     kernel.fine("for _ in range(20): assert unisono.launch(lambda: 1, workers=2) == [1, 1]")
-    assert kernel.value("gc.enable(); (owned(), threading.active_count()) == before") == "True"
+    kernel.fine("after = owned(), threading.active_count(); gc.enable()")
+    # The kernel itself may have let go of something meanwhile.
+    assert kernel.value("[x for x in after[0] if after[0].count(x) > before[0].count(x)]") == "[]"
+    assert kernel.value("after[1] <= before[1]") == "True"
     assert below(kernel) == processes
 
 
