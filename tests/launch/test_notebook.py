@@ -279,9 +279,10 @@ def test_launching_again_and_again_leaves_nothing_behind(kernel):
     processes = below(kernel)
     kernel.fine("for _ in range(20): assert unisono.launch(lambda: 1, workers=2) == [1, 1]")
     kernel.fine("after = owned(), threading.active_count(); gc.enable()")
-    # The kernel itself may have let go of something meanwhile.
-    assert kernel.value("[x for x in after[0] if after[0].count(x) > before[0].count(x)]") == "[]"
-    assert kernel.value("after[1] <= before[1]") == "True"
+    # The kernel itself opens one or the other thing meanwhile; a leak would be of 20 at least.
+    grown = "[x for x in after[0] if after[0].count(x) >= before[0].count(x) + 10]"
+    assert kernel.value(grown) == "[]"
+    assert kernel.value("after[1] < before[1] + 10") == "True"
     assert below(kernel) == processes
 
 
