@@ -173,6 +173,15 @@ def test_a_replacement_that_leads_begins_where_the_run_is():
     assert team.seen[0] == ["start 0/10", "step", "start 7/10", "step", "stop"]
 
 
+def test_a_replacement_that_took_itself_for_the_lead_begins_anew_where_the_run_is():
+    team = Team(1)
+    team.relays[0].start(0, 10)
+    for done in (7, 8):
+        team.relays[0].at(done)
+        team.relays[0].step(0, 0.5, 32)
+    assert team.seen[0] == ["start 0/10", "stop", "start 7/10", "step", "step"]
+
+
 def test_who_loses_the_lead_and_gets_it_again_begins_anew():
     team = Team(2)
     team.all(lambda relay: relay.start(0, 10))

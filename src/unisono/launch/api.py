@@ -7,22 +7,23 @@ Nothing is loaded here that the caller may not need: no torch, no cloudpickle un
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from unisono.comm.link import is_worker
 from unisono.errors import WorkerError
+from unisono.launch.call import pack_call
 from unisono.launch.exceptions import unpack_exception
 from unisono.launch.forkserver import server_pool
-from unisono.launch.generators import caller_states
 from unisono.launch.job import FUNCTION, Job
 from unisono.launch.limit import too_many_workers
+from unisono.launch.notebook import is_kernels_handler, name_cells
 from unisono.launch.policy import JobState
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import failure_message
@@ -30,6 +31,7 @@ from unisono.launch.signals import signals_as_bytes
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
 from unisono.launch.supervise import supervise
+from unisono.train.cell import environment_of_workers, in_notebook
 from unisono.world import num_devices, threads_per_worker
 
 
@@ -45,7 +47,8 @@ def launch(
     """Call ``fn(*args)`` on every worker and return what they return, in rank order.
 
     Each worker starts from the caller's random generator states, working folder, environment
-    variables and ``sys.path``, so one worker computes what ``fn(*args)`` itself would.
+    variables and ``sys.path``, so one worker computes what ``fn(*args)`` itself would. What it
+    prints is written to the caller's ``sys.stdout`` and ``sys.stderr``, such as a notebook's cell.
 
     Args:
         fn: what every worker calls. It, `args` and its result must be picklable by cloudpickle.
@@ -60,20 +63,24 @@ def launch(
 
     Raises:
         ValueError: `workers` or `threads` is below 1, or `workers` beyond all reason.
-        TypeError: `fn` cannot be called, or cannot be pickled.
+        TypeError: `fn` cannot be called, or something cannot be pickled; it is named.
         RuntimeError: called inside a worker.
         WorkerError: a worker was killed or left; or the cause of the exception that follows.
         Exception: the exception of the worker that failed first, if it can be pickled.
-        KeyboardInterrupt: Ctrl-C; where `fn` trains with a `directory`, a checkpoint is written.
+        KeyboardInterrupt: Ctrl-C, or a notebook's stop button; where `fn` trains with a
+            `directory`, a checkpoint is written.
     """
+    # IPython and pytest then show the caller's line, and not this function's.
+    __tracebackhide__ = True
     workers = num_devices() if workers is None else _num_workers(workers)
     threads = threads_per_worker() if threads is None else _at_least("threads", threads, 1)
     _refuse_inside_worker()
     restarts = _at_least("restarts", restarts, 0)
-    job = _job(fn, args, workers, threads, recovers=restarts > 0)
+    call = pack_call(fn, args)
+    job = _job(fn, call, workers, threads, recovers=restarts > 0)
     open_standard_fds()
-    server = server_pool().borrow(job.environ)
     with _interrupts() as signals:
+        server = server_pool().borrow(job.environ)
         try:
             ended = supervise(
                 server,
@@ -87,65 +94,50 @@ def launch(
         except KeyboardInterrupt:
             server.close()
             raise
+        if ended.server_is_usable:
+            server_pool().give_back(server)
+        else:
+            server.close()
     if ended.state.interrupted_by is not None:
-        server.close()
         raise KeyboardInterrupt
-    if ended.server_is_usable:
-        server_pool().give_back(server)
-    else:
-        server.close()
     if ended.state.cause is not None:
-        _raise_cause(ended.state, workers)
+        error, cause = _failure(ended.state, workers)
+        raise error from cause
     return [
         _unpack(ended.results[rank]) if rank in ended.results else None for rank in range(workers)
     ]
 
 
-@contextmanager
+@contextlib.contextmanager
 def _interrupts() -> Iterator[socket.socket | None]:
     """Hear Ctrl-C between two turns of the loop, where Python itself would raise at any moment."""
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    handler = signal.getsignal(signal.SIGINT)
+    is_default = handler is signal.default_int_handler or is_kernels_handler(handler)
     if not is_default or threading.current_thread() is not threading.main_thread():
         yield None
         return
     with signals_as_bytes([signal.SIGINT]) as signals:
         yield signals
+        # One that came after the job's end is for whoever launched it.
+        with contextlib.suppress(BlockingIOError):
+            if signals.recv(1):
+                raise KeyboardInterrupt
 
 
-def _job(
-    fn: Callable[..., Any], args: tuple[Any, ...], workers: int, threads: int, *, recovers: bool
-) -> Job:
+def _job(fn: Callable[..., Any], call: bytes, workers: int, threads: int, *, recovers: bool) -> Job:
     return Job(
         kind=FUNCTION,
         target=getattr(fn, "__qualname__", repr(fn)),
         argv=tuple(sys.argv),
-        environ=dict(os.environ),
+        environ=environment_of_workers(os.environ, launcher_draws=in_notebook()),
         folder=os.getcwd(),
         sys_path=tuple(sys.path),
         num_workers=workers,
         threads=threads,
         seed=int.from_bytes(os.urandom(7), "little"),
         recovers=recovers,
-        payload=_pack(fn, args),
+        payload=call,
     )
-
-
-def _pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    if not callable(fn):
-        raise TypeError(
-            f"`fn` must be a function that every worker calls, but is {fn!r}: "
-            "pass the function itself, as in `launch(main, workers=2)`."
-        )
-    import cloudpickle
-
-    try:
-        packed: bytes = cloudpickle.dumps({"function": fn, "args": args, "states": caller_states()})
-    except Exception as error:
-        raise TypeError(
-            f"`fn` and its arguments must be picklable, but are not ({error}): open files, locks "
-            "and the like inside the function instead of passing them in."
-        ) from error
-    return packed
 
 
 def _unpack(result: bytes) -> Any:
@@ -154,20 +146,19 @@ def _unpack(result: bytes) -> Any:
     return cloudpickle.loads(result)
 
 
-def _raise_cause(state: JobState, workers: int) -> None:
+def _failure(state: JobState, workers: int) -> tuple[Exception, WorkerError | None]:
+    """Say what to raise, and from what."""
     cause = state.cause
     assert cause is not None
     worker_error = WorkerError(
-        failure_message(state, workers),
+        name_cells(failure_message(state, workers)),
         rank=cause.rank,
         exit_code=cause.exit_code,
-        remote_traceback=cause.traceback,
+        remote_traceback=name_cells(cause.traceback),
     )
     original = unpack_exception(cause.exception) if cause.exception else None
     # A SystemExit of a worker must not end the caller.
-    if isinstance(original, Exception):
-        raise original from worker_error
-    raise worker_error
+    return (original, worker_error) if isinstance(original, Exception) else (worker_error, None)
 
 
 def _num_workers(count: int) -> int:

@@ -25,6 +25,8 @@ _READ_AT_LOAD = (
     *("OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_", "ONEDNN_", "DNNL_"),
     *("TORCH", "PYTORCH_", "ATEN_", "CUDA_", "LD_", "PYTHON"),
 )
+# torch sets this itself in whoever makes an optimizer, and reads it whenever it compiles.
+_FOLLOWED = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
 # One thread in the server: OpenBLAS starts its threads when loaded, and forking wants one thread.
 # Workers choose their number with torch.set_num_threads. NVML, unlike CUDA, survives a fork.
 _OVERRIDES = {
@@ -125,7 +127,11 @@ def _without_interrupts() -> Iterator[None]:
 
 def read_at_load(environ: Mapping[str, str]) -> dict[str, str]:
     """Pick the variables that libraries read only when they are loaded."""
-    return {name: value for name, value in environ.items() if name.startswith(_READ_AT_LOAD)}
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(_READ_AT_LOAD) and name not in _FOLLOWED
+    }
 
 
 class ServerPool:

@@ -14,6 +14,7 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any
 
+from unisono.launch.call import know_sources, pack_result
 from unisono.launch.generators import start_generators
 from unisono.launch.job import FUNCTION, MODULE, Job
 
@@ -62,15 +63,14 @@ def _call_function(job: Job) -> bytes:
     sys.argv = list(job.argv)
     main = _fresh_main()
     call: dict[str, Any] = cloudpickle.loads(job.payload)
+    know_sources(call["sources"])
     function = call["function"]
     if getattr(function, "__module__", None) == "__main__":
         # So that classes of the caller's script can be pickled here by their name.
         names = getattr(function, "__globals__", {})
         main.__dict__.update({k: v for k, v in names.items() if not k.startswith("__")})
     start_generators(call["states"], job.seed)
-    result = function(*call["args"])
-    packed: bytes = cloudpickle.dumps(result)
-    return packed
+    return pack_result(function(*call["args"]))
 
 
 def _fresh_main() -> ModuleType:

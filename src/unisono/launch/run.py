@@ -16,6 +16,7 @@ from unisono.launch.report import exit_status, failure_message, interrupt_messag
 from unisono.launch.signals import ENDING_SIGNALS, signals_as_bytes
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.supervise import supervise
+from unisono.train.cell import environment_of_workers
 
 
 def run(
@@ -30,7 +31,7 @@ def run(
     stall_timeout_s: float = TIMEOUT_S,
 ) -> int:
     """Run a script or module on `workers` workers and return the exit status of it all."""
-    environ = dict(os.environ)
+    environ = environment_of_workers(os.environ, launcher_draws=False)
     with signals_as_bytes(ENDING_SIGNALS) as signals:
         server = ForkServer.start(environ)
         try:

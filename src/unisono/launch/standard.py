@@ -25,8 +25,3 @@ def open_standard_fds() -> None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
-
-
-def copy_standard_fds() -> list[int]:
-    """Duplicate descriptors 0, 1 and 2; the copies are the caller's and close-on-exec."""
-    return [os.dup(fd) for fd in (0, 1, 2)]

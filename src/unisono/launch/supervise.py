@@ -26,11 +26,11 @@ from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.launch import policy, recovery, stalls
 from unisono.launch.forkserver import ForkServer
 from unisono.launch.job import Job
+from unisono.launch.outputs import Outputs
 from unisono.launch.reception import Reception
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import ending, say, spare_message
 from unisono.launch.stalls import StallWatch
-from unisono.launch.standard import copy_standard_fds
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,7 @@ class _Supervision:
         self.server_is_usable = True
         self._server = server
         self._signals = signals
+        self._outputs = Outputs()
         self._job_fd = job.write()
         self._control = ControlPage.create(job.num_workers)
         self._channels: dict[int, Channel] = {}
@@ -114,6 +115,7 @@ class _Supervision:
         self._watch = StallWatch(self._control, stall_timeout_s)
         self._selector = selectors.DefaultSelector()
         self._selector.register(server.channel, selectors.EVENT_READ, None)
+        self._selector.register(self._outputs, selectors.EVENT_READ, None)
         if signals is not None:
             self._selector.register(signals, selectors.EVENT_READ, None)
         self._woken, self._waking = socket.socketpair()
@@ -136,7 +138,7 @@ class _Supervision:
         ours, theirs = Channel.pair()
         self._channels[rank] = ours
         self._selector.register(ours, selectors.EVENT_READ, rank)
-        standard = copy_standard_fds()
+        standard = self._outputs.standard_fds()
         try:
             fds = [*standard, self._job_fd, self._control.fd, theirs.fileno()]
             self._server.spawn(rank, self._incarnations[rank], fds)
@@ -170,7 +172,11 @@ class _Supervision:
         while not self.state.over:
             deadline = self.state.deadline
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            for key, _ in self._selector.select(self._watch.at_most(timeout)):
+            timeout = self._outputs.at_most(self._watch.at_most(timeout))
+            ready = self._selector.select(timeout)
+            # What a worker wrote before its end is shown before what is said of that.
+            self._outputs.pump()
+            for key, _ in ready:
                 self._take_all(self._read(key))
             self._take_all([policy.DeadlinePassed()])
             self._end_stalled()
@@ -187,6 +193,10 @@ class _Supervision:
 
     def close(self) -> None:
         self._desk.close()
+        # It knows this object and this knows it: nobody is to wait for the collector to see that,
+        # as the page's mapping has a descriptor of its own.
+        del self._desk
+        self._outputs.close()
         self._selector.close()
         self._control.close()
         os.close(self._job_fd)
@@ -212,6 +222,8 @@ class _Supervision:
         if key.fileobj is self._signals:
             assert self._signals is not None
             return [self._interrupted(signum) for signum in self._signals.recv(64)]
+        if key.fileobj is self._outputs:
+            return []
         if key.fileobj is self._woken:
             self._woken.recv(64)
             self._desk.written()
@@ -292,6 +304,9 @@ class _Supervision:
                 return []
             case "failed":
                 return [policy.Reported(_failure(rank, message))]
+            case "progress":
+                self._outputs.show(message.header)
+                return []
         self._desk.hear(rank, message)
         return []
 

@@ -17,6 +17,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from unisono.comm.link import Link
+from unisono.train.cell import Cell, Observed, in_notebook, launcher_draws, message_of
+
 _REDRAW_EVERY_S = 0.25
 _LINE_EVERY_S = 30.0
 
@@ -44,11 +47,21 @@ def display(console: Console | None = None) -> Display:
     """Choose the display for whoever shows a run: a bar, or lines.
 
     Args:
-        console: where to; standard output by default.
+        console: where to; the notebook's cell, or standard output, by default.
     """
+    if console is None and (in_cell := _in_cell()) is not None:
+        return in_cell
     console = Console() if console is None else console
     can_redraw = console.is_terminal and not console.is_dumb_terminal
     return Bar(console) if can_redraw else Lines(console)
+
+
+def _in_cell() -> Display | None:
+    """Choose the display of a notebook: of this process, or of the one that launched it."""
+    link = Link.from_environment() if launcher_draws() else None
+    if link is not None:
+        return Observed(lambda sight: link.tell(message_of(sight)))
+    return Observed(Cell().draw) if in_notebook() else None
 
 
 class Relay:
@@ -77,6 +90,9 @@ class Relay:
 
     def at(self, done: int) -> None:
         """Take notice of how far the run is: a replacement does not see its beginning."""
+        if done != self._done:
+            self.stop()
+            self._display = None
         self._done = done
 
     def say(self, line: str) -> None:

@@ -1,0 +1,184 @@
+"""Where do workers' outputs lead? To where the caller's own ``print`` would lead.
+
+    sys.stdout is descriptor 1:      worker ──────────────────► descriptor 1
+    it is something else             worker ──pipe──► launcher ──► sys.stdout.write
+    (a cell, pytest, a StringIO):
+
+Only Python knows where something else leads, so the launcher reads pipes and writes it there: in
+the thread that called ``launch``, so that a notebook shows it below the cell that did. Each worker
+has pipes of its own; whole lines are written at once, so those of different workers do not tear.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import select
+import sys
+import time
+from typing import Any, TextIO
+
+from unisono.train.cell import Cell, in_notebook, sight_of
+
+_CHUNK_BYTES = 1 << 16
+_CHUNKS_A_TURN = 64
+# A line that is not finished is shown when nothing has followed for so long, or when it is longer.
+_UNFINISHED_S = 0.1
+_UNFINISHED_AT_MOST = 1 << 20
+
+
+class Unfinished:
+    """Puts the bytes of one stream together to lines. Final.
+
+    Args:
+        encoding: of the bytes; what is not of it is replaced by a mark.
+    """
+
+    def __init__(self, encoding: str) -> None:
+        self._decoder = codecs.getincrementaldecoder(encoding)("replace")
+        self._text = ""
+        self._since_s = 0.0
+
+    def feed(self, data: bytes, now_s: float) -> str:
+        """Take bytes that came at `now_s` and give what can be shown: whole lines."""
+        text = self._text + self._decoder.decode(data)
+        # A carriage return ends a line too: progress bars write over what they have written.
+        end = max(text.rfind("\n"), text.rfind("\r")) + 1
+        if len(text) - end > _UNFINISHED_AT_MOST:
+            end = len(text)
+        self._text, self._since_s = text[end:], now_s
+        return text[:end]
+
+    def due_in_s(self, now_s: float) -> float | None:
+        """Tell in how many seconds what is unfinished is to be shown; None without any."""
+        return max(0.0, self._since_s + _UNFINISHED_S - now_s) if self._text else None
+
+    def take(self) -> str:
+        """Give what is unfinished."""
+        text, self._text = self._text, ""
+        return text
+
+    def end(self) -> str:
+        """Give what is left when nothing will follow."""
+        return self.take() + self._decoder.decode(b"", final=True)
+
+
+class Outputs:
+    """The outputs of one job's workers. Final; for the thread that calls ``launch``.
+
+    Selectors may wait for it; then :meth:`pump` has something to write.
+    """
+
+    def __init__(self) -> None:
+        self._targets: list[TextIO | None] = [
+            None if _leads_to(stream, fd) else stream
+            for fd, stream in ((1, sys.stdout), (2, sys.stderr))
+        ]
+        for stream in (sys.stdout, sys.stderr):
+            _flush(stream)
+        self._cell = Cell() if in_notebook() else None
+        self._pipes: dict[int, tuple[TextIO, Unfinished]] = {}
+        self._epoll = select.epoll()
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when workers have written something."""
+        return self._epoll.fileno()
+
+    def standard_fds(self) -> list[int]:
+        """Make descriptors 0, 1 and 2 of one worker; they are the caller's and close-on-exec."""
+        fds = [os.dup(0)]
+        for fd, target in zip((1, 2), self._targets, strict=True):
+            fds.append(os.dup(fd) if target is None else self._pipe_to(target))
+        return fds
+
+    def at_most(self, timeout_s: float) -> float:
+        """Shorten a wait of `timeout_s` to when a line that is not finished is to be shown."""
+        now_s = time.monotonic()
+        dues = (unfinished.due_in_s(now_s) for _, unfinished in self._pipes.values())
+        return min([timeout_s, *(due for due in dues if due is not None)])
+
+    def pump(self) -> None:
+        """Write what workers have written so far; does not wait for more."""
+        for fd, _ in self._epoll.poll(0):
+            self._read(fd)
+        now_s = time.monotonic()
+        for target, unfinished in self._pipes.values():
+            if unfinished.due_in_s(now_s) == 0.0:
+                _write(target, unfinished.take())
+
+    def show(self, message: dict[str, Any]) -> None:
+        """Draw what a worker tells of its progress, below what it has printed before."""
+        self.pump()
+        if self._cell is not None:
+            self._cell.draw(sight_of(message))
+
+    def close(self) -> None:
+        """Write what is left, and close the pipes; programs that workers left behind lose theirs.
+
+        The flush has a notebook show all of it below this cell.
+        """
+        for fd, _ in self._epoll.poll(0):
+            self._read(fd)
+        for fd in list(self._pipes):
+            self._close(fd)
+        self._epoll.close()
+        for target in self._targets:
+            if target is not None:
+                _flush(target)
+
+    def _pipe_to(self, target: TextIO) -> int:
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        self._pipes[reading] = target, Unfinished(_encoding())
+        self._epoll.register(reading, select.EPOLLIN)
+        return writing
+
+    def _read(self, fd: int) -> None:
+        target, unfinished = self._pipes[fd]
+        for _ in range(_CHUNKS_A_TURN):
+            try:
+                data = os.read(fd, _CHUNK_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                self._close(fd)
+                return
+            _write(target, unfinished.feed(data, time.monotonic()))
+
+    def _close(self, fd: int) -> None:
+        target, unfinished = self._pipes.pop(fd)
+        self._epoll.unregister(fd)
+        os.close(fd)
+        _write(target, unfinished.end())
+
+
+def _leads_to(stream: TextIO, fd: int) -> bool:
+    """Tell whether what is written to `stream` arrives where `fd` leads."""
+    try:
+        return os.path.sameopenfile(stream.fileno(), fd)
+    except (OSError, ValueError, AttributeError):
+        # No descriptor at all: io.UnsupportedOperation is both an OSError and a ValueError.
+        return False
+
+
+def _flush(stream: TextIO) -> None:
+    """Have what was printed before stand before what workers print."""
+    # What cannot be written now will be told by the next to print, or by Python at its end.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        stream.flush()
+
+
+def _encoding() -> str:
+    """Name the encoding of workers' outputs: that with which this process itself began."""
+    return getattr(sys.__stdout__, "encoding", None) or "utf-8"
+
+
+def _write(target: TextIO, text: str) -> None:
+    if not text:
+        return
+    try:
+        target.write(text)
+    except UnicodeEncodeError as error:
+        encoded = text.encode(error.encoding, "backslashreplace")
+        target.write(encoded.decode(error.encoding))

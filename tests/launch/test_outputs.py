@@ -1,0 +1,110 @@
+"""Workers' outputs lead where the caller's own ``print`` leads."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import unisono
+from unisono.launch.outputs import Outputs, Unfinished
+
+
+def speak(words: str) -> None:
+    print(words)
+    print(words.upper(), file=sys.stderr)
+
+
+def test_whole_lines_are_shown_at_once_and_the_rest_when_nothing_follows():
+    stream = Unfinished("utf-8")
+    assert stream.feed(b"one\ntwo", 10.0) == "one\n"
+    assert stream.due_in_s(10.0) == pytest.approx(0.1)
+    assert stream.feed(b"\nthree", 10.05) == "two\n"
+    assert stream.due_in_s(10.1) == pytest.approx(0.05)
+    assert stream.due_in_s(11.0) == 0.0
+    assert stream.take() == "three"
+    assert stream.due_in_s(11.0) is None
+
+
+def test_a_progress_bar_that_writes_over_itself_is_shown_frame_by_frame():
+    stream = Unfinished("utf-8")
+    assert stream.feed(b"\r 1%", 0.0) == "\r"
+    assert stream.feed(b"\r 2%", 0.0) == " 1%\r"
+
+
+def test_characters_that_are_cut_by_a_read_are_whole_again():
+    stream = Unfinished("utf-8")
+    data = "ä€😀\n".encode()
+    assert "".join(stream.feed(data[i : i + 1], 0.0) for i in range(len(data))) == "ä€😀\n"
+    assert stream.feed(b"\xff\n", 0.0) == "\ufffd\n"
+    assert stream.feed("€".encode()[:2], 0.0) == ""
+    assert stream.end() == "\ufffd"
+
+
+def test_a_line_beyond_all_measure_is_shown_in_parts():
+    stream = Unfinished("utf-8")
+    assert len(stream.feed(b"x" * (1 << 20), 0.0)) == 0
+    assert len(stream.feed(b"x", 0.0)) == (1 << 20) + 1
+
+
+def test_redirected_streams_get_what_workers_print():
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        print("before")
+        unisono.launch(speak, "ä", workers=2)
+        print("after")
+    assert out.getvalue() == "before\nä\nä\nafter\n"
+    assert err.getvalue() == "Ä\nÄ\n"
+
+
+def test_pytest_captures_workers_too(capsys):
+    unisono.launch(speak, "words", workers=1)
+    assert capsys.readouterr() == ("words\n", "WORDS\n")
+
+
+def test_a_stream_that_cannot_write_a_character_writes_its_number():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with contextlib.redirect_stdout(stream):
+        unisono.launch(print, "ä", workers=1)
+    assert stream.buffer.getvalue() == b"\\xe4\n"
+
+
+def test_what_leads_to_a_descriptor_is_written_by_workers_themselves(tmp_path: Path):
+    """So a script's workers still find a terminal where the script has one."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, unisono\n"
+        "print('before')\n"
+        "links = unisono.launch(lambda: print('worker') or os.readlink('/proc/self/fd/1'))\n"
+        "print(set(links) == {os.readlink('/proc/self/fd/1')})\n"
+    )
+    output = tmp_path / "output"
+    with output.open("w") as file:
+        subprocess.run([sys.executable, program], stdout=file, check=True)
+    assert sorted(set(output.read_text().split())) == ["True", "before", "worker"]
+    assert output.read_text().startswith("before")
+
+
+def test_a_program_that_outlives_its_worker_holds_nobody_up():
+    def leave_one_behind() -> int:
+        return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        (pid,) = unisono.launch(leave_one_behind, workers=1)
+    subprocess.run(["kill", str(pid)], check=True)
+
+
+def test_closing_gives_all_descriptors_back():
+    with contextlib.redirect_stdout(io.StringIO()):
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        outputs = Outputs()
+        with contextlib.ExitStack() as theirs:
+            for fd in outputs.standard_fds():
+                theirs.enter_context(open(fd, "wb"))
+        outputs.close()
+        assert len(list(Path("/proc/self/fd").iterdir())) == before

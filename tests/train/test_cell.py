@@ -1,0 +1,99 @@
+"""How a run looks in a notebook."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from unisono.train.cell import (
+    Observed,
+    Sight,
+    environment_of_workers,
+    in_notebook,
+    launcher_draws,
+    message_of,
+    sight_of,
+)
+
+BAR = "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━"
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("sight", "line"),
+    [
+        (Sight(0, 10), "─" * 30 + "  0/10 steps"),
+        (Sight(0, 0), BAR + "  0/0 steps"),
+        (
+            Sight(500, 1000, 2.0, 500, 8000, 4, 0.25),
+            "epoch 5  " + BAR[:15] + "─" * 15 + "  500/1,000 steps  loss 0.2500  "
+            "4,000 samples/s  0:02 left",
+        ),
+        (
+            Sight(1, 100_000, 0.1, 1, 16, 0, float("nan")),
+            "epoch 1  " + "─" * 30 + "  1/100,000 steps  loss nan  160 samples/s  2:46:40 left",
+        ),
+        (
+            Sight(10, 10, 65.0, 4, 65, 0, 1.0),
+            f"epoch 1  {BAR}  10/10 steps  loss 1.0000  1 samples/s",
+        ),
+    ],
+)
+def test_a_sight_in_one_line(sight, line):
+    assert str(sight) == line
+
+
+def test_a_run_is_shown_a_few_times_a_second_and_at_its_end():
+    shown, clock = [], Clock()
+    observed = Observed(shown.append, clock)
+    observed.start(2, 12)
+    for _ in range(10):
+        clock.now += 0.1
+        observed.step(0, 0.5, 32)
+    observed.stop()
+    observed.stop()
+    assert [sight.done for sight in shown] == [2, 5, 8, 11, 12]
+    assert shown[-1].samples == 320
+
+
+def test_who_stops_before_the_end_claims_nothing():
+    shown, clock = [], Clock()
+    observed = Observed(shown.append, clock)
+    observed.start(0, 10)
+    observed.step(0, 0.5, 32)
+    observed.stop()
+    assert [sight.done for sight in shown] == [0]
+
+
+@pytest.mark.parametrize(
+    ("before", "sight", "is_another"),
+    [
+        (None, Sight(0, 10), True),
+        (Sight(5, 10), Sight(0, 10), False),  # another worker shows it now
+        (Sight(5, 10), Sight(6, 10, steps=1), False),
+        (Sight(10, 10), Sight(0, 10), True),
+        (Sight(5, 10), Sight(0, 20), True),
+    ],
+)
+def test_another_run_is_told_from_another_worker(before, sight, is_another):
+    assert sight.begins_another_than(before) == is_another
+
+
+def test_a_sight_travels_in_a_message():
+    sight = Sight(1, 2, 0.5, 1, 16, 0, 0.125)
+    assert sight_of(json.loads(json.dumps(message_of(sight)))) == sight
+
+
+def test_nobody_draws_in_cells_without_a_notebook():
+    assert not in_notebook()
+    assert not launcher_draws({})
+    there = environment_of_workers({"A": "1"}, launcher_draws=True)
+    assert launcher_draws(there)
+    assert environment_of_workers(there, launcher_draws=False) == {"A": "1"}
