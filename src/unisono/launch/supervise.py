@@ -26,11 +26,14 @@ from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.launch import policy, recovery, stalls
 from unisono.launch.forkserver import ForkServer
 from unisono.launch.job import Job
+from unisono.launch.lobby import Lobby
 from unisono.launch.reception import Reception
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import ending, say, spare_message
 from unisono.launch.stalls import StallWatch
 from unisono.launch.standard import copy_standard_fds
+
+_IN_A_GROUP = "it was in a process group of torch.distributed, which a replacement cannot join"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,8 @@ class _Supervision:
         self.server_is_usable = True
         self._server = server
         self._signals = signals
-        self._job_fd = job.write()
+        self._lobby = Lobby(job.num_workers, server, self.send, say)
+        self._job_fd = replace(job, master_port=self._lobby.port.number).write()
         self._control = ControlPage.create(job.num_workers)
         self._channels: dict[int, Channel] = {}
         self._pids: dict[int, int] = {}
@@ -170,10 +174,12 @@ class _Supervision:
         while not self.state.over:
             deadline = self.state.deadline
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            for key, _ in self._selector.select(self._watch.at_most(timeout)):
+            timeout = self._lobby.at_most(self._watch.at_most(timeout))
+            for key, _ in self._selector.select(timeout):
                 self._take_all(self._read(key))
             self._take_all([policy.DeadlinePassed()])
             self._end_stalled()
+            self._lobby.look()
         if self.state.cause is not None:
             self._desk.keep_last()
 
@@ -186,6 +192,7 @@ class _Supervision:
             self._act(policy.KillServer())
 
     def close(self) -> None:
+        self._lobby.close()
         self._desk.close()
         self._selector.close()
         self._control.close()
@@ -201,7 +208,10 @@ class _Supervision:
     def _end_stalled(self) -> None:
         watched = {
             rank: self._pids[rank]
-            for rank in self.state.alive - self.state.done - self._desk.waiting
+            for rank in self.state.alive
+            - self.state.done
+            - self._desk.waiting
+            - self._lobby.waiting
             if rank in self._pids
         }
         for rank, message in self._watch.look(watched, self._desk.state.crew):
@@ -227,6 +237,9 @@ class _Supervision:
     def _read_server(self) -> list[policy.Event]:
         events: list[policy.Event] = []
         for message in self._server.channel.receive_ready():
+            if message.header["type"] == "store ended":
+                self._lobby.store_ended(ending(message.header["exit_code"]))
+                continue
             rank = message.header["rank"]
             if message.header["type"] == "forked":
                 self._pids[rank] = message.header["pid"]
@@ -252,7 +265,11 @@ class _Supervision:
         if policy.may_survive(self.state, event) and rank not in self._spared:
             trouble = self._desk.lost(rank, pid, exit_code, time.monotonic())
             if not trouble:
-                return [] if rank in self._channels else [policy.LeftBehind(rank)]
+                if rank in self._channels:
+                    return []
+                self._lobby.gone(rank)
+                return [policy.LeftBehind(rank)]
+        self._lobby.gone(rank)
         self._desk.gone(rank)
         if is_spare:
             if rank not in self._spared:
@@ -292,8 +309,19 @@ class _Supervision:
                 return []
             case "failed":
                 return [policy.Reported(_failure(rank, message))]
+            case "gather":
+                self._gather(rank, message)
+                return []
         self._desk.hear(rank, message)
         return []
+
+    def _gather(self, rank: int, message: Message) -> None:
+        """Have a worker wait for the others of a process group; a group of one waits for nobody."""
+        if message.header["world_size"] > 1:
+            # Its others stay in the group, so nobody who begins anew can join them.
+            no_recovery = {"type": "no recovery", "reason": _IN_A_GROUP}
+            self._desk.hear(rank, replace(message, header=no_recovery))
+        self._lobby.hear(rank, message.header)
 
     def _is_spare(self, rank: int) -> bool:
         """Tell whether a worker is a replacement that the others do without."""
@@ -310,6 +338,7 @@ class _Supervision:
             if self.state.stage is not policy.Stage.RUNNING:
                 self._desk.stand_down()
             if isinstance(event, policy.Done):
+                self._lobby.gone(event.rank)
                 self._desk.gone(event.rank)
 
     def _act(self, action: policy.Action) -> None:

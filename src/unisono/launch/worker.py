@@ -30,9 +30,11 @@ from unisono.comm.link import (
 )
 from unisono.faults import Faults
 from unisono.launch.allocator import keep_freed_memory
+from unisono.launch.environment import worker_environment
 from unisono.launch.exceptions import lost_peer, pack_exception, summary_line, traceback_text
-from unisono.launch.job import Job, worker_environment
+from unisono.launch.job import Job
 from unisono.launch.program import run_program
+from unisono.launch.rendezvous import ask_launcher
 
 _BOOTSTRAP_FAILED = 70  # EX_SOFTWARE of sysexits.h
 
@@ -110,6 +112,7 @@ def _live(job: Job, link: Link) -> int:
 
         os.chdir(job.folder)
         torch.set_num_threads(job.threads)
+        ask_launcher()
         link.tell({"type": "begun"})
         result = run_program(job)
     except BaseException as error:
