@@ -46,6 +46,7 @@ class Failure:
         waited_for: the worker that was gone, if it failed only because of that.
         exception: the packed exception, for those who can unpack it.
         note: why the others could not go on without it.
+        is_disconnect: it says only that a connection to another worker was lost.
     """
 
     rank: int | None
@@ -55,6 +56,7 @@ class Failure:
     waited_for: int | None = None
     exception: bytes = b""
     note: str = ""
+    is_disconnect: bool = False
 
     @property
     def is_consequence(self) -> bool:
@@ -176,10 +178,14 @@ class JobState:
 
     @property
     def cause(self) -> Failure | None:
-        """The failure to show: the first that is no consequence of another, else the first."""
-        for failure in self.failures:
-            if not failure.is_consequence:
-                return failure
+        """The failure to show: the first that is no consequence of another, else the first.
+
+        A lost connection follows from another failure, if there is one: the kernel closes what a
+        killed process had open before anybody hears of its end.
+        """
+        own = [failure for failure in self.failures if not failure.is_consequence]
+        for failure in [*(one for one in own if not one.is_disconnect), *own]:
+            return failure
         return self.failures[0] if self.failures else None
 
 

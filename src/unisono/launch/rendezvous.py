@@ -54,6 +54,9 @@ def meeting(
         url: what torch calls the handler with, such as ``env://?rank=0&world_size=2``.
         environ: the environment variables.
         is_this_host: tells whether a name or address is this machine's.
+
+    Raises:
+        ValueError: there is no such rank.
     """
     parts = urlparse(url)
     given = dict(parse_qsl(parts.query))
@@ -70,8 +73,13 @@ def meeting(
     except (KeyError, ValueError):
         # Something is missing or no number: torch says what.
         return None
-    if not place or not 0 <= rank < world_size:
+    if not place or rank < 0 or world_size < 1:
         return None
+    if rank >= world_size:
+        raise ValueError(
+            f"`rank` must be below `world_size`, but is {rank} of {world_size}: pass neither to "
+            "`init_process_group`, or both as RANK and WORLD_SIZE say."
+        )
     return Meeting(place, rank, world_size, is_file=parts.scheme == "file")
 
 

@@ -67,7 +67,20 @@ def failure_message(state: JobState, num_workers: int) -> str:
         return f"{who} {ending(cause.exit_code)}{same}{others}.{note}"
     if cause.summary.startswith("SystemExit"):
         return f"{who} {ending(cause.exit_code)}{same}{others}:\n{cause.traceback}"
-    return f"{who} raised an exception{same}{others}:\n\n{cause.traceback}"
+    return f"{who} raised an exception{same}{others}:\n\n{cause.traceback}{_left_before(state)}"
+
+
+def _left_before(state: JobState) -> str:
+    """Name those who had ended when a connection was lost, which says nothing of them itself."""
+    gone = sorted(state.done | state.quiet)
+    if state.cause is None or not state.cause.is_disconnect or not gone:
+        return ""
+    workers = _listed(list(map(str, gone)))
+    who = f"Worker {workers} had" if len(gone) == 1 else f"Workers {workers} had"
+    return (
+        f"\n\n{who} come to the end of the program by then: every worker must make the same calls "
+        f"in the same order."
+    )
 
 
 def interrupt_message(state: JobState, num_workers: int) -> str:

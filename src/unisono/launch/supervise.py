@@ -33,7 +33,7 @@ from unisono.launch.report import ending, say, spare_message
 from unisono.launch.stalls import StallWatch
 from unisono.launch.standard import copy_standard_fds
 
-_IN_A_GROUP = "it was in a process group of torch.distributed, which a replacement cannot join"
+_IN_A_GROUP = "the workers use a process group of torch.distributed, which no replacement can join"
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,4 +360,5 @@ def _failure(rank: int, message: Message) -> policy.Failure:
         traceback=message.header["traceback"],
         waited_for=message.header["waited_for"],
         exception=message.payload,
+        is_disconnect=message.header["is_disconnect"],
     )
