@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from unisono.launch.gpus import with_gpus
 from unisono.launch.job import Job
 from unisono.launch.loopback import ADDRESS
 
@@ -19,6 +20,7 @@ _LOOPBACK_ONLY = {
     "TP_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "=lo",
 }
+# Calls are compared between ranks; errors of native code and deaths in it come with a traceback.
 _DEBUG = {
     "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
     "TORCH_SHOW_CPP_STACKTRACES": "1",
@@ -48,6 +50,15 @@ def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict
     }
 
 
-def with_checks(environ: Mapping[str, str]) -> dict[str, str]:
-    """Turn on torch's checks and words for debugging, where the user has not said how."""
-    return {**_DEBUG, **environ}
+def launch_environment(
+    environ: Mapping[str, str], gpus: tuple[str, ...] = (), *, debug: bool = False
+) -> dict[str, str]:
+    """Say which variables a job begins with: those of its launcher, and what the user has chosen.
+
+    Args:
+        environ: the launcher's own.
+        gpus: the GPUs that workers see; as the environment says if there are none.
+        debug: turn on the checks of torch, where the user has not said how.
+    """
+    checked = {**_DEBUG, **environ} if debug else dict(environ)
+    return with_gpus(checked, gpus) if gpus else checked

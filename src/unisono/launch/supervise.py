@@ -25,15 +25,15 @@ from unisono.comm.control import ControlPage
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.launch import policy, recovery, stalls
 from unisono.launch.forkserver import ForkServer
+from unisono.launch.groups import Groups
 from unisono.launch.job import Job
-from unisono.launch.lobby import Lobby
 from unisono.launch.reception import Reception
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import ending, say, spare_message
 from unisono.launch.stalls import StallWatch
 from unisono.launch.standard import copy_standard_fds
 
-_IN_A_GROUP = "the workers use a process group of torch.distributed, which no replacement can join"
+_IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ class _Supervision:
         self.server_is_usable = True
         self._server = server
         self._signals = signals
-        self._lobby = Lobby(job.num_workers, server, self.send, say)
-        self._job_fd = replace(job, master_port=self._lobby.port.number).write()
+        self._groups = Groups(job.num_workers, server, self.send, say)
+        self._job_fd = replace(job, master_port=self._groups.port.number).write()
         self._control = ControlPage.create(job.num_workers)
         self._channels: dict[int, Channel] = {}
         self._pids: dict[int, int] = {}
@@ -174,12 +174,12 @@ class _Supervision:
         while not self.state.over:
             deadline = self.state.deadline
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            timeout = self._lobby.at_most(self._watch.at_most(timeout))
+            timeout = self._groups.at_most(self._watch.at_most(timeout))
             for key, _ in self._selector.select(timeout):
                 self._take_all(self._read(key))
             self._take_all([policy.DeadlinePassed()])
             self._end_stalled()
-            self._lobby.look()
+            self._groups.look()
         if self.state.cause is not None:
             self._desk.keep_last()
 
@@ -192,7 +192,7 @@ class _Supervision:
             self._act(policy.KillServer())
 
     def close(self) -> None:
-        self._lobby.close()
+        self._groups.close()
         self._desk.close()
         self._selector.close()
         self._control.close()
@@ -211,7 +211,7 @@ class _Supervision:
             for rank in self.state.alive
             - self.state.done
             - self._desk.waiting
-            - self._lobby.waiting
+            - self._groups.waiting
             if rank in self._pids
         }
         for rank, message in self._watch.look(watched, self._desk.state.crew):
@@ -238,7 +238,7 @@ class _Supervision:
         events: list[policy.Event] = []
         for message in self._server.channel.receive_ready():
             if message.header["type"] == "store ended":
-                self._lobby.store_ended(ending(message.header["exit_code"]))
+                self._groups.store_ended(ending(message.header["exit_code"]))
                 continue
             rank = message.header["rank"]
             if message.header["type"] == "forked":
@@ -267,9 +267,9 @@ class _Supervision:
             if not trouble:
                 if rank in self._channels:
                     return []
-                self._lobby.gone(rank)
+                self._groups.gone(rank)
                 return [policy.LeftBehind(rank)]
-        self._lobby.gone(rank)
+        self._groups.gone(rank)
         self._desk.gone(rank)
         if is_spare:
             if rank not in self._spared:
@@ -321,7 +321,7 @@ class _Supervision:
             # Its others stay in the group, so nobody who begins anew can join them.
             no_recovery = {"type": "no recovery", "reason": _IN_A_GROUP}
             self._desk.hear(rank, replace(message, header=no_recovery))
-        self._lobby.hear(rank, message.header)
+        self._groups.hear(rank, message.header)
 
     def _is_spare(self, rank: int) -> bool:
         """Tell whether a worker is a replacement that the others do without."""
@@ -338,7 +338,7 @@ class _Supervision:
             if self.state.stage is not policy.Stage.RUNNING:
                 self._desk.stand_down()
             if isinstance(event, policy.Done):
-                self._lobby.gone(event.rank)
+                self._groups.gone(event.rank)
                 self._desk.gone(event.rank)
 
     def _act(self, action: policy.Action) -> None:

@@ -1,4 +1,4 @@
-"""Where do ranks wait for each other before they make a process group? Here, in the launcher.
+"""Who lets the ranks of a process group find each other? The launcher: here they wait.
 
     a worker's "gather" ──► gathering ──► the store is started, once; answers; words for the user
 
@@ -31,7 +31,7 @@ class Host(Protocol):
         """End it."""
 
 
-class Lobby:
+class Groups:
     """The waiting ranks of one job, and its store. Final.
 
     Args:
