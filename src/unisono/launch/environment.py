@@ -24,6 +24,7 @@ _LOOPBACK_ONLY = {
 _DEBUG = {
     "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
     "TORCH_SHOW_CPP_STACKTRACES": "1",
+    "TORCH_DISABLE_ADDR2LINE": "1",  # or each exception takes seconds
     "NCCL_DEBUG": "WARN",
     "PYTHONFAULTHANDLER": "1",
 }

@@ -47,8 +47,8 @@ def choose_gpus(
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ValueError(
-            f"`{option}` must name each GPU once, but {text!r} names {min(twice)} again: workers do "
-            "not share a GPU; start fewer of them."
+            f"`{option}` must name each GPU once, but {text!r} names {min(twice)} again: "
+            "workers do not share a GPU; start fewer of them."
         )
     return names
 

@@ -30,6 +30,7 @@ from unisono.comm.link import (
 )
 from unisono.faults import Faults
 from unisono.launch.allocator import keep_freed_memory
+from unisono.launch.checks import spare_ddps_logger
 from unisono.launch.environment import worker_environment
 from unisono.launch.exceptions import (
     is_disconnect,
@@ -120,6 +121,7 @@ def _live(job: Job, link: Link) -> int:
         os.chdir(job.folder)
         torch.set_num_threads(job.threads)
         ask_launcher()
+        spare_ddps_logger()
         link.tell({"type": "begun"})
         result = run_program(job)
     except BaseException as error:
