@@ -17,7 +17,7 @@ def spare_ddps_logger() -> None:
 
     if not dist.is_available():
         return
-    debug_level = distributed_c10d.get_debug_level  # type: ignore[attr-defined]
+    debug_level = distributed_c10d.get_debug_level
     if debug_level().name != "DETAIL":
         return
     logger: Any = dist.Logger  # type: ignore[attr-defined]
