@@ -54,7 +54,6 @@ class Groups:
         self._say = say
         self._state = gathering.State(frozenset(range(num_workers)))
         self._store_port: int | None = None
-        self._store_trouble = ""
         # A file that outlived another job holds that one's keys, so the job has a name too.
         self._token = os.urandom(_TOKEN_BYTES).hex()
         self._num_gathered = 0
@@ -92,14 +91,6 @@ class Groups:
             return timeout_s
         left_s = max(0.0, due_s - time.monotonic())
         return left_s if timeout_s is None else min(left_s, timeout_s)
-
-    def store_ended(self, how: str) -> None:
-        """Note that the store is gone, which nobody wanted."""
-        self._store_trouble = f"the process that held the store of this job {how}"
-        self._say(
-            f"{self._store_trouble}: groups that are made go on, but no more can be made. Most "
-            "often memory is short."
-        )
 
     def close(self) -> None:
         """End the store and give the port back."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from unisono.comm.crew import Crew
 from unisono.launch import recovery
-from unisono.launch.policy import Failure, JobState
+from unisono.launch.policy import STORE_LOST, Failure, JobState
 from unisono.plan.shards import assign
 
 _SIGNAL_HINTS = {
@@ -46,6 +46,11 @@ def failure_message(state: JobState, num_workers: int) -> str:
     """Tell what failed first, in one sentence and, where there is one, a traceback."""
     cause = state.cause
     assert cause is not None
+    if cause.note == STORE_LOST:
+        return (
+            "the process that holds the store of `init_process_group` must live as long as the "
+            f"workers do, but it {ending(cause.exit_code)}; all workers were ended."
+        )
     if cause.rank is None:
         return (
             "the process that starts the workers must live as long as they do, but it "

@@ -238,7 +238,7 @@ class _Supervision:
         events: list[policy.Event] = []
         for message in self._server.channel.receive_ready():
             if message.header["type"] == "store ended":
-                self._groups.store_ended(ending(message.header["exit_code"]))
+                events.append(policy.StoreLost(message.header["exit_code"]))
                 continue
             rank = message.header["rank"]
             if message.header["type"] == "forked":

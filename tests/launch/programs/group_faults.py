@@ -37,7 +37,7 @@ elif way == "same rank":
     os.environ["RANK"] = "0"
 elif way == "apart":
     os.environ["MASTER_PORT"] = str(12355 + RANK)
-seconds = 2 if way == "late" else 60
+seconds = 1 if way == "late" else 60
 dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
 if RANK == LAST:
     if way == "killed":

@@ -1,4 +1,4 @@
-"""Make process groups as programs do, in the way that the first argument names, and use them."""
+"""Make process groups as programs do, in the ways that the first argument names, and use them."""
 
 import os
 import sys
@@ -25,41 +25,46 @@ def once(backend, **options):
     assert total == SIZE * (SIZE + 1) / 2, total
 
 
-way, backend, *rest = sys.argv[1:]
-if way == "plain":
-    once(backend)
-elif way == "none":
-    once(None)
-elif way == "env":
-    once(backend, init_method="env://")
-elif way == "overwrite":
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", PORT
-    once(backend, rank=RANK, world_size=SIZE)
-elif way == "tcp":
-    for host in ("localhost", "127.0.0.1"):
-        once(backend, init_method=f"tcp://{host}:{PORT}", rank=RANK, world_size=SIZE)
-elif way == "file":
-    once(backend, init_method=f"file://{rest[0]}", rank=RANK, world_size=SIZE)
-elif way == "again":
-    for _ in range(5):
+def make(way, backend, *path):
+    if way == "plain":
         once(backend)
-    once(backend, init_method=f"tcp://localhost:{PORT}", rank=RANK, world_size=SIZE)
-elif way == "groups":
-    dist.init_process_group(backend)
-    first = dist.new_group([0, 1])
-    if RANK < 2:
-        assert summed(first) == 3.0
-    each = dist.new_group()
-    assert summed(each) == SIZE * (SIZE + 1) / 2
-    gathered = [None] * SIZE
-    dist.all_gather_object(gathered, {"rank": RANK})
-    assert gathered == [{"rank": rank} for rank in range(SIZE)]
-    dist.destroy_process_group()
-elif way == "own store":
-    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    store = dist.TCPStore(*address, SIZE, RANK == 0, timeout=timedelta(seconds=30))
-    once(backend, store=store, rank=RANK, world_size=SIZE)
-    once(backend)
-    store.set(f"bye {RANK}", "")
-    store.wait([f"bye {rank}" for rank in range(SIZE)])
+    elif way == "none":
+        once(None)
+    elif way == "env":
+        once(backend, init_method="env://")
+    elif way == "overwrite":
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", PORT
+        once(backend, rank=RANK, world_size=SIZE)
+    elif way == "tcp":
+        for host in ("localhost", "127.0.0.1"):
+            once(backend, init_method=f"tcp://{host}:{PORT}", rank=RANK, world_size=SIZE)
+    elif way == "file":
+        once(backend, init_method=f"file://{path[0]}", rank=RANK, world_size=SIZE)
+    elif way == "again":
+        for _ in range(5):
+            once(backend)
+        once(backend, init_method=f"tcp://localhost:{PORT}", rank=RANK, world_size=SIZE)
+    elif way == "groups":
+        dist.init_process_group(backend)
+        first = dist.new_group([0, 1])
+        if RANK < 2:
+            assert summed(first) == 3.0
+        each = dist.new_group()
+        assert summed(each) == SIZE * (SIZE + 1) / 2
+        gathered = [None] * SIZE
+        dist.all_gather_object(gathered, {"rank": RANK})
+        assert gathered == [{"rank": rank} for rank in range(SIZE)]
+        dist.destroy_process_group()
+    elif way == "own store":
+        address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        store = dist.TCPStore(*address, SIZE, RANK == 0, timeout=timedelta(seconds=30))
+        once(backend, store=store, rank=RANK, world_size=SIZE)
+        once(backend)
+        store.set(f"bye {RANK}", "")
+        store.wait([f"bye {rank}" for rank in range(SIZE)])
+
+
+ways, *options = sys.argv[1:]
+for way in ways.split(","):
+    make(way, *options)
 print("done")
