@@ -234,7 +234,7 @@ def test_nobody_waits_for_a_store_that_was_killed() -> None:
         wait_for_all()
         dist.init_process_group("gloo")
 
-    with pytest.raises(unisono.WorkerError, match="holds the store .* was killed by SIGKILL"):
+    with pytest.raises(unisono.WorkerError, match=r"holds the store .* was killed by SIGKILL"):
         unisono.launch(lose_the_store, workers=2)
 
 

@@ -126,11 +126,10 @@ class Groups:
 
     def _store(self) -> int:
         """Say at which port the store is, and start it when it is needed for the first time."""
-        trouble = self._store_trouble or self.port.trouble
-        if trouble:
+        if self.port.trouble:
             raise OSError(
                 f"the launcher must hold a store on loopback for `init_process_group`, but "
-                f'{trouble}: run it again, or use `init_method="file:///a/new/file"`, which '
+                f'{self.port.trouble}: allow it, or use `init_method="file:///a/new/file"`, which '
                 "needs no port."
             )
         if self._store_port is None:
