@@ -23,6 +23,7 @@ from unisono.launch.rendezvous import ADDRESS
 PROGRAMS = Path(__file__).parent / "programs"
 COMMAND = [sys.executable, "-m", "unisono.cli", "run"]
 CLASSICS = "plain,env,overwrite,tcp,again,groups"
+LOOPBACK = {"0100007F"}  # 127.0.0.1 in the byte order of the kernel's table
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -128,12 +129,11 @@ def wait_for_all() -> None:
 
 @pytest.mark.parametrize("backend", ["gloo", "unisono"])
 def test_while_there_is_a_group_everything_that_listens_is_on_loopback(backend: str) -> None:
-    loopback = {"0100007F"}  # 127.0.0.1 in the table's byte order
     for before, during, environment in unisono.launch(
         listening_in_a_group, os.getpid(), backend, workers=2
     ):
         assert before == []
-        assert set(during) == loopback
+        assert set(during) == LOOPBACK
         assert environment == [ADDRESS, "lo"]
 
 
@@ -317,6 +317,7 @@ def test_an_interrupt_ends_a_rendezvous_and_the_store() -> None:
     assert launcher.stdout.readline() == "in a group\n"
     everybody = psutil.Process(launcher.pid).children(recursive=True)
     assert len(everybody) == 1 + 3 + 1  # the server, the workers, the store
+    assert set(listening(launcher.pid)) == LOOPBACK
     os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does
     _, err = launcher.communicate(timeout=2)
     assert (launcher.returncode, psutil.wait_procs(everybody, timeout=0.5)[1]) == (130, [])
