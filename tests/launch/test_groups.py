@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import runpy
@@ -17,8 +18,8 @@ import psutil
 import pytest
 
 import unisono
-from unisono.launch.loopback import LoopbackPort
-from unisono.launch.rendezvous import ADDRESS
+from unisono.launch import loopback
+from unisono.launch.loopback import ADDRESS, LoopbackPort
 
 PROGRAMS = Path(__file__).parent / "programs"
 COMMAND = [sys.executable, "-m", "unisono.cli", "run"]
@@ -80,6 +81,19 @@ def test_a_program_may_have_a_store_of_its_own_at_the_port_it_was_given() -> Non
 
 def test_one_worker_is_a_group_too() -> None:
     assert unisono.launch(run_script, "groups.py", "plain", "gloo", workers=1) == ["done\n"]
+
+
+def test_without_a_network_ranks_meet_in_a_file_and_are_told_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse() -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(loopback, "_bound", refuse)
+    arguments = ("groups.py", "file", "unisono", str(tmp_path / "file"))
+    assert unisono.launch(run_script, *arguments, workers=2) == ["done\n"] * 2
+    with pytest.raises(unisono.UnisonoError, match=r"Permission denied\): allow it, or use `init_"):
+        unisono.launch(run_script, "groups.py", "tcp", "unisono", workers=2)
 
 
 # What listens.

@@ -39,6 +39,10 @@ class Groups:
         host: starts the store.
         send: sends a worker an answer.
         say: where words for the user go.
+
+    Attributes:
+        port: the job's port, at which ranks meet if the program names no other.
+        store_port: where the store listens; None as long as nobody has needed it.
     """
 
     def __init__(
@@ -53,7 +57,7 @@ class Groups:
         self._send = send
         self._say = say
         self._state = gathering.State(frozenset(range(num_workers)))
-        self._store_port: int | None = None
+        self.store_port: int | None = None
         # A file that outlived another job holds that one's keys, so the job has a name too.
         self._token = os.urandom(_TOKEN_BYTES).hex()
         self._num_gathered = 0
@@ -95,7 +99,7 @@ class Groups:
     def close(self) -> None:
         """End the store and give the port back."""
         self.port.close()
-        if self._store_port is not None:
+        if self.store_port is not None:
             self._host.end_store()
 
     def _take(self, state: gathering.State, outcomes: tuple[gathering.Outcome, ...]) -> None:
@@ -132,13 +136,13 @@ class Groups:
                 f'{self.port.trouble}: allow it, or use `init_method="file:///a/new/file"`, which '
                 "needs no port."
             )
-        if self._store_port is None:
+        if self.store_port is None:
             with self.port.listen() as listening:
                 port = int(listening.getsockname()[1])
                 # Whoever comes before the store has begun waits in the queue of the socket.
                 self._host.start_store(listening.fileno(), port)
-            self._store_port = port
-        return self._store_port
+            self.store_port = port
+        return self.store_port
 
     def _refuse(self, refusal: Refuse) -> None:
         header = {

@@ -80,6 +80,7 @@ class _Server:
         self._launcher_pid = launcher_pid
         self._rank_of_pid: dict[int, int] = {}
         self._store_pid: int | None = None
+        self._store_port = 0
         self._waiting: deque[Message] = deque()
         self._wakeup, self._wakeup_writing = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -138,6 +139,7 @@ class _Server:
 
     def _fork_store(self, fd: int, port: int) -> None:
         server_pid = os.getpid()
+        self._store_port = port
         self._store_pid = os.fork()
         if self._store_pid == 0:
             try:
@@ -173,7 +175,7 @@ class _Server:
                 self._tell({"type": "exited", "rank": rank, "exit_code": code})
             elif pid == self._store_pid:
                 self._store_pid = None
-                self._tell({"type": "store ended", "exit_code": code})
+                self._tell({"type": "store ended", "port": self._store_port, "exit_code": code})
 
     def _tell(self, header: dict[str, object]) -> None:
         try:

@@ -238,7 +238,9 @@ class _Supervision:
         events: list[policy.Event] = []
         for message in self._server.channel.receive_ready():
             if message.header["type"] == "store ended":
-                events.append(policy.StoreLost(message.header["exit_code"]))
+                # It may be the end of an earlier job's, on a server that is used again.
+                if message.header["port"] == self._groups.store_port:
+                    events.append(policy.StoreLost(message.header["exit_code"]))
                 continue
             rank = message.header["rank"]
             if message.header["type"] == "forked":
