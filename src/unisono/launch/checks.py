@@ -13,12 +13,12 @@ from typing import Any
 def spare_ddps_logger() -> None:
     """Keep DDP's logger away from wrapped gloo groups, in this process."""
     import torch.distributed as dist
-    from torch.distributed import distributed_c10d
 
     if not dist.is_available():
         return
-    debug_level = distributed_c10d.get_debug_level
-    if debug_level().name != "DETAIL":
+    from torch.distributed import distributed_c10d
+
+    if distributed_c10d.get_debug_level().name != "DETAIL":
         return
     logger: Any = dist.Logger  # type: ignore[attr-defined]
 

@@ -27,9 +27,8 @@ def be_store(listening_fd: int, port: int, server_pid: int) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     from torch._C._distributed_c10d import TCPStore
 
-    store = TCPStore(
+    _held = TCPStore(
         ADDRESS, port, None, True, wait_for_workers=False, master_listen_fd=listening_fd
     )
-    while store is not None:
+    while True:
         signal.pause()
-    raise AssertionError
