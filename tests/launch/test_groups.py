@@ -220,9 +220,10 @@ def test_a_group_makes_a_loss_final_and_that_is_said() -> None:
 
         assert unisono.Trainer is not None  # from now on a lost worker is made up for
         dist.init_process_group("gloo")
+        wait_for_all()
         if unisono.world().rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        dist.barrier()
+        signal.pause()
 
     with pytest.raises(unisono.WorkerError) as raised:
         unisono.launch(train_in_a_group, workers=2)
