@@ -286,17 +286,16 @@ def test_two_jobs_may_name_the_same_port_at_once() -> None:
 
 @pytest.mark.slow
 def test_a_worker_may_start_ranks_of_its_own(unisono_run: Run) -> None:
-    with own_port() as port:
-        ways = "inherit gloo,env gloo"
-        done = unisono_run("-n", 1, PROGRAMS / "spawning.py", ways, port)
+    with own_ports(2) as ports:
+        done = unisono_run("-n", 1, PROGRAMS / "spawning.py", "inherit gloo,env gloo", ports)
     assert (done.stdout.count("done"), done.stderr) == (2 * 2 * 2, "")
 
 
 @pytest.mark.slow
 def test_plain_python_spawns_ranks_with_either_backend(tmp_path: Path) -> None:
     ways = ["env gloo", "tcp gloo", "file gloo", "env unisono", "tcp unisono", "file unisono"]
-    with own_port() as port:
-        command = [sys.executable, PROGRAMS / "spawning.py", ",".join(ways), str(port)]
+    with own_ports(len(ways)) as ports:
+        command = [sys.executable, PROGRAMS / "spawning.py", ",".join(ways), ports]
         done = subprocess.run(
             [*command, str(tmp_path / "a file")], capture_output=True, text=True, timeout=100
         )
@@ -304,12 +303,12 @@ def test_plain_python_spawns_ranks_with_either_backend(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def own_port() -> Iterator[int]:
-    """Keep a port that a program may listen at and nobody else is given."""
-    port = LoopbackPort()
-    assert port.number is not None
-    yield port.number
-    port.close()
+def own_ports(count: int) -> Iterator[str]:
+    """Keep ports that a program may listen at and nobody else is given."""
+    ports = [LoopbackPort() for _ in range(count)]
+    yield ",".join(str(port.number) for port in ports)
+    for port in ports:
+        port.close()
 
 
 @pytest.mark.slow

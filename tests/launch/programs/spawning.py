@@ -1,7 +1,8 @@
 """Start ranks with torch.multiprocessing.spawn, as programs do that know no launcher.
 
-Arguments: ways to meet with a backend each, such as ``env gloo,file unisono``; a port; a path. With
-``inherit`` as the way, address and port are those that the environment says.
+Arguments: ways to meet with a backend each, such as ``env gloo,file unisono``; a port for each; a
+path. With ``inherit`` as the way, address and port are those that the environment says. (At one port
+torch's own stores of two groups in turn may take each other's ranks.)
 """
 
 import os
@@ -17,11 +18,12 @@ NUM_RANKS = 2
 
 
 def main(rank, size=NUM_RANKS):
-    ways, port, *path = sys.argv[1:]
-    for way, backend in (words.split() for words in ways.split(",")):
+    ways, ports, *path = (argument.split(",") for argument in sys.argv[1:])
+    for words, port in zip(ways, ports, strict=True):
+        way, backend = words.split()
         if way == "file":
             dist.init_process_group(
-                backend, f"file://{path[0]}-{backend}", rank=rank, world_size=size
+                backend, f"file://{path[0][0]}-{backend}", rank=rank, world_size=size
             )
         elif way == "tcp":
             address = f"tcp://127.0.0.1:{port}"
