@@ -1,8 +1,8 @@
 """Start ranks with torch.multiprocessing.spawn, as programs do that know no launcher.
 
 Arguments: ways to meet with a backend each, such as ``env gloo,file unisono``; a port for each; a
-path. With ``inherit`` as the way, address and port are those that the environment says. (At one port
-torch's own stores of two groups in turn may take each other's ranks.)
+path. With ``inherit`` as the way, address and port are those that the environment says. (At one
+port torch's own stores of two groups in turn may take each other's ranks.)
 """
 
 import os
