@@ -25,6 +25,7 @@ from unisono.cli import main
         (["--restarts", "2.5", "x.py"], "`--restarts` must be a whole number of at least 0"),
         (["--stall-timeout", "0", "x.py"], "`--stall-timeout` must be a number of seconds above 0"),
         (["--stall-timeout", "nan", "x.py"], "`--stall-timeout` must be a number of seconds above"),
+        (["--gpus", "0,0", __file__], "`--gpus` must name"),
         (["nowhere.py"], "SCRIPT must be a Python file, but 'nowhere.py' does not exist"),
         (["."], "SCRIPT must be a Python file, but '.' is a folder"),
         ([], "SCRIPT must be a Python file, but none is named"),

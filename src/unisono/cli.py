@@ -13,6 +13,7 @@ import click
 
 import unisono
 from unisono.faults import FAULTS_VARIABLE, read_faults
+from unisono.launch.gpus import check_workers, choose_gpus, num_gpus_here
 from unisono.launch.job import MODULE, SCRIPT
 from unisono.launch.limit import too_many_workers
 from unisono.launch.recovery import RESTARTS
@@ -150,6 +151,19 @@ def main() -> None:
     "for.",
 )
 @click.option(
+    "--gpus",
+    metavar="LIST",
+    help="The GPUs that workers see, such as `0,3`: numbers or names as `nvidia-smi -L` shows "
+    "them, or `all`. Worker 0 takes the first with torch.cuda.set_device(LOCAL_RANK), and so on. "
+    "Without -n, one worker for each.",
+)
+@click.option(
+    "--debug",
+    is_flag=True,
+    help="Have torch compare what ranks call (TORCH_DISTRIBUTED_DEBUG=DETAIL), and show where "
+    "native code fails. Slower.",
+)
+@click.option(
     "-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`."
 )
 @click.argument("script", default="")
@@ -163,6 +177,8 @@ def run(
     restarts: int,
     replaces: bool,
     stall_timeout_s: float,
+    gpus: str | None,
+    debug: bool,
 ) -> None:
     """Run SCRIPT with its ARGS on several workers of this machine.
 
@@ -173,6 +189,10 @@ def run(
     others go on, a replacement joins them, and the result is the same. If one fails with an
     exception, the others are ended and the failure is shown once, with its rank.
 
+    A script that makes process groups itself, with torch.distributed.init_process_group, runs as
+    it is: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set, every `init_method`
+    works, whichever port it names, and nothing listens beyond this machine.
+
     Ctrl-C and SIGTERM finish the step, write a checkpoint where the script has a `directory` for
     it, and end all workers; the second one ends them at once.
 
@@ -182,6 +202,7 @@ def run(
       unisono run -n 4 train.py --epochs 3       four workers
       unisono run -n 2 --threads 4 train.py      two workers with four threads each
       unisono run -n 2 -m package.train          a module instead of a file
+      unisono run --gpus 0,3 train.py            two workers, each with a GPU
 
     \b
     Exit status:
@@ -193,15 +214,23 @@ def run(
     if not is_module or not script:
         _check_script(script)
     _check_faults()
+    try:
+        chosen = choose_gpus("--gpus", gpus, os.environ, num_gpus_here)
+        num_workers = (len(chosen) or num_devices()) if workers is None else workers
+        check_workers("--gpus", chosen, num_workers)
+    except ValueError as error:
+        raise _Refusal(str(error)) from None
     status = run_workers(
         MODULE if is_module else SCRIPT,
         script,
         args,
-        workers=num_devices() if workers is None else workers,
+        workers=num_workers,
         threads=_threads_from_environment() if threads is None else threads,
         restarts=restarts,
         replaces=replaces,
         stall_timeout_s=stall_timeout_s,
+        gpus=chosen,
+        debug=debug,
     )
     _leave(status)
 

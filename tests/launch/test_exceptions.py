@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from unisono.errors import PeerLostError, UnisonoError
-from unisono.launch.exceptions import lost_peer, traceback_text
+from unisono.launch.exceptions import is_disconnect, lost_peer, own_excepthook, traceback_text
 from unisono.launch.limit import num_workers_at_most
 from unisono.world import World, world
 
@@ -69,3 +70,34 @@ def test_a_lost_peer_is_found_in_the_chain() -> None:
 
     assert lost_peer(raised_by(fail)) == 2
     assert lost_peer(KeyError()) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("[pair.cc:537] Connection closed by peer [127.0.0.1]:3"), True),
+        (RuntimeError("shapes differ"), False),
+        (ConnectionResetError("Connection reset by peer"), False),  # a socket of the program's own
+    ],
+)
+def test_lost_connections_of_groups_are_known(error: Exception, expected: bool) -> None:
+    assert is_disconnect(error) == expected
+    assert is_disconnect(raised_by(lambda: _raise_from(error))) == expected
+
+
+def _raise_from(error: Exception) -> None:
+    raise KeyError("theirs") from error
+
+
+def test_only_a_hook_that_the_program_has_set_is_its_own() -> None:
+    def wrapped(old_hook: Callable[..., None]) -> Callable[..., None]:
+        def hook(*arguments: object) -> None:
+            old_hook(*arguments)
+
+        hook.__module__ = "torch.distributed.distributed_c10d"
+        return hook
+
+    assert own_excepthook(sys.__excepthook__) is None
+    assert own_excepthook(wrapped(wrapped(sys.__excepthook__))) is None
+    assert own_excepthook(print) is print
+    assert own_excepthook(wrapped(print)) is print

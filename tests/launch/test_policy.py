@@ -24,6 +24,7 @@ from unisono.launch.policy import (
     SendSignal,
     ServerLost,
     Stage,
+    StoreLost,
     decide,
     may_survive,
     start,
@@ -36,6 +37,7 @@ PEER_LOST_1 = Reported(Failure(1, 1, "PeerLostError: y", "… for 0", waited_for
 PEER_LOST_2 = Reported(Failure(2, 1, "PeerLostError: y", "… for 0", waited_for=0))
 PEER_LOST_2_FOR_1 = Reported(Failure(2, 1, "PeerLostError: y", "… for 1", waited_for=1))
 LEFT_0 = Failure(0, 0)
+DISCONNECT_1 = Reported(Failure(1, 1, "RuntimeError: z", "… closed by peer", is_disconnect=True))
 
 
 def after(*events: Event, workers: int = 2, needs_result: bool = False) -> JobState:
@@ -61,6 +63,8 @@ FINISHED = (Done(0), Done(1), Exited(0, 0), Exited(1, 0))
         ((Exited(1, -11), PEER_LOST_1, Exited(0, 1)), 139),
         ((Exited(1, 5), Exited(0, -15)), 5),
         ((ServerLost(-9),), 1),
+        ((StoreLost(-9), Exited(0, -15), Exited(1, -15)), 1),
+        ((*FINISHED[:2], StoreLost(-9), *FINISHED[2:]), 0),
         ((Done(0), Done(1), ServerLost(-9)), 0),
         ((Interrupted(2), Exited(0, -15), Exited(1, -15)), 130),
         ((Interrupted(15), Exited(0, -15), Exited(1, -15)), 143),
@@ -80,6 +84,18 @@ def test_quiet_leaving_is_a_failure_where_a_result_is_needed() -> None:
 
 def test_consequences_are_not_the_cause_even_when_they_come_first() -> None:
     assert after(PEER_LOST_1, ERROR_0).cause == ERROR_0.failure
+
+
+@pytest.mark.parametrize("event", [ERROR_0, Exited(0, -9), StoreLost(-9)])
+def test_a_lost_connection_is_not_the_cause_even_when_it_comes_first(event: Event) -> None:
+    cause = after(DISCONNECT_1, event).cause
+    assert cause is not None
+    assert cause.rank == (None if isinstance(event, StoreLost) else 0)
+    assert after(event, DISCONNECT_1).cause == cause
+
+
+def test_a_lost_connection_is_the_cause_when_nothing_else_failed() -> None:
+    assert after(PEER_LOST_2, DISCONNECT_1).cause == DISCONNECT_1.failure
 
 
 def test_a_lost_peer_is_the_cause_when_nothing_else_failed() -> None:
@@ -207,6 +223,7 @@ def test_every_decision_gives_its_reason() -> None:
         Done(1),
         Exited(1, -9),
         ServerLost(1),
+        StoreLost(1),
         Interrupted(2),
         DeadlinePassed(),
     ]
@@ -227,6 +244,8 @@ def test_every_decision_gives_its_reason() -> None:
         ((Exited(1, -40),), "was killed by signal 40"),
         ((Exited(0, 7),), "worker 0 of 2 left with exit status 7; the others were ended."),
         ((ServerLost(-9),), "the process that starts the workers must live as long as they do"),
+        ((StoreLost(-9),), "the process that holds the store of `init_process_group` must live as"),
+        ((Done(0), DISCONNECT_1), "Worker 0 had come to the end of the program by then: every"),
     ],
 )
 def test_messages_name_rank_and_cause(events: tuple[Event, ...], words: str) -> None:

@@ -97,7 +97,8 @@ class Peers:
         if pidfd is not None:
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
-            if any(event == select.POLLIN for _, event in poll.poll(0)):
+            # POLLIN when it has ended; with POLLHUP once its parent has taken note of that.
+            if any(event & select.POLLIN for _, event in poll.poll(0)):
                 self._dead.add(rank)
         return rank in self._dead
 

@@ -15,13 +15,20 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from unisono.comm.channel import Channel, Message
 from unisono.comm.control import ControlPage
 from unisono.comm.crew import Crew
 from unisono.comm.host import Live, Passed
-from unisono.errors import MismatchError, UnisonoError
+from unisono.errors import (
+    MismatchError,
+    PeerLostError,
+    RendezvousError,
+    UnisonoError,
+    WaitTimeoutError,
+)
 from unisono.world import World, world
 
 if TYPE_CHECKING:
@@ -33,6 +40,19 @@ CONTROL_VARIABLE = "UNISONO_CONTROL"
 PID_VARIABLE = "UNISONO_PID"
 INCARNATION_VARIABLE = "UNISONO_INCARNATION"
 RECOVERS_VARIABLE = "UNISONO_RECOVERS"
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """All ranks of a process group have come.
+
+    Attributes:
+        prefix: what the group's keys in its store begin with; no other group's do.
+        port: where on loopback the launcher's store is; 0 if it was not asked for.
+    """
+
+    prefix: str
+    port: int
 
 
 def is_worker(environ: Mapping[str, str] | None = None) -> bool:
@@ -145,6 +165,38 @@ class Link:
         with self._lock:
             self._ask({"type": "keep", "slot": slot, "wait": wait})
 
+    def gather(
+        self, place: str, rank: int, world_size: int, timeout_s: float, *, needs_store: bool
+    ) -> Gathered:
+        """Wait until all ranks of a process group have come. Collective: every rank calls it.
+
+        Args:
+            place: where they meet, in words; whoever names another one waits for others.
+            rank: which rank of the group this worker is to be.
+            world_size: how many there are to be.
+            timeout_s: how long to wait, in seconds.
+            needs_store: whether they need the launcher's store.
+
+        Raises:
+            PeerLostError: a worker has ended, so that not all can come.
+            WaitTimeoutError: not all came in time.
+            MismatchError: they do not agree on what they come to.
+            RendezvousError: there is no store.
+        """
+        request = {
+            "type": "gather",
+            "place": place,
+            "rank": rank,
+            "world_size": world_size,
+            "timeout_s": timeout_s,
+            "needs_store": needs_store,
+        }
+        with self._lock:
+            answer = self._ask(request).header
+        if answer["type"] == "refused":
+            raise _refusal(answer)
+        return Gathered(answer["prefix"], answer["port"])
+
     def tell(self, header: dict[str, Any], payload: bytes = b"") -> None:
         """Send one message to the launcher that needs no answer, such as a result or a failure."""
         with self._lock:
@@ -164,6 +216,20 @@ class Link:
         if answer is None:
             raise _launcher_is_gone()
         return answer
+
+
+def _refusal(answer: Mapping[str, Any]) -> UnisonoError:
+    """Say why the ranks of a process group cannot come together."""
+    reason = answer["reason"]
+    match answer["why"]:
+        case "lost":
+            return PeerLostError(reason, rank=answer["lost"])
+        case "late":
+            missing = tuple(answer["missing"])
+            return WaitTimeoutError(reason, missing=missing, waited_s=answer["waited_s"])
+        case "mismatch":
+            return MismatchError(reason)
+    return RendezvousError(reason)
 
 
 def _launcher_is_gone() -> UnisonoError:

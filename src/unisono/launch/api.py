@@ -14,13 +14,16 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace as replace_in
 from typing import Any
 
 from unisono.comm.link import is_worker
 from unisono.errors import WorkerError
 from unisono.launch.call import pack_call
+from unisono.launch.environment import launch_environment
 from unisono.launch.exceptions import unpack_exception
 from unisono.launch.forkserver import server_pool
+from unisono.launch.gpus import check_workers, choose_gpus, num_gpus_here
 from unisono.launch.job import FUNCTION, Job
 from unisono.launch.limit import too_many_workers
 from unisono.launch.notebook import is_kernels_handler, name_cells
@@ -43,6 +46,8 @@ def launch(
     restarts: int = RESTARTS,
     replace: bool = True,
     stall_timeout_s: float = TIMEOUT_S,
+    gpus: str | None = None,
+    debug: bool = False,
 ) -> list[Any]:
     """Call ``fn(*args)`` on every worker and return what they return, in rank order.
 
@@ -60,8 +65,13 @@ def launch(
             they would have returned is None.
         stall_timeout_s: after how many seconds a worker that does not move while others wait for
             it is ended and made up for.
+        gpus: the GPUs that workers see, such as ``"0,3"`` or ``"all"``; worker 0 takes the first
+            with ``torch.cuda.set_device(LOCAL_RANK)``, and so on. By default as the environment
+            says.
+        debug: have torch compare what ranks call, and show where native code fails.
 
     Raises:
+        ValueError: `gpus` names what this machine has not, or fewer than there are workers.
         ValueError: `workers` or `threads` is below 1, or `workers` beyond all reason.
         TypeError: `fn` cannot be called, or something cannot be pickled; it is named.
         RuntimeError: called inside a worker.
@@ -72,12 +82,16 @@ def launch(
     """
     # IPython and pytest then show the caller's line, and not this function's.
     __tracebackhide__ = True
-    workers = num_devices() if workers is None else _num_workers(workers)
+    chosen = choose_gpus("gpus", gpus, os.environ, num_gpus_here)
+    default = len(chosen) or num_devices()
+    workers = default if workers is None else _num_workers(workers)
+    check_workers("gpus", chosen, workers)
     threads = threads_per_worker() if threads is None else _at_least("threads", threads, 1)
     _refuse_inside_worker()
     restarts = _at_least("restarts", restarts, 0)
     call = pack_call(fn, args)
     job = _job(fn, call, workers, threads, recovers=restarts > 0)
+    job = replace_in(job, environ=launch_environment(job.environ, chosen, debug=debug))
     open_standard_fds()
     with _interrupts() as signals:
         server = server_pool().borrow(job.environ)

@@ -7,16 +7,29 @@ life, and, where it can be pickled, as the exception itself.
 from __future__ import annotations
 
 import dis
+import inspect
 import os
+import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from unisono.errors import PeerLostError, UnisonoError
 
 _OUR_FRAMES = ("unisono.launch.", "runpy", "importlib._bootstrap")
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _REFUSALS = (UnisonoError, ValueError, TypeError, RuntimeError)
+# What gloo, NCCL and the store say when the other side of a connection has ended.
+_DISCONNECTED = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "Connection was likely closed",
+    "ncclRemoteError",
+)
 _RAISE = dis.opmap["RAISE_VARARGS"]
 
 
@@ -52,6 +65,26 @@ def lost_peer(error: BaseException) -> int | None:
             return seen.rank
         seen = seen.__cause__ or seen.__context__
     return None
+
+
+def is_disconnect(error: BaseException) -> bool:
+    """Tell whether torch says no more than that another rank is gone, but not which or why."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, RuntimeError) and any(words in str(seen) for words in _DISCONNECTED):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def own_excepthook(hook: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Find the hook that a program set; None where it set none.
+
+    torch wraps whatever is there when a process group is made, to print the rank.
+    """
+    while str(getattr(hook, "__module__", "")).startswith("torch.distributed"):
+        hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", sys.__excepthook__)
+    return None if hook is sys.__excepthook__ else hook
 
 
 def pack_exception(error: BaseException) -> bytes:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from unisono.comm.channel import Channel
@@ -86,6 +86,16 @@ class ForkServer:
             self.channel.send({"type": "signal", "ranks": list(ranks), "signum": signum})
         except ConnectionError:
             return
+
+    def start_store(self, fd: int, port: int) -> None:
+        """Have a process hold the store of torch.distributed, at a socket that listens."""
+        with suppress(ConnectionError):
+            self.channel.send({"type": "start store", "port": port}, fds=[fd])
+
+    def end_store(self) -> None:
+        """End that process, if it is there."""
+        with suppress(ConnectionError, OSError):
+            self.channel.send({"type": "end store"})
 
     def fits(self, environ: Mapping[str, str]) -> bool:
         """Tell whether this server lives and loaded its libraries with what `environ` says."""

@@ -12,12 +12,10 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 _SIZE = struct.Struct("!Q")
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 SCRIPT = "script"
 MODULE = "module"
@@ -39,6 +37,7 @@ class Job:
         threads: how many threads each of them computes with.
         seed: where random generators start that no caller brings; the same on every worker.
         recovers: whether lost workers are made up for.
+        master_port: at which ranks meet where the program does not say it; None without a network.
         payload: the pickled call; empty for scripts and modules.
     """
 
@@ -52,6 +51,7 @@ class Job:
     threads: int
     seed: int
     recovers: bool = True
+    master_port: int | None = None
     payload: bytes = b""
 
     def write(self) -> int:
@@ -74,17 +74,3 @@ class Job:
             fields["argv"] = tuple(fields["argv"])
             fields["sys_path"] = tuple(fields["sys_path"])
             return cls(**fields, payload=file[end:])
-
-
-def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict[str, str]:
-    """Say which environment variables worker `rank` sees; `link_fds` are those of its link."""
-    return {
-        **job.environ,
-        **{name: str(job.threads) for name in _THREAD_VARIABLES},
-        "UNISONO_THREADS": str(job.threads),
-        "RANK": str(rank),
-        "WORLD_SIZE": str(job.num_workers),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(job.num_workers),
-        **link_fds,
-    }

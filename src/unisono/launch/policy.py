@@ -31,6 +31,7 @@ class Stage(enum.IntEnum):
     ABANDON = 4
 
 
+STORE_LOST = "the store was lost"
 SECONDS_IN_STAGE = {Stage.GRACE: 0.3, Stage.TERMINATE: 0.4, Stage.KILL: 0.4}
 
 
@@ -39,13 +40,14 @@ class Failure:
     """Why a worker did not finish.
 
     Attributes:
-        rank: the worker; None when the fork server itself was lost.
+        rank: the worker; None when the fork server itself was lost, or the store.
         exit_code: the status it left or would have left with; negative for a signal.
         summary: one line, an exception's ``Type: message``; empty when it died without a word.
         traceback: what Python would have printed.
         waited_for: the worker that was gone, if it failed only because of that.
         exception: the packed exception, for those who can unpack it.
         note: why the others could not go on without it.
+        is_disconnect: it says only that a connection to another worker was lost.
     """
 
     rank: int | None
@@ -55,6 +57,7 @@ class Failure:
     waited_for: int | None = None
     exception: bytes = b""
     note: str = ""
+    is_disconnect: bool = False
 
     @property
     def is_consequence(self) -> bool:
@@ -100,6 +103,13 @@ class ServerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreLost:
+    """The process that holds the store of process groups is gone; who asks it may wait for ever."""
+
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupted:
     """The user or the system asks the job to end; `gently`: after the step under way."""
 
@@ -117,7 +127,17 @@ class DeadlinePassed:
     """The present stage has lasted long enough."""
 
 
-Event = Reported | Done | Exited | LeftBehind | ServerLost | Interrupted | EndNow | DeadlinePassed
+Event = (
+    Reported
+    | Done
+    | Exited
+    | LeftBehind
+    | ServerLost
+    | StoreLost
+    | Interrupted
+    | EndNow
+    | DeadlinePassed
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +196,14 @@ class JobState:
 
     @property
     def cause(self) -> Failure | None:
-        """The failure to show: the first that is no consequence of another, else the first."""
-        for failure in self.failures:
-            if not failure.is_consequence:
-                return failure
+        """The failure to show: the first that is no consequence of another, else the first.
+
+        A lost connection follows from another failure, if there is one: the kernel closes what a
+        killed process had open before anybody hears of its end.
+        """
+        own = [failure for failure in self.failures if not failure.is_consequence]
+        for failure in [*(one for one in own if not one.is_disconnect), *own]:
+            return failure
         return self.failures[0] if self.failures else None
 
 
@@ -210,6 +234,8 @@ def decide(state: JobState, event: Event, now: float) -> Decision:
             return Decision(replace(state, alive=state.alive - {rank}), (), "the others go on")
         case ServerLost(exit_code):
             return _server_lost(state, exit_code)
+        case StoreLost(exit_code):
+            return _store_lost(state, exit_code, now)
         case Interrupted():
             return _interrupted(state, event, now)
         case EndNow():
@@ -280,6 +306,14 @@ def _server_lost(state: JobState, exit_code: int) -> Decision:
     state = replace(state, failures=(*state.failures, Failure(None, exit_code)))
     leaves = tuple(Leave(rank, Departure.FAILED) for rank in sorted(lost - state.done))
     return Decision(state, leaves, "the fork server was lost and took its workers with it")
+
+
+def _store_lost(state: JobState, exit_code: int, now: float) -> Decision:
+    if not state.alive - state.done or state.stage >= Stage.TERMINATE:
+        return Decision(state, (), "nobody needs the store any more")
+    failure = Failure(None, exit_code, note=STORE_LOST)
+    state = replace(state, failures=(*state.failures, failure))
+    return _enter(state, Stage.TERMINATE, now, "whoever asks the store may wait for ever")
 
 
 def _interrupted(state: JobState, event: Interrupted, now: float) -> Decision:

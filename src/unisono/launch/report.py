@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from unisono.comm.crew import Crew
 from unisono.launch import recovery
-from unisono.launch.policy import Failure, JobState
+from unisono.launch.policy import STORE_LOST, Failure, JobState
 from unisono.plan.shards import assign
 
 _SIGNAL_HINTS = {
@@ -46,6 +46,11 @@ def failure_message(state: JobState, num_workers: int) -> str:
     """Tell what failed first, in one sentence and, where there is one, a traceback."""
     cause = state.cause
     assert cause is not None
+    if cause.note == STORE_LOST:
+        return (
+            "the process that holds the store of `init_process_group` must live as long as the "
+            f"workers do, but it {ending(cause.exit_code)}; all workers were ended."
+        )
     if cause.rank is None:
         return (
             "the process that starts the workers must live as long as they do, but it "
@@ -67,7 +72,20 @@ def failure_message(state: JobState, num_workers: int) -> str:
         return f"{who} {ending(cause.exit_code)}{same}{others}.{note}"
     if cause.summary.startswith("SystemExit"):
         return f"{who} {ending(cause.exit_code)}{same}{others}:\n{cause.traceback}"
-    return f"{who} raised an exception{same}{others}:\n\n{cause.traceback}"
+    return f"{who} raised an exception{same}{others}:\n\n{cause.traceback}{_left_before(state)}"
+
+
+def _left_before(state: JobState) -> str:
+    """Name those who had ended when a connection was lost, which says nothing of them itself."""
+    gone = sorted(state.done | state.quiet)
+    if state.cause is None or not state.cause.is_disconnect or not gone:
+        return ""
+    workers = _listed(list(map(str, gone)))
+    who = f"Worker {workers} had" if len(gone) == 1 else f"Workers {workers} had"
+    return (
+        f"\n\n{who} come to the end of the program by then: every worker must make the same calls "
+        f"in the same order."
+    )
 
 
 def interrupt_message(state: JobState, num_workers: int) -> str:

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping
 
+from unisono.launch.environment import launch_environment
 from unisono.launch.forkserver import ForkServer
 from unisono.launch.job import Job
 from unisono.launch.recovery import RESTARTS
@@ -29,9 +30,12 @@ def run(
     restarts: int = RESTARTS,
     replaces: bool = True,
     stall_timeout_s: float = TIMEOUT_S,
+    gpus: tuple[str, ...] = (),
+    debug: bool = False,
 ) -> int:
     """Run a script or module on `workers` workers and return the exit status of it all."""
-    environ = environment_of_workers(os.environ, launcher_draws=False)
+    environ = launch_environment(os.environ, gpus, debug=debug)
+    environ = environment_of_workers(environ, launcher_draws=False)
     with signals_as_bytes(ENDING_SIGNALS) as signals:
         server = ForkServer.start(environ)
         try:

@@ -1,7 +1,7 @@
 """The fork server: who starts workers in milliseconds? A process that has loaded torch and waits.
 
     launcher ──spawn, signal──► server ──fork──► workers
-             ◄─forked, exited──
+             ◄─forked, exited──        └─fork──► the store of torch.distributed, if it is needed
 
 Invariant: one thread, so that forking is safe; no worker outlives it (their parent-death signal)
 and it does not outlive its launcher (end of the channel, or another parent).
@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from unisono.comm.channel import Channel, Message
+from unisono.launch.store import be_store
 from unisono.launch.worker import be_worker
 
 # What every training script needs; torch loads _dynamo with the first optimizer.
@@ -78,6 +79,8 @@ class _Server:
         self._channel = channel
         self._launcher_pid = launcher_pid
         self._rank_of_pid: dict[int, int] = {}
+        self._store_pid: int | None = None
+        self._store_port = 0
         self._waiting: deque[Message] = deque()
         self._wakeup, self._wakeup_writing = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -110,6 +113,10 @@ class _Server:
             for pid, rank in self._rank_of_pid.items():
                 if rank in message.header["ranks"]:
                     os.kill(pid, message.header["signum"])
+        elif message.header["type"] == "start store":
+            self._fork_store(message.fds[0], message.header["port"])
+        elif message.header["type"] == "end store":
+            self._end_store()
 
     def _fork(self, rank: int, incarnation: int, fds: tuple[int, ...]) -> None:
         server_pid = os.getpid()
@@ -125,25 +132,50 @@ class _Server:
         self, rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
     ) -> NoReturn:
         try:
-            signal.set_wakeup_fd(-1)
-            for owned in (self._selector, self._channel, self._wakeup, self._wakeup_writing):
-                owned.close()
-            # Those of later ranks, whose requests came while torch was loading.
-            for fd in (fd for message in self._waiting for fd in message.fds):
-                os.close(fd)
+            self._let_go_of_all()
             be_worker(rank, incarnation, fds, server_pid)
         finally:
             os._exit(70)
 
+    def _fork_store(self, fd: int, port: int) -> None:
+        server_pid = os.getpid()
+        self._store_port = port
+        self._store_pid = os.fork()
+        if self._store_pid == 0:
+            try:
+                self._let_go_of_all()
+                be_store(fd, port, server_pid)
+            finally:
+                os._exit(70)
+        os.close(fd)
+
+    def _end_store(self) -> None:
+        if self._store_pid is not None:
+            os.kill(self._store_pid, signal.SIGKILL)
+            os.waitpid(self._store_pid, 0)
+            self._store_pid = None
+
+    def _let_go_of_all(self) -> None:
+        """Close what is the server's, in a fork of it."""
+        signal.set_wakeup_fd(-1)
+        for owned in (self._selector, self._channel, self._wakeup, self._wakeup_writing):
+            owned.close()
+        # Those of later ranks, whose requests came while torch was loading.
+        for fd in (fd for message in self._waiting for fd in message.fds):
+            os.close(fd)
+
     def _reap(self) -> None:
-        while self._rank_of_pid:
+        while self._rank_of_pid or self._store_pid is not None:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
+            code = os.waitstatus_to_exitcode(status)
             rank = self._rank_of_pid.pop(pid, None)
             if rank is not None:
-                code = os.waitstatus_to_exitcode(status)
                 self._tell({"type": "exited", "rank": rank, "exit_code": code})
+            elif pid == self._store_pid:
+                self._store_pid = None
+                self._tell({"type": "store ended", "port": self._store_port, "exit_code": code})
 
     def _tell(self, header: dict[str, object]) -> None:
         try:
@@ -153,6 +185,7 @@ class _Server:
             self._channel.at_end = True
 
     def _end(self) -> NoReturn:
+        self._end_store()
         for pid in self._rank_of_pid:
             os.kill(pid, signal.SIGKILL)
         for pid in self._rank_of_pid:

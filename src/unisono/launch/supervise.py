@@ -25,12 +25,15 @@ from unisono.comm.control import ControlPage
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.launch import policy, recovery, stalls
 from unisono.launch.forkserver import ForkServer
+from unisono.launch.groups import Groups
 from unisono.launch.job import Job
 from unisono.launch.outputs import Outputs
 from unisono.launch.reception import Reception
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import ending, say, spare_message
 from unisono.launch.stalls import StallWatch
+
+_IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,8 @@ class _Supervision:
         self._server = server
         self._signals = signals
         self._outputs = Outputs()
-        self._job_fd = job.write()
+        self._groups = Groups(job.num_workers, server, self.send, say)
+        self._job_fd = replace(job, master_port=self._groups.port.number).write()
         self._control = ControlPage.create(job.num_workers)
         self._channels: dict[int, Channel] = {}
         self._pids: dict[int, int] = {}
@@ -172,14 +176,15 @@ class _Supervision:
         while not self.state.over:
             deadline = self.state.deadline
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            timeout = self._outputs.at_most(self._watch.at_most(timeout))
-            ready = self._selector.select(timeout)
+            timeout = self._watch.at_most(self._groups.at_most(timeout))
+            ready = self._selector.select(self._outputs.at_most(timeout))
             # What a worker wrote before its end is shown before what is said of that.
             self._outputs.pump()
             for key, _ in ready:
                 self._take_all(self._read(key))
             self._take_all([policy.DeadlinePassed()])
             self._end_stalled()
+            self._groups.look()
         if self.state.cause is not None:
             self._desk.keep_last()
 
@@ -192,10 +197,11 @@ class _Supervision:
             self._act(policy.KillServer())
 
     def close(self) -> None:
+        self._groups.close()
         self._desk.close()
-        # It knows this object and this knows it: nobody is to wait for the collector to see that,
-        # as the page's mapping has a descriptor of its own.
-        del self._desk
+        # They know this object and this knows them: nobody is to wait for the collector to see
+        # that, as the page's mapping has a descriptor of its own.
+        del self._desk, self._groups
         self._outputs.close()
         self._selector.close()
         self._control.close()
@@ -211,7 +217,10 @@ class _Supervision:
     def _end_stalled(self) -> None:
         watched = {
             rank: self._pids[rank]
-            for rank in self.state.alive - self.state.done - self._desk.waiting
+            for rank in self.state.alive
+            - self.state.done
+            - self._desk.waiting
+            - self._groups.waiting
             if rank in self._pids
         }
         for rank, message in self._watch.look(watched, self._desk.state.crew):
@@ -239,6 +248,11 @@ class _Supervision:
     def _read_server(self) -> list[policy.Event]:
         events: list[policy.Event] = []
         for message in self._server.channel.receive_ready():
+            if message.header["type"] == "store ended":
+                # It may be the end of an earlier job's, on a server that is used again.
+                if message.header["port"] == self._groups.store_port:
+                    events.append(policy.StoreLost(message.header["exit_code"]))
+                continue
             rank = message.header["rank"]
             if message.header["type"] == "forked":
                 self._pids[rank] = message.header["pid"]
@@ -264,7 +278,11 @@ class _Supervision:
         if policy.may_survive(self.state, event) and rank not in self._spared:
             trouble = self._desk.lost(rank, pid, exit_code, time.monotonic())
             if not trouble:
-                return [] if rank in self._channels else [policy.LeftBehind(rank)]
+                if rank in self._channels:
+                    return []
+                self._groups.gone(rank)
+                return [policy.LeftBehind(rank)]
+        self._groups.gone(rank)
         self._desk.gone(rank)
         if is_spare:
             if rank not in self._spared:
@@ -307,8 +325,19 @@ class _Supervision:
             case "progress":
                 self._outputs.show(message.header)
                 return []
+            case "gather":
+                self._gather(rank, message)
+                return []
         self._desk.hear(rank, message)
         return []
+
+    def _gather(self, rank: int, message: Message) -> None:
+        """Have a worker wait for the others of a process group; a group of one waits for nobody."""
+        if message.header["world_size"] > 1:
+            # Its others stay in the group, so nobody who begins anew can join them.
+            no_recovery = {"type": "no recovery", "reason": _IN_A_GROUP}
+            self._desk.hear(rank, replace(message, header=no_recovery))
+        self._groups.hear(rank, message.header)
 
     def _is_spare(self, rank: int) -> bool:
         """Tell whether a worker is a replacement that the others do without."""
@@ -325,6 +354,7 @@ class _Supervision:
             if self.state.stage is not policy.Stage.RUNNING:
                 self._desk.stand_down()
             if isinstance(event, policy.Done):
+                self._groups.gone(event.rank)
                 self._desk.gone(event.rank)
 
     def _act(self, action: policy.Action) -> None:
@@ -346,4 +376,5 @@ def _failure(rank: int, message: Message) -> policy.Failure:
         traceback=message.header["traceback"],
         waited_for=message.header["waited_for"],
         exception=message.payload,
+        is_disconnect=message.header["is_disconnect"],
     )

@@ -30,9 +30,19 @@ from unisono.comm.link import (
 )
 from unisono.faults import Faults
 from unisono.launch.allocator import keep_freed_memory
-from unisono.launch.exceptions import lost_peer, pack_exception, summary_line, traceback_text
-from unisono.launch.job import Job, worker_environment
+from unisono.launch.checks import spare_ddps_logger
+from unisono.launch.environment import worker_environment
+from unisono.launch.exceptions import (
+    is_disconnect,
+    lost_peer,
+    own_excepthook,
+    pack_exception,
+    summary_line,
+    traceback_text,
+)
+from unisono.launch.job import Job
 from unisono.launch.program import run_program
+from unisono.launch.rendezvous import ask_launcher
 
 _BOOTSTRAP_FAILED = 70  # EX_SOFTWARE of sysexits.h
 
@@ -110,6 +120,8 @@ def _live(job: Job, link: Link) -> int:
 
         os.chdir(job.folder)
         torch.set_num_threads(job.threads)
+        ask_launcher()
+        spare_ddps_logger()
         link.tell({"type": "begun"})
         result = run_program(job)
     except BaseException as error:
@@ -146,14 +158,16 @@ def _tell_failure(link: Link, error: BaseException, exit_code: int, text: str) -
         "summary": summary_line(error),
         "traceback": text,
         "waited_for": lost_peer(error),
+        "is_disconnect": is_disconnect(error),
     }
     link.tell(header, pack_exception(error))
 
 
 def _call_own_excepthook(error: BaseException) -> None:
     """Call a hook that the program set (error trackers do); Python's own would only print."""
-    if sys.excepthook is not sys.__excepthook__:
-        _and_go_on(lambda: sys.excepthook(type(error), error, error.__traceback__))
+    hook = own_excepthook(sys.excepthook)
+    if hook is not None:
+        _and_go_on(lambda: hook(type(error), error, error.__traceback__))
 
 
 def _finish_as_python_does() -> None:

@@ -1,0 +1,65 @@
+"""Which environment variables does a worker see? A pure function of the job and its rank.
+
+They are those that torchrun sets, as far as they are true here, so that programs find themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from unisono.launch.gpus import with_gpus
+from unisono.launch.job import Job
+from unisono.launch.loopback import ADDRESS
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# Of another launcher around this one: they would be wrong about these workers.
+_NOT_TRUE_HERE = ("TORCHELASTIC_", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_PORT")
+# What gloo, tensorpipe and NCCL listen on; else the address of the host's name, for all to see.
+_LOOPBACK_ONLY = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "TP_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "=lo",
+}
+# Calls are compared between ranks; errors of native code and deaths in it come with a traceback.
+_DEBUG = {
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    "TORCH_SHOW_CPP_STACKTRACES": "1",
+    "TORCH_DISABLE_ADDR2LINE": "1",  # or each exception takes seconds
+    "NCCL_DEBUG": "WARN",
+    "PYTHONFAULTHANDLER": "1",
+}
+
+
+def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict[str, str]:
+    """Say which environment variables worker `rank` sees; `link_fds` are those of its link."""
+    kept = {k: v for k, v in job.environ.items() if not k.startswith(_NOT_TRUE_HERE)}
+    master = {} if job.master_port is None else {"MASTER_PORT": str(job.master_port)}
+    return {
+        **_LOOPBACK_ONLY,
+        **kept,
+        **{name: str(job.threads) for name in _THREAD_VARIABLES},
+        "UNISONO_THREADS": str(job.threads),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(job.num_workers),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(job.num_workers),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": ADDRESS,
+        **master,
+        **link_fds,
+    }
+
+
+def launch_environment(
+    environ: Mapping[str, str], gpus: tuple[str, ...] = (), *, debug: bool = False
+) -> dict[str, str]:
+    """Say which variables a job begins with: those of its launcher, and what the user has chosen.
+
+    Args:
+        environ: the launcher's own.
+        gpus: the GPUs that workers see; as the environment says if there are none.
+        debug: turn on the checks of torch, where the user has not said how.
+    """
+    checked = {**_DEBUG, **environ} if debug else dict(environ)
+    return with_gpus(checked, gpus) if gpus else checked

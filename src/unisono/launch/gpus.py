@@ -1,0 +1,103 @@
+"""Which GPUs do workers see? What ``--gpus`` says, checked against what the driver knows.
+
+The launcher asks NVIDIA's management library, which neither loads torch nor begins to use CUDA: a
+process that has used CUDA must not fork. Numbers are those of `nvidia-smi`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Mapping
+
+ALL = "all"
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
+_NAME = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
+
+
+def choose_gpus(
+    option: str, text: str | None, environ: Mapping[str, str], num_gpus: Callable[[], int]
+) -> tuple[str, ...]:
+    """Read a list such as ``0,3`` or ``GPU-8932f937``, or ``all``.
+
+    Args:
+        option: what the user knows it as, such as ``--gpus``.
+        text: what the user has passed, which beats the environment; None for nothing.
+        environ: where ``CUDA_VISIBLE_DEVICES`` says what ``all`` means, if it is there.
+        num_gpus: counts the GPUs of this machine.
+
+    Returns:
+        One name a GPU; none where the user has chosen none.
+
+    Raises:
+        ValueError: it is no such list, names a GPU twice, or one that is not there.
+    """
+    if text is None:
+        return ()
+    num = num_gpus()
+    if num < 1:
+        raise ValueError(
+            f"`{option}` must name GPUs of this machine, but NVIDIA's driver knows of none (asked "
+            f"for {text!r}): leave it out, and the workers compute on the CPU."
+        )
+    if text == ALL:
+        text = environ.get(VISIBLE_VARIABLE) or ",".join(map(str, range(num)))
+    names = tuple(_checked(option, name.strip(), text, num) for name in text.split(","))
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(
+            f"`{option}` must name each GPU once, but {text!r} names {min(twice)} again: "
+            "workers do not share a GPU; start fewer of them."
+        )
+    return names
+
+
+def _checked(option: str, name: str, text: str, num_gpus: int) -> str:
+    if name.isdecimal() and name.isascii():
+        if int(name) < num_gpus:
+            return str(int(name))
+        have = "only GPU 0" if num_gpus == 1 else f"GPUs 0 to {num_gpus - 1}"
+        raise ValueError(
+            f"`{option}` must name GPUs of this machine, which has {have}, but is {text!r}: "
+            "`nvidia-smi -L` lists them."
+        )
+    if _NAME.fullmatch(name):
+        return name
+    raise ValueError(
+        f"`{option}` must be numbers or names of GPUs with commas between them, or `all`, but is "
+        f"{text!r}: use for example `0,3`; `nvidia-smi -L` lists them."
+    )
+
+
+def check_workers(option: str, gpus: tuple[str, ...], num_workers: int) -> None:
+    """Refuse more workers than GPUs, where GPUs are named.
+
+    Raises:
+        ValueError: there are fewer GPUs than workers.
+    """
+    if gpus and num_workers > len(gpus):
+        raise ValueError(
+            f"`{option}` must name a GPU for each worker, but names {len(gpus)} "
+            f"({','.join(gpus)}) for {num_workers} workers: start at most {len(gpus)}."
+        )
+
+
+def with_gpus(environ: Mapping[str, str], gpus: tuple[str, ...]) -> dict[str, str]:
+    """Let whoever has these variables see these GPUs, in this order, and no others."""
+    order = {_ORDER_VARIABLE: "PCI_BUS_ID", **environ}
+    return {**order, VISIBLE_VARIABLE: ",".join(gpus)}
+
+
+def num_gpus_here() -> int:
+    """Count the GPUs of this machine; 0 without NVIDIA's driver. Source: NVML API reference."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return 0
+    if nvml.nvmlInit_v2() != 0:
+        return 0
+    count = ctypes.c_uint(0)
+    failed = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    nvml.nvmlShutdown()
+    return 0 if failed else count.value

@@ -1,0 +1,157 @@
+"""Who lets the ranks of a process group find each other? The launcher: here they wait.
+
+    a worker's "gather" ──► gathering ──► the store is started, once; answers; words for the user
+
+It decides nothing: who goes on is said by ``gathering``, and this does it.
+
+Invariant: nothing listens before all ranks of a first group have come.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from unisono.launch import gathering
+from unisono.launch.gathering import Arrival, GoOn, Refuse, Tell
+from unisono.launch.loopback import LoopbackPort
+
+_TOKEN_BYTES = 8
+
+
+class Host(Protocol):
+    """Who starts the store: the fork server."""
+
+    def start_store(self, fd: int, port: int) -> None:
+        """Start it at a socket that listens."""
+
+    def end_store(self) -> None:
+        """End it."""
+
+
+class Groups:
+    """The waiting ranks of one job, and its store. Final.
+
+    Args:
+        num_workers: how many workers there are.
+        host: starts the store.
+        send: sends a worker an answer.
+        say: where words for the user go.
+
+    Attributes:
+        port: the job's port, at which ranks meet if the program names no other.
+        store_port: where the store listens; None as long as nobody has needed it.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        host: Host,
+        send: Callable[[int, dict[str, Any]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.port = LoopbackPort()
+        self._host = host
+        self._send = send
+        self._say = say
+        self._state = gathering.State(frozenset(range(num_workers)))
+        self.store_port: int | None = None
+        # A file that outlived another job holds that one's keys, so the job has a name too.
+        self._token = os.urandom(_TOKEN_BYTES).hex()
+        self._num_gathered = 0
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """The workers that stand still because somebody has not come."""
+        return self._state.waiting
+
+    def hear(self, worker: int, header: dict[str, Any]) -> None:
+        """Take a worker that has come to make a group."""
+        arrival = Arrival(
+            worker,
+            header["place"],
+            header["rank"],
+            header["world_size"],
+            time.monotonic(),
+            header["timeout_s"],
+            header["needs_store"],
+        )
+        self._take(*gathering.come(self._state, arrival))
+
+    def gone(self, worker: int) -> None:
+        """Note that a worker will make no group any more."""
+        self._take(*gathering.leave(self._state, worker))
+
+    def look(self) -> None:
+        """See whether somebody has waited for long."""
+        self._take(*gathering.look(self._state, time.monotonic()))
+
+    def at_most(self, timeout_s: float | None) -> float | None:
+        """Say how long a wait may last that should not miss the next look."""
+        due_s = gathering.due_s(self._state)
+        if due_s is None:
+            return timeout_s
+        left_s = max(0.0, due_s - time.monotonic())
+        return left_s if timeout_s is None else min(left_s, timeout_s)
+
+    def close(self) -> None:
+        """End the store and give the port back."""
+        self.port.close()
+        if self.store_port is not None:
+            self._host.end_store()
+
+    def _take(self, state: gathering.State, outcomes: tuple[gathering.Outcome, ...]) -> None:
+        self._state = state
+        for outcome in outcomes:
+            match outcome:
+                case GoOn(complete):
+                    self._let_go_on(complete)
+                case Refuse():
+                    self._refuse(outcome)
+                case Tell(message):
+                    self._say(message)
+
+    def _let_go_on(self, complete: gathering.Gathering) -> None:
+        self._num_gathered += 1
+        answer: dict[str, Any] = {
+            "type": "gathered",
+            "port": 0,
+            "prefix": f"unisono/{self._token}/{self._num_gathered}",
+        }
+        try:
+            if any(arrival.needs_store for arrival in complete.came):
+                answer["port"] = self._store()
+        except OSError as error:
+            answer = {"type": "refused", "why": "store", "reason": str(error)}
+        for worker in sorted(complete.workers):
+            self._send(worker, answer)
+
+    def _store(self) -> int:
+        """Say at which port the store is, and start it when it is needed for the first time."""
+        if self.port.trouble:
+            raise OSError(
+                f"the launcher must hold a store on loopback for `init_process_group`, but "
+                f'{self.port.trouble}: allow it, or use `init_method="file:///a/new/file"`, which '
+                "needs no port."
+            )
+        if self.store_port is None:
+            with self.port.listen() as listening:
+                port = int(listening.getsockname()[1])
+                # Whoever comes before the store has begun waits in the queue of the socket.
+                self._host.start_store(listening.fileno(), port)
+            self.store_port = port
+        return self.store_port
+
+    def _refuse(self, refusal: Refuse) -> None:
+        header = {
+            "type": "refused",
+            "why": refusal.why.value,
+            "reason": refusal.reason,
+            "lost": refusal.lost,
+            "missing": list(refusal.missing),
+            "waited_s": refusal.waited_s,
+        }
+        for worker in sorted(refusal.workers):
+            self._send(worker, header)

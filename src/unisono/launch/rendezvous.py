@@ -1,0 +1,155 @@
+"""How does ``init_process_group`` find the job's store? torch's ways of meeting ask the launcher.
+
+``env://`` and ``tcp://`` with an address of this host, and ``file://``: each worker tells the
+launcher, waits until all ranks have come, and gets the launcher's store (for a file, the file's).
+A program may name any port that it likes: two jobs that name the same one do not meet.
+
+Invariant: only where all ranks can be workers of this job. A process that a worker starts, a group
+with more ranks than workers, and another host's address are torch's own business.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qsl, urlparse
+
+from unisono.comm.link import Link
+from unisono.launch.loopback import ADDRESS
+
+_LOCAL_NAMES = ("localhost", ADDRESS, "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where a program wants ranks to meet, and as what it comes.
+
+    Attributes:
+        place: in words, such as ``port 12355``; the same on every rank.
+        rank: which rank it is to be.
+        world_size: how many there are to be.
+        is_file: they exchange addresses in a file and not in the launcher's store.
+    """
+
+    place: str
+    rank: int
+    world_size: int
+    is_file: bool = False
+
+
+Handler = Callable[..., Iterator[tuple[Any, int, int]]]
+
+
+def meeting(
+    url: str, environ: Mapping[str, str], is_this_host: Callable[[str], bool]
+) -> Meeting | None:
+    """Read what a program has asked torch for; None when torch itself must answer.
+
+    Args:
+        url: what torch calls the handler with, such as ``env://?rank=0&world_size=2``.
+        environ: the environment variables.
+        is_this_host: tells whether a name or address is this machine's.
+
+    Raises:
+        ValueError: there is no such rank.
+    """
+    parts = urlparse(url)
+    given = dict(parse_qsl(parts.query))
+    names = {"rank": "RANK", "world_size": "WORLD_SIZE"} if parts.scheme == "env" else {}
+    values = {name: environ.get(variable, "") for name, variable in names.items()} | given
+    try:
+        rank, world_size = int(values["rank"]), int(values["world_size"])
+        if parts.scheme == "file":
+            place = f"file {parts.path}" if parts.path else ""
+        elif parts.scheme == "env":
+            place = _at_port(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_this_host)
+        else:
+            place = _at_port(parts.hostname, parts.port, is_this_host)
+    except (KeyError, ValueError):
+        # Something is missing or no number: torch says what.
+        return None
+    if not place or rank < 0 or world_size < 1:
+        return None
+    if rank >= world_size:
+        raise ValueError(
+            f"`rank` must be below `world_size`, but is {rank} of {world_size}: pass neither to "
+            "`init_process_group`, or both as RANK and WORLD_SIZE say."
+        )
+    return Meeting(place, rank, world_size, is_file=parts.scheme == "file")
+
+
+def _at_port(host: str | None, port: int | None, is_this_host: Callable[[str], bool]) -> str:
+    is_here = host and port is not None and 0 <= port < 2**16 and is_this_host(host)
+    return f"port {port}" if is_here else ""
+
+
+def is_this_host(name: str) -> bool:
+    """Tell whether a name or address is this machine's: only such can be bound."""
+    if name in _LOCAL_NAMES:
+        return True
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def _can_bind(family: int, address: Any) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
+
+
+def ask_launcher() -> None:
+    """Have torch's ways of meeting ask the launcher, in this process."""
+    import torch.distributed
+
+    if not torch.distributed.is_available():
+        return
+    # `torch.distributed.rendezvous` is the function of that name, so not by attribute.
+    module = importlib.import_module("torch.distributed.rendezvous")
+    handlers: dict[str, Handler] = module._rendezvous_handlers
+    for scheme in ("env", "tcp", "file"):
+        handlers[scheme] = _asking(handlers[scheme], module.default_pg_timeout)
+
+
+def _asking(torchs_own: Handler, default_timeout: timedelta) -> Handler:
+    def meet(
+        url: str, timeout: timedelta = default_timeout, **options: Any
+    ) -> Iterator[tuple[Any, int, int]]:
+        link = Link.from_environment()
+        wanted = None if link is None else meeting(url, os.environ, is_this_host)
+        if link is None or wanted is None or wanted.world_size > link.world.world_size:
+            yield from torchs_own(url, timeout=timeout, **options)
+            return
+        store = _store(link, wanted, url, timeout, torchs_own)
+        yield store, wanted.rank, wanted.world_size
+        raise RuntimeError(f"ranks must meet anew for another group, not again by {url!r}.")
+
+    return meet
+
+
+def _store(link: Link, wanted: Meeting, url: str, timeout: timedelta, torchs_own: Handler) -> Any:
+    from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+    store: Store
+    gathered = link.gather(
+        wanted.place,
+        wanted.rank,
+        wanted.world_size,
+        timeout.total_seconds(),
+        needs_store=not wanted.is_file,
+    )
+    if wanted.is_file:
+        store = next(torchs_own(url, timeout=timeout))[0]
+    else:
+        store = TCPStore(ADDRESS, gathered.port, None, False, timeout, wait_for_workers=False)
+    return PrefixStore(gathered.prefix, store)

@@ -1,0 +1,50 @@
+"""Something goes wrong in a program with process groups: how is the first argument."""
+
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+LAST = SIZE - 1
+
+way, backend = sys.argv[1:3]
+
+
+def die():
+    os.kill(os.getpid(), 9)
+
+
+if way == "killed before":
+    if RANK == LAST:
+        die()
+elif way == "finished before":
+    if RANK == LAST:
+        sys.exit()
+elif way == "vanished before":
+    if RANK == LAST:
+        os._exit(0)
+elif way == "raised before" and RANK == LAST:
+    raise KeyError("the original")
+elif way == "late" and RANK == LAST:
+    time.sleep(60)
+elif way == "wrong size" and RANK == LAST:
+    os.environ["WORLD_SIZE"] = "2"
+elif way == "same rank":
+    os.environ["RANK"] = "0"
+elif way == "apart":
+    os.environ["MASTER_PORT"] = str(12355 + RANK)
+seconds = 1 if way == "late" else 60
+dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+if RANK == LAST:
+    if way == "killed":
+        die()
+    elif way == "raised":
+        raise KeyError("the original")
+    elif way == "finished":
+        sys.exit()
+for _ in range(10):
+    dist.all_reduce(torch.ones(5))

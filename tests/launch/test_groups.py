@@ -1,0 +1,338 @@
+"""Programs that call ``init_process_group`` themselves: they run, and every wait ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import unisono
+from unisono.launch import loopback
+from unisono.launch.loopback import ADDRESS, LoopbackPort
+
+PROGRAMS = Path(__file__).parent / "programs"
+COMMAND = [sys.executable, "-m", "unisono.cli", "run"]
+CLASSICS = "plain,env,overwrite,tcp,again,groups"
+LOOPBACK = {"0100007F"}  # 127.0.0.1 in the byte order of the kernel's table
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def run_script(name: str, *arguments: str) -> str:
+    """Run a program as its worker would, and return what it prints."""
+    sys.argv = [name, *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(PROGRAMS / name), run_name="__main__")
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "unisono"])
+def test_programs_run_as_they_are(backend: str) -> None:
+    done = unisono.launch(run_script, "groups.py", CLASSICS, backend, workers=2)
+    assert done == ["done\n"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["gloo", "unisono"])
+def test_programs_run_as_they_are_on_three_workers(unisono_run: Run, backend: str) -> None:
+    done = unisono_run("-n", 3, PROGRAMS / "groups.py", CLASSICS, backend)
+    assert (done.stdout, done.returncode) == ("done\n" * 3, 0), done.stderr
+
+
+@pytest.mark.parametrize("backend", ["gloo", "unisono"])
+def test_ranks_may_meet_in_a_file_also_in_one_that_was_left_over(
+    tmp_path: Path, backend: str
+) -> None:
+    file = tmp_path / "a new file"
+    for _ in range(2):
+        done = unisono.launch(run_script, "groups.py", "file", backend, str(file), workers=2)
+        assert done == ["done\n"] * 2
+        file.write_bytes(left_over(file))
+
+
+def left_over(file: Path) -> bytes:
+    """Build what a rank 0 that was killed would have left behind in a file."""
+    import torch.distributed as dist
+
+    store = dist.FileStore(str(file), 3)
+    for key in ("default_pg/0//0", "default_pg/0//rank_0", "default_pg/unisono"):
+        store.set(key, "not what is here")
+    return file.read_bytes()
+
+
+def test_no_backend_at_all_is_torchs_default() -> None:
+    assert unisono.launch(run_script, "groups.py", "none", "", workers=2) == ["done\n"] * 2
+
+
+def test_a_program_may_have_a_store_of_its_own_at_the_port_it_was_given() -> None:
+    done = unisono.launch(run_script, "groups.py", "own store", "gloo", workers=2)
+    assert done == ["done\n"] * 2
+
+
+def test_one_worker_is_a_group_too() -> None:
+    assert unisono.launch(run_script, "groups.py", "plain", "gloo", workers=1) == ["done\n"]
+
+
+def test_without_a_network_ranks_meet_in_a_file_and_are_told_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse() -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(loopback, "_bound", refuse)
+    arguments = ("groups.py", "file", "unisono", str(tmp_path / "file"))
+    assert unisono.launch(run_script, *arguments, workers=2) == ["done\n"] * 2
+    with pytest.raises(unisono.UnisonoError, match=r"Permission denied\): allow it, or use `init_"):
+        unisono.launch(run_script, "groups.py", "tcp", "unisono", workers=2)
+
+
+# What listens.
+
+
+def listening(root: int) -> list[str]:
+    """List where a process or any below it listens, as the kernel's tables say."""
+    ours = {str(root)} | {str(child.pid) for child in psutil.Process(root).children(recursive=True)}
+    inodes = set()
+    for pid in ours:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(fd).removeprefix("socket:[").removesuffix("]"))
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in inodes:
+                found.append(words[1].split(":")[0])
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        flags, inode = int(line.split()[3], 16), line.split()[6]
+        if flags & 0x10000 and inode in inodes:
+            found.append(line)
+    return found
+
+
+def listening_in_a_group(root: int, backend: str) -> tuple[list[str], list[str], list[str]]:
+    import torch
+    import torch.distributed as dist
+
+    before = listening(root)
+    wait_for_all()
+    dist.init_process_group(backend)
+    dist.all_reduce(torch.ones(5))
+    during = listening(root)
+    dist.barrier()
+    environment = [os.environ["MASTER_ADDR"], os.environ["GLOO_SOCKET_IFNAME"]]
+    dist.destroy_process_group()
+    return before, during, environment
+
+
+def wait_for_all() -> None:
+    from unisono.comm.team import Team
+
+    Team.from_environment().meet("test")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "unisono"])
+def test_while_there_is_a_group_everything_that_listens_is_on_loopback(backend: str) -> None:
+    for before, during, environment in unisono.launch(
+        listening_in_a_group, os.getpid(), backend, workers=2
+    ):
+        assert before == []
+        assert set(during) == LOOPBACK
+        assert environment == [ADDRESS, "lo"]
+
+
+def train_and_look(root: int) -> list[list[str]]:
+    import torch
+
+    seen = []
+
+    def loss(model: Any, batch: Any) -> Any:
+        seen.append(listening(root))
+        return model(batch[0]).pow(2).mean()
+
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=2, seed=0)
+    data = torch.utils.data.TensorDataset(torch.arange(24.0).reshape(8, 3))
+    trainer.fit(data, batch_size=4, epochs=1)
+    seen.append(listening(root))
+    return seen
+
+
+@pytest.mark.parametrize("debug", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_while_a_trainer_trains_nothing_listens(debug: bool) -> None:
+    for seen in unisono.launch(train_and_look, os.getpid(), workers=2, debug=debug):
+        assert len(seen) > 1
+        assert not any(seen)
+
+
+# What goes wrong.
+
+
+@pytest.mark.parametrize("backend", ["gloo", "unisono"])
+@pytest.mark.parametrize(
+    ("way", "error", "words"),
+    [
+        ("killed", unisono.WorkerError, "worker 2 of 3 was killed by SIGKILL"),
+        ("raised", KeyError, "the original"),
+    ],
+)
+def test_a_failure_is_not_hidden_by_what_follows_in_the_group(
+    way: str, backend: str, error: type[BaseException], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        unisono.launch(run_script, "group_faults.py", way, backend, workers=3)
+
+
+@pytest.mark.parametrize(
+    ("way", "error", "words"),
+    [
+        ("killed before", unisono.WorkerError, "worker 2 of 3 was killed by SIGKILL"),
+        ("raised before", KeyError, "the original"),
+        ("finished before", unisono.PeerLostError, "worker 2 has ended, so that not all of them"),
+        ("vanished before", unisono.WorkerError, "worker 2 of 3 left with exit status 0"),
+        ("late", unisono.WaitTimeoutError, "within its timeout of 1 s, but rank 2 has not"),
+        ("wrong size", ValueError, "`rank` must be below `world_size`, but is 2 of 2"),
+        ("same rank", unisono.MismatchError, "both say that they are rank 0"),
+        ("apart", unisono.MismatchError, "they wait for each other apart"),
+    ],
+)
+def test_every_wait_for_the_others_of_a_group_ends(
+    way: str, error: type[BaseException], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        unisono.launch(run_script, "group_faults.py", way, "gloo", workers=3)
+
+
+def test_a_group_makes_a_loss_final_and_that_is_said() -> None:
+    def train_in_a_group() -> None:
+        import torch.distributed as dist
+
+        assert unisono.Trainer is not None  # from now on a lost worker is made up for
+        dist.init_process_group("gloo")
+        wait_for_all()
+        if unisono.world().rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.pause()
+
+    with pytest.raises(unisono.WorkerError) as raised:
+        unisono.launch(train_in_a_group, workers=2)
+    assert "they use a process group of torch.distributed, which no replacement" in str(
+        raised.value
+    )
+
+
+def is_store(process: psutil.Process) -> bool:
+    return bool(listening(process.pid))
+
+
+def test_nobody_waits_for_a_store_that_was_killed() -> None:
+    def lose_the_store() -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        dist.barrier()
+        dist.destroy_process_group()
+        if unisono.world().rank == 0:
+            (store,) = [one for one in psutil.Process(os.getppid()).children() if is_store(one)]
+            store.kill()
+        wait_for_all()
+        dist.init_process_group("gloo")
+
+    with pytest.raises(unisono.WorkerError, match=r"holds the store .* was killed by SIGKILL"):
+        unisono.launch(lose_the_store, workers=2)
+
+
+# By the command, with processes of the program's own.
+
+
+@pytest.mark.slow
+def test_the_command_shows_one_failure_once(unisono_run: Run) -> None:
+    for way, backend in (("killed", "gloo"), ("raised", "gloo")):
+        done = unisono_run("-n", 3, PROGRAMS / "group_faults.py", way, backend)
+        assert done.stderr.count("unisono: ") == 1
+        assert done.stderr.startswith("unisono: worker 2 of 3 ")
+        assert done.stderr.count("Traceback") == (way == "raised")
+
+
+@pytest.mark.slow
+def test_one_that_leaves_a_group_early_is_named(unisono_run: Run) -> None:
+    done = unisono_run("-n", 3, PROGRAMS / "group_faults.py", "finished", "gloo")
+    assert "Worker 2 had come to the end of the program by then" in done.stderr
+    done = unisono_run("-n", 3, PROGRAMS / "group_faults.py", "finished", "unisono")
+    assert "worker 2 of 3 finished its program while workers 0, 1 waited" in done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.slow
+def test_two_jobs_may_name_the_same_port_at_once() -> None:
+    command = [*COMMAND, "-n", "2", str(PROGRAMS / "groups.py"), "overwrite", "gloo"]
+    jobs = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for _ in range(2)
+    ]
+    assert [job.communicate(timeout=60)[0] for job in jobs] == ["done\ndone\n"] * 2
+
+
+@pytest.mark.slow
+def test_a_worker_may_start_ranks_of_its_own(unisono_run: Run) -> None:
+    with own_ports(2) as ports:
+        done = unisono_run("-n", 1, PROGRAMS / "spawning.py", "inherit gloo,env gloo", ports)
+    assert (done.stdout.count("done"), done.stderr) == (2 * 2 * 2, "")
+
+
+@pytest.mark.slow
+def test_plain_python_spawns_ranks_with_either_backend(tmp_path: Path) -> None:
+    ways = ["env gloo", "tcp gloo", "file gloo", "env unisono", "tcp unisono", "file unisono"]
+    with own_ports(len(ways)) as ports:
+        command = [sys.executable, PROGRAMS / "spawning.py", ",".join(ways), ports]
+        done = subprocess.run(
+            [*command, str(tmp_path / "a file")], capture_output=True, text=True, timeout=100
+        )
+    assert (done.stdout.count("done"), done.stderr) == (2 * 2 * len(ways), "")
+
+
+@contextlib.contextmanager
+def own_ports(count: int) -> Iterator[str]:
+    """Keep ports that a program may listen at and nobody else is given."""
+    ports = [LoopbackPort() for _ in range(count)]
+    yield ",".join(str(port.number) for port in ports)
+    for port in ports:
+        port.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["gloo", "unisono"])
+def test_the_checks_of_debug_work_and_harm_nobody(unisono_run: Run, backend: str) -> None:
+    done = unisono_run("--debug", "-n", 2, PROGRAMS / "under_debug.py", backend)
+    assert (done.stdout, done.returncode) == ("done\n" * 2, 0), done.stderr
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_a_rendezvous_and_the_store() -> None:
+    launcher = subprocess.Popen(
+        [*COMMAND, "-n", "3", str(PROGRAMS / "half_way.py")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == "in a group\n"
+    everybody = psutil.Process(launcher.pid).children(recursive=True)
+    assert len(everybody) == 1 + 3 + 1  # the server, the workers, the store
+    assert set(listening(launcher.pid)) == LOOPBACK
+    os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does
+    _, err = launcher.communicate(timeout=2)
+    assert (launcher.returncode, psutil.wait_procs(everybody, timeout=0.5)[1]) == (130, [])
+    assert err == "unisono: interrupted by Ctrl-C; all 3 workers were ended.\n"

@@ -1,0 +1,105 @@
+"""What a program asks torch for, and whether the launcher answers."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import pytest
+
+from unisono.launch.loopback import LoopbackPort
+from unisono.launch.rendezvous import Meeting, is_this_host, meeting
+
+ENVIRON = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "here", "MASTER_PORT": "77"}
+
+
+def wanted(url: str, **environ: str) -> Meeting | None:
+    return meeting(url, {**ENVIRON, **environ}, lambda host: host in ("here", "::1"))
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("env://", Meeting("port 77", 1, 3)),
+        ("env://?rank=0&world_size=2", Meeting("port 77", 0, 2)),
+        ("env://?world_size=2", Meeting("port 77", 1, 2)),
+        ("tcp://here:12355?rank=0&world_size=2", Meeting("port 12355", 0, 2)),
+        ("tcp://[::1]:12355?rank=0&world_size=2", Meeting("port 12355", 0, 2)),
+        ("file:///a b/c?rank=0&world_size=2", Meeting("file /a b/c", 0, 2, is_file=True)),
+    ],
+)
+def test_the_launcher_answers_where_ranks_meet_on_this_host(url: str, expected: Meeting) -> None:
+    assert wanted(url) == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "tcp://elsewhere:12355?rank=0&world_size=2",
+        "tcp://here?rank=0&world_size=2",
+        "tcp://here:99999?rank=0&world_size=2",
+        "tcp://here:12355",
+        "tcp://here:12355?rank=0",
+        "tcp://here:12355?rank=-1&world_size=-1",
+        "tcp://here:12355?rank=x&world_size=2",
+        "file:///a",
+        "file://?rank=0&world_size=2",
+    ],
+)
+def test_torch_answers_everything_else(url: str) -> None:
+    assert wanted(url) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("MASTER_PORT", "x"), ("MASTER_PORT", ""), ("MASTER_ADDR", "elsewhere"), ("RANK", "")],
+)
+def test_torch_says_what_is_wrong_with_the_environment(name: str, value: str) -> None:
+    assert wanted("env://", **{name: value}) is None
+
+
+def test_a_rank_beyond_the_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be below `world_size`, but is 2 of 2"):
+        wanted("env://?rank=2&world_size=2")
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "::1", "127.3.4.5", "0.0.0.0"])
+def test_addresses_of_this_host_are_known(name: str) -> None:
+    assert is_this_host(name)
+
+
+@pytest.mark.parametrize("name", ["192.0.2.1", "no.such.host.invalid"])
+def test_addresses_of_others_are_not_this_hosts(name: str) -> None:
+    assert not is_this_host(name)
+
+
+def test_a_reserved_port_may_be_used_by_the_program_and_by_no_other() -> None:
+    port, others = LoopbackPort(), [LoopbackPort() for _ in range(50)]
+    assert port.number is not None
+    assert port.number not in {other.number for other in others}
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", port.number)) != 0  # nobody listens
+    with socket.socket() as own:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        own.bind(("", port.number))
+        own.listen()
+        # The program's own store is there already, so the launcher's is at another port.
+        with port.listen() as listening:
+            assert listening.getsockname()[1] != port.number
+    with port.listen() as listening:
+        assert listening.getsockname() == ("127.0.0.1", port.number)
+    for one in [port, *others]:
+        one.close()
+
+
+def test_without_a_network_there_is_no_port_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    port = LoopbackPort()
+    assert port.number is None
+    assert port.trouble == "no port on 127.0.0.1 could be had (Permission denied)"
+    port.close()
