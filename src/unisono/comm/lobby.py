@@ -203,10 +203,11 @@ class Lobby:
             f"{self._here.started_by}, {self._job.told}) has waited {waited_s:.0f} s for {others}"
         )
         if waited_s >= self._timeout_s:
+            why = f", which {reason}" if reason else ""
             raise WaitTimeoutError(
-                f"all workers of a job must come to the first `Trainer` or `Run`, but {sight}"
-                f"{', which ' + reason if reason else ''}. Look whether it was started, with the "
-                f"same variables, on this host; UNISONO_MEETING_TIMEOUT=600 waits longer (s).",
+                f"all workers of a job must come to the first `Trainer`, `Run` or `unisono.init`, "
+                f"but {sight}{why}. Look whether it was started, with the same variables, on this "
+                f"host; UNISONO_MEETING_TIMEOUT=600 waits longer (s).",
                 missing=missing,
                 waited_s=waited_s,
             )

@@ -1,0 +1,1 @@
+"""Programs that speak torch.distributed themselves, and what they import from Unisono."""
