@@ -63,6 +63,7 @@ def _live(work: Callable[[], Any], environ: Mapping[str, str], write: int) -> No
     try:
         atexit._clear()
         sys.excepthook = lambda *_: None
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout's is not for forks
         signal.alarm(int(TIMEOUT_S))
         os.environ.clear()
         os.environ.update(environ)

@@ -18,9 +18,9 @@ MASTER = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 NAMESPACE = {"PMIX_NAMESPACE": "prterun-host-1@1"}
 
 
-def name_of(environ, started_by, world_size=3, rank=0, parent_pid=1):
+def name_of(environ, started_by, world_size=3, rank=0, session=1):
     here = World(rank, world_size, rank, world_size, started_by)
-    return job_name(environ, here, parent_pid=parent_pid).name
+    return job_name(environ, here, session=session).name
 
 
 DIFFERENT = [
@@ -45,7 +45,7 @@ DIFFERENT = [
 
 def test_different_jobs_have_different_names():
     names = [name_of(*job) for job in DIFFERENT]
-    names += [name_of(TORCH, TORCHRUN, world_size=4), name_of({}, SOMEBODY, parent_pid=2)]
+    names += [name_of(TORCH, TORCHRUN, world_size=4), name_of({}, SOMEBODY, session=2)]
     for one, other in itertools.combinations(names, 2):
         assert one != other
 
@@ -60,13 +60,13 @@ def test_all_workers_of_a_job_find_the_same_name(environ, started_by):
     ("environ", "started_by"),
     [(TORCH, TORCHRUN), (JOB, SLURM), (NAMESPACE, OPEN_MPI), (MASTER, SOMEBODY), (MASTER, SLURM)],
 )
-def test_what_names_a_job_counts_more_than_who_started_it(environ, started_by):
-    one, other = (name_of(environ, started_by, parent_pid=pid) for pid in (1, 2))
+def test_what_names_a_job_counts_more_than_where_it_was_started(environ, started_by):
+    one, other = (name_of(environ, started_by, session=number) for number in (1, 2))
     assert one == other
 
 
 def test_a_name_says_what_it_was_made_of_and_is_fit_for_a_file():
-    job = job_name({**MASTER, "MASTER_ADDR": "a/../b"}, World(0, 2, 0, 2, SOMEBODY), parent_pid=1)
+    job = job_name({**MASTER, "MASTER_ADDR": "a/../b"}, World(0, 2, 0, 2, SOMEBODY), session=1)
     assert job.told == "MASTER_ADDR=a/../b, MASTER_PORT=29500"
     assert job.name.removeprefix("job-").isalnum()
 

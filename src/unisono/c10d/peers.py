@@ -97,7 +97,8 @@ class Peers:
         if pidfd is not None:
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
-            if any(event == select.POLLIN for _, event in poll.poll(0)):
+            # POLLHUP comes with it once somebody has asked for the exit status.
+            if any(event & select.POLLIN for _, event in poll.poll(0)):
                 self._dead.add(rank)
         return rank in self._dead
 

@@ -133,7 +133,7 @@ def meet_others(here: World) -> tuple[ControlPage, Watch]:
         WaitTimeoutError: somebody did not come in time.
         PeerLostError: somebody came and left before all were there.
     """
-    job = job_name(os.environ, here, parent_pid=os.getppid())
+    job = job_name(os.environ, here, session=os.getsid(0))
     folder = PrivateFolder.open()
     try:
         page, watch = Lobby(job, here, folder, timeout_s=_timeout_s(os.environ)).enter()

@@ -39,20 +39,20 @@ class JobName:
     told: str
 
 
-def job_name(environ: Mapping[str, str], here: World, *, parent_pid: int) -> JobName:
+def job_name(environ: Mapping[str, str], here: World, *, session: int) -> JobName:
     """Name the job that `environ` belongs to.
 
     Args:
         environ: the variables of a worker.
         here: its place, found in them.
-        parent_pid: who started it; counts where no variable says anything.
+        session: the session of its process; counts where no variable says anything.
     """
     for names in _KINDS[here.started_by]:
         facts = [(name, environ[name]) for name in names if name in environ]
         if facts:
             break
     else:
-        facts = [("parent process", str(parent_pid))]
+        facts = [("session", str(session))]
     told = ", ".join(f"{name}={value}" for name, value in facts)
     whole = repr((here.started_by, here.world_size, facts))
     return JobName(f"job-{hashlib.sha256(whole.encode()).hexdigest()[:32]}", told)

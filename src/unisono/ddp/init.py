@@ -126,9 +126,7 @@ class Here:
             **more,
         )
         # Who holds the store must not end before the others have what they need of it.
-        store.set(f"there {here.rank}", "")
-        if here.rank == 0:
-            tell_all(store, here, "there", "")
+        tell_all(store, here, "group", "")
         atexit.register(self._close_at_exit)
 
     def _close(self, *, has_failed: bool) -> None:

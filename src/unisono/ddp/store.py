@@ -68,21 +68,29 @@ def store_for(here: World, timeout_s: float) -> Store:
 def tell_all(store: Store, here: World, what: str, mine: str) -> list[str]:
     """Tell all ranks something and hear theirs, in rank order. Collective: every rank calls it.
 
+    Rank 0, with which the store may end, returns when all have heard.
+
     Raises:
         RendezvousError: somebody did not come in time.
     """
-    store.set(f"{what} {here.rank}", mine)
-    heard = []
-    for rank in range(here.world_size):
-        try:
-            heard.append(store.get(f"{what} {rank}").decode())
-        except RuntimeError as error:
-            raise RendezvousError(
-                f"every rank must come to `unisono.init`, but rank {rank} did not come in time to "
-                f"where rank {here.rank} is ({error}): look whether it was started, and what it "
-                f"does there."
-            ) from error
+    store.set(f"{what} of {here.rank}", mine)
+    heard = [_hear(store, here, f"{what} of {rank}", rank) for rank in range(here.world_size)]
+    store.set(f"{what} heard by {here.rank}", "")
+    if here.rank == 0:
+        for rank in range(here.world_size):
+            _hear(store, here, f"{what} heard by {rank}", rank)
     return heard
+
+
+def _hear(store: Store, here: World, key: str, rank: int) -> str:
+    try:
+        return store.get(key).decode()
+    except RuntimeError as error:
+        raise RendezvousError(
+            f"every rank must come to `unisono.init`, but rank {rank} did not come in time to "
+            f"where rank {here.rank} is ({error}): look whether it was started, and what it does "
+            f"there."
+        ) from error
 
 
 def agree_on_seed(store: Store, here: World, seed: int | None) -> int:
