@@ -25,6 +25,7 @@ _SPIN_S = 1e-3
 _SPIN_WHEN_CROWDED_S = 2e-5
 _SLEEP_AT_MOST_S = 0.2
 _COUNTER = 2**32
+_SAME_CALLS = "all workers must make the same calls in the same order."
 
 
 def _say(message: str) -> None:
@@ -167,13 +168,17 @@ class Barrier:
         return f"unisono: rank {self._rank} in step {here} has waited {waited_s:.0f} s for {there}."
 
     def _left(self, other: int, how: Departure) -> PeerLostError:
-        what = {
-            Departure.FINISHED: "has finished its program",
-            Departure.DIED: f"has died, its process {self._control.process(other)[0]} is gone",
-        }.get(how, "has failed")
+        what, advice = {
+            Departure.FINISHED: ("has finished its program", _SAME_CALLS),
+            Departure.DIED: (
+                f"has died, its process {self._control.process(other)[0]} is gone",
+                "look for what ended it (a signal, too little memory), and start all again; with a "
+                "`directory` the run goes on from its newest checkpoint.",
+            ),
+        }.get(how, ("has failed", _SAME_CALLS))
         return PeerLostError(
             f"every worker must come to this point of step {self._control.step(self._rank)}, but "
             f"rank {other} {what} (last seen in step {self._control.step(other)}) while rank "
-            f"{self._rank} waits for it: all workers must make the same calls in the same order.",
+            f"{self._rank} waits for it: {advice}",
             rank=other,
         )
