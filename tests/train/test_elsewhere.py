@@ -41,8 +41,7 @@ def in_a_fork(work):
     return one_thread
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("loader_workers", [0, 1])
+@pytest.mark.parametrize(("world_size", "loader_workers"), [(2, 0), (3, 1)])
 def test_bits_are_those_of_one_process(job, world_size, loader_workers):  # noqa: F811
     work = functools.partial(train, loader_workers=loader_workers)
     said = job.run(in_a_fork(work), world_size)

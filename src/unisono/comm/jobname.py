@@ -47,7 +47,7 @@ def job_name(environ: Mapping[str, str], here: World, *, session: int) -> JobNam
         here: its place, found in them.
         session: the session of its process; counts where no variable says anything.
     """
-    for names in _KINDS[here.started_by]:
+    for names in _KINDS.get(here.started_by, _KINDS[SOMEBODY]):
         facts = [(name, environ[name]) for name in names if name in environ]
         if facts:
             break

@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from unisono.comm.team import Team
 from unisono.errors import MismatchError, RendezvousError
-from unisono.world import World
+from unisono.world import UNISONO, World
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -47,7 +47,7 @@ def store_for(here: World, timeout_s: float) -> Store:
     elif len(given) == len(_MASTER):
         place = tuple(os.environ[name] for name in _MASTER)
         base = _at_master(os.getpid(), place, here, timeout_s)
-    elif given:
+    elif given and here.started_by != UNISONO:  # ours says a port only where one is needed
         raise ValueError(
             f"`MASTER_ADDR` and `MASTER_PORT` must be set together, but only {given[0]} is: set "
             f"both, or, where all workers are on one host, none."
