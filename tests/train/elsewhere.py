@@ -52,7 +52,7 @@ def listening() -> list[str]:
             inode = words[6] if table == "unix" else words[9]
             listens = words[3] == "00010000" if table == "unix" else words[3] == "0A"
             if listens and f"socket:[{inode}]" in mine:
-                found.append(row)
+                found.append(f"{table} {inode}")
     return found
 
 
