@@ -134,7 +134,6 @@ class Here:
         if not self._is_open or os.getpid() != self._pid:
             return
         self._is_open = False
-        atexit.unregister(self._close_at_exit)
         try:
             self._tear_down(has_failed=has_failed)
         except Exception as error:
@@ -157,6 +156,7 @@ class Here:
             dist.destroy_process_group()
 
     def _close_at_exit(self) -> None:
+        # Also where the group is closed: a model may still hold it.
         _let_go_of_groups()
         self._close(has_failed=getattr(sys, "last_value", None) is not None)
 
