@@ -127,6 +127,7 @@ def test_public_names_are_these():
         "WorkerError",
         "World",
         "__version__",
+        "init",
         "launch",
         "load_model",
         "world",

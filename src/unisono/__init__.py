@@ -27,6 +27,7 @@ from unisono.world import World, world
 
 if TYPE_CHECKING:
     from unisono.checkpoint.load import load_model
+    from unisono.ddp.init import init
     from unisono.ddp.sampler import DistributedSampler
     from unisono.train.run import Run
     from unisono.train.step import Step
@@ -43,6 +44,7 @@ _LOADED_ON_FIRST_USE = {
     "Run": "unisono.train.run",
     "Step": "unisono.train.step",
     "Trainer": "unisono.train.trainer",
+    "init": "unisono.ddp.init",
     "load_model": "unisono.checkpoint.load",
 }
 
@@ -63,6 +65,7 @@ __all__ = [
     "WorkerError",
     "World",
     "__version__",
+    "init",
     "launch",
     "load_model",
     "world",

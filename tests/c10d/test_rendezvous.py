@@ -14,6 +14,7 @@ import torch.distributed as dist
 from unisono.c10d import rendezvous
 from unisono.c10d.layout import HEADER_BYTES, Layout
 from unisono.c10d.rendezvous import Entry
+from unisono.comm.proc import host_name
 from unisono.errors import RendezvousError
 
 
@@ -36,7 +37,7 @@ def left_over(**changes):
         "token": "00" * 16,
         "heap_bytes": 4096,
         "chunk_bytes": 4096,
-        "host": rendezvous._host(),
+        "host": host_name(),
     }
     return Entry(**(fields | changes)).encode()
 
@@ -63,7 +64,7 @@ def test_a_store_can_be_used_again_at_once(as_ranks):
     ("entry", "reason"),
     [
         ({"pid": 2**22 + 1}, "No such file"),
-        ({}, "not the memory of a group any more"),
+        ({}, "is not the memory that was told of"),
         ({"host": "elsewhere"}, "processes of one host only"),
     ],
 )
@@ -83,7 +84,7 @@ def test_the_memory_of_an_earlier_group_is_not_taken_for_this_ones():
         with pytest.raises(RendezvousError, match="the memory of another group"):
             rendezvous.share(store, 1, [0, 1], timeout_s=0.05)
         store.set("unisono", entry.encode())
-        with pytest.raises(RendezvousError, match="a group of another size"):
+        with pytest.raises(RendezvousError, match="is memory of another size"):
             rendezvous.share(store, 1, [0, 1, 2], timeout_s=0.05)
         shared.mapping[shared.layout.line(1) + 8] = 1
         with pytest.raises(RendezvousError, match="a rank 1 has already come"):

@@ -49,10 +49,3 @@ def test_a_team_of_one_waits_for_nobody(monkeypatch):
     assert [team.planned(step) for step in (4, 5, 6)] == [0, 3, 0]
     team.pause()
     assert not team.is_asked_to_stop
-
-
-def test_workers_of_another_launcher_are_sent_to_ours(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(RuntimeError, match="use `unisono run -n 4 SCRIPT`"):
-        Team.from_environment()

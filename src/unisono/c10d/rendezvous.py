@@ -11,20 +11,20 @@ in its memory is taken. Then we wait for rank 0 of this group to replace it, for
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Protocol
 
 from unisono.c10d.layout import PID, TOKEN_BYTES, Layout
+from unisono.comm.proc import NotThereError, host_name, open_memory
 from unisono.errors import RendezvousError
 
 _KEY = "unisono"
+_MEMORY_NAME = "unisono-c10d"
 _STALE_AT_MOST_S = 60.0
 _LOOK_EVERY_S = 0.01
 
@@ -104,13 +104,14 @@ def share(store: Store, rank: int, names: Sequence[int], timeout_s: float) -> Sh
 
 
 def _publish(store: Store, layout: Layout) -> Shared:
-    fd = os.memfd_create("unisono-c10d", os.MFD_CLOEXEC)
+    fd = os.memfd_create(_MEMORY_NAME, os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, layout.num_bytes)
         mapping = _map(fd, layout)
         token = os.urandom(TOKEN_BYTES)
         mapping[:TOKEN_BYTES] = token
-        entry = Entry(os.getpid(), fd, token.hex(), layout.heap_bytes, layout.chunk_bytes, _host())
+        sizes = layout.heap_bytes, layout.chunk_bytes
+        entry = Entry(os.getpid(), fd, token.hex(), *sizes, host_name())
         store.set(_KEY, entry.encode())
     except BaseException:
         os.close(fd)
@@ -126,7 +127,7 @@ def _find(store: Store, rank: int, world_size: int, timeout_s: float) -> Shared:
         if not reason:
             try:
                 return _open(entry, rank, world_size)
-            except (OSError, _StaleError) as error:
+            except NotThereError as error:
                 reason = str(error)
         if time.monotonic() >= deadline:
             raise RendezvousError(
@@ -138,7 +139,7 @@ def _find(store: Store, rank: int, world_size: int, timeout_s: float) -> Shared:
 
 
 def _why_not(entry: Entry) -> str:
-    if entry.host == _host():
+    if entry.host == host_name():
         return ""
     return (
         "it was made on another host or in another container, and the backend joins processes of "
@@ -146,24 +147,15 @@ def _why_not(entry: Entry) -> str:
     )
 
 
-class _StaleError(Exception):
-    """What was opened is another group's."""
-
-
 def _open(entry: Entry, rank: int, world_size: int) -> Shared:
-    path = f"/proc/{entry.pid}/fd/{entry.fd}"
-    # Before opening: what an unrelated process has there may be a device or a pipe.
-    if not os.readlink(path).startswith("/memfd:unisono-c10d"):
-        raise _StaleError(f"{path} is not the memory of a group any more")
     layout = Layout(world_size, entry.heap_bytes, entry.chunk_bytes)
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fd = open_memory(entry.pid, entry.fd, _MEMORY_NAME, layout.num_bytes)
+    path = f"/proc/{entry.pid}/fd/{entry.fd}"
     try:
-        if os.fstat(fd).st_size != layout.num_bytes:
-            raise _StaleError(f"{path} is the memory of a group of another size")
         if os.pread(fd, TOKEN_BYTES, 0).hex() != entry.token:
-            raise _StaleError(f"{path} is the memory of another group")
+            raise NotThereError(f"{path} is the memory of another group")
         if any(os.pread(fd, 4, layout.line(rank) + PID)):
-            raise _StaleError(f"a rank {rank} has already come to the memory at {path}")
+            raise NotThereError(f"a rank {rank} has already come to the memory at {path}")
         return Shared(_map(fd, layout), layout, -1)
     finally:
         os.close(fd)
@@ -178,11 +170,3 @@ def _map(fd: int, layout: Layout) -> mmap.mmap:
             f"ranks (few of them will ever be memory), but mapping them failed with: {error}. "
             f"Raise `ulimit -v`."
         ) from error
-
-
-def _host() -> str:
-    """Name what two processes have in common when one can find the other in /proc."""
-    boot = ""
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"

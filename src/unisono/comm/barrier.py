@@ -2,8 +2,8 @@
 
 A wait spins for a moment (the others are usually microseconds away), then sleeps in the kernel.
 It ends when everyone has come, when one of those missing was lost (then the crew has to change),
-when one has left for good (:class:`PeerLostError`), or when the time is up
-(:class:`WaitTimeoutError`). Somebody who waits long says so in words.
+when one has left for good or died with nobody to make up for it (:class:`PeerLostError`), or when
+the time is up (:class:`WaitTimeoutError`). Somebody who waits long says so in words.
 
 Whether a lost worker had come to a meeting is a fact that never changes again, so all others
 decide alike: those who wait for it stop at the same meeting.
@@ -25,6 +25,7 @@ _SPIN_S = 1e-3
 _SPIN_WHEN_CROWDED_S = 2e-5
 _SLEEP_AT_MOST_S = 0.2
 _COUNTER = 2**32
+_SAME_CALLS = "all workers must make the same calls in the same order."
 
 
 def _say(message: str) -> None:
@@ -40,6 +41,8 @@ class Barrier:
         timeout_s: how long a wait may last, in seconds.
         notice_after_s: when a wait is told in words, in seconds.
         say: where those words go.
+        look: called several times a second while somebody is missing; marks on the page who has
+            died. By default nothing: a launcher does that.
     """
 
     def __init__(
@@ -50,12 +53,14 @@ class Barrier:
         timeout_s: float = TIMEOUT_S,
         notice_after_s: float = NOTICE_AFTER_S,
         say: Callable[[str], None] = _say,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         self._control = control
         self._rank = rank
         self._timeout_s = timeout_s
         self._notice_after_s = notice_after_s
         self._say = say
+        self._look = look
         self.set_crew(range(control.world_size))
 
     def set_crew(self, ranks: Sequence[int]) -> None:
@@ -130,6 +135,7 @@ class Barrier:
         while missing:
             other = missing[0]
             seen = control.arrivals(other)
+            self._look()
             left = [(rank, control.departure(rank)) for rank in missing]
             missing = [rank for rank in missing if not self._has_come(rank, target)]
             for rank, how in left:
@@ -162,10 +168,17 @@ class Barrier:
         return f"unisono: rank {self._rank} in step {here} has waited {waited_s:.0f} s for {there}."
 
     def _left(self, other: int, how: Departure) -> PeerLostError:
-        what = "has finished its program" if how == Departure.FINISHED else "has failed"
+        what, advice = {
+            Departure.FINISHED: ("has finished its program", _SAME_CALLS),
+            Departure.DIED: (
+                f"has died, its process {self._control.process(other)[0]} is gone",
+                "look for what ended it (a signal, too little memory), and start all again; with a "
+                "`directory` the run goes on from its newest checkpoint.",
+            ),
+        }.get(how, ("has failed", _SAME_CALLS))
         return PeerLostError(
             f"every worker must come to this point of step {self._control.step(self._rank)}, but "
             f"rank {other} {what} (last seen in step {self._control.step(other)}) while rank "
-            f"{self._rank} waits for it: all workers must make the same calls in the same order.",
+            f"{self._rank} waits for it: {advice}",
             rank=other,
         )

@@ -2,16 +2,19 @@
 
 One memfd: a head, two cache lines a rank, then one mailbox a rank::
 
-    head     │ wish u32                                                          64 bytes
+    head     │ wish u32 │ token                                                  64 bytes
     line r   │ arrivals u32 │ departure u32 │ step i64 │ purpose │ purpose │     64 bytes
-             │ plan: step i64 │ plan: what u32 │                                 64 bytes
+             │ plan: step i64 │ plan: what u32 │ process i64 │ started i64 │     64 bytes
     mailbox r│ length u64   │ bytes …                                            64 KiB
 
 Each line is written by its rank alone (`departure` and the head by the launcher alone), so no
-locks are needed. Purposes say what the last two arrivals were for: nobody can be two meetings
+locks are needed. Where there is no launcher of ours, rank 0 creates the page (`lobby.py`), each
+takes its seat in it by writing which process it is, and whoever sees another one dead writes its
+`departure`.
+Purposes say what the last two arrivals were for: nobody can be two meetings
 ahead. A plan says what everybody does before a certain step; it is made between the two meetings of
 the step before, so whoever passes the second reads this one, and nobody still reads the one before.
-The launcher creates the page, so that it outlives every worker; it does not need torch.
+A launcher creates the page, so that it outlives every worker; it does not need torch.
 """
 
 from __future__ import annotations
@@ -28,16 +31,23 @@ MAILBOX_BYTES = 64 * 1024
 _LENGTH_BYTES = 8
 _HEAD_BYTES = 64
 _ARRIVALS, _DEPARTURE, _STEP, _PURPOSES, _PLAN_STEP, _PLAN = 0, 4, 8, 16, 64, 72
+_PROCESS, _STARTED = 80, 88
 PURPOSE_BYTES = 24
+_TOKEN, TOKEN_BYTES = 16, 16
+PAGE_NAME = "unisono-control"
 
 
 class Departure(enum.IntEnum):
-    """Whether a worker may still come to a barrier; a lost one is made up for by the others."""
+    """Whether a worker may still come to a barrier; a lost one is made up for by the others.
+
+    DIED is said of one that nobody can make up for: there is no launcher of ours.
+    """
 
     PRESENT = 0
     FINISHED = 1
     FAILED = 2
     LOST = 3
+    DIED = 4
 
 
 class ControlPage:
@@ -46,16 +56,16 @@ class ControlPage:
     def __init__(self, fd: int, world_size: int) -> None:
         self.fd = fd
         self.world_size = world_size
-        self._map = mmap.mmap(fd, _page_bytes(world_size))
+        self._map = mmap.mmap(fd, page_bytes(world_size))
         self._words = (ctypes.c_uint32 * (len(self._map) // 4)).from_buffer(self._map)
         self._longs = (ctypes.c_int64 * (len(self._map) // 8)).from_buffer(self._map)
         self._address = ctypes.addressof(self._words)
 
     @classmethod
     def create(cls, world_size: int) -> ControlPage:
-        """Make a fresh page for `world_size` workers; only launchers do."""
-        fd = os.memfd_create("unisono-control", os.MFD_CLOEXEC)
-        os.ftruncate(fd, _page_bytes(world_size))
+        """Make a fresh page for `world_size` workers; a launcher does, or else rank 0."""
+        fd = os.memfd_create(PAGE_NAME, os.MFD_CLOEXEC)
+        os.ftruncate(fd, page_bytes(world_size))
         return cls(fd, world_size)
 
     @classmethod
@@ -124,6 +134,28 @@ class ControlPage:
     def wish(self, value: bool) -> None:
         self._words[0] = int(value)
 
+    @property
+    def token(self) -> bytes:
+        """What tells this page from all others, where it has to be found; else zero."""
+        return self._map[_TOKEN : _TOKEN + TOKEN_BYTES]
+
+    @token.setter
+    def token(self, value: bytes) -> None:
+        self._map[_TOKEN : _TOKEN + TOKEN_BYTES] = value
+
+    def process(self, rank: int) -> tuple[int, int]:
+        """Tell which process is `rank` and when it started; zeros while nobody has come.
+
+        Where a launcher of ours watches over the workers, it is zeros always.
+        """
+        started = self._longs[_line(rank, _STARTED) // 8]
+        return self._longs[_line(rank, _PROCESS) // 8], started
+
+    def set_process(self, rank: int, pid: int, started: int) -> None:
+        """Say which process is `rank`."""
+        self._longs[_line(rank, _STARTED) // 8] = started
+        self._longs[_line(rank, _PROCESS) // 8] = pid
+
     def set_purpose(self, rank: int, which: int, purpose: bytes) -> None:
         """Say what the next arrival of `rank` is for; `which` alternates between 0 and 1."""
         start = _line(rank, _PURPOSES) + which * PURPOSE_BYTES
@@ -160,5 +192,6 @@ def _line(rank: int, field: int) -> int:
     return _HEAD_BYTES + rank * LINE_BYTES + field
 
 
-def _page_bytes(world_size: int) -> int:
+def page_bytes(world_size: int) -> int:
+    """Tell how long the page for some workers is."""
     return _HEAD_BYTES + world_size * (LINE_BYTES + MAILBOX_BYTES)

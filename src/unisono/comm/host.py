@@ -1,7 +1,9 @@
 """What does a worker ask of whoever started it? Memory, and decisions about the crew.
 
-Two answer: a launcher, at the other end of a channel (:class:`unisono.comm.link.Link`), and a
-process that nobody launched, for itself (:class:`unisono.comm.alone.Alone`).
+Three answer: a launcher, at the other end of a channel (:class:`unisono.comm.link.Link`); workers
+    that
+another launcher started, for each other (:class:`unisono.comm.found.Found`); and a process that is
+alone, for itself (:class:`unisono.comm.alone.Alone`).
 """
 
 from __future__ import annotations
@@ -54,7 +56,10 @@ class Host(Protocol):
         """Tell that the program can be run again from its start to replace a worker."""
 
     def memory(self, key: int, num_bytes: int) -> Memory:
-        """Share memory with every worker that asks with the same `key`; zero at first."""
+        """Share memory with every worker that asks with the same `key`; zero at first.
+
+        Collective, for those who have found each other: every rank calls it.
+        """
 
     def stopped(self, arrivals: int, *, between_steps: bool) -> Crew:
         """Stand still at a meeting until it is decided who goes on."""

@@ -1,8 +1,11 @@
 """All workers of a run, as one of them sees it: meet, tell each other, share memory.
 
-A process that nobody launched is a team of one; everything below works for it without waiting.
-Whoever is lost on the way is left behind: the others stop where they miss it, hear from the
-launcher who goes on, and go on.
+A process that nobody started among others is a team of one; everything below works for it without
+waiting. Whoever is lost on the way is left behind: the others stop where they miss it, hear from
+the launcher who goes on, and go on. Under another launcher than ours, such as ``torchrun``, the
+workers
+find each other and nobody is left behind: the others raise an error that names the one that is
+    lost.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from unisono.comm.alone import Alone
 from unisono.comm.barrier import Barrier
 from unisono.comm.control import MAILBOX_BYTES, ControlPage
 from unisono.comm.crew import Crew
+from unisono.comm.found import Found, meet_others, refuse_strangers
 from unisono.comm.host import Host
+from unisono.comm.jobname import num_restarts
 from unisono.comm.link import Link
 from unisono.comm.memory import Memory
 from unisono.errors import MismatchError
@@ -33,9 +38,10 @@ class Team:
     Args:
         world: this worker's place.
         control: the page shared with the others; None for a team of one.
-        host: the one who started this worker.
+        host: the one who started this worker; None: nobody of ours did, they have found each other.
         faults: what is to go wrong here, for tests.
         is_replacement: whether this worker takes the place of one that was lost.
+        look: see :class:`unisono.comm.barrier.Barrier`.
 
     Attributes:
         crew: who computes together now.
@@ -45,42 +51,47 @@ class Team:
         self,
         world: World,
         control: ControlPage | None,
-        host: Host,
+        host: Host | None,
         faults: Faults | None = None,
         *,
         is_replacement: bool = False,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         self.world = world
-        self.host = host
+        self.host: Host = Found(world.rank, self.gather) if host is None else host
         self.is_replacement = is_replacement
         self.faults = faults or Faults()
         self.crew = Crew(tuple(range(world.world_size)), lead=0)
         self._control = control
         self._own_plan = (0, 0)
-        self._barrier = None if control is None else Barrier(control, world.rank)
+        self._barrier = None if control is None else Barrier(control, world.rank, look=look)
 
     @staticmethod
     def from_environment() -> Team:
-        """Join the workers that the launcher started, or be a team of one.
+        """Join the workers among whom this one was started, or be a team of one.
+
+        Under another launcher than ours: collective, every rank calls it; waits for all of them the
+        first time.
 
         Raises:
-            RuntimeError: another launcher started this process; its workers share no memory.
+            ValueError: the environment does not say clearly who this worker is.
+            RuntimeError: this process cannot be one of the workers.
+            RendezvousError: the workers cannot find each other.
+            WaitTimeoutError: somebody did not come in time.
+            PeerLostError: somebody came and left before all were there.
         """
         link = Link.from_environment()
         if link is not None:
             return _team_of(link, os.getpid())
         here = world()
-        if here.world_size > 1:
-            raise RuntimeError(
-                f"workers must be started by `unisono run` or `unisono.launch`, but RANK and "
-                f"WORLD_SIZE say that another launcher started this one as {here.rank} of "
-                f"{here.world_size}: use `unisono run -n {here.world_size} SCRIPT`."
-            )
-        return Team(here, None, Alone())
+        if here.world_size == 1:
+            return Team(here, None, Alone())
+        refuse_strangers(here)
+        return _team_of_found(here, os.getpid())
 
     @property
     def is_launched(self) -> bool:
-        """Whether a launcher started this process."""
+        """Whether somebody started this process as one of several workers, be it of one."""
         return self._control is not None
 
     @property
@@ -221,3 +232,11 @@ def _team_of(link: Link, pid: int) -> Team:
     # One for all runs of a process: they share what the launcher knows of it.
     faults = Faults.from_environment(os.environ, link.world.rank, link.incarnation)
     return Team(link.world, link.control, link, faults, is_replacement=link.incarnation > 0)
+
+
+@functools.cache
+def _team_of_found(here: World, pid: int) -> Team:
+    # One for all runs of a process: it has one seat. `pid` is part of the key, as above.
+    page, watch = meet_others(here)
+    faults = Faults.from_environment(os.environ, here.rank, num_restarts(os.environ))
+    return Team(here, page, None, faults, look=watch.look)

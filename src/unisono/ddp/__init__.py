@@ -1,4 +1,6 @@
-"""DDP programs with one import changed: torch's class, with one order of summation everywhere.
+"""Programs that speak torch.distributed themselves, and what they import from Unisono.
 
-``unisono.DistributedDataParallel`` takes the place of torch's, on every backend.
+``init`` sets the process group up and tears it down. ``DistributedDataParallel`` takes the place of
+torch's with one order of summation on every backend, ``DistributedSampler`` the place of torch's
+with every sample exactly once.
 """

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace as replace_in
 from typing import Any
 
-from unisono.comm.link import is_worker
+from unisono.comm.link import PID_VARIABLE, is_worker
 from unisono.errors import WorkerError
 from unisono.launch.call import pack_call
 from unisono.launch.environment import launch_environment
@@ -35,7 +35,7 @@ from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
 from unisono.launch.supervise import supervise
 from unisono.train.cell import environment_of_workers, in_notebook
-from unisono.world import num_devices, threads_per_worker
+from unisono.world import num_devices, threads_per_worker, world
 
 
 def launch(
@@ -195,4 +195,11 @@ def _refuse_inside_worker() -> None:
         raise RuntimeError(
             "`unisono.launch` must be called outside of workers, but this process is one "
             f"(rank {os.environ.get('RANK')}): call the function directly, without `launch`."
+        )
+    here = world()
+    if here.world_size > 1 and PID_VARIABLE not in os.environ:
+        raise RuntimeError(
+            f"`unisono.launch` must be called outside of workers, but {here.started_by} has "
+            f"started this process as rank {here.rank} of {here.world_size}: call the function "
+            f"directly, without `launch`, or start the program once."
         )

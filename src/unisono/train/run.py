@@ -56,6 +56,11 @@ class Run:
     midst of an update, the run goes back to its latest snapshot, so that some steps come again; the
     block of the one under way then ends with ``step.is_done`` False.
 
+    Under another launcher (``torchrun``, Slurm's ``srun``, Open MPI's ``mpirun``; one host) the
+    bits are the same, but nobody makes up for a worker that is lost: the others raise
+    :class:`unisono.PeerLostError`, and the run goes on from its `directory` when it is started
+    again. There every rank has to make its first run, which waits for all of them.
+
     Args:
         model: on the CPU.
         optimizer: over the model's parameters.

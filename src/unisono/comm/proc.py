@@ -1,0 +1,66 @@
+"""How does a process reach the memory of another one? Through /proc, where it may.
+
+Processes of one user, on one host and in one container, may open each other's memfds as
+``/proc/<pid>/fd/<fd>``: no name in a file system, no socket. A number of a process or of a
+descriptor may mean something else by now, so whoever opens one checks what it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+_STATE, _STARTED = 0, 19  # of what follows the name in /proc/<pid>/stat; source: proc(5)
+_GONE = ("Z", "X")
+
+
+class NotThereError(Exception):
+    """What was looked for in another process is not there, or not any more."""
+
+
+def host_name() -> str:
+    """Name what two processes have in common when one can find the other in /proc."""
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def started_at(pid: int) -> int | None:
+    """Tell when a process began, in ticks since the boot; None when it has ended.
+
+    Together with its number that names a process for ever; a number alone comes again.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return None if fields[_STATE] in _GONE else int(fields[_STARTED])
+
+
+def open_memory(pid: int, fd: int, name: str, num_bytes: int) -> int:
+    """Open the memfd that process `pid` has as `fd`; the descriptor is the caller's.
+
+    Args:
+        pid: the process.
+        fd: its number there.
+        name: what it was called when it was made.
+        num_bytes: its size.
+
+    Raises:
+        NotThereError: that process has ended, or has something else there.
+    """
+    path = f"/proc/{pid}/fd/{fd}"
+    try:
+        # Before opening: what an unrelated process has there may be a device or a pipe.
+        if not os.readlink(path).startswith(f"/memfd:{name}"):
+            raise NotThereError(f"{path} is not the memory that was told of")
+        mine = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise NotThereError(f"{path} cannot be opened ({error.strerror})") from error
+    if os.fstat(mine).st_size != num_bytes:
+        os.close(mine)
+        raise NotThereError(f"{path} is memory of another size")
+    return mine

@@ -1,0 +1,48 @@
+"""Which device does a worker compute on, and which backend talks between such devices?
+
+:func:`num_gpus` is the one place that asks for GPUs; everything else follows from its answer.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from unisono.world import World
+
+_FOR_GPUS, _FOR_CPUS = "nccl", "unisono"
+
+
+def num_gpus() -> int:
+    """Count the GPUs that this process may use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def choose(here: World, backend: str | None, gpus: int) -> tuple[str, torch.device]:
+    """Choose what a program has left open.
+
+    Args:
+        here: the worker's place.
+        backend: what the program asks for, as ``init_process_group`` takes it; None: ``"nccl"``
+            where there are GPUs, else ``"unisono"``.
+        gpus: how many GPUs this process sees.
+
+    Returns:
+        The backend, and this worker's device: its own GPU if the backend is NCCL, else the CPU.
+
+    Raises:
+        ValueError: there are too few GPUs for the workers of this host, or none.
+    """
+    if backend is None:
+        backend = _FOR_GPUS if gpus else _FOR_CPUS
+    if _FOR_GPUS not in backend:
+        return backend, torch.device("cpu")
+    if gpus >= here.local_world_size:
+        return backend, torch.device("cuda", here.local_rank)
+    if gpus == 1:
+        # Slurm, say, shows each task its own GPU alone; it is number 0 for every one of them.
+        return backend, torch.device("cuda", 0)
+    raise ValueError(
+        f"each of the {here.local_world_size} workers of this host must have a GPU of its own for "
+        f"the backend {backend!r}, but rank {here.rank} sees {gpus}: start fewer workers, or pass "
+        f'`backend="unisono"` to compute on the CPU.'
+    )

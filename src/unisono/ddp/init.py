@@ -1,0 +1,247 @@
+"""Setting a process group up and, whatever happens, tearing it down again.
+
+::
+
+    with unisono.init() as here:
+        model = DistributedDataParallel(Net().to(here.device))
+        ...
+        if here.rank == 0:
+            torch.save(model.module.state_dict(), "model.pt")
+
+The same program runs alone, under `unisono run`, ``torchrun``, Slurm and Open MPI, and by hand.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import math
+import os
+import random
+import sys
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from unisono.ddp.device import choose, num_gpus
+from unisono.ddp.store import agree_on_seed, store_for, tell_all
+from unisono.plan.seeds import seed_of
+from unisono.world import World, world
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+TIMEOUT_S = 1800.0
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+class Here:
+    """Where this process is among all, while there is a process group. Final; see :func:`init`.
+
+    As a context manager it closes itself at the end of the block.
+
+    Attributes:
+        world: rank, world_size, local_rank, local_world_size, and who started this process.
+        device: what this worker computes on; of CUDA it is the current device, too.
+        backend: what torch was given.
+        seed: what all ranks' generators began with.
+    """
+
+    def __init__(self, here: World, device: torch.device, backend: str, seed: int) -> None:
+        self.world = here
+        self.device = device
+        self.backend = backend
+        self.seed = seed
+        self._pid = os.getpid()
+        self._is_open = True
+        self._leaves_interface = False
+
+    @property
+    def rank(self) -> int:
+        """0 … world_size − 1."""
+        return self.world.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of workers."""
+        return self.world.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """0 … local_world_size − 1 on this host."""
+        return self.world.local_rank
+
+    def seed_apart(self) -> None:
+        """Seed this rank's generators differently from all others'.
+
+        For what ranks are to draw by themselves, such as dropout and augmentation, once the model,
+        which must be the same everywhere, is made. Depends on nothing but seed and rank.
+        """
+        _seed_generators(seed_of("rank", self.seed, self.world.rank))
+
+    def close(self) -> None:
+        """Tear the process group down, unless that is done; then `init` may be called again.
+
+        Drop what uses the group first (DDP models, works of collectives) where you can.
+        """
+        self._close(has_failed=False)
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._close(has_failed=error is not None)
+
+    def __repr__(self) -> str:
+        state = "" if self._is_open else ", closed"
+        return (
+            f"<rank {self.rank} of {self.world_size} on {self.device}, backend "
+            f"{self.backend!r}{state}>"
+        )
+
+    def _open(self, store: Store, timeout_s: float) -> None:
+        here = self.world
+        if "gloo" in self.backend and here.local_world_size == here.world_size:
+            # gloo would listen on the address of the host's name.
+            self._leaves_interface = _GLOO_INTERFACE not in os.environ
+            os.environ.setdefault(_GLOO_INTERFACE, "lo")
+        more: dict[str, Any] = {}
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            more["device_id"] = self.device
+        dist.init_process_group(
+            self.backend,
+            store=store,
+            rank=here.rank,
+            world_size=here.world_size,
+            timeout=timedelta(seconds=timeout_s),
+            **more,
+        )
+        # Who holds the store must not end before the others have what they need of it.
+        tell_all(store, here, "group", "")
+        atexit.register(self._close_at_exit)
+
+    def _close(self, *, has_failed: bool) -> None:
+        """Tear down; what goes wrong then is told if nothing went wrong before."""
+        if not self._is_open or os.getpid() != self._pid:
+            return
+        self._is_open = False
+        try:
+            self._tear_down(has_failed=has_failed)
+        except Exception as error:
+            if not has_failed:
+                raise
+            print(f"unisono: ending the process group failed, too: {error}", file=sys.stderr)
+        finally:
+            if self._leaves_interface:
+                os.environ.pop(_GLOO_INTERFACE, None)
+
+    def _tear_down(self, *, has_failed: bool) -> None:
+        # A group that something still holds is destroyed later, in the midst of the process's end.
+        gc.collect()
+        if not dist.is_initialized():
+            return
+        if has_failed and self.device.type == "cuda":
+            # Its end in order would wait for the others, who wait for us.
+            dist.distributed_c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
+
+    def _close_at_exit(self) -> None:
+        # Also where the group is closed: a model may still hold it.
+        _let_go_of_groups()
+        self._close(has_failed=getattr(sys, "last_value", None) is not None)
+
+
+def init(backend: str | None = None, *, seed: int | None = 0, timeout_s: float = TIMEOUT_S) -> Here:
+    """Set up torch's process group, this worker's device and its random generators.
+
+    Collective: every rank calls it. For programs that speak ``torch.distributed`` themselves; those
+    that train with :class:`unisono.Trainer` do not need it. Works alone, too, as a group of one.
+
+    The group is torn down at the end of the ``with`` block, by ``close()``, or at the end of the
+    program, also after an exception; then `init` may be called again.
+
+    Args:
+        backend: as ``init_process_group`` takes it; None: ``"nccl"`` where there are GPUs, else
+            ``"unisono"``.
+        seed: what the generators of Python, numpy (if loaded) and torch (all devices) begin with:
+            the same on every rank, since models are made from them; see ``seed_apart``. None: one
+            that rank 0 draws. At least 0.
+        timeout_s: how long a rank may wait for another, here and in collectives, in seconds.
+
+    Returns:
+        Where this process is: ``rank``, ``world_size``, ``local_rank``, ``device``, ``seed``.
+
+    Raises:
+        ValueError: an argument or the environment does not fit; the message says what to do.
+        RuntimeError: there is a process group already.
+        MismatchError: ranks pass different seeds.
+        RendezvousError: somebody did not come.
+    """
+    _check(backend, seed, timeout_s)
+    if dist.is_initialized():
+        raise RuntimeError(
+            "`unisono.init` must be called once before the program ends its process group, but "
+            "there is one already: use what the first call returned, and close it before the next."
+        )
+    place = world()
+    backend, device = choose(place, backend, num_gpus())
+    store = store_for(place, timeout_s)
+    agreed = agree_on_seed(store, place, seed)
+    here = Here(place, device, backend, agreed)
+    try:
+        here._open(store, timeout_s)
+    except BaseException:
+        here._close(has_failed=True)
+        raise
+    _seed_generators(agreed)
+    return here
+
+
+def _check(backend: object, seed: object, timeout_s: object) -> None:
+    if backend is not None and not isinstance(backend, str):
+        raise TypeError(
+            f"`backend` must be a name such as 'gloo', or None, but is {backend!r}: leave it out."
+        )
+    is_whole = isinstance(seed, int) and not isinstance(seed, bool)
+    if seed is not None and not is_whole:
+        raise TypeError(f"`seed` must be a whole number or None, but is {seed!r}: pass `seed=0`.")
+    if isinstance(seed, int) and not 0 <= seed < 2**63:
+        raise ValueError(f"`seed` must be at least 0 and below 2⁶³, but is {seed}: pass `seed=0`.")
+    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if not isinstance(timeout_s, (int, float)) or not is_number or not 0 < timeout_s < math.inf:
+        raise ValueError(
+            f"`timeout_s` must be a number of seconds above 0, but is {timeout_s!r}: pass "
+            f"`timeout_s=600`."
+        )
+
+
+def _seed_generators(seed: int) -> None:
+    """Seed every default generator of this process, of all its devices, from 64 bits."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(divmod(seed, 2**32))
+
+
+def _let_go_of_groups() -> None:
+    """Have no DDP model hold a group any more, at the end of a program, which needs none.
+
+    A group of gloo that lives on into the process's last moments may abort it.
+    """
+    module = sys.modules.get("torch.nn.parallel.distributed")
+    if module is None:
+        return
+    for item in gc.get_objects():
+        if issubclass(type(item), module.DistributedDataParallel):
+            for name in ("reducer", "logger"):
+                item.__dict__.pop(name, None)

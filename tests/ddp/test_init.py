@@ -1,0 +1,323 @@
+"""Setting a process group up and tearing it down, with one rank and several, as real processes."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from tests.comm.forked import Job
+from tests.train.elsewhere import listening
+
+import unisono
+from unisono.ddp.device import choose, num_gpus
+from unisono.world import World
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def alike(tmp_path):
+    """Workers that know nothing but who they are: they have a session in common."""
+    job = Job(tmp_path, {})
+    yield job
+    assert job.words == []
+
+
+@pytest.fixture
+def of_an_agent(tmp_path):
+    """Workers whose launcher holds the store, as torchrun does."""
+    # Is inherited by forks, as nothing of an agent's is.
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    yield Job(tmp_path, {**place, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    del store  # it had to live until now
+
+
+def total(rank):
+    tensor = torch.tensor([rank + 1.0])
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
+def draws():
+    return [torch.rand(1).item(), random.random(), float(np.random.rand())]
+
+
+def test_alone_there_is_a_group_of_one():
+    generators = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    with unisono.init() as here:
+        assert (here.rank, here.world_size, here.local_rank) == (0, 1, 0)
+        assert (here.world, here.device, here.backend) == (World(), CPU, "unisono")
+        assert total(0) == 1
+        assert dist.get_world_size() == 1
+    assert not dist.is_initialized()
+    torch.set_rng_state(generators[0])
+    random.setstate(generators[1])
+    np.random.set_state(generators[2])
+
+
+def in_a_launched_worker():
+    said = []
+    for _ in range(2):
+        with unisono.init(seed=None) as here:
+            said.append([total(here.rank), here.seed])
+    return said
+
+
+@pytest.mark.parametrize("place", [{}, {"MASTER_ADDR": "127.0.0.1"}])
+def test_workers_of_our_launcher_need_no_port(monkeypatch, place):
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    first, second = unisono.launch(in_a_launched_worker, workers=2)
+    assert first == second
+    assert [sum_of_ranks for sum_of_ranks, _ in first] == [3, 3]
+
+
+@pytest.mark.parametrize("backend", [None, pytest.param("gloo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("workers", ["alike", "of_an_agent"])
+def test_ranks_find_each_other_again_and_again(request, workers, world_size, backend):
+    def work(rank):
+        said, inherited = [], listening()
+        for _ in range(3):
+            with unisono.init(backend) as here:
+                listens = listening() if backend is None else inherited
+                listens = [row for row in listens if row not in inherited]
+                said.append([total(rank), here.world.rank, here.backend, listens])
+                group = dist.new_group([0, 1])  # needs the store once more
+                if rank < 2:
+                    dist.barrier(group)
+            said.append([dist.is_initialized(), "GLOO_SOCKET_IFNAME" in os.environ])
+        return said
+
+    said = request.getfixturevalue(workers).run(work, world_size)
+    for rank, one in enumerate(said):
+        sum_of_ranks = world_size * (world_size + 1) / 2
+        once = [[sum_of_ranks, rank, backend or "unisono", []], [False, False]]
+        assert one.value == once * 3, one
+
+
+def test_who_has_nothing_to_do_waits_for_nobody_at_the_end(alike):
+    def work(rank):
+        unisono.init()
+        return rank
+
+    for _ in range(2):
+        said = alike.run(work, 3)
+        assert [(one.value, one.exit_code) for one in said] == [(0, 0), (1, 0), (2, 0)], said
+
+
+def test_all_ranks_draw_the_same_at_first_and_then_apart(alike):
+    def work(rank):
+        with unisono.init(seed=5) as here:
+            return [draws(), here.seed_apart(), draws()]
+
+    first, second = (alike.run(work, 2) for _ in range(2))
+    (same, _, zero), (also, _, one) = (said.value for said in first)
+    assert same == also
+    assert not set(zero) & set(one)
+    assert [said.value for said in first] == [said.value for said in second]
+
+
+def test_a_seed_that_nobody_gives_is_rank_0s(alike):
+    def work(rank):
+        with unisono.init(seed=None) as here:
+            return [here.seed, draws()]
+
+    first, second = (alike.run(work, 3) for _ in range(2))
+    assert first[0].value == first[1].value == first[2].value
+    assert first[0].value != second[0].value
+
+
+@pytest.mark.parametrize("seeds", [(1, 2, 1), (None, 0, 0)])
+def test_different_seeds_are_refused_on_every_rank(alike, seeds):
+    said = alike.run(lambda rank: unisono.init(seed=seeds[rank]), 3)
+    for one in said:
+        assert one.error == "MismatchError", one
+        assert f"is {seeds[0]} on rank 0 and " in one.text
+
+
+def test_a_second_one_is_refused_until_the_first_is_closed():
+    def in_a_fork(rank):
+        here = unisono.init()
+        with pytest.raises(RuntimeError, match="there is one already"):
+            unisono.init()
+        here.close()
+        here.close()
+        with unisono.init() as again:
+            again.close()
+        return dist.is_initialized()
+
+    (said,) = Job("", {}).run(in_a_fork, 1)
+    assert said.value is False, said
+
+
+def test_a_group_that_the_program_has_destroyed_is_closed():
+    def in_a_fork(rank):
+        with unisono.init():
+            dist.destroy_process_group()
+        with unisono.init():
+            return total(0)
+
+    (said,) = Job("", {}).run(in_a_fork, 1)
+    assert said.value == 1, said
+
+
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+@pytest.mark.parametrize("form", ["block", "call"])
+def test_a_rank_that_fails_ends_and_the_others_learn_it(alike, backend, form):
+    def program(rank):
+        for _ in range(3):
+            total(rank)
+        if rank == 1:
+            raise ValueError("mine")
+        total(rank)
+
+    def work(rank):
+        if form == "call":
+            here = unisono.init(backend)
+            program(rank)
+            return here.rank
+        with unisono.init(backend):
+            program(rank)
+        return rank
+
+    said = alike.run(work, 3)
+    assert (said[1].error, said[1].text) == ("ValueError", "mine")
+    for rank in (0, 2):
+        assert said[rank].error in {"PeerLostError", "RuntimeError"}, said
+    assert [one.exit_code for one in said] == [1, 1, 1]
+
+
+def test_a_rank_that_is_killed_does_not_keep_the_others(alike):
+    def work(rank):
+        with unisono.init():
+            total(rank)
+            if rank == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            total(rank)
+
+    said = alike.run(work, 3)
+    for one in said[1:]:
+        assert one.error == "PeerLostError", said
+        assert "rank 0" in one.text
+
+
+def test_what_a_rank_forks_does_not_close_its_group(alike):
+    def work(rank):
+        here = unisono.init()
+        fork = os.fork()
+        if not fork:
+            here.close()
+            os._exit(0)
+        os.waitpid(fork, 0)
+        return total(rank)
+
+    assert [one.value for one in alike.run(work, 2)] == [3, 3]
+
+
+def test_who_does_not_come_is_named(of_an_agent):
+    forks = [of_an_agent.start(lambda: unisono.init(timeout_s=0.5), rank, 3) for rank in (0, 2)]
+    for fork in forks:
+        said = fork.end()
+        assert said.error == "RendezvousError"
+        assert "rank 1 did not come" in said.text
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"MASTER_PORT": "1"}, "but only MASTER_PORT is"),
+        ({"MASTER_ADDR": "here"}, "but only MASTER_ADDR is"),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, r"hosts (1 of 2 on this one)"),
+    ],
+)
+def test_an_environment_that_does_not_say_where_rank_0_is_is_refused(alike, more, words):
+    said = alike.start(unisono.init, 1, 2, **more).end()
+    assert said.error == "ValueError"
+    assert words in said.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"backend": 1}, TypeError, "`backend` must be a name"),
+        ({"seed": 1.5}, TypeError, "`seed` must be a whole number or None"),
+        ({"seed": True}, TypeError, "`seed` must be a whole number or None"),
+        ({"seed": -1}, ValueError, "at least 0 and below"),
+        ({"seed": 2**63}, ValueError, "at least 0 and below"),
+        ({"timeout_s": 0}, ValueError, "seconds above 0"),
+        ({"timeout_s": float("inf")}, ValueError, "seconds above 0"),
+        ({"timeout_s": "1"}, ValueError, "seconds above 0"),
+        ({"backend": "nccl"}, ValueError, "must have a GPU of its own"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, error, words):
+    if arguments.get("backend") == "nccl" and num_gpus():
+        pytest.skip("there are GPUs")
+    with pytest.raises(error, match=words):
+        unisono.init(**arguments)
+    assert not dist.is_initialized()
+
+
+def test_a_backend_that_torch_does_not_know_leaves_nothing_behind():
+    with pytest.raises(UserWarning, match="nonesuch"):  # which is an error in tests
+        unisono.init("nonesuch")
+    assert not dist.is_initialized()
+
+
+HERE = World(5, 8, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("backend", "gpus", "expected"),
+    [
+        (None, 0, ("unisono", "cpu")),
+        (None, 4, ("nccl", "cuda:1")),
+        (None, 8, ("nccl", "cuda:1")),
+        (None, 1, ("nccl", "cuda:0")),  # each task sees its own
+        ("nccl", 4, ("nccl", "cuda:1")),
+        ("cpu:gloo,cuda:nccl", 4, ("cpu:gloo,cuda:nccl", "cuda:1")),
+        ("gloo", 4, ("gloo", "cpu")),
+        ("unisono", 2, ("unisono", "cpu")),
+    ],
+)
+def test_device_and_backend_fit_each_other(backend, gpus, expected):
+    chosen, device = choose(HERE, backend, gpus)
+    assert (chosen, str(device)) == expected
+
+
+@pytest.mark.parametrize(("backend", "gpus"), [(None, 2), (None, 3), ("nccl", 0)])
+def test_too_few_gpus_are_refused(backend, gpus):
+    with pytest.raises(ValueError, match=rf"each of the 4 workers .* rank 5 sees {gpus}"):
+        choose(HERE, backend, gpus)
+
+
+PROGRAM = """
+import torch, unisono
+from torch.nn.parallel import DistributedDataParallel
+here = unisono.init("gloo")
+model = DistributedDataParallel(torch.nn.Linear(2, 2))
+model(torch.ones(1, 2)).sum().backward()
+torch.save  # the model lives to the very end
+"""
+
+
+@pytest.mark.slow
+def test_a_program_of_gloo_and_ddp_ends_in_order(tmp_path):
+    for _ in range(3):
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", PROGRAM],
+                env=os.environ
+                | {"RANK": str(rank), "WORLD_SIZE": "2", "XDG_RUNTIME_DIR": str(tmp_path)},
+            )
+            for rank in range(2)
+        ]
+        assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]

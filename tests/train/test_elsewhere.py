@@ -1,0 +1,152 @@
+"""Under other launchers than ours: the same bits, and every loss told by name."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tests.comm.forked import job  # noqa: F401
+from tests.train.elsewhere import train
+
+PROGRAM = str(Path(__file__).parent / "elsewhere.py")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3")
+UNISONO_RUN = (sys.executable, "-m", "unisono.cli", "run", "-n", "3")
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "{size}"} | {
+    "SLURM_PROCID": "{rank}",
+    "SLURM_LOCALID": "{rank}",
+    "SLURM_STEP_TASKS_PER_NODE": "{size}",
+}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "{rank}", "OMPI_COMM_WORLD_SIZE": "{size}"} | {
+    "OMPI_COMM_WORLD_LOCAL_RANK": "{rank}",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "{size}",
+    "PMIX_NAMESPACE": "prterun-here-1@1",
+}
+
+
+@functools.cache
+def undisturbed():
+    return train()
+
+
+def in_a_fork(work):
+    def one_thread(rank):
+        torch.set_num_threads(1)  # the pool of more is not there in a fork
+        return work()
+
+    return one_thread
+
+
+@pytest.mark.parametrize(("world_size", "loader_workers"), [(2, 0), (3, 1)])
+def test_bits_are_those_of_one_process(job, world_size, loader_workers):  # noqa: F811
+    work = functools.partial(train, loader_workers=loader_workers)
+    said = job.run(in_a_fork(work), world_size)
+    assert [one.value for one in said] == [undisturbed()] * world_size, said
+    assert job.words == []
+
+
+def test_a_run_goes_on_from_its_checkpoint_on_any_number_of_workers(job, tmp_path):  # noqa: F811
+    for world_size, steps in ((3, 8), (2, 14), (3, 24)):
+        work = functools.partial(train, str(tmp_path / "run"), steps=steps)
+        said = job.run(in_a_fork(work), world_size)
+        assert not any(one.error for one in said), said
+    assert said[0].value == undisturbed()
+    assert train(str(tmp_path / "run")) == undisturbed()
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("kill:rank=1,step=9", "rank 1 has died, its process "),
+        ("kill:rank=0,step=9,at=update", "rank 0 has died, its process "),
+        ("kill:rank=2,step=9,at=updated", "rank 2 has died, its process "),
+        ("exit:rank=1,step=9", "rank 1 has died, its process "),
+        ("raise:rank=1,step=9,at=shard", "rank 1 has failed"),
+    ],
+)
+def test_who_is_lost_ends_the_others_by_name(job, fault, words):  # noqa: F811
+    said = job.run(in_a_fork(train), 3, UNISONO_FAULTS=fault)
+    lost = int(fault.split("rank=")[1][0])
+    for rank in {0, 1, 2} - {lost}:
+        assert said[rank].error == "PeerLostError", said
+        assert words in said[rank].text
+        assert "of step 9" in said[rank].text
+
+
+def test_a_run_that_lost_a_worker_goes_on_when_it_is_started_again(job, tmp_path):  # noqa: F811
+    work = in_a_fork(functools.partial(train, str(tmp_path / "run")))
+    again = {"UNISONO_FAULTS": "kill:rank=1,step=15; kill:rank=0,step=20"}
+    first = job.run(work, 3, **again)
+    assert first[1].exit_code == -signal.SIGKILL
+    second = job.run(work, 3, **again, SLURM_RESTART_COUNT="1")  # faults happen once
+    assert [one.value for one in second] == [undisturbed()] * 3, second
+
+
+def environ(folder, **more):
+    kept = {name: value for name, value in os.environ.items() if name != "UNISONO_THREADS"}
+    return {**kept, "XDG_RUNTIME_DIR": str(folder), **more}
+
+
+def started(command, folder, *arguments, **more):
+    """Run the program under a launcher; returns what its workers said, in rank order."""
+    done = subprocess.run(
+        [*command, PROGRAM, *map(str, arguments)],
+        env=environ(folder, **more),
+        timeout=100,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return in_order(done.stdout), done.stderr
+
+
+def in_order(output):
+    return sorted(map(json.loads, output.splitlines()), key=lambda one: one["rank"])
+
+
+def expected(by, world_size=3):
+    facts = {"by": by, "threads": 1, **undisturbed(), "listening": []}
+    return [{"rank": rank, **facts} for rank in range(world_size)]
+
+
+@pytest.mark.slow
+def test_bits_under_torchrun_are_those_of_unisono_run(tmp_path):
+    ours, told = started(UNISONO_RUN, tmp_path)
+    assert ours == expected("unisono")
+    theirs, told = started(TORCHRUN, tmp_path)
+    assert theirs == expected("torchrun")
+    assert told.count("24 steps") + told.count("12 steps") == 2  # one worker speaks, for two calls
+    assert list(tmp_path.glob("*/*")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("by", "variables"), [("Slurm", SLURM), ("Open MPI", OPEN_MPI)])
+def test_bits_are_the_same_with_the_variables_of(tmp_path, by, variables):
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, PROGRAM],
+            env=environ(
+                tmp_path, **{name: v.format(rank=rank, size=2) for name, v in variables.items()}
+            ),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
+    assert in_order("".join(outputs)) == expected(by, 2)
+    assert list(tmp_path.glob("*/*")) == []
+
+
+@pytest.mark.slow
+def test_a_run_that_torchrun_starts_again_comes_to_the_same_bits(tmp_path):
+    faults = {"UNISONO_FAULTS": "kill:rank=1,step=9"}
+    command = (*TORCHRUN, "--max-restarts", "1")
+    said, told = started(command, tmp_path, tmp_path / "run", **faults)
+    assert said == expected("torchrun")
+    assert "going on from checkpoint" in told
+    assert list(tmp_path.glob("unisono-*/*")) == []
