@@ -14,6 +14,7 @@ LAYERS = [
     {"errors", "world", "plan", "faults"},
     {"comm"},
     {"c10d"},
+    {"ddp"},
     {"engine", "data", "checkpoint"},
     {"train"},
     {"launch"},
@@ -112,6 +113,7 @@ def test_public_names_are_these():
     assert unisono.__all__ == [
         "CheckpointError",
         "DataFormatError",
+        "DistributedDataParallel",
         "LoadingError",
         "MismatchError",
         "NonFiniteLossError",

@@ -27,6 +27,7 @@ from unisono.world import World, world
 
 if TYPE_CHECKING:
     from unisono.checkpoint.load import load_model
+    from unisono.ddp.module import DistributedDataParallel
     from unisono.train.run import Run
     from unisono.train.step import Step
     from unisono.train.trainer import Trainer
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 _register_backend()
 
 _LOADED_ON_FIRST_USE = {
+    "DistributedDataParallel": "unisono.ddp.module",
     "Run": "unisono.train.run",
     "Step": "unisono.train.step",
     "Trainer": "unisono.train.trainer",
@@ -45,6 +47,7 @@ _LOADED_ON_FIRST_USE = {
 __all__ = [
     "CheckpointError",
     "DataFormatError",
+    "DistributedDataParallel",
     "LoadingError",
     "MismatchError",
     "NonFiniteLossError",
