@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn as nn
+from tests.ddp.training import data, digest, made, train
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import unisono
-from tests.ddp.training import data, digest, made, train
 from unisono.ddp.exchange import mean_in_order
 from unisono.plan.summation import tree_sum
 
@@ -291,7 +291,11 @@ def test_after_an_exception_a_model_can_be_dropped_and_another_trained(on_ranks,
 
 def change_groups():
     two, three = dist.new_group([0, 1]), dist.group.WORLD
-    ddp = made(process_group=two if dist.get_rank() < 2 else dist.new_group([2], use_local_synchronization=True))
+    ddp = made(
+        process_group=two
+        if dist.get_rank() < 2
+        else dist.new_group([2], use_local_synchronization=True)
+    )
     train(ddp, 1)
     ddp._update_process_group(three)
     for parameter in ddp.parameters():

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from tests.ddp.training import digest, made, train
 
 VARIANTS = {

@@ -63,10 +63,10 @@ DIFFERENCES = {
 
 def build_each():
     told = {}
-    for difference, build in DIFFERENCES.items():
+    for name, build in DIFFERENCES.items():
         with pytest.raises(MismatchError) as caught:
             unisono.DistributedDataParallel(build(unisono.world().rank))
-        told[difference] = str(caught.value)
+        told[name] = str(caught.value)
     unisono.DistributedDataParallel(nn.Linear(3, 3))  # and the group lives on
     return told
 
