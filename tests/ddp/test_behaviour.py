@@ -4,6 +4,7 @@ import copy
 import gc
 import inspect
 import io
+import re
 import weakref
 
 import pytest
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import unisono
 from unisono.ddp.exchange import mean_in_order
+from unisono.errors import MismatchError
 from unisono.plan.summation import tree_sum
 
 BACKENDS = pytest.mark.parametrize("backend", ["unisono", "gloo"])
@@ -248,17 +250,18 @@ def test_parameters_that_some_ranks_do_not_use(on_ranks):
 def delay_some():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
-    late = [("0.weight", model[0].weight), ("0.bias", model[0].bias)]
+    late = [("1.weight", model[1].weight), ("1.bias", model[1].bias)]  # known first
     ddp = unisono.DistributedDataParallel(
-        model, delay_all_reduce_named_params=late, param_to_hook_all_reduce=model[1].weight
+        model, delay_all_reduce_named_params=late, param_to_hook_all_reduce=model[0].weight
     )
     ddp(torch.ones(2, 4) * (dist.get_rank() + 1)).sum().backward()
     return [parameter.grad.tolist() for parameter in model.parameters()]
 
 
-@pytest.mark.skip
-def test_delayed_parameters(on_ranks):
-    assert on_ranks("unisono", 3, delay_some) == on_ranks("gloo", 3, delay_some)
+def test_parameters_whose_exchange_is_delayed(on_ranks):
+    ours, gloo = (on_ranks(backend, 3, delay_some) for backend in ("unisono", "gloo"))
+    assert ours == gloo
+    assert ours[0] == ours[1] == ours[2]
 
 
 def fail_and_go_on():
@@ -287,6 +290,35 @@ def fail_and_go_on():
 @BACKENDS
 def test_after_an_exception_a_model_can_be_dropped_and_another_trained(on_ranks, backend):
     assert len(set(on_ranks(backend, 3, fail_and_go_on))) == 1
+
+
+def part_company(other_call):
+    ddp = made()
+    train(ddp, 2)
+    with pytest.raises(MismatchError) as caught:
+        if dist.get_rank() == 1:
+            CALLS[other_call]()
+        else:
+            train(ddp, 1)
+    dist.barrier()  # the group lives on
+    return str(caught.value)
+
+
+CALLS = {
+    "barrier": lambda: dist.barrier(),
+    "all_reduce(SUM) of 9 int64": lambda: dist.all_reduce(torch.ones(9, dtype=torch.int64)),
+    "broadcast of 3 float32 elements with root 2": lambda: dist.broadcast(torch.ones(3), 2),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_rank_that_does_something_else_than_train_is_named_on_all(on_ranks, call):
+    for rank, message in enumerate(on_ranks("unisono", 3, part_company, call)):
+        assert call in message
+        assert "rank 1" in message
+        assert re.search(
+            r"(broadcast|all_reduce\(SUM\)) of [\d,]+ (float32|int64|uint8)", message
+        ), rank
 
 
 def change_groups():
