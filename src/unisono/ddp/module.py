@@ -118,9 +118,10 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
             return True
         if self._has_sparse_gradients and isinstance(group, Group):
             return True  # it has dense collectives only
-        # The reducer divides gradients that lie in its buckets already, and multiplies others by
-        # 1/W: not the same unless W is a power of two.
-        return bool(self.gradient_as_bucket_view) and group.size() > 2
+        # The reducer divides gradients that lie in its buckets already or are copied together, and
+        # multiplies others by 1/W: not the same unless W is a power of two.
+        divides = self.gradient_as_bucket_view or getattr(self, "batched_grad_copy", False)
+        return bool(divides) and group.size() > 2
 
     def register_comm_hook(self, state: object, hook: Hook) -> None:
         """Have your own hook average the gradients; see torch's documentation. Once per model."""

@@ -15,7 +15,7 @@ _ON_OUR_BACKEND = {
     _PROFILER: "wants collectives recorded as asynchronous; ours are done when they are called",
 }
 _EXCHANGED = {
-    _PROFILER: "counts gloo's all_reduce; our class exchanges by all_to_all on three ranks and more",
+    _PROFILER: "counts calls of all_reduce; on three ranks our class exchanges by all_to_all",
 }
 
 
