@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from datetime import timedelta
 
 import pytest
@@ -252,6 +253,16 @@ def test_only_dense_cpu_tensors_are_taken(as_ranks):
             group.all_gather_single(torch.ones(3), torch.ones(3).double())
 
     assert as_ranks(1, work) == [None]
+
+
+def test_a_work_that_only_torchs_cpp_part_has_can_be_waited_for(as_ranks):
+    def work(group, rank):
+        tensor = torch.ones(1)
+        done = weakref.ref(group.allreduce(tensor))
+        gc.collect()
+        assert done() is not None  # else waiting for what is left of it would never end
+
+    assert as_ranks(2, work) == [None, None]
 
 
 def mappings():

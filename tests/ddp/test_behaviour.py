@@ -20,6 +20,7 @@ from unisono.ddp.exchange import mean_in_order
 from unisono.errors import MismatchError
 from unisono.plan.summation import tree_sum
 
+pytestmark = pytest.mark.slow
 BACKENDS = pytest.mark.parametrize("backend", ["unisono", "gloo"])
 
 
@@ -45,7 +46,7 @@ def means():
     return found
 
 
-@pytest.mark.parametrize("world_size", [3, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [3, pytest.param(5, marks=pytest.mark.long)])
 @BACKENDS
 def test_a_mean_is_the_trees_for_every_dtype_and_size(on_ranks, backend, world_size):
     assert all(all(found) for found in on_ranks(backend, world_size, means))

@@ -4,6 +4,8 @@ import pytest
 import torch
 from tests.ddp.training import digest, made, train
 
+pytestmark = pytest.mark.slow
+
 VARIANTS = {
     "as it is": {},
     "one bucket": {"bucket_cap_mb": 25},
@@ -29,7 +31,7 @@ def digests(cls, dtype=torch.float32):
         options = dict(options)
         kept = options.pop("set_to_none", True)
         ddp = made(cls, dtype, **options)
-        found[name] = digest(ddp, train(ddp, 4, kept, dtype))
+        found[name] = digest(ddp, train(ddp, 3, kept, dtype))
     return found
 
 
@@ -50,6 +52,7 @@ def test_torchs_class_on_gloo_changes_bits_with_the_size_of_buckets(on_ranks):
     assert len(set(result.values())) > 2
 
 
+@pytest.mark.long
 def test_torchs_class_on_our_backend_has_the_same_bits_unless_gradients_are_views(on_ranks):
     results = on_ranks("unisono", 3, digests, "torch")
     for result in results:
@@ -58,7 +61,7 @@ def test_torchs_class_on_our_backend_has_the_same_bits_unless_gradients_are_view
     assert all_of(results) == all_of(on_ranks("unisono", 3, digests, "ours"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", [1, 2, 4, 5])
 def test_no_option_and_no_backend_changes_a_bit(on_ranks, world_size):
     ours = all_of(on_ranks("unisono", world_size, digests, "ours"))
@@ -66,7 +69,7 @@ def test_no_option_and_no_backend_changes_a_bit(on_ranks, world_size):
     assert ours == all_of(on_ranks("gloo", world_size, digests, "ours"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_that_holds_for_other_dtypes(on_ranks, dtype):
     ours = all_of(on_ranks("unisono", 3, digests, "ours", dtype))

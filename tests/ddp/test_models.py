@@ -53,6 +53,7 @@ def test_the_first_difference_is_named_with_both_ranks(one, other, words):
     assert words in difference(models, [4, 5, 6])
 
 
+SLOW = pytest.mark.slow
 DIFFERENCES = {
     "shape": lambda rank: nn.Linear(4, 2 + (rank == 1)),
     "number": lambda rank: nn.Sequential(*(nn.Linear(4, 4) for _ in range(2 + (rank == 1)))),
@@ -71,7 +72,10 @@ def build_each():
     return told
 
 
-@pytest.mark.parametrize(("backend", "world_size"), [("unisono", 2), ("unisono", 3), ("gloo", 3)])
+@pytest.mark.parametrize(
+    ("backend", "world_size"),
+    [("unisono", 2), pytest.param("unisono", 3, marks=SLOW), pytest.param("gloo", 3, marks=SLOW)],
+)
 def test_all_ranks_are_told_the_same(on_ranks, backend, world_size):
     first, *others = on_ranks(backend, world_size, build_each)
     assert all(other == first for other in others)
@@ -86,6 +90,7 @@ def name_layers_by_rank():
     unisono.DistributedDataParallel(model)
 
 
+@SLOW
 def test_names_may_differ(on_ranks):
     on_ranks("unisono", 2, name_layers_by_rank)
 
@@ -96,5 +101,6 @@ def skip_the_comparison():
     unisono.DistributedDataParallel(model, init_sync=False)
 
 
+@SLOW
 def test_nothing_is_exchanged_without_init_sync(on_ranks):
     on_ranks("unisono", 2, skip_the_comparison)

@@ -4,9 +4,8 @@ import subprocess
 import sys
 
 import pytest
-
 from tests.ddp.torchs_own.expected import expected_failures
-from tests.ddp.torchs_own.which import NEEDS_ACCELERATOR, tests_of_ddp, why_left_out
+from tests.ddp.torchs_own.which import NEEDS_ACCELERATOR, names_of_tests, why_left_out
 
 SOURCE = """
 class DistributedTest:
@@ -35,7 +34,7 @@ class DistributedTest:
 def test_tests_that_make_a_ddp_are_found(tmp_path):
     file = tmp_path / "tests.py"
     file.write_text(SOURCE)
-    assert tests_of_ddp(str(file)) == ["test_direct", "test_through_a_method"]
+    assert names_of_tests(str(file)) == ["test_direct", "test_through_a_method"]
 
 
 def test_only_known_reasons_leave_a_test_out():

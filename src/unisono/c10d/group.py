@@ -37,6 +37,7 @@ Tensors = list[torch.Tensor]
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _ProcessGroup: Any = ProcessGroup  # torch declares overloads that no caller uses
 _KEPT_AT_MOST = 1024
+_KEPT_BYTES_AT_MOST = 64
 
 
 def create(options: Any, backend_options: object) -> Group:
@@ -96,7 +97,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._run(call, opts, all_reduce, vector, reduction, place, note=place)
         write_back(vector, tensor)
         work = Finished(tensors)
-        if vector.numel() == 1:
+        if vector.numel() == 1 and vector.untyped_storage().nbytes() <= _KEPT_BYTES_AT_MOST:
             # DDP inside of `join` gives such a Work to its C++ part and lets go of it. That keeps
             # the half that is C++; without the other, waiting for it would never end.
             self._kept.append(work)

@@ -29,7 +29,7 @@ import torch.nn.parallel  # noqa: E402
 from tests.ddp.torchs_own.expected import expected_failures  # noqa: E402
 from tests.ddp.torchs_own.on_cpu import load_tests, without_devices  # noqa: E402
 from tests.ddp.torchs_own.ranks import FAILED, PASSED, SKIPPED, run_on_ranks  # noqa: E402
-from tests.ddp.torchs_own.which import tests_of_ddp, why_left_out  # noqa: E402
+from tests.ddp.torchs_own.which import names_of_tests, why_left_out  # noqa: E402
 
 import unisono  # noqa: E402
 
@@ -38,7 +38,7 @@ CLASSES = {
     "torch": torch.nn.parallel.DistributedDataParallel,
     "ours": unisono.DistributedDataParallel,
 }
-_LIMIT_S = 90.0
+_LIMIT_S = 300.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     torch.set_num_threads(1)  # and no threads before a fork
     module = load_tests()
-    names = [name for name in tests_of_ddp(module.__file__) if re.search(options.k, name)]
+    names = [name for name in names_of_tests(module.__file__) if re.search(options.k, name)]
     counted = [name for name in names if not why_left_out(name)]
     print(f"{len(names)} tests make a DDP, {len(names) - len(counted)} need a GPU", flush=True)
     combinations = COMBINATIONS if options.all else [(options.backend, options.cls)]

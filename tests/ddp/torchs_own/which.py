@@ -30,7 +30,7 @@ NEEDS_ACCELERATOR = {
 }
 
 
-def tests_of_ddp(file: str) -> list[str]:
+def names_of_tests(file: str) -> list[str]:
     """Find the tests that make a DDP, in the order of the file."""
     source = Path(file).read_text()
     lines = source.splitlines()
