@@ -74,7 +74,8 @@ def send_slices(tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int) ->
     exchange = Exchange(tensor.view(-1), group.size())
     vector, sent, even = exchange.vector, exchange.sent, exchange.num_even
     each, scale = even // group.size(), 1 / divisor
-    torch.mul(vector[:even].view(-1, each) if even else sent[:, :0], scale, out=sent[:, :each])
+    if even:
+        torch.mul(vector[:even].view(-1, each), scale, out=sent[:, :each])
     sent[:, each:] = vector[even:] * scale
     exchange.work = dist.all_to_all_single(
         _bytes(exchange.arrived), _bytes(sent), group=group, async_op=True
