@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test fast chaos check format bench clean help
+.PHONY: demo test fast chaos test-torch check format bench clean help
 
 demo: .venv/ready          ## train a small CNN on two workers, then show that one worker gives the same bits
 	$(BIN)/unisono run -n 2 examples/digits.py
@@ -16,6 +16,9 @@ fast: .venv/ready          ## the tests that take under a minute together
 chaos: .venv/ready         ## kill 200 workers and 20 launchers at random; SEED=7 chooses the same again
 	$(BIN)/python -m pytest -q -m long
 	$(BIN)/python -m tests.chaos.driver --launcher-kills 20 $(if $(SEED),--seed $(SEED))
+
+test-torch: .venv/ready    ## torch's own DDP tests on our backend and class, beside gloo and torch's class
+	$(BIN)/python -m tests.ddp.torchs_own --all
 
 check: .venv/ready         ## style, strict types, direction of imports
 	$(BIN)/ruff check .
@@ -35,7 +38,7 @@ clean:
 	rm -rf .venv
 
 help:
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/'
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/'
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

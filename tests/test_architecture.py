@@ -113,6 +113,7 @@ def test_public_names_are_these():
     assert unisono.__all__ == [
         "CheckpointError",
         "DataFormatError",
+        "DistributedDataParallel",
         "DistributedSampler",
         "EarlyStopping",
         "LoadingError",

@@ -28,6 +28,7 @@ from unisono.world import World, world
 if TYPE_CHECKING:
     from unisono.checkpoint.load import load_model
     from unisono.ddp.init import init
+    from unisono.ddp.module import DistributedDataParallel
     from unisono.ddp.sampler import DistributedSampler
     from unisono.train.run import Run
     from unisono.train.step import Step
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 _register_backend()
 
 _LOADED_ON_FIRST_USE = {
+    "DistributedDataParallel": "unisono.ddp.module",
     "DistributedSampler": "unisono.ddp.sampler",
     "EarlyStopping": "unisono.train.stopping",
     "Run": "unisono.train.run",
@@ -51,6 +53,7 @@ _LOADED_ON_FIRST_USE = {
 __all__ = [
     "CheckpointError",
     "DataFormatError",
+    "DistributedDataParallel",
     "DistributedSampler",
     "EarlyStopping",
     "LoadingError",

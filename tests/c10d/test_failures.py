@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from datetime import timedelta
 
 import pytest
@@ -39,11 +40,39 @@ def barrier(group):
     return group.barrier()
 
 
+def all_gather(numel=8, dtype=torch.float32):
+    return lambda group: group.all_gather_single(
+        torch.ones(numel * group.size(), dtype=dtype), torch.ones(numel, dtype=dtype)
+    )
+
+
+def reduce_scatter(numel=8, dtype=torch.float32):
+    return lambda group: group.reduce_scatter_single(
+        torch.ones(numel, dtype=dtype), torch.ones(numel * group.size(), dtype=dtype)
+    )
+
+
+def all_to_all(dtype=torch.float32):
+    return lambda group: group.all_to_all_single(
+        torch.ones(4 * group.size(), dtype=dtype), torch.ones(4 * group.size(), dtype=dtype)
+    )
+
+
 MISMATCHES = {
     "collective": (all_reduce(), barrier, "all_reduce(SUM) of 8 float32 elements", "barrier"),
     "size": (all_reduce(8), all_reduce(9_000_000), "of 8 float32", "of 9,000,000 float32"),
     "dtype": (all_reduce(8), all_reduce(8, torch.int64), "8 float32", "8 int64"),
     "reduction": (all_reduce(), all_reduce(op=dist.ReduceOp.MAX), "(SUM)", "(MAX)"),
+    "two of a kind": (
+        all_gather(),
+        reduce_scatter(),
+        "all_gather of 8",
+        "reduce_scatter(SUM) of 8",
+    ),
+    "size to gather": (all_gather(5), all_gather(7), "all_gather of 5", "all_gather of 7"),
+    "size to scatter": (reduce_scatter(5), reduce_scatter(7), "of 5 float32", "of 7 float32"),
+    "dtype to exchange": (all_to_all(), all_to_all(torch.int16), "of float32", "of int16"),
+    "dtype to gather": (all_gather(), all_gather(dtype=torch.bool), "8 float32", "8 bool"),
     "root": (broadcast(0), broadcast(1), "with root 10", "with root 11"),
 }
 
@@ -224,6 +253,16 @@ def test_only_dense_cpu_tensors_are_taken(as_ranks):
             group.all_gather_single(torch.ones(3), torch.ones(3).double())
 
     assert as_ranks(1, work) == [None]
+
+
+def test_a_work_that_only_torchs_cpp_part_has_can_be_waited_for(as_ranks):
+    def work(group, rank):
+        tensor = torch.ones(1)
+        done = weakref.ref(group.allreduce(tensor))
+        gc.collect()
+        assert done() is not None  # else waiting for what is left of it would never end
+
+    assert as_ranks(2, work) == [None, None]
 
 
 def mappings():

@@ -108,6 +108,11 @@ def _fingerprint(sizes: Sequence[int]) -> int:
     return zlib.crc32(struct.pack(f"<{len(sizes)}q", *sizes)) if sizes else 0
 
 
+def kind_of(encoded: bytes) -> str:
+    """Tell which of :data:`KINDS` a call is."""
+    return KINDS[encoded[0]]
+
+
 def describe(encoded: bytes, ranks: Sequence[int] | None = None) -> str:
     """Say in words what a post asks for: ``all_reduce(SUM) of 1,024 float32 elements``.
 

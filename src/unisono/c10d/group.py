@@ -7,11 +7,13 @@ comes back is done. Sends never wait; receives are taken when somebody waits for
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
+from torch.autograd.profiler import record_function
 from torch.distributed import ProcessGroup
 
 import unisono.c10d.collectives as collectives
@@ -22,10 +24,11 @@ from unisono.c10d.agreement import (
     rooted_call,
 )
 from unisono.c10d.allreduce import all_reduce, place_of
-from unisono.c10d.calls import encode
+from unisono.c10d.calls import encode, kind_of
 from unisono.c10d.meeting import NO_NOTE
 from unisono.c10d.membership import Membership
 from unisono.c10d.options import listed, nested, reduction_of, timeout_s
+from unisono.c10d.uncompiled import never_compiled
 from unisono.c10d.vectors import as_vector, check_movable, parts, rows, write_back
 from unisono.c10d.work import Finished, Receiving
 
@@ -33,6 +36,8 @@ Tensor = torch.Tensor
 Tensors = list[torch.Tensor]
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _ProcessGroup: Any = ProcessGroup  # torch declares overloads that no caller uses
+_KEPT_AT_MOST = 1024
+_KEPT_BYTES_AT_MOST = 64
 
 
 def create(options: Any, backend_options: object) -> Group:
@@ -62,6 +67,7 @@ def _refusals_are_told(method: _Method) -> _Method:
     return cast(_Method, call)
 
 
+@never_compiled
 class Group(_ProcessGroup):  # type: ignore[misc]
     """One rank's view of a group. Final.
 
@@ -75,6 +81,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def __init__(self, store: Any, rank: int, names: Sequence[int], timeout_s: float) -> None:
         super().__init__(rank, len(names))
         self._name = self._description = ""
+        self._kept: deque[Finished] = deque(maxlen=_KEPT_AT_MOST)
         self.membership = Membership(store, rank, names, timeout_s)
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, None)
 
@@ -89,7 +96,12 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         call = encode("all_reduce", vector.dtype, vector.numel(), reduction)
         self._run(call, opts, all_reduce, vector, reduction, place, note=place)
         write_back(vector, tensor)
-        return Finished(tensors)
+        work = Finished(tensors)
+        if vector.numel() == 1 and vector.untyped_storage().nbytes() <= _KEPT_BYTES_AT_MOST:
+            # DDP inside of `join` gives such a Work to its C++ part and lets go of it. That keeps
+            # the half that is C++; without the other, waiting for it would never end.
+            self._kept.append(work)
+        return work
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Finished:
         """Reduce several tensors."""
@@ -306,7 +318,11 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self.membership.abort()
 
     def _run(self, call: bytes, opts: Any, *what: Any, note: int = NO_NOTE) -> None:
-        self.membership.run(call, timeout_s(opts), *what, note=note)
+        if torch._C._autograd._profiler_enabled():
+            with record_function(f"unisono:{kind_of(call)}"):
+                self.membership.run(call, timeout_s(opts), *what, note=note)
+        else:
+            self.membership.run(call, timeout_s(opts), *what, note=note)
 
     def _all_gather(self, outputs: Tensors, vector: Tensor, opts: Any) -> None:
         call = all_gather_call(outputs, vector, self.rank(), self.size())

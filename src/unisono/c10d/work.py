@@ -13,8 +13,10 @@ import torch
 from torch.distributed import Work
 
 from unisono.c10d.messages import Messages, Receive
+from unisono.c10d.uncompiled import never_compiled
 
 
+@never_compiled
 class Finished(Work):
     """Of a call that has been carried out on the caller's thread."""
 
@@ -51,6 +53,7 @@ class Finished(Work):
         return future
 
 
+@never_compiled
 class Receiving(Finished):
     """Of a receive: whoever waits for it takes the message. Final."""
 

@@ -1,0 +1,77 @@
+"""No option of DDP changes a bit, on any backend."""
+
+import pytest
+import torch
+from tests.ddp.training import digest, made, train
+
+pytestmark = pytest.mark.slow
+
+VARIANTS = {
+    "as it is": {},
+    "one bucket": {"bucket_cap_mb": 25},
+    "many buckets": {"bucket_cap_mb": 0.01},
+    "unused parameters": {"find_unused_parameters": True, "bucket_cap_mb": 0.03},
+    "static graph": {"static_graph": True, "bucket_cap_mb": 0.01},
+    "views": {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.02},
+    "views, kept": {"gradient_as_bucket_view": True, "set_to_none": False},
+    "everything": {
+        "gradient_as_bucket_view": True,
+        "find_unused_parameters": True,
+        "bucket_cap_mb": 0.01,
+        "set_to_none": False,
+    },
+    "copied together": {"batched_grad_copy": True, "bucket_cap_mb": 0.05},
+    "a list of buckets": {"bucket_cap_mb_list": [0.005, 0.02, 0.1]},
+}
+
+
+def digests(cls, dtype=torch.float32):
+    found = {}
+    for name, options in VARIANTS.items():
+        options = dict(options)
+        kept = options.pop("set_to_none", True)
+        ddp = made(cls, dtype, **options)
+        found[name] = digest(ddp, train(ddp, 3, kept, dtype))
+    return found
+
+
+def all_of(results):
+    return {digest for result in results for digest in result.values()}
+
+
+def test_no_option_and_no_backend_changes_a_bit_on_three_ranks(on_ranks):
+    ours = all_of(on_ranks("unisono", 3, digests, "ours"))
+    gloo = all_of(on_ranks("gloo", 3, digests, "ours"))
+    assert len(ours) == 1
+    assert ours == gloo
+
+
+def test_torchs_class_on_gloo_changes_bits_with_the_size_of_buckets(on_ranks):
+    (result, *_) = on_ranks("gloo", 3, digests, "torch")
+    assert result["one bucket"] != result["many buckets"]
+    assert len(set(result.values())) > 2
+
+
+@pytest.mark.long
+def test_torchs_class_on_our_backend_has_the_same_bits_unless_gradients_are_views(on_ranks):
+    results = on_ranks("unisono", 3, digests, "torch")
+    for result in results:
+        for divided in ("views, kept", "everything", "copied together"):
+            assert result.pop(divided) != result["as it is"]  # x / 3 is not x · (1/3)
+    assert all_of(results) == all_of(on_ranks("unisono", 3, digests, "ours"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("world_size", [1, 2, 4, 5])
+def test_no_option_and_no_backend_changes_a_bit(on_ranks, world_size):
+    ours = all_of(on_ranks("unisono", world_size, digests, "ours"))
+    assert len(ours) == 1
+    assert ours == all_of(on_ranks("gloo", world_size, digests, "ours"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_that_holds_for_other_dtypes(on_ranks, dtype):
+    ours = all_of(on_ranks("unisono", 3, digests, "ours", dtype))
+    assert len(ours) == 1
+    assert ours == all_of(on_ranks("gloo", 3, digests, "ours", dtype))

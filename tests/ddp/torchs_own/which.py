@@ -1,0 +1,62 @@
+"""Which of torch's tests are about DDP and make sense without a GPU?
+
+The rule, applied to the class with torch's distributed tests:
+
+1. A test counts if it makes a ``DistributedDataParallel``, itself or through the methods it calls.
+2. What torch skips on Linux, we skip, with its reason.
+3. A test that needs an accelerator is left out, by :data:`NEEDS_ACCELERATOR`. All others that ask
+   for GPUs get the CPU instead (``on_cpu.py``).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+_SYNC_BN = "torch refuses SyncBatchNorm on CPUs"
+_STREAMS = "uses streams or events of an accelerator"
+_DEVICE = "looks at `device_ids`, which CPUs have not"
+
+NEEDS_ACCELERATOR = {
+    r"test_DistributedDataParallel_SyncBatchNorm.*": _SYNC_BN,
+    r"test_ddp_uneven_inputs_stop_iteration_sync_bn": _SYNC_BN,
+    r"test_ddp_inference": _SYNC_BN,
+    r"test_sync_bn_logged": _SYNC_BN,
+    r"test_ddp_apply_optim_in_backward.*": _STREAMS,
+    r"test_ddp_native_mixed_precision_(no_)?grad_as_bucket_view.*": _STREAMS,
+    r"test_ddp_logging_data_gpu": _DEVICE,
+    r"test_ddp_device": _DEVICE,
+}
+
+
+def names_of_tests(file: str) -> list[str]:
+    """Find the tests that make a DDP, in the order of the file."""
+    source = Path(file).read_text()
+    lines = source.splitlines()
+    outer = next(node for node in ast.parse(source).body if _is_class(node, "DistributedTest"))
+    inner = next(node for node in outer.body if _is_class(node, "_DistTestBase"))
+    methods = {
+        node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno])
+        for node in inner.body
+        if isinstance(node, ast.FunctionDef)
+    }
+
+    def makes_ddp(name: str, above: tuple[str, ...] = ()) -> bool:
+        if "DistributedDataParallel(" in methods[name]:
+            return True
+        called = re.findall(r"self\.(_\w+)\(", methods[name])
+        inside = [other for other in called if other in methods and other not in above]
+        return any(makes_ddp(other, (*above, name)) for other in inside)
+
+    return [name for name in methods if name.startswith("test_") and makes_ddp(name)]
+
+
+def why_left_out(name: str) -> str:
+    """Say why a test cannot run on CPUs, or nothing."""
+    reasons = (why for pattern, why in NEEDS_ACCELERATOR.items() if re.fullmatch(pattern, name))
+    return next(reasons, "")
+
+
+def _is_class(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.ClassDef) and node.name == name
