@@ -6,17 +6,14 @@ import contextlib
 import io
 import re
 import runpy
-import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.data import DistributedSampler, TensorDataset
 
@@ -59,23 +56,6 @@ def names_of(script: str) -> dict[str, Any]:
     return runpy.run_path(str(EXAMPLES / script), run_name="example")
 
 
-@pytest.fixture
-def meeting_point(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Hold the store in which ``env://`` meets, on loopback, on a port that the system chooses."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    store = dist.TCPStore(
-        *("127.0.0.1", port, None, True),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(port))
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    yield
-    del store
-
-
 def test_logistic_learns_and_its_names_have_no_prefix() -> None:
     output = run("logistic.py", workers=1)
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
@@ -87,7 +67,6 @@ def test_logistic_learns_and_its_names_have_no_prefix() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("meeting_point")
 def test_hello_is_heard_from_each_worker_of_unisono_run() -> None:
     output = start("-m", "unisono.cli", "run", "-n", 2, EXAMPLES / "hello.py")
     assert sorted(output.splitlines()) == [
@@ -95,7 +74,6 @@ def test_hello_is_heard_from_each_worker_of_unisono_run() -> None:
     ]
 
 
-@pytest.mark.usefixtures("meeting_point")
 def test_sampler_shows_torchs_padding_and_each_sample_once() -> None:
     blocks = dict(re.findall(r"^(arange.*)\n((?:  .*\n)+)", run("sampler.py", workers=2), re.M))
     assert len(blocks) == 10
@@ -171,7 +149,6 @@ def write_first(dataset: TensorDataset, count: int, folder: Path, prefix: str) -
     )
 
 
-@pytest.mark.usefixtures("meeting_point")
 def test_images_prints_exact_losses_and_saves_the_bare_model(tmp_path: Path) -> None:
     path = tmp_path / "images.pt"
     small = ("--pairs", 64, "--validation-pairs", 13, "--side", 16, "--batch-size", 8)
@@ -199,7 +176,6 @@ def test_images_prints_exact_losses_and_saves_the_bare_model(tmp_path: Path) -> 
     assert float(lines[-1][3]) == pytest.approx(loss, abs=2e-6)
 
 
-@pytest.mark.usefixtures("meeting_point")
 def test_tutorial_goes_on_from_its_checkpoint_and_spans_two_devices() -> None:
     basic, names, goes_on, two_devices = run("tutorial.py", workers=2).splitlines()
     expected = losses_in_one_process(num_steps=10)
@@ -235,7 +211,6 @@ def losses_of(line: str) -> tuple[float, float]:
     return float(first), float(last)
 
 
-@pytest.mark.usefixtures("meeting_point")
 def test_fsdp_agrees_with_the_unsharded_model(tmp_path: Path) -> None:
     path = tmp_path / "whole.pt"
     output = run("fsdp.py", "--width", 32, "--steps", 4, "--out", path, workers=2)

@@ -15,26 +15,18 @@ import unisono
 
 
 def main():
-    here = unisono.world()
-    if torch.cuda.is_available():
-        torch.cuda.set_device(here.local_rank)
-        dist.init_process_group("nccl")
-    else:
-        dist.init_process_group("unisono")
-    try:  # a group that is not torn down makes others wait, or the process end with a warning
-        greet()
-    finally:
-        dist.destroy_process_group()
+    # NCCL where there is a GPU, else "unisono"; the device chosen, generators seeded. At the end of
+    # the block the group is torn down, also after an exception.
+    with unisono.init() as here:
+        greet(here)
 
 
-def greet():
+def greet(here):
     """Collective: every rank calls it."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    total = torch.tensor([rank], device=device)
+    total = torch.tensor([here.rank], device=here.device)
     dist.all_reduce(total)
     print(
-        f"rank {rank} of {world_size}, on {device} with {dist.get_backend()}: "
+        f"rank {here.rank} of {here.world_size}, on {here.device} with {here.backend}: "
         f"all ranks together make {total.item()}"
     )
 

@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel  # MERGE: from unisono, below
 from torch.utils.data import DataLoader, Dataset
 
 import unisono
@@ -121,7 +120,7 @@ def train(device, args):
     torch.manual_seed(args.seed)
     model = Net().to(device)
     device_ids = [device.index] if device.type == "cuda" else None
-    replica = DistributedDataParallel(model, device_ids=device_ids)
+    replica = unisono.DistributedDataParallel(model, device_ids=device_ids)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs, eta_min=1e-6)
 

@@ -25,7 +25,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel  # MERGE: from unisono, below
 from torch.utils.data import DataLoader, TensorDataset
 
 import unisono
@@ -65,7 +64,7 @@ class Trainer:
         self.device = device
         self.model = model.to(device)
         device_ids = [device.index] if device.type == "cuda" else None
-        self.replica = DistributedDataParallel(self.model, device_ids=device_ids)
+        self.replica = unisono.DistributedDataParallel(self.model, device_ids=device_ids)
         if args.compile:
             self.replica = torch.compile(self.replica)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)  # after the move

@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel  # MERGE: from unisono, below
 
 import unisono
 
@@ -49,7 +48,7 @@ class ToyOnTwo(nn.Module):
 
 def wrap(model, device):
     """Move a model to its device and make it a replica."""
-    return DistributedDataParallel(
+    return unisono.DistributedDataParallel(
         model.to(device), device_ids=[device.index] if device.type == "cuda" else None
     )
 
@@ -105,7 +104,7 @@ def checkpoint(device):
 def two_devices(device_0, device_1):
     torch.manual_seed(0)
     # No `device_ids`: the model knows its devices.
-    model = DistributedDataParallel(ToyOnTwo(device_0, device_1))
+    model = unisono.DistributedDataParallel(ToyOnTwo(device_0, device_1))
     first, last = train(model)
     say(
         f"two devices, {device_0} and {device_1}: loss {first:.4f} → {last:.4f}, "
