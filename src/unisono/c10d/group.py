@@ -31,6 +31,7 @@ from unisono.c10d.options import listed, nested, reduction_of, timeout_s
 from unisono.c10d.uncompiled import never_compiled
 from unisono.c10d.vectors import as_vector, check_movable, parts, rows, write_back
 from unisono.c10d.work import Finished, Receiving
+from unisono.comm.allocator import keep_freed_memory
 
 Tensor = torch.Tensor
 Tensors = list[torch.Tensor]
@@ -43,12 +44,15 @@ _KEPT_BYTES_AT_MOST = 64
 def create(options: Any, backend_options: object) -> Group:
     """Make a group for torch. Collective: every rank of the group calls it.
 
+    From then on the process keeps the memory that it frees.
+
     Args:
         options: torch's ``_DistributedBackendOptions``.
         backend_options: must be None; the backend has none.
     """
     if backend_options is not None:
         raise ValueError("`pg_options` must be None for the backend `unisono`: it has no options.")
+    keep_freed_memory()
     names = options.global_ranks_in_group or range(options.group_size)
     return Group(options.store, options.group_rank, list(names), options.timeout.total_seconds())
 

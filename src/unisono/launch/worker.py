@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
+from unisono.comm.allocator import keep_freed_memory
 from unisono.comm.lifeline import die_with
 from unisono.comm.link import (
     CONTROL_VARIABLE,
@@ -29,7 +30,6 @@ from unisono.comm.link import (
     Link,
 )
 from unisono.faults import Faults
-from unisono.launch.allocator import keep_freed_memory
 from unisono.launch.checks import spare_ddps_logger
 from unisono.launch.environment import worker_environment
 from unisono.launch.exceptions import (

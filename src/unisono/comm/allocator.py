@@ -1,8 +1,9 @@
-"""Keep freed memory: a worker's next step wants the same blocks again.
+"""Keep freed memory: a process that trains wants the same blocks again in its next step.
 
 glibc gives large blocks back to the kernel when they are freed and takes fresh, zeroed pages for
-the next ones; for large layers that is a third of a training step. Workers exist to train, so they
-keep what they have. Source: mallopt(3).
+the next ones; for large layers that is a third of a training step, and of small ones a tenth. Our
+workers exist to train, and so do processes that make a group of our backend: they keep what they
+have. Source: mallopt(3).
 """
 
 from __future__ import annotations
