@@ -74,18 +74,22 @@ def _each_for_itself(board: Board, vector: torch.Tensor, reduction: str, is_show
 def _in_slices(board: Board, vector: torch.Tensor, reduction: str, is_shown: bool) -> None:
     dtype = vector.dtype
     for start, stop in board.chunks(vector.numel(), vector.dtype):
-        piece = _part(vector, start, stop)
-        if not (is_shown and start == 0):
-            board.mine(dtype, stop - start).copy_(piece)
-            board.meet()
+        piece, mine = _part(vector, start, stop), board.mine(dtype, stop - start)
         cuts = slices(stop - start, board.num_ranks)
         begin, end = cuts[board.rank]
+        if not (is_shown and start == 0):
+            mine[:begin].copy_(piece[:begin])
+            mine[end:].copy_(piece[end:])
+            board.meet()
         values = [shown[begin:end] for shown in board.shown(dtype, stop - start)]
-        combine(reduction, values, board.mine(dtype, stop - start)[begin:end])
+        result = values[board.rank] = piece[begin:end]
+        combine(reduction, values, result)
+        board.mine(dtype, stop - start)[begin:end].copy_(result)
         board.meet()
-        shown = board.shown(dtype, stop - start)
-        for rank, (begin, end) in enumerate(cuts):
-            piece[begin:end].copy_(shown[rank][begin:end])
+        for rank, shown in enumerate(board.shown(dtype, stop - start)):
+            if rank != board.rank:
+                begin, end = cuts[rank]
+                piece[begin:end].copy_(shown[begin:end])
 
 
 def _in_place(
