@@ -115,6 +115,9 @@ def test_a_plateau_is_judged_by_what_validation_finds():
     assert group["lr"] == 0.05
     trainer.fit(data(), batch_size=BATCH, epochs=2, validate=data(23))
     assert group["lr"] == pytest.approx(0.005)
+    often = make("plateau", 1)
+    often.fit(data(), batch_size=BATCH, epochs=2, validate=data(23), validate_every=2)
+    assert often._schedule._scheduler.last_epoch == 4  # 8 steps: once for each validation
     with pytest.raises(ValueError, match="`validate` must be given for ReduceLROnPlateau"):
         make("plateau", 1).fit(data(), batch_size=BATCH, epochs=2)
 
@@ -132,7 +135,12 @@ def wrong_options():
             ValueError,
             "belongs to another one",
         ),
-        (optimizer, {"schedule": plateau, "schedule_every": "step"}, ValueError, "Plateau waits"),
+        (
+            optimizer,
+            {"schedule": plateau, "schedule_every": "step"},
+            ValueError,
+            "Plateau steps after each",
+        ),
         (optimizer, {"schedule_every": "hour"}, ValueError, "`schedule_every` must be one of"),
     ]
 

@@ -55,7 +55,8 @@ class Trainer:
         clip_value: what the magnitude of each element of the mean gradients is clamped to.
         precision: ``"fp32"``: the loss is computed as it is written; ``"bf16"``: with autocast.
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; it is kept with the run.
-        schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps.
+        schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
+            after each validation.
 
     Attributes:
         run: the run: its position, and what the program wants kept with it (``run.state``).
@@ -196,8 +197,10 @@ class Trainer:
                     show.step(step.epoch, step.loss, step.num_samples)
                 self._schedule.after_step()
                 tell(validation.after_step())
+                if validation.newest is not None:
+                    self._schedule.after_validation(validation.newest)
                 if run.position.batch == 0:
-                    self._schedule.after_epoch(validation.newest)
+                    self._schedule.after_epoch()
             tally.pause()
             if run.position.step > tally.begun_at.step:
                 tell(validation.at_end())
