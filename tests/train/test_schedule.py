@@ -108,6 +108,13 @@ def test_a_run_that_goes_on_has_the_rates_of_one_that_never_stopped(name, tmp_pa
     assert train(name, directory=tmp_path) == undisturbed
 
 
+def test_another_schedule_than_the_checkpoints_is_told(tmp_path, capsys):
+    train("lambda", epochs=1, directory=tmp_path)
+    train("one cycle", epochs=1, directory=tmp_path)
+    told = capsys.readouterr().out
+    assert "schedule was 'LambdaLR every step' in the checkpoint and is 'OneCycleLR every s" in told
+
+
 def test_a_plateau_is_judged_by_what_validation_finds():
     trainer = make("plateau", 1)
     group = trainer.run.optimizer.param_groups[0]

@@ -145,6 +145,30 @@ def test_where_a_run_was_split_does_not_change_where_it_ends(tmp_path, splits):
     assert [fit(steps) for steps in splits][-1] == 9
 
 
+def train_twice(directory):
+    torch.manual_seed(4)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    trainer = unisono.Trainer(
+        model, optimizer, loss, shards=3, directory=directory, checkpoint_every=3, keep=1
+    )
+    rule = unisono.EarlyStopping(2, min_delta=0.02)
+    trainer.fit(data(40), batch_size=10, epochs=40, validate=data(31), stop_early=rule)
+    where = trainer.run.position.step
+    trainer.fit(data(40), batch_size=10, epochs=40)
+    return where, trainer.digest()
+
+
+@pytest.mark.slow
+def test_a_replacement_knows_of_a_stop_before_the_restart(tmp_path, monkeypatch):
+    alone = train_twice(tmp_path / "alone")
+    first = unisono.launch(train, workers=2)[0]
+    train(directory=tmp_path / "both", checkpoint_every=3, keep=1)
+    # The second start has nothing to do in its first fit; what says so is gone from the disk.
+    monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=1,step={4 * first[0] + 20}")
+    assert unisono.launch(train_twice, tmp_path / "both", workers=2) == [alone] * 2
+
+
 def test_a_name_that_no_mean_has_is_refused():
     with pytest.raises(ValueError, match=r"`monitor` must be one of .*\['loss'\], but is 'f1'"):
         train(rule={"monitor": "f1"})

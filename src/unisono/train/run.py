@@ -74,7 +74,7 @@ class Run:
         resume: ``"auto"``: the first loop goes on from the newest checkpoint that is whole;
             ``"never"``: it begins anew.
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
-            the bits of torch's ``clip_grad_norm_``.
+            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates.
         clip_value: what the magnitude of each element of the mean gradients is clamped to.
 
     Attributes:
@@ -229,7 +229,7 @@ class Run:
     @property
     def _is_stopped(self) -> bool:
         stopped_at = self.last.get("stopped_at")
-        return stopped_at is not None and self.position.step >= stopped_at
+        return isinstance(stopped_at, int) and self.position.step >= stopped_at
 
     def plan(self, dataset: Any, batch_size: int, shuffle: bool) -> SamplePlan:
         """Plan which samples are computed where; raises as :meth:`steps` does."""
@@ -339,8 +339,9 @@ class Run:
                 return json.dumps({"error": str(error)}).encode()
             if found is None:
                 return b"{}"
-            position = found.snapshot.facts["position"]
-            return json.dumps({"path": found.path, "position": position}).encode()
+            facts = found.snapshot.facts
+            told = {name: facts[name] for name in ("position", "last")}
+            return json.dumps({"path": found.path, **told}).encode()
 
         heard = self.history.together("taking up", lambda: self.team.hear_lead(speak, "taking up"))
         answer = json.loads(heard)
@@ -349,6 +350,7 @@ class Run:
         checkpoints.begin(None)
         if answer:
             self.position.move_to(**answer["position"])
+            self._kept.last = answer["last"]
             self._plan = plan
             checkpoints.begin(self.position.step)
             try:

@@ -50,6 +50,13 @@ class Schedule:
         self._scheduler, self._interval = scheduler, interval
 
     @property
+    def name(self) -> str | None:
+        """What it is, in words, for the identity of a run."""
+        if self._scheduler is None:
+            return None
+        return f"{type(self._scheduler).__name__} every {self._interval}"
+
+    @property
     def needs_validation(self) -> bool:
         """Whether it looks at the validation's loss."""
         return isinstance(self._scheduler, ReduceLROnPlateau)

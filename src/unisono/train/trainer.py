@@ -51,7 +51,7 @@ class Trainer:
         resume: ``"auto"``: the first `fit` goes on from the newest checkpoint that is whole;
             ``"never"``: it begins anew.
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
-            the bits of torch's ``clip_grad_norm_``.
+            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates.
         clip_value: what the magnitude of each element of the mean gradients is clamped to.
         precision: ``"fp32"``: the loss is computed as it is written; ``"bf16"``: with autocast.
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; it is kept with the run.
@@ -105,6 +105,7 @@ class Trainer:
         loss = in_precision(precision, loss)
         self.run.fixed["precision"] = precision
         self._schedule = Schedule(schedule, schedule_every, optimizer)
+        self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:
             self.run.state[KEY] = schedule
         self._precision = precision
@@ -151,7 +152,8 @@ class Trainer:
         Raises:
             TypeError: a dataset is not map-style, or the loss returned something else.
             ValueError: a number does not fit, or the loss is not a scalar.
-            NonFiniteLossError: the loss of a shard is NaN or infinite.
+            NonFiniteLossError: the loss of a shard is NaN or infinite, or, with `clip_norm`, the
+                norm of the gradients.
             LoadingError: a sample cannot be read, or a loader process has died.
             MismatchError: the workers do not run the same program.
             CheckpointError: the newest checkpoint belongs to another run.
