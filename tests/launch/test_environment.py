@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -110,6 +111,17 @@ def test_what_names_no_gpus_of_this_machine_is_refused(
     with pytest.raises(ValueError) as raised:
         choose_gpus("--gpus", text, {}, lambda: num_gpus)
     assert words in str(raised.value)
+
+
+def test_gpus_that_are_hidden_from_the_job_stay_hidden() -> None:
+    with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES is empty"):
+        choose_gpus("--gpus", "all", {"CUDA_VISIBLE_DEVICES": ""}, lambda: 4)
+
+
+@pytest.mark.parametrize("given", [0, [0, 1]])
+def test_gpus_that_are_no_text_are_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="must be a text such as"):
+        choose_gpus("gpus", given, {}, lambda: 4)
 
 
 def test_each_worker_has_a_gpu_of_its_own() -> None:

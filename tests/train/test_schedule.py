@@ -108,6 +108,13 @@ def test_a_run_that_goes_on_has_the_rates_of_one_that_never_stopped(name, tmp_pa
     assert train(name, directory=tmp_path) == undisturbed
 
 
+def test_another_schedule_than_the_checkpoints_is_told(tmp_path, capsys):
+    train("lambda", epochs=1, directory=tmp_path)
+    train("one cycle", epochs=1, directory=tmp_path)
+    told = capsys.readouterr().out
+    assert "schedule was 'LambdaLR every step' in the checkpoint and is 'OneCycleLR every s" in told
+
+
 def test_a_plateau_is_judged_by_what_validation_finds():
     trainer = make("plateau", 1)
     group = trainer.run.optimizer.param_groups[0]
@@ -115,6 +122,9 @@ def test_a_plateau_is_judged_by_what_validation_finds():
     assert group["lr"] == 0.05
     trainer.fit(data(), batch_size=BATCH, epochs=2, validate=data(23))
     assert group["lr"] == pytest.approx(0.005)
+    often = make("plateau", 1)
+    often.fit(data(), batch_size=BATCH, epochs=2, validate=data(23), validate_every=2)
+    assert often._schedule._scheduler.last_epoch == 4  # 8 steps: once for each validation
     with pytest.raises(ValueError, match="`validate` must be given for ReduceLROnPlateau"):
         make("plateau", 1).fit(data(), batch_size=BATCH, epochs=2)
 
@@ -132,7 +142,12 @@ def wrong_options():
             ValueError,
             "belongs to another one",
         ),
-        (optimizer, {"schedule": plateau, "schedule_every": "step"}, ValueError, "Plateau waits"),
+        (
+            optimizer,
+            {"schedule": plateau, "schedule_every": "step"},
+            ValueError,
+            "Plateau steps after each",
+        ),
         (optimizer, {"schedule_every": "hour"}, ValueError, "`schedule_every` must be one of"),
     ]
 

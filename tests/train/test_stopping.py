@@ -93,6 +93,82 @@ def test_a_stopped_run_stays_stopped_and_goes_on_if_wanted(tmp_path):
     assert train(directory=tmp_path, rule=None)[0] == 40
 
 
+def test_another_rule_begins_anew():
+    last = {}
+    assert not decide(unisono.EarlyStopping(1), {"loss": 0.5, "accuracy": 0.1}, last)
+    assert decide(unisono.EarlyStopping(1), {"loss": 0.5, "accuracy": 0.1}, last)
+    rule = unisono.EarlyStopping(1, "accuracy", "higher")
+    assert not decide(rule, {"loss": 0.5, "accuracy": 0.1}, last)
+    assert decide(rule, {"loss": 0.5, "accuracy": 0.1}, last)
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_is_told_to(tmp_path, capsys):
+    def steps(go_on, stop_at=None):
+        model = torch.nn.Linear(6, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = unisono.Run(model, optimizer, shards=1, directory=tmp_path)
+        if go_on:
+            run.go_on()
+        seen = []
+        for step in run.steps(data(40), batch_size=10, steps=8):
+            with step:
+                for batch in step.shards:
+                    step.backward(loss(model, batch))
+            seen.append(step.number)
+            if step.number == stop_at:
+                run.stop()
+        return seen
+
+    assert steps(False, stop_at=2) == [0, 1, 2]
+    assert steps(False) == []
+    assert "the run was stopped at step 3 and stays there" in capsys.readouterr().err
+    assert steps(True) == [3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("splits", [[20], [7, 20], [4, 7, 20]])
+def test_where_a_run_was_split_does_not_change_where_it_ends(tmp_path, splits):
+    def fit(steps):
+        torch.manual_seed(4)
+        model = torch.nn.Linear(6, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # nothing gets better
+        trainer = unisono.Trainer(model, optimizer, loss, shards=1, directory=tmp_path)
+        trainer.fit(
+            data(40),
+            batch_size=10,
+            steps=steps,
+            validate=data(31),
+            validate_every=3,
+            stop_early=unisono.EarlyStopping(2),
+        )
+        return trainer.run.position.step
+
+    assert [fit(steps) for steps in splits][-1] == 9
+
+
+def train_twice(directory):
+    torch.manual_seed(4)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    trainer = unisono.Trainer(
+        model, optimizer, loss, shards=3, directory=directory, checkpoint_every=3, keep=1
+    )
+    rule = unisono.EarlyStopping(2, min_delta=0.02)
+    trainer.fit(data(40), batch_size=10, epochs=40, validate=data(31), stop_early=rule)
+    where = trainer.run.position.step
+    trainer.fit(data(40), batch_size=10, epochs=40)
+    return where, trainer.digest()
+
+
+@pytest.mark.slow
+def test_a_replacement_knows_of_a_stop_before_the_restart(tmp_path, monkeypatch):
+    alone = train_twice(tmp_path / "alone")
+    first = unisono.launch(train, workers=2)[0]
+    train(directory=tmp_path / "both", checkpoint_every=3, keep=1)
+    # The second start has nothing to do in its first fit; what says so is gone from the disk.
+    monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=1,step={4 * first[0] + 20}")
+    assert unisono.launch(train_twice, tmp_path / "both", workers=2) == [alone] * 2
+
+
 def test_a_name_that_no_mean_has_is_refused():
     with pytest.raises(ValueError, match=r"`monitor` must be one of .*\['loss'\], but is 'f1'"):
         train(rule={"monitor": "f1"})

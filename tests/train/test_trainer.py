@@ -114,6 +114,16 @@ def evaluate_in_a_worker():
     return make(shards=4).evaluate(data(53), batch_size=10)
 
 
+def evaluate_another_length():
+    return make(shards=4).evaluate(data(53 + unisono.world().rank), batch_size=10)
+
+
+def test_workers_that_evaluate_other_data_are_told():
+    words = r"dataset length must be the same .* 53 on rank 0 and 54 on rank 1"
+    with pytest.raises(unisono.MismatchError, match=words):
+        unisono.launch(evaluate_another_length, workers=2)
+
+
 def test_evaluate_has_the_same_bits_on_one_two_and_three_workers():
     alone = evaluate_in_a_worker()
     for workers in (2, 3):

@@ -25,6 +25,7 @@ from unisono.c10d.region import Region
 _BLOCK_BYTES = 1 << 18
 _FOR_ITSELF_UP_TO_BYTES = 1 << 16
 _ALIGNED_ELEMENTS = 64
+_KEPT_UP_TO_BYTES = 16 << 20  # views of longer vectors are many, and soon made beside the rest
 
 
 def place_of(vector: torch.Tensor, region: Region) -> int:
@@ -95,7 +96,10 @@ def _in_slices(board: Board, vector: torch.Tensor, reduction: str, is_shown: boo
 def _in_place(
     board: Board, numel: int, dtype: torch.dtype, reduction: str, places: Sequence[int]
 ) -> None:
-    for values, result, others in board.once(_blocks_in_place, numel, dtype, tuple(places)):
+    what = (numel, dtype, tuple(places))
+    is_long = numel * dtype.itemsize > _KEPT_UP_TO_BYTES
+    blocks = _blocks_in_place(board, *what) if is_long else board.once(_blocks_in_place, *what)
+    for values, result, others in blocks:
         combine(reduction, values, result)
         for other in others:
             other.copy_(result)

@@ -25,7 +25,9 @@ _OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "BXOR": torch.bitwise_xor,
 }
 _BITWISE = ("BAND", "BOR", "BXOR")
-_BLOCK_BYTES = 1 << 19  # sums on the way are this long: they stay in a core's cache, and in malloc's
+_BLOCK_BYTES = (
+    1 << 19
+)  # sums on the way are this long: they stay in a core's cache, and in malloc's
 
 
 def check(reduction: str, dtype: torch.dtype) -> None:

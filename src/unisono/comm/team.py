@@ -199,17 +199,18 @@ class Team:
             if lead in heard:
                 return heard[lead]
 
-    def agree(self, facts: Mapping[str, object]) -> None:
+    def agree(self, facts: Mapping[str, object], purpose: str = "start of a loop") -> None:
         """Check that every worker says the same. Collective: every rank calls it.
 
         Args:
             facts: what must not differ, by name; anything that JSON can hold.
+            purpose: what for, as for :meth:`meet`.
 
         Raises:
             MismatchError: the first name whose value differs, with both values.
         """
         message = json.dumps(facts, default=str).encode()
-        heard = self.gather(message, "start of a loop")
+        heard = self.gather(message, purpose)
         said = {rank: json.loads(message) for rank, message in heard.items()}
         first = min(said)
         for other, theirs in said.items():

@@ -35,6 +35,10 @@ def choose_gpus(
     """
     if text is None:
         return ()
+    if not isinstance(text, str):
+        raise ValueError(
+            f"`{option}` must be a text such as `0,3` or `all`, but is {text!r}: put it in quotes."
+        )
     num = num_gpus()
     if num < 1:
         raise ValueError(
@@ -42,7 +46,12 @@ def choose_gpus(
             f"for {text!r}): leave it out, and the workers compute on the CPU."
         )
     if text == ALL:
-        text = environ.get(VISIBLE_VARIABLE) or ",".join(map(str, range(num)))
+        text = environ.get(VISIBLE_VARIABLE, ",".join(map(str, range(num))))
+        if not text:
+            raise ValueError(
+                f"`{option}` must name GPUs that the job may use, but {VISIBLE_VARIABLE} is empty: "
+                f"whoever set it has given the job none. Unset it, or leave `{option}` out."
+            )
     names = tuple(_checked(option, name.strip(), text, num) for name in text.split(","))
     twice = {name for name in names if names.count(name) > 1}
     if twice:

@@ -19,7 +19,7 @@ from unisono.engine.loss import read_loss
 from unisono.errors import MismatchError
 from unisono.plan.samples import SamplePlan
 from unisono.plan.summation import tree_sum
-from unisono.train.sweep import by_all_workers, sweep
+from unisono.train.sweep import agree_on, by_all_workers, sweep
 
 Pairs = dict[str, tuple[float, float]]
 
@@ -47,7 +47,11 @@ def evaluate(
 
     Returns:
         By name, the mean over all samples (or the true weight); the same on every worker.
+
+    Raises:
+        MismatchError: the workers do not evaluate the same.
     """
+    agree_on(plan, team, "evaluate")
     with sweep(model, dataset, plan, loader_workers, collate_fn) as parts_of:
 
         def sums_of(shards: Sequence[int]) -> bytes:

@@ -74,7 +74,7 @@ class Run:
         resume: ``"auto"``: the first loop goes on from the newest checkpoint that is whole;
             ``"never"``: it begins anew.
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
-            the bits of torch's ``clip_grad_norm_``.
+            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates.
         clip_value: what the magnitude of each element of the mean gradients is clamped to.
 
     Attributes:
@@ -137,6 +137,7 @@ class Run:
         self._arena: Arena | None = None
         self._plan: SamplePlan | None = None
         self._has_looked = False
+        self._goes_on = False
         self.team.host.note_ready()
 
     @property
@@ -194,6 +195,12 @@ class Run:
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
         _check_totals(epochs, steps)
         self._take_up(plan)
+        if self._goes_on:
+            self.last.pop("stopped_at", None)
+        elif self._is_stopped and self.team.position == 0:
+            self.say(
+                f"the run was stopped at step {self.position.step} and stays there: see `stop`"
+            )
         if self.position.batch and plan != self._plan:
             raise ValueError(
                 f"dataset length, `batch_size`, `shards` and `shuffle` must stay within an epoch, "
@@ -209,13 +216,20 @@ class Run:
         """End the loop under way after the step under way, as if that were its last.
 
         Collective: every rank calls it, at the same step. The run has ended then: `steps` gives
-        nothing more, until :meth:`go_on` is called.
+        nothing more, also after a restart from its checkpoint, until :meth:`go_on` is called.
         """
         self.last["stopped_at"] = self.position.step
+        self._goes_on = False
 
     def go_on(self) -> None:
-        """Take back that the run was stopped. Collective."""
+        """Take back that the run was stopped, now or before it was started again. Collective."""
         self.last.pop("stopped_at", None)
+        self._goes_on = True
+
+    @property
+    def _is_stopped(self) -> bool:
+        stopped_at = self.last.get("stopped_at")
+        return isinstance(stopped_at, int) and self.position.step >= stopped_at
 
     def plan(self, dataset: Any, batch_size: int, shuffle: bool) -> SamplePlan:
         """Plan which samples are computed where; raises as :meth:`steps` does."""
@@ -233,9 +247,8 @@ class Run:
         position = self.position
 
         def is_over() -> bool:
-            stopped_at = self.last.get("stopped_at")
             return (
-                (stopped_at is not None and position.step >= stopped_at)
+                self._is_stopped
                 or (end_step is not None and position.step >= end_step)
                 or (end_epoch is not None and position.epoch >= end_epoch)
             )
@@ -326,8 +339,9 @@ class Run:
                 return json.dumps({"error": str(error)}).encode()
             if found is None:
                 return b"{}"
-            position = found.snapshot.facts["position"]
-            return json.dumps({"path": found.path, "position": position}).encode()
+            facts = found.snapshot.facts
+            told = {name: facts[name] for name in ("position", "last")}
+            return json.dumps({"path": found.path, **told}).encode()
 
         heard = self.history.together("taking up", lambda: self.team.hear_lead(speak, "taking up"))
         answer = json.loads(heard)
@@ -336,6 +350,7 @@ class Run:
         checkpoints.begin(None)
         if answer:
             self.position.move_to(**answer["position"])
+            self._kept.last = answer["last"]
             self._plan = plan
             checkpoints.begin(self.position.step)
             try:

@@ -1,4 +1,4 @@
-"""When does a schedule of learning rates step? After each step, or where an epoch ends.
+"""When does a schedule of learning rates step? After each step, epoch or validation.
 
 Steps and epochs are those of the run, whatever the number of workers, so the rates are too. The
 schedule is kept with the run: it goes back with it, and goes on with it.
@@ -44,10 +44,17 @@ class Schedule:
             )
         if isinstance(scheduler, ReduceLROnPlateau) and interval != "epoch":
             raise ValueError(
-                "ReduceLROnPlateau waits for what validation finds, so `schedule_every` must be "
-                f'"epoch", but is {interval!r}.'
+                "ReduceLROnPlateau steps after each validation, so `schedule_every` must be left "
+                f"out, but is {interval!r}: say when to validate with `validate_every`."
             )
         self._scheduler, self._interval = scheduler, interval
+
+    @property
+    def name(self) -> str | None:
+        """What it is, in words, for the identity of a run."""
+        if self._scheduler is None:
+            return None
+        return f"{type(self._scheduler).__name__} every {self._interval}"
 
     @property
     def needs_validation(self) -> bool:
@@ -59,11 +66,13 @@ class Schedule:
         if self._scheduler is not None and self._interval == "step":
             self._scheduler.step()
 
-    def after_epoch(self, validation: Mapping[str, float] | None) -> None:
-        """Take notice of an epoch that is done, and of what validation found at its end, if any."""
-        if self._scheduler is None or self._interval != "epoch":
+    def after_epoch(self) -> None:
+        """Take notice of an epoch that is done."""
+        if self._scheduler is None or self._interval != "epoch" or self.needs_validation:
             return
-        if not isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.step()
-        elif validation is not None:
-            self._scheduler.step(validation["loss"])
+        self._scheduler.step()
+
+    def after_validation(self, means: Mapping[str, float]) -> None:
+        """Take notice of what a validation found."""
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step(means["loss"])

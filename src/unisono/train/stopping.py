@@ -48,10 +48,12 @@ class EarlyStopping:
 
         Args:
             means: what it found.
-            sofar: what the last call returned; None at first.
+            sofar: what the last call returned; None at first, and of no account if it comes from
+                another rule.
 
         Returns:
-            Plain JSON: ``best``, the best mean so far; ``waited``, validations since then.
+            Plain JSON: ``best``, the best mean so far; ``waited``, validations since then; the
+            ``rule`` by which both were found.
 
         Raises:
             ValueError: there is no such mean.
@@ -62,9 +64,10 @@ class EarlyStopping:
                 f"{sorted(means)}, but is {self.monitor!r}."
             )
         value = means[self.monitor]
-        if sofar is None or self._is_better(value, sofar["best"]):
-            return {"best": value, "waited": 0}
-        return {"best": sofar["best"], "waited": sofar["waited"] + 1}
+        rule = [self.monitor, self.better, self.min_delta]
+        if sofar is None or sofar["rule"] != rule or self._is_better(value, sofar["best"]):
+            return {"best": value, "waited": 0, "rule": rule}
+        return {**sofar, "waited": sofar["waited"] + 1}
 
     def says_stop(self, sofar: Mapping[str, Any]) -> bool:
         """Tell whether patience is at its end."""

@@ -84,6 +84,16 @@ def sweep(
             module.training = mode
 
 
+def agree_on(plan: SamplePlan, team: Team, purpose: str) -> None:
+    """Check that all workers go over the same samples in the same company. Collective.
+
+    Raises:
+        MismatchError: they do not.
+    """
+    facts = {"dataset length": plan.num_samples, "`batch_size`": plan.batch_size}
+    team.agree(facts, purpose)
+
+
 def by_all_workers(
     compute: Callable[[Sequence[int]], bytes], num_shards: int, team: Team, purpose: str
 ) -> Iterator[bytes]:

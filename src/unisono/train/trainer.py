@@ -51,11 +51,12 @@ class Trainer:
         resume: ``"auto"``: the first `fit` goes on from the newest checkpoint that is whole;
             ``"never"``: it begins anew.
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
-            the bits of torch's ``clip_grad_norm_``.
+            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates.
         clip_value: what the magnitude of each element of the mean gradients is clamped to.
         precision: ``"fp32"``: the loss is computed as it is written; ``"bf16"``: with autocast.
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; it is kept with the run.
-        schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps.
+        schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
+            after each validation.
 
     Attributes:
         run: the run: its position, and what the program wants kept with it (``run.state``).
@@ -104,6 +105,7 @@ class Trainer:
         loss = in_precision(precision, loss)
         self.run.fixed["precision"] = precision
         self._schedule = Schedule(schedule, schedule_every, optimizer)
+        self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:
             self.run.state[KEY] = schedule
         self._precision = precision
@@ -150,7 +152,8 @@ class Trainer:
         Raises:
             TypeError: a dataset is not map-style, or the loss returned something else.
             ValueError: a number does not fit, or the loss is not a scalar.
-            NonFiniteLossError: the loss of a shard is NaN or infinite.
+            NonFiniteLossError: the loss of a shard is NaN or infinite, or, with `clip_norm`, the
+                norm of the gradients.
             LoadingError: a sample cannot be read, or a loader process has died.
             MismatchError: the workers do not run the same program.
             CheckpointError: the newest checkpoint belongs to another run.
@@ -196,8 +199,10 @@ class Trainer:
                     show.step(step.epoch, step.loss, step.num_samples)
                 self._schedule.after_step()
                 tell(validation.after_step())
+                if validation.newest is not None:
+                    self._schedule.after_validation(validation.newest)
                 if run.position.batch == 0:
-                    self._schedule.after_epoch(validation.newest)
+                    self._schedule.after_epoch()
             tally.pause()
             if run.position.step > tally.begun_at.step:
                 tell(validation.at_end())

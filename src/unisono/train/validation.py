@@ -12,7 +12,7 @@ from typing import Any
 from unisono.checkpoint.every import Every
 from unisono.train.progress import told
 from unisono.train.run import Run
-from unisono.train.stopping import EarlyStopping, decide
+from unisono.train.stopping import KEY, EarlyStopping, decide
 
 Means = dict[str, float]
 
@@ -58,6 +58,7 @@ class Validation:
         """Begin a loop, after the run has taken up what it goes on from."""
         if self._stop_early is None:
             self._run.go_on()
+            self._run.last.pop(KEY, None)
         self._run.last.update(validation=None, validated_at=None)
 
     @property
@@ -79,10 +80,19 @@ class Validation:
             steps=position.step, epoch_ended=position.epoch * has_ended, seconds=0.0
         ):
             return []
-        return self._now(f"epoch {position.epoch}" if has_ended else f"step {position.step}")
+        lines = self._now(f"epoch {position.epoch}" if has_ended else f"step {position.step}")
+        means = self.newest
+        if means is not None and (why := decide(self._stop_early, means, self._run.last)):
+            self._run.stop()
+            lines.append(why)
+        return lines
 
     def at_end(self) -> list[str]:
-        """Validate once more, if steps have been done since the last time. Collective."""
+        """Validate once more, if steps have been done since the last time. Collective.
+
+        Nothing follows from it: the last checkpoint is written, and a run with other totals would
+        not validate here.
+        """
         return [] if self.newest is not None else self._now(f"step {self._run.position.step}")
 
     def _now(self, when: str) -> list[str]:
@@ -90,8 +100,4 @@ class Validation:
             return []
         run, means = self._run, self._compute()
         run.last.update(validation=means, validated_at=run.position.step)
-        lines = [f"{when}: validation {told(means)}"]
-        if why := decide(self._stop_early, means, run.last):
-            run.stop()
-            lines.append(why)
-        return lines
+        return [f"{when}: validation {told(means)}"]
