@@ -97,7 +97,10 @@ def _page_of(pid, world_size):
     for fd in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{fd}"
         if os.readlink(path).startswith("/memfd:unisono-control"):
-            return ControlPage.attach(os.open(path, os.O_RDWR), world_size)
+            page = ControlPage.attach(os.open(path, os.O_RDWR), world_size)
+            if page.process(0)[0] == pid:  # and not one that other tests have left open
+                return page
+            page.close()
     raise AssertionError("no page")
 
 
