@@ -1,5 +1,6 @@
 """Predictions: one row a sample, in dataset order, the same bits on any number of workers."""
 
+import errno
 import os
 import signal
 
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
+from unisono.train import ledger, predict
 
 
 def make(shards=4):
@@ -111,6 +113,8 @@ def test_a_replacement_is_told_what_was_predicted(tmp_path, monkeypatch, fault, 
             ValueError,
             "same names, dtypes and shapes",
         ),
+        (lambda model, batch: {0: batch[1], "0": batch[1]}, TypeError, "one is 0, of type int"),
+        (lambda model, batch: {"__metadata__": batch[1]}, ValueError, "file can hold"),
     ],
 )
 def test_what_is_no_prediction_is_refused(forward, kind, words):
@@ -118,9 +122,94 @@ def test_what_is_no_prediction_is_refused(forward, kind, words):
         make().predict(data(30), batch_size=10, forward=forward)
 
 
-def test_a_folder_that_is_missing_is_an_error_and_leaves_nothing(tmp_path):
-    with pytest.raises(OSError, match="predictions must be written to"):
-        make().predict(data(30), batch_size=10, path=tmp_path / "no" / "rows.safetensors")
+def unwanted(model, batch):
+    raise AssertionError("nothing is to be computed")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no/rows.safetensors", "there is no folder .*no: make it first"),
+        ("folder", "that is a folder: name a file in it"),
+        ("pipe", "that is no file"),
+    ],
+)
+def test_a_name_that_no_file_can_get_is_refused_before_anything_is_computed(tmp_path, name, words):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match=f"predictions must be written to .*{words}"):
+        make().predict(data(30), batch_size=10, forward=unwanted, path=tmp_path / name)
+    assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"]
+
+
+def test_rows_that_cannot_get_their_name_in_the_end_are_kept(tmp_path):
+    path = tmp_path / "rows.safetensors"
+
+    def forward(model, batch):
+        path.mkdir(exist_ok=True)
+        return batch[1]
+
+    with pytest.raises(OSError, match=r"Is a directory.*every row is in ") as caught:
+        make().predict(data(30), batch_size=10, forward=forward, path=path)
+    (partial,) = tmp_path.glob("*.partial")
+    assert str(partial) in str(caught.value)
+    assert load_file(partial)["predictions"].tolist() == list(range(30))
+
+
+def test_a_file_of_rows_that_was_taken_away_is_an_error(tmp_path):
+    def forward(model, batch):
+        for partial in tmp_path.glob("*.partial"):
+            partial.unlink()
+        return batch[1]
+
+    with pytest.raises(OSError, match="removed or replaced meanwhile"):
+        make().predict(data(30), batch_size=10, forward=forward, path=tmp_path / "rows")
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_process_opens_nothing_by_way_of_proc(monkeypatch):
+    really_open = os.open
+
+    def deny(path, *arguments, **options):
+        if str(path).startswith("/proc/"):
+            raise PermissionError(errno.EACCES, "denied", path)
+        return really_open(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", deny)
+    rows = make().predict(data(30), batch_size=10, forward=lambda model, batch: batch[1])
+    assert rows.tolist() == list(range(30))
+
+
+def predict_where_rank_1_cannot_open(path):
+    def deny(*where):
+        raise PermissionError(errno.EACCES, "denied")
+
+    if unisono.world().rank == 1:
+        predict.open_memory = predict.open_file = deny
+    num_calls = 0
+
+    def forward(model, batch):
+        nonlocal num_calls
+        num_calls += 1
+        return batch[1]
+
+    try:
+        make().predict(data(30), batch_size=10, forward=forward, path=path)
+    except OSError as error:
+        return str(error), num_calls
+    return None
+
+
+@pytest.mark.parametrize("in_a_file", [False, True])
+def test_a_worker_that_cannot_open_the_file_is_named_by_all(tmp_path, in_a_file):
+    path = tmp_path / "rows.safetensors" if in_a_file else None
+    said = unisono.launch(predict_where_rank_1_cannot_open, path, workers=2)
+    advice = "file system" if in_a_file else "pass `path=`"
+    assert [calls for _, calls in said] == [1, 0]
+    for words, _ in said:
+        assert "rank 1 cannot: [Errno 13] denied" in words
+        assert advice in words
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_failure_on_the_way_leaves_the_old_file(tmp_path):
@@ -159,3 +248,75 @@ def test_rows_of_a_worker_that_is_killed_are_computed_by_the_others(tmp_path, vi
     expected = make().predict(data(403), batch_size=16)
     for rows in unisono.launch(die_while_predicting, victim, path, workers=3):
         assert torch.equal(rows, expected)
+
+
+def train_and_predict(where, paths):
+    """Predict outside of the loop, or after its third step, and train on."""
+    ledger.AT_ONCE_BYTES = 64  # fewer than there are
+    trainer = make(shards=2)
+    dataset = data(40)
+    rows = []
+
+    def number(shift):
+        return lambda model, batch: batch[1] + shift
+
+    def predict_all():
+        for shift, path in enumerate(paths):
+            rows.append(
+                trainer.predict(dataset, batch_size=8, forward=number(100 * shift), path=path)
+            )
+
+    if where == "outside":
+        predict_all()
+    for step in trainer.run.steps(dataset, batch_size=8, steps=12):
+        with step:
+            for batch in step.shards:
+                step.backward(trainer.run.model(batch[0]).square().mean())
+        if where == "inside" and step.number == 3:
+            predict_all()
+    return [each[:2].tolist() for each in rows], trainer.digest()
+
+
+def and_kill(monkeypatch, where, paths):
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=8")
+    return unisono.launch(train_and_predict, where, paths, workers=2)
+
+
+@pytest.mark.slow
+def test_many_rows_within_a_loop_leave_recovery_as_it_was(monkeypatch, capfd):
+    _, digest = unisono.launch(train_and_predict, "inside", [None], workers=1)[0]
+    first, second = and_kill(monkeypatch, "inside", [None])
+    assert first == ([[0, 1]], digest)
+    assert second == ([], digest)  # the replacement came after the prediction
+    assert "not replaced" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_after_too_many_rows_the_others_go_on_and_it_is_said_at_once(monkeypatch, capfd):
+    expected = unisono.launch(train_and_predict, "outside", [None], workers=1)[0]
+    capfd.readouterr()
+    assert and_kill(monkeypatch, "outside", [None]) == [expected, None]
+    said = capfd.readouterr().err
+    assert said.count("a worker that is lost from here on is not replaced") == 1
+    assert said.index("is not replaced") < said.index("SIGKILL")
+    assert "too large to be kept for it: pass `path=`" in said
+
+
+@pytest.mark.slow
+def test_a_replacement_is_never_given_the_rows_of_another_prediction(monkeypatch, tmp_path, capfd):
+    path = tmp_path / "rows.safetensors"
+    expected = unisono.launch(train_and_predict, "outside", [path, path], workers=1)[0]
+    assert expected[0] == [[0, 1], [100, 101]]
+    capfd.readouterr()
+    assert and_kill(monkeypatch, "outside", [path, path]) == [expected, None]
+    said = capfd.readouterr().err
+    assert said.count("took the place of earlier ones") == 1
+    assert "another file is there now" in said
+
+
+@pytest.mark.slow
+def test_files_of_their_own_are_taken_over(monkeypatch, tmp_path, capfd):
+    paths = [tmp_path / "first", tmp_path / "second"]
+    expected = unisono.launch(train_and_predict, "outside", paths, workers=1)[0]
+    assert and_kill(monkeypatch, "outside", paths) == [expected, expected]
+    assert "not replaced" not in capfd.readouterr().err

@@ -59,6 +59,11 @@ class History:
         """Count what has been done together before what is done now."""
         return self._index
 
+    @property
+    def is_told(self) -> bool:
+        """Whether what is done together now is told to the launcher, for replacements."""
+        return not self._num_loops
+
     def together(self, name: str, act: Callable[[], bytes]) -> bytes:
         """Do something whose outcome is the same on every worker. Collective.
 

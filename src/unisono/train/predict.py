@@ -1,16 +1,15 @@
 """Predictions for a dataset, one row a sample, in dataset order, whoever computed them.
 
-The lead computes one batch to see what a row is, and makes the memory; then every worker writes
-the rows of its shards, each once (see ``predictions``). A lead that is lost before the others have
-found the memory is followed by another one, which makes it anew.
+The lead computes one batch to see what a row is, and makes the file (see ``rowsfile``); then every
+worker writes the rows of its shards, each once (see ``predictions``). A lead that is lost before
+the others have opened the file is followed by another one, which makes it anew.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,24 @@ from torch import nn
 from unisono.comm.history import History
 from unisono.comm.team import Team
 from unisono.data.fetch import Collate
+from unisono.errors import MismatchError
 from unisono.plan.samples import SamplePlan
-from unisono.train.predictions import (
-    Field,
-    Rows,
-    fields_of,
+from unisono.train.ledger import Ledger
+from unisono.train.predictions import Field, Rows, fields_of, form_of, put_together
+from unisono.train.rowsfile import (
+    check_path,
     finish_file,
-    form_of,
+    identity_of,
     make_file,
     make_memory,
+    open_file,
+    open_memory,
     partial_path,
-    put_together,
+    remove,
 )
 from unisono.train.sweep import Part, by_all_workers, sweep
 
-_TOLD_AT_MOST_BYTES = 1 << 22  # kept by the launcher for a replacement
+PartsOf = Callable[[Sequence[int]], Iterator[Part]]
 Forward = Callable[[nn.Module, Any], Any]
 
 
@@ -53,6 +55,7 @@ class Predictor:
         plan: of the dataset, without shuffling.
         team: the workers.
         path: the safetensors file to write; None: memory.
+        say: tells the user something; called on one worker.
         loader_workers, collate_fn: as for training.
     """
 
@@ -64,12 +67,15 @@ class Predictor:
         plan: SamplePlan,
         team: Team,
         path: Path | None,
+        say: Callable[[str], None],
         *,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
     ) -> None:
         self._model, self._forward, self._dataset = model, forward, dataset
-        self._plan, self._team, self._path = plan, team, path
+        self._plan, self._team, self._say = plan, team, say
+        # A folder that has two names must be seen to be one, and a program may change its own.
+        self._path = None if path is None else path.parent.resolve() / path.name
         self._loader_workers, self._collate_fn = loader_workers, collate_fn
 
     def once(self, history: History) -> Any:
@@ -82,88 +88,120 @@ class Predictor:
 
         Raises:
             TypeError, ValueError: `forward` returns something else than rows.
-            OSError: the file cannot be made.
+            OSError: the file cannot be made or found by all workers.
+            MismatchError: a replacement cannot have the rows any more.
         """
         found: list[Any] = []
 
         def act() -> bytes:
             said, fd = self._predict()
-            found.append(self._take(said, fd))
-            if self._path is None:
-                num_bytes = os.fstat(fd).st_size
-                if num_bytes > _TOLD_AT_MOST_BYTES and self._team.host.can_replace:
-                    self._team.host.give_up_recovery(
-                        f"{num_bytes:,} bytes of predictions are held by the workers alone (with "
-                        f"`path=` they are in a file)"
-                    )
-                told = os.pread(fd, num_bytes, 0) if num_bytes <= _TOLD_AT_MOST_BYTES else b""
-            else:
-                told = b""
-            os.close(fd)
-            return json.dumps(said).encode() + b"\n" + told
+            try:
+                found.append(self._take(said, fd))
+                if not self._team.host.can_replace:
+                    return b""
+                said["is_kept"], rows = self._keep(history, fd)
+                return json.dumps(said).encode() + b"\n" + rows
+            finally:
+                os.close(fd)
 
-        words, _, told = history.together("predict", act).partition(b"\n")
-        return found[0] if found else self._take_over(json.loads(words), told)
+        words, _, rows = history.together("predict", act).partition(b"\n")
+        return found[0] if found else self._take_over(history, json.loads(words), rows)
+
+    def _keep(self, history: History, fd: int) -> tuple[bool, bytes]:
+        """Say whether replacements can take over the rows, and what the launcher keeps of them."""
+        ledger = Ledger.of(history)
+        if self._path is not None:
+            ledger.note_file(self._path, self._say_once, is_kept=history.is_told)
+            return True, b""
+        num_bytes = os.fstat(fd).st_size
+        if not history.is_told or not ledger.keep_rows(num_bytes, self._say_once):
+            return False, b""
+        return True, os.pread(fd, num_bytes, 0)
+
+    def _say_once(self, line: str) -> None:
+        if self._team.position == 0:
+            self._say(line)
 
     def _take(self, said: dict[str, Any], fd: int) -> Any:
         fields = [Field.from_json(field) for field in said["fields"]]
         rows = Rows(os.dup(fd), fields, self._plan.num_samples, is_private=True)
         return put_together(said["form"], rows)
 
-    def _take_over(self, said: dict[str, Any], told: bytes) -> Any:
-        if self._path is not None:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        else:
-            fd = os.memfd_create("unisono-predictions", os.MFD_CLOEXEC)
-            with open(os.dup(fd), "wb") as file:
-                file.write(told)
+    def _take_over(self, history: History, said: dict[str, Any], rows: bytes) -> Any:
+        fd = -1
         try:
+            if self._path is not None:
+                fd = _open_again(self._path, said["file"])
+            elif said["is_kept"]:
+                fd = os.memfd_create("unisono-predictions", os.MFD_CLOEXEC)
+                with open(os.dup(fd), "wb") as file:
+                    file.write(rows)
+            else:
+                raise MismatchError(
+                    "a replacement must be given what was predicted outside of loops, but these "
+                    "predictions were too large to be kept for it: pass `path=`, then they are in "
+                    "a file."
+                )
+            self._keep(history, fd)
             return self._take(said, fd)
         finally:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
 
     def _predict(self) -> tuple[dict[str, Any], int]:
         """Compute every row. Collective.
 
         Returns:
-            What a row is, and a descriptor of the file with the rows.
+            What a row is and in which file they are, and a descriptor of that.
         """
-        plan, team = self._plan, self._team
-        reading = (self._model, self._dataset, plan, self._loader_workers, self._collate_fn)
-        with sweep(*reading) as parts_of:
-            said, fd = self._agree_on_memory(parts_of)
-            try:
-                fields = [Field.from_json(field) for field in said["fields"]]
-                rows = Rows(os.dup(fd), fields, plan.num_samples, is_private=False)
-
-                def write(shards: Sequence[int]) -> bytes:
-                    for part in parts_of(shards):
-                        output = self._forward(self._model, part.data)
-                        rows.write(self._indices(part), fields_of(output, part.num_samples))
-                    return b""
-
-                for _ in by_all_workers(write, plan.shards, team, "predict"):
-                    pass
-                if self._path is not None:
-                    self._tell(_finish)
-            except BaseException:
-                os.close(fd)
-                if self._path is not None and team.is_lead:
-                    with contextlib.suppress(OSError):
-                        partial_path(self._path).unlink()
-                raise
+        path = self._path
+        partial = None if path is None else Path(self._tell(lambda: _begin(path))["partial"])
+        reading = (self._model, self._dataset, self._plan, self._loader_workers, self._collate_fn)
+        try:
+            with sweep(*reading) as parts_of:
+                said, fd = self._agree_on_file(partial, parts_of)
+                try:
+                    self._write(fd, said, parts_of)
+                except BaseException:
+                    os.close(fd)
+                    raise
+        except BaseException:
+            if partial is not None:
+                remove(partial)
+            raise
+        try:
+            if path is not None and partial is not None:
+                finishing = partial
+                said |= self._tell(lambda: _finish(fd, finishing, path))
+        except BaseException:
+            os.close(fd)
+            raise
         return said, fd
 
-    def _agree_on_memory(
-        self, parts_of: Callable[[Sequence[int]], Iterator[Part]]
-    ) -> tuple[dict[str, Any], int]:
-        """Have the lead make the memory and everybody open it; again if the lead is lost.
+    def _write(self, fd: int, said: dict[str, Any], parts_of: PartsOf) -> None:
+        fields = [Field.from_json(field) for field in said["fields"]]
+        rows = Rows(os.dup(fd), fields, self._plan.num_samples, is_private=False)
+
+        def write(shards: Sequence[int]) -> bytes:
+            for part in parts_of(shards):
+                output = self._forward(self._model, part.data)
+                rows.write(self._indices(part), fields_of(output, part.num_samples))
+            return b""
+
+        for _ in by_all_workers(write, self._plan.shards, self._team, "predict"):
+            pass
+
+    def _agree_on_file(self, partial: Path | None, parts_of: PartsOf) -> tuple[dict[str, Any], int]:
+        """Have the lead make the file and everybody open it; again if the lead is lost.
 
         Returns:
             What a row is, and this worker's own descriptor.
+
+        Raises:
+            OSError: the lead cannot make it, or somebody cannot open it.
         """
 
-        def make(path: Path | None) -> dict[str, Any]:
+        def make() -> dict[str, Any]:
             # The order is that of the dataset, so its first sample is in the first shard.
             first = next(parts_of([0]))
             output = self._forward(self._model, first.data)
@@ -171,38 +209,54 @@ class Predictor:
             num_samples = self._plan.num_samples
             made.append(
                 make_memory(fields, num_samples)
-                if path is None
-                else make_file(path, fields, num_samples)
+                if partial is None
+                else make_file(partial, fields, num_samples)
             )
+            place = [self._team.world.rank, os.getpid(), made[-1]]
             said = [field.as_json() for field in fields]
-            return {"fields": said, "form": form_of(output), "fd": [os.getpid(), made[-1]]}
+            return {"fields": said, "form": form_of(output), "place": place}
+
+        def open_it(pid: int, made_fd: int) -> int:
+            if made:
+                return os.dup(made[-1])
+            return open_memory(pid, made_fd) if partial is None else open_file(partial)
 
         made: list[int] = []
         try:
             while True:
                 said = self._tell(make)
-                fd = _open(said["fd"])
-                answers = self._team.gather(b"" if fd < 0 else b"found", "predict")
-                if all(answers.values()):
+                maker, *where = said.pop("place")
+                fd, trouble = -1, ""
+                try:
+                    fd = open_it(*where)
+                except OSError as error:
+                    trouble = str(error)
+                answers = self._team.gather(trouble.encode(), "predict")
+                troubles = {rank: answer.decode() for rank, answer in answers.items() if answer}
+                if not troubles:
                     return said, fd
                 if fd >= 0:
                     os.close(fd)
+                # Not the trouble that comes of a lead that was lost with what it had made.
+                if maker == self._team.crew.lead:
+                    raise OSError(_cannot_open(troubles, partial))
         finally:
             for descriptor in made:
                 os.close(descriptor)
 
-    def _tell(self, act: Callable[[Path | None], dict[str, Any]]) -> dict[str, Any]:
+    def _tell(self, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Have the lead do something with the file and tell all what came of it. Collective."""
 
         def speak() -> bytes:
             try:
-                return json.dumps(act(self._path)).encode()
+                return json.dumps(act()).encode()
             except OSError as error:
                 return json.dumps({"error": str(error)}).encode()
 
         said: dict[str, Any] = json.loads(self._team.hear_lead(speak, "predict"))
         if "error" in said:
-            raise OSError(f"predictions must be written to {self._path}, but: {said['error']}.")
+            where = "memory" if self._path is None else self._path
+            raise OSError(f"predictions must be written to {where}, but: {said['error']}.")
         return said
 
     def _indices(self, part: Part) -> torch.Tensor:
@@ -210,16 +264,46 @@ class Predictor:
         return self._plan.shard_indices(order, part.batch, part.shard)
 
 
-def _finish(path: Path | None) -> dict[str, Any]:
-    assert path is not None
-    finish_file(path)
-    return {}
+def _begin(path: Path) -> dict[str, Any]:
+    check_path(path)
+    return {"partial": str(partial_path(path))}
 
 
-def _open(where: Sequence[int]) -> int:
-    """Open what the lead has made; -1 if the lead has gone with it."""
-    pid, fd = where
+def _finish(fd: int, partial: Path, path: Path) -> dict[str, Any]:
+    finish_file(fd, partial, path)
+    return {"file": identity_of(fd)}
+
+
+def _open_again(path: Path, identity: Sequence[int]) -> int:
+    """Open the file that the others have written, and no other one.
+
+    Raises:
+        MismatchError: there is none, or another one.
+    """
+    seen = "it cannot be opened"
     try:
-        return os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return -1
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        seen = f"{seen} ({error.strerror})"
+    else:
+        if identity_of(fd) == list(identity):
+            return fd
+        os.close(fd)
+        seen = "another file is there now, or it was changed"
+    raise MismatchError(
+        f"a replacement must be given what was predicted outside of loops, and the others have "
+        f"that from {path}, but {seen}: let each call of `predict` have a `path=` of its own, and "
+        f"leave its file alone while the job runs."
+    )
+
+
+def _cannot_open(troubles: Mapping[int, str], partial: Path | None) -> str:
+    rank = min(troubles)
+    what, advice = f"the file {partial}", "look at this file system and at the limit of open files"
+    if partial is None:
+        what = "the memory for predictions"
+        advice = "pass `path=`, then it is a file, or look at the limit of open files"
+    return (
+        f"every worker must be able to open {what}, but rank {rank} cannot: {troubles[rank]}: "
+        f"{advice}."
+    )

@@ -4,23 +4,20 @@
 
     | length of the header u64 | header: JSON | rows of the first tensor | of the second | …
 
-It is a safetensors file, so it can be read in parts and by others, and holds nothing but numbers.
-With a path it is made beside it under another name and renamed when every row is there; without
-one it is a memfd of the lead, which the others open through its process. Each row is written
-once, at its sample's number, by whoever computed it. What is given out in the end is a private
-mapping: whoever changes it changes no one else's, and rows are read when they are looked at.
+It is a safetensors file, so it can be read in parts and by others, and holds nothing but numbers
+(see ``rowsfile`` for where it is). Each row is written once, at its sample's number, by whoever
+computed it. What is given out in the end is a private mapping: whoever changes it changes no one
+else's, and rows are read when they are looked at.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import mmap
 import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +27,7 @@ from unisono.comm.memory import Memory
 
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT_BYTES = 64
-_PARTIAL = ".partial"
+_RESERVED = "__metadata__"  # of a safetensors file
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +73,31 @@ def fields_of(output: Any, num_samples: int) -> dict[Field, torch.Tensor]:
 
     Raises:
         TypeError: it is nothing of that kind.
-        ValueError: a tensor has another number of rows.
+        ValueError: a tensor has another number of rows, or a name that no file can hold.
     """
     form = form_of(output)
     if form == "dict":
-        tensors = {str(name): tensor for name, tensor in output.items()}
+        for name in output:
+            _check_name(name)
+        tensors = dict(output)
     elif form == "tuple":
         tensors = {str(number): tensor for number, tensor in enumerate(output)}
     else:
         tensors = {"predictions": output}
     return {_field(name, tensor, num_samples): tensor for name, tensor in tensors.items()}
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise TypeError(
+            f"predictions in a dict must have strings as names, but one is {name!r}, of type "
+            f"{type(name).__name__}: name it {str(name)!r}, say."
+        )
+    if name == _RESERVED:
+        raise ValueError(
+            f"predictions must have names that a safetensors file can hold, but {_RESERVED!r} "
+            f"means something else there: name them otherwise."
+        )
 
 
 def _field(name: str, tensor: Any, num_samples: int) -> Field:
@@ -117,8 +129,8 @@ class Rows:
     def __init__(
         self, fd: int, fields: Sequence[Field], num_samples: int, *, is_private: bool
     ) -> None:
-        header = _header(fields, num_samples)
-        num_bytes = len(header) + sum(_num_bytes(field, num_samples) for field in fields)
+        num_bytes = size_of(fields, num_samples)
+        start_of_rows = len(header_of(fields, num_samples))
         try:
             if os.fstat(fd).st_size != num_bytes:
                 raise OSError(f"the file of predictions must have {num_bytes:,} bytes")
@@ -130,7 +142,7 @@ class Rows:
         starts = _starts(fields, num_samples)
         self.tensors = {
             field: memory.tensor(
-                len(header) + starts[field], (num_samples, *field.row), field.dtype, None
+                start_of_rows + starts[field], (num_samples, *field.row), field.dtype, None
             )
             for field in fields
         }
@@ -151,59 +163,14 @@ class Rows:
             self.tensors[field][indices] = tensor.detach()
 
 
-def make_memory(fields: Sequence[Field], num_samples: int) -> int:
-    """Make a file without a name for predictions; return its descriptor."""
-    fd = os.memfd_create("unisono-predictions", os.MFD_CLOEXEC)
-    _fill(fd, fields, num_samples)
-    return fd
+def size_of(fields: Sequence[Field], num_samples: int) -> int:
+    """Count the bytes of the file."""
+    num_bytes = sum(_num_bytes(field, num_samples) for field in fields)
+    return len(header_of(fields, num_samples)) + num_bytes
 
 
-def make_file(path: Path, fields: Sequence[Field], num_samples: int) -> int:
-    """Make the file beside `path` in which predictions are collected; return its descriptor.
-
-    Raises:
-        OSError: the folder does not exist, cannot be written, or has not that much room.
-    """
-    partial = partial_path(path)
-    with contextlib.suppress(FileNotFoundError):
-        partial.unlink()
-    fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    try:
-        _fill(fd, fields, num_samples)
-        # Now, where an error can be told: a mapped file on a full disk ends the process.
-        os.posix_fallocate(fd, 0, os.fstat(fd).st_size)
-    except BaseException:
-        os.close(fd)
-        partial.unlink()
-        raise
-    return fd
-
-
-def partial_path(path: Path) -> Path:
-    """Name the file that is not whole yet."""
-    return path.with_name(path.name + _PARTIAL)
-
-
-def finish_file(path: Path) -> None:
-    """Give the file its name, once every row is on the disk; nothing if that has been done."""
-    partial = partial_path(path)
-    if path.exists() and not partial.exists():
-        return  # by a lead that was lost right afterwards
-    fd = os.open(partial, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.replace(partial, path)
-
-
-def _fill(fd: int, fields: Sequence[Field], num_samples: int) -> None:
-    header = _header(fields, num_samples)
-    os.write(fd, header)
-    os.ftruncate(fd, len(header) + sum(_num_bytes(field, num_samples) for field in fields))
-
-
-def _header(fields: Sequence[Field], num_samples: int) -> bytes:
+def header_of(fields: Sequence[Field], num_samples: int) -> bytes:
+    """Write what comes before the rows: which tensor begins where."""
     entries = {
         field.name: {
             "dtype": CODES[str(field.dtype)],

@@ -274,17 +274,27 @@ class Trainer:
             forward: takes (model, batch) of one shard to a tensor, or a tuple or dict of tensors,
                 with one row for each sample; by default the model is called with the batch, or
                 with the first part of a tuple such as (inputs, targets).
-            path: a safetensors file to write, for what is too large for memory: it is mapped, and
-                rows are read when they are looked at. A folder that is there.
+            path: a safetensors file to write, in a folder that is there, for what is too large for
+                memory: it is mapped, and rows are read when they are looked at. Until every row
+                is there its name ends in ``.partial``; a job that is killed as a whole leaves that.
             loader_workers, collate_fn: see :meth:`fit`.
 
         Returns:
             What `forward` returns, with ``len(dataset)`` rows: the same bits on every worker and
             for every number of workers, each worker's own to change.
 
+        Outside of loops over steps, the replacement of a lost worker has to be given the rows, too.
+        Without `path` the launcher keeps them for that, 4 MiB at once and 64 MiB in a job at most;
+        with it they are in the file, if that is left alone. Once they can be had from nobody,
+        because they are more or because another prediction went to the same `path`, a line says
+        so: a worker that is lost from there on is not replaced, and the others go on without it.
+
         Raises:
             TypeError, ValueError: `forward` returns something else than rows.
-            OSError: the file cannot be made.
+            OSError: the file cannot be made (nothing has been computed, or one batch), or not
+                every worker can open it; or it cannot get its name in the end: then the message
+                says where the rows are.
+            MismatchError: this worker replaces a lost one, and cannot be given the rows.
         """
         run = self.run
         plan = run.plan(dataset, batch_size, False)
@@ -296,6 +306,7 @@ class Trainer:
             plan,
             run.team,
             None if path is None else Path(path),
+            lambda line: run.say(line),
             loader_workers=loader_workers,
             collate_fn=collate_fn,
         )

@@ -1,0 +1,139 @@
+"""In which file do predictions lie, and is it still the one that was spoken of?
+
+With a path, rows are collected beside it in a file whose name no other prediction has, which gets
+its own name when every row is on the disk::
+
+    rows.safetensors.3f9c02d1a7b4e856.partial ──► rows.safetensors
+
+So two jobs that predict to one path do not touch each other's rows; the later one's file stays. A
+job that is killed as a whole leaves its partial file behind. Without a path the file has no name:
+it is a memfd of the lead, which the others open through its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from unisono.train.predictions import Field, header_of, size_of
+
+
+def check_path(path: Path) -> None:
+    """Find out, before anything is computed, whether a file can get this name.
+
+    Raises:
+        OSError: the folder does not exist or cannot be written, or something else has the name.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent}: make it first")
+    if path.is_dir():
+        example = path / "predictions.safetensors"
+        raise IsADirectoryError(f"that is a folder: name a file in it, such as {example}")
+    if path.exists() and not path.is_file():
+        raise FileExistsError("that is no file, but a device, pipe or socket: name another file")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"the folder {path.parent} cannot be written: name another one")
+
+
+def partial_path(path: Path) -> Path:
+    """Choose a name for the file that is not whole yet: another one each time."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
+
+
+def make_memory(fields: Sequence[Field], num_samples: int) -> int:
+    """Make a file without a name for predictions; return its descriptor."""
+    fd = os.memfd_create("unisono-predictions", os.MFD_CLOEXEC)
+    _fill(fd, fields, num_samples)
+    return fd
+
+
+def make_file(partial: Path, fields: Sequence[Field], num_samples: int) -> int:
+    """Make the file in which predictions are collected; return its descriptor.
+
+    Raises:
+        OSError: the folder cannot be written, or has not that much room.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        partial.unlink()  # of a lead that was lost
+    fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        _fill(fd, fields, num_samples)
+        # Now, where an error can be told: a mapped file on a full disk ends the process.
+        os.posix_fallocate(fd, 0, os.fstat(fd).st_size)
+    except BaseException:
+        os.close(fd)
+        partial.unlink()
+        raise
+    return fd
+
+
+def open_file(partial: Path) -> int:
+    """Open the file that the lead has made; return a descriptor."""
+    return os.open(partial, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
+def open_memory(pid: int, fd: int) -> int:
+    """Open the memory that the lead has made; return a descriptor."""
+    return os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+
+
+def finish_file(fd: int, partial: Path, path: Path) -> None:
+    """Give the file its name, once every row is on the disk; nothing if that has been done.
+
+    Args:
+        fd: of the file with the rows.
+        partial: its name until now.
+        path: its name from now on.
+
+    Raises:
+        OSError: the rows cannot be written, and are gone; or the file cannot be renamed, and they
+            lie under its old name.
+    """
+    try:
+        os.fsync(fd)
+    except OSError:
+        remove(partial)
+        raise
+    if not _is_at(partial, fd):
+        if _is_at(path, fd):
+            return  # by a lead that was lost right afterwards
+        raise FileNotFoundError(
+            f"the file {partial} with the rows was removed or replaced meanwhile: leave such files "
+            f"alone while a prediction goes on, and predict again"
+        )
+    try:
+        os.replace(partial, path)
+    except OSError as error:
+        raise OSError(
+            f"the file cannot get that name ({error.strerror}); every row is in {partial}: rename "
+            f"that file yourself"
+        ) from error
+
+
+def remove(partial: Path) -> None:
+    """Remove a file that will not become whole, if it is there."""
+    with contextlib.suppress(OSError):
+        partial.unlink()
+
+
+def identity_of(fd: int) -> list[int]:
+    """Tell a file from every other one, and from itself with other contents, as plain JSON."""
+    seen = os.fstat(fd)
+    return [seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns]
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    try:
+        there = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(there.st_mode) and os.path.samestat(there, os.fstat(fd))
+
+
+def _fill(fd: int, fields: Sequence[Field], num_samples: int) -> None:
+    os.write(fd, header_of(fields, num_samples))
+    os.ftruncate(fd, size_of(fields, num_samples))
