@@ -34,7 +34,7 @@ from unisono.train.rowsfile import (
     partial_path,
     remove,
 )
-from unisono.train.sweep import Part, by_all_workers, sweep
+from unisono.train.sweep import Part, agree_on, by_all_workers, sweep
 
 PartsOf = Callable[[Sequence[int]], Iterator[Part]]
 Forward = Callable[[nn.Module, Any], Any]
@@ -155,6 +155,9 @@ class Predictor:
             What a row is and in which file they are, and a descriptor of that.
         """
         path = self._path
+        agree_on(
+            self._plan, self._team, "predict", **{"whether there is a `path`": path is not None}
+        )
         partial = None if path is None else Path(self._tell(lambda: _begin(path))["partial"])
         reading = (self._model, self._dataset, self._plan, self._loader_workers, self._collate_fn)
         try:

@@ -84,14 +84,21 @@ def sweep(
             module.training = mode
 
 
-def agree_on(plan: SamplePlan, team: Team, purpose: str) -> None:
+def agree_on(plan: SamplePlan, team: Team, purpose: str, **more: object) -> None:
     """Check that all workers go over the same samples in the same company. Collective.
+
+    Args:
+        plan: of the samples.
+        team: the workers.
+        purpose: what for, as for :meth:`Team.meet`.
+        more: what else must not differ, by name.
 
     Raises:
         MismatchError: they do not.
     """
-    facts = {"dataset length": plan.num_samples, "`batch_size`": plan.batch_size}
-    team.agree(facts, purpose)
+    team.agree(
+        {"dataset length": plan.num_samples, "`batch_size`": plan.batch_size, **more}, purpose
+    )
 
 
 def by_all_workers(
