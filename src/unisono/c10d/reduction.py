@@ -25,9 +25,8 @@ _OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "BXOR": torch.bitwise_xor,
 }
 _BITWISE = ("BAND", "BOR", "BXOR")
-_BLOCK_BYTES = (
-    1 << 19
-)  # sums on the way are this long: they stay in a core's cache, and in malloc's
+# Sums on the way are this long: they stay in a core's cache, and in malloc's heap.
+_BLOCK_BYTES = 1 << 19
 
 
 def check(reduction: str, dtype: torch.dtype) -> None:
