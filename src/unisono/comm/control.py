@@ -146,10 +146,13 @@ class ControlPage:
     def process(self, rank: int) -> tuple[int, int]:
         """Tell which process is `rank` and when it started; zeros while nobody has come.
 
-        Where a launcher of ours watches over the workers, it is zeros always.
+        Half of it is never told, also while that process is writing it. Where a launcher of ours
+        watches over the workers, it is zeros always.
         """
+        pid = self._longs[_line(rank, _PROCESS) // 8]
         started = self._longs[_line(rank, _STARTED) // 8]
-        return self._longs[_line(rank, _PROCESS) // 8], started
+        # Whichever of the two a processor lets us see first.
+        return (pid, started) if pid and started else (0, 0)
 
     def set_process(self, rank: int, pid: int, started: int) -> None:
         """Say which process is `rank`."""
