@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 
 from unisono.comm.alone import Alone
 from unisono.comm.barrier import Barrier
-from unisono.comm.control import MAILBOX_BYTES, ControlPage
+from unisono.comm.control import MAILBOX_BYTES, ControlPage, Departure
 from unisono.comm.crew import Crew
 from unisono.comm.found import Found, meet_others, refuse_strangers
 from unisono.comm.host import Host
@@ -135,6 +135,12 @@ class Team:
     def join(self, crew: Crew) -> None:
         """Belong to `crew`; the launcher has said on the page to how many meetings it has come."""
         self._take(crew)
+
+    def has_left(self, rank: int) -> bool:
+        """Look whether a worker has ended for good, with a word or without."""
+        if self._barrier is None:
+            return False
+        return self._barrier.departure(rank) not in (Departure.PRESENT, Departure.LOST)
 
     def note_step(self, step: int) -> None:
         """Tell those who may wait for this worker which step it is in."""
