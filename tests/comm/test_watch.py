@@ -65,3 +65,20 @@ def test_who_has_died_before_it_was_seen_is_marked(page, watch):
         page.set_process(1, other.pid, 1)  # no process of ours began with the machine
     watch.look()
     assert page.departure(1) == Departure.DIED
+
+
+def test_without_descriptors_a_death_is_seen_too(page, watch, monkeypatch):
+    def fail(pid):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", fail)
+    with subprocess.Popen(["sleep", "600"]) as other, contextlib.ExitStack() as at_last:
+        at_last.callback(other.kill)
+        page.set_process(1, other.pid, started_at(other.pid))
+        watch.look()
+        watch.look()
+        assert page.departure(1) == Departure.PRESENT
+        other.kill()
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+        watch.look()
+    assert page.departure(1) == Departure.DIED

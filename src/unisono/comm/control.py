@@ -11,9 +11,10 @@ Each line is written by its rank alone (`departure` and the head by the launcher
 locks are needed. Where there is no launcher of ours, rank 0 creates the page (`lobby.py`), each
 takes its seat in it by writing which process it is, and whoever sees another one dead writes its
 `departure`.
-Purposes say what the last two arrivals were for: nobody can be two meetings
-ahead. A plan says what everybody does before a certain step; it is made between the two meetings of
-the step before, so whoever passes the second reads this one, and nobody still reads the one before.
+
+Purposes say what the last two arrivals were for: nobody can be two meetings ahead. A plan says what
+everybody does before a certain step; it is made between the two meetings of the step before, so
+whoever passes the second reads this one, and nobody still reads the one before.
 A launcher creates the page, so that it outlives every worker; it does not need torch.
 """
 

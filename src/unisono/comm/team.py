@@ -3,9 +3,8 @@
 A process that nobody started among others is a team of one; everything below works for it without
 waiting. Whoever is lost on the way is left behind: the others stop where they miss it, hear from
 the launcher who goes on, and go on. Under another launcher than ours, such as ``torchrun``, the
-workers
-find each other and nobody is left behind: the others raise an error that names the one that is
-    lost.
+workers find each other and nobody is left behind: the others raise an error that names the one that
+is lost.
 """
 
 from __future__ import annotations
