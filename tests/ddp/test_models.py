@@ -64,7 +64,9 @@ DIFFERENCES = {
     "shape": lambda rank: nn.Linear(4, 2 + (rank == 1)),
     "number": lambda rank: nn.Sequential(*(nn.Linear(4, 4) for _ in range(2 + (rank == 1)))),
     "dtype": lambda rank: nn.Linear(4, 2, dtype=torch.float64 if rank == 1 else torch.float32),
-    "buffer": lambda rank: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2 + (rank == 1))),
+    "buffer": lambda rank: nn.Sequential(
+        nn.Linear(4, 2), nn.BatchNorm1d(2 + (rank == 1), affine=False)
+    ),
 }
 
 
