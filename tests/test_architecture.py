@@ -120,6 +120,7 @@ def test_public_names_are_these():
         "MismatchError",
         "NonFiniteLossError",
         "PeerLostError",
+        "RendezvousError",
         "Run",
         "Step",
         "Trainer",

@@ -30,6 +30,7 @@ def without(variables, *names):
         ({"RANK": "0", "WORLD_SIZE": "1"}, World(), "somebody"),
         ({**OURS, "RANK": "5", "WORLD_SIZE": "6"}, World(5, 6, 1, 3), "somebody"),
         ({"LOCAL_RANK": "1"}, World(), "nobody"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, World(), "nobody"),
         # Open MPI
         (MPI, World(2, 4, 0, 2), "Open MPI"),
         ({**MPI, "PMIX_RANK": "2"}, World(2, 4, 0, 2), "Open MPI"),
@@ -120,6 +121,7 @@ def test_a_place_is_found(environ, expected, started_by):
         (without(MPI, "OMPI_COMM_WORLD_RANK"), "`OMPI_COMM_WORLD_RANK` must be set"),
         (without(MPI, "OMPI_COMM_WORLD_LOCAL_SIZE"), "`OMPI_COMM_WORLD_LOCAL_SIZE` must be set"),
         ({"PMIX_RANK": "2"}, "start it with `mpirun`"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "`PMI_SIZE` is 2"),
         (without(TASK, "SLURM_NTASKS"), "`SLURM_NTASKS` must be set"),
         (without(TASK, "SLURM_STEP_ID"), "`SLURM_STEP_ID` must be set"),
         ({**TASK, "SLURM_LOCALID": "0"}, "`SLURM_STEP_TASKS_PER_NODE` must be set"),

@@ -108,6 +108,13 @@ def world(environ: Mapping[str, str] | None = None) -> World:
             f"({environ['PMIX_RANK']}) is set and nothing says among how many: start it with "
             f"`mpirun`, or unset PMIX_RANK."
         )
+    if outer is None and _number(environ, "PMI_SIZE", 1) > 1:
+        raise ValueError(
+            f"`RANK` and `WORLD_SIZE` must say who this process is where `PMI_SIZE` is "
+            f"{environ['PMI_SIZE']}, as MPICH's and Intel MPI's `mpiexec` are not known: set them "
+            f"to PMI_RANK ({environ.get('PMI_RANK')}) and PMI_SIZE in each process, or start it "
+            f"with `unisono run`."
+        )
     return outer or World()
 
 

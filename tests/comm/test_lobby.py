@@ -160,6 +160,7 @@ def test_who_does_not_come_is_named(job, come, missing):  # noqa: F811
     for text in gave_up:
         assert f"for {missing}" in text
         assert "started by somebody, MASTER_ADDR=127.0.0.1, MASTER_PORT=1" in text
+        assert f"the same folder ({job.folder}/unisono-" in text
     assert job.words == []
 
 

@@ -81,8 +81,10 @@ def use_hooks(is_late):
     assert ddp._get_ddp_logging_data()["comm_hook"] == "nothing_but_mine"
     with pytest.raises(RuntimeError, match="can only be called once"):
         ddp.register_comm_hook(None, allreduce_hook)
+    refused = made()
     with pytest.raises(TypeError, match="must be callable"):
-        made().register_comm_hook(None, 1)
+        refused.register_comm_hook(None, 1)
+    assert not refused._is_left_to_a_hook
 
     by_name, by_function = made(**options), made(**options)
     by_name._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)

@@ -1,5 +1,7 @@
 """Setting a process group up and tearing it down, with one rank and several, as real processes."""
 
+import contextlib
+import io
 import os
 import random
 import signal
@@ -14,7 +16,11 @@ from tests.comm.forked import Job
 from tests.train.elsewhere import listening
 
 import unisono
+from unisono.ddp import device, init, store
+from unisono.ddp.agreement import Choice, agreed_seed
 from unisono.ddp.device import choose, num_gpus
+from unisono.ddp.hosts import place_among
+from unisono.errors import MismatchError
 from unisono.world import World
 
 CPU = torch.device("cpu")
@@ -141,6 +147,126 @@ def test_different_seeds_are_refused_on_every_rank(alike, seeds):
     for one in said:
         assert one.error == "MismatchError", one
         assert f"is {seeds[0]} on rank 0 and " in one.text
+
+
+def test_different_backends_are_refused_on_every_rank(alike):
+    said = alike.run(lambda rank: unisono.init(["unisono", "gloo", "unisono"][rank]), 3)
+    for one in said:
+        assert one.error == "MismatchError", one
+        assert "'unisono' on rank 0 and 'gloo' on rank 1" in one.text
+
+
+def test_workers_that_see_one_gpu_between_them_are_refused(alike):
+    def work(rank):
+        init.num_gpus = lambda: 1
+        init.name_of = lambda device: f"GPU-ab of {device.type}"
+        unisono.init()
+
+    for one in alike.run(work, 2):
+        assert one.error == "ValueError", one
+        assert "ranks 0 and 1 have the same one (GPU-ab of cuda)" in one.text
+
+
+@pytest.mark.parametrize(
+    ("choices", "error", "words"),
+    [
+        ([("gloo", 1), ("gloo", 2)], MismatchError, "is 1 on rank 0 and 2 on rank 1"),
+        ([("nccl", 0), ("nccl", 0), ("unisono", 0)], MismatchError, "'unisono' on rank 2"),
+        ([("nccl", 0, 0, "a"), ("nccl", 0, 0, "b"), ("nccl", 0, 0, "b")], ValueError, "1 and 2"),
+    ],
+)
+def test_choices_that_do_not_fit_together_are_refused(choices, error, words):
+    with pytest.raises(error, match=words):
+        agreed_seed([Choice(*(*choice, 0)[:3], *choice[3:]) for choice in choices])
+
+
+def test_choices_that_fit_give_one_seed():
+    assert agreed_seed([Choice("nccl", None, 7, "a"), Choice("nccl", None, 8, "b")]) == 7
+    assert agreed_seed([Choice("unisono", 5, 7), Choice("unisono", 5, 8)]) == 5
+    drawn = Choice.made("gloo", None, "")
+    assert Choice.decode(drawn.encode()) == drawn
+    assert device.name_of(CPU) == ""
+
+
+BY_HAND = World(2, 4, 2, 4, "somebody")
+
+
+@pytest.mark.parametrize(
+    ("here", "networks", "environ", "expected"),
+    [
+        (BY_HAND, "aabb", {}, (0, 2)),
+        (BY_HAND, "abab", {}, (1, 2)),
+        (BY_HAND, "abcd", {}, (0, 1)),  # containers of one process each
+        (BY_HAND, "aaaa", {}, (2, 4)),
+        (BY_HAND, "aabb", {"LOCAL_RANK": "2"}, (2, 4)),  # somebody knows better
+        (World(2, 4, 0, 2, "torchrun"), "aabb", {"LOCAL_RANK": "0"}, (0, 2)),
+        (World(2, 4, 2, 4, "Slurm"), "aabb", {}, (2, 4)),
+    ],
+)
+def test_ranks_are_counted_per_host_where_nobody_has(here, networks, environ, expected):
+    place = place_among(here, networks, environ)
+    assert (place.rank, place.world_size, place.started_by) == (2, 4, here.started_by)
+    assert (place.local_rank, place.local_world_size) == expected
+
+
+@pytest.mark.parametrize(("networks", "is_pinned"), [("aa", True), ("ab", False)])
+def test_gloo_keeps_to_the_loopback_only_on_one_host(of_an_agent, networks, is_pinned):
+    def work(rank):
+        init.network_name = lambda: networks[rank]
+        init.dist.init_process_group = lambda *_, **__: None  # other hosts are not to be had
+        here = unisono.init("gloo")
+        return os.environ.get("GLOO_SOCKET_IFNAME"), here.local_rank
+
+    said = [one.value for one in of_an_agent.run(work, 2)]
+    assert said == ([["lo", 0], ["lo", 1]] if is_pinned else [[None, 0], [None, 0]])
+
+
+def test_a_store_that_outlives_a_program_is_used_by_the_next_one(of_an_agent):
+    def work(rank, seed):
+        with unisono.init(seed=seed, timeout_s=20) as here:
+            return here.seed, total(rank)
+
+    for seed in (1, 2, 2):
+        said = of_an_agent.run(lambda rank, seed=seed: work(rank, seed), 2)
+        assert [one.value for one in said] == [[seed, 3]] * 2, said
+
+
+@pytest.mark.parametrize("dying", [0, 1])
+def test_who_dies_while_the_others_wait_in_init_is_named(alike, dying):
+    def work(rank):
+        if rank == dying:
+            init.choose = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        unisono.init()
+
+    said = alike.run(work, 3)
+    for rank in {0, 1, 2} - {dying}:
+        assert said[rank].error == "PeerLostError", said
+    assert any(f"rank {dying} has ended while rank" in one.text for one in said)
+
+
+@pytest.mark.parametrize("workers", ["alike", "of_an_agent"])
+def test_who_waits_long_says_for_whom(request, workers):
+    workers = request.getfixturevalue(workers)
+    reading, writing = os.pipe()
+
+    def late(rank):
+        store._NOTICE_AFTER_S = 0.3
+        if rank == 0:
+            told = io.StringIO()
+            told.flush = lambda: os.write(writing, b"x") if told.getvalue() else None
+            with contextlib.redirect_stderr(told), unisono.init():
+                return told.getvalue()
+        init.choose = lambda *args: (os.read(reading, 1), choose(*args))[1]  # not before
+        with unisono.init():
+            return ""
+
+    said = workers.run(late, 2)
+    os.close(reading)
+    os.close(writing)
+    assert [one.error for one in said] == ["", ""], said
+    (line,) = said[0].value.splitlines()
+    assert line.startswith("unisono: rank 0 has waited ")
+    assert line.endswith("in `unisono.init` for rank 1.")
 
 
 def test_a_second_one_is_refused_until_the_first_is_closed():

@@ -1,5 +1,7 @@
 """Ranks whose models differ are all told, in words that name both."""
 
+import inspect
+
 import pytest
 import torch
 import torch.nn as nn
@@ -54,20 +56,32 @@ def test_the_first_difference_is_named_with_both_ranks(one, other, words):
 
 
 SLOW = pytest.mark.slow
+# New in torch 2.13.
+NAMES_FORWARD_SYNC = "forward_sync_buffers" in str(
+    inspect.signature(nn.parallel.DistributedDataParallel.__init__)
+)
 DIFFERENCES = {
     "shape": lambda rank: nn.Linear(4, 2 + (rank == 1)),
     "number": lambda rank: nn.Sequential(*(nn.Linear(4, 4) for _ in range(2 + (rank == 1)))),
     "dtype": lambda rank: nn.Linear(4, 2, dtype=torch.float64 if rank == 1 else torch.float32),
-    "buffer": lambda rank: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2 + (rank == 1))),
+    "buffer": lambda rank: nn.Sequential(
+        nn.Linear(4, 2), nn.BatchNorm1d(2 + (rank == 1), affine=False)
+    ),
 }
+
+
+WAYS = [(name, {}) for name in DIFFERENCES]
+# Buffers are shared at first whatever is said of forward passes.
+WAYS += [("buffer", {"forward_sync_buffers": False})] if NAMES_FORWARD_SYNC else []
 
 
 def build_each():
     told = {}
-    for name, build in DIFFERENCES.items():
+    for name, options in WAYS:
         with pytest.raises(MismatchError) as caught:
-            unisono.DistributedDataParallel(build(unisono.world().rank))
-        told[name] = str(caught.value)
+            unisono.DistributedDataParallel(DIFFERENCES[name](unisono.world().rank), **options)
+        assert "its parameters and buffers" in str(caught.value)
+        told[(name, *options)] = str(caught.value)
     unisono.DistributedDataParallel(nn.Linear(3, 3))  # and the group lives on
     return told
 

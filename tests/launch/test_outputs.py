@@ -6,6 +6,7 @@ import contextlib
 import io
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,17 @@ def test_whole_lines_are_shown_at_once_and_the_rest_when_nothing_follows():
     assert stream.due_in_s(11.0) == 0.0
     assert stream.take() == "three"
     assert stream.due_in_s(11.0) is None
+
+
+def test_what_grows_without_a_pause_is_shown_too():
+    stream = Unfinished("utf-8")
+    for dot in range(3):
+        assert stream.feed(b".", 10.0 + 0.04 * dot) == ""
+    assert stream.due_in_s(10.08) == pytest.approx(0.02)
+    assert stream.due_in_s(10.1) == pytest.approx(0.0)
+    assert stream.take() == "..."
+    assert stream.feed(b".", 10.12) == ""
+    assert stream.due_in_s(10.12) == pytest.approx(0.1)
 
 
 def test_a_progress_bar_that_writes_over_itself_is_shown_frame_by_frame():
@@ -73,6 +85,49 @@ def test_a_stream_that_cannot_write_a_character_writes_its_number():
     assert stream.buffer.getvalue() == b"\\xe4\n"
 
 
+class Failing(io.StringIO):
+    """A stream whose disk is full for its first writes, and whose flush never works."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+
+    def write(self, text: str) -> int:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(28, "No space left on device")
+        return super().write(text)
+
+    def flush(self) -> None:
+        raise RuntimeError("no flush")
+
+
+def speak_thrice() -> int:
+    for word in ("one", "two", "three"):
+        print(word, flush=True)
+        time.sleep(0.15)  # beyond what is put together, so that there are several writes
+    return 7
+
+
+def test_a_stream_that_raises_ends_no_job_and_is_told_once(monkeypatch: pytest.MonkeyPatch):
+    told, out = io.StringIO(), Failing(2)
+    monkeypatch.setattr(sys, "__stderr__", told)
+    with contextlib.redirect_stdout(out):
+        assert unisono.launch(speak_thrice, workers=1) == [7]
+    assert out.getvalue() == "three\n"
+    (line,) = told.getvalue().splitlines()
+    assert "sys.stdout must take what workers print" in line
+    assert "raised OSError: [Errno 28] No space left on device" in line
+
+
+def test_a_closed_stream_ends_no_job(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "__stderr__", None)
+    out = io.StringIO()
+    out.close()
+    with contextlib.redirect_stdout(out):
+        assert unisono.launch(speak, "words", workers=1) == [None]
+
+
 def test_what_leads_to_a_descriptor_is_written_by_workers_themselves(tmp_path: Path):
     """So a script's workers still find a terminal where the script has one."""
     program = tmp_path / "program.py"
@@ -99,8 +154,9 @@ def test_a_program_that_outlives_its_worker_holds_nobody_up():
     subprocess.run(["kill", str(pid)], check=True)
 
 
-def test_closing_gives_all_descriptors_back():
-    with contextlib.redirect_stdout(io.StringIO()):
+@pytest.mark.parametrize("stream", [io.StringIO(), Failing(9)])
+def test_closing_gives_all_descriptors_back(stream: io.StringIO):
+    with contextlib.redirect_stdout(stream):
         before = len(list(Path("/proc/self/fd").iterdir()))
         outputs = Outputs()
         with contextlib.ExitStack() as theirs:

@@ -69,6 +69,11 @@ class Barrier:
         crowded = len(ranks) > len(os.sched_getaffinity(0))
         self._spin_s = _SPIN_WHEN_CROWDED_S if crowded else _SPIN_S
 
+    def departure(self, other: int) -> Departure:
+        """Look whether `other` has left, also without a word."""
+        self._look()
+        return self._control.departure(other)
+
     @property
     def arrivals(self) -> int:
         """Count the meetings that this worker has come to, modulo 2³²."""

@@ -11,9 +11,10 @@ Each line is written by its rank alone (`departure` and the head by the launcher
 locks are needed. Where there is no launcher of ours, rank 0 creates the page (`lobby.py`), each
 takes its seat in it by writing which process it is, and whoever sees another one dead writes its
 `departure`.
-Purposes say what the last two arrivals were for: nobody can be two meetings
-ahead. A plan says what everybody does before a certain step; it is made between the two meetings of
-the step before, so whoever passes the second reads this one, and nobody still reads the one before.
+
+Purposes say what the last two arrivals were for: nobody can be two meetings ahead. A plan says what
+everybody does before a certain step; it is made between the two meetings of the step before, so
+whoever passes the second reads this one, and nobody still reads the one before.
 A launcher creates the page, so that it outlives every worker; it does not need torch.
 """
 
@@ -146,10 +147,13 @@ class ControlPage:
     def process(self, rank: int) -> tuple[int, int]:
         """Tell which process is `rank` and when it started; zeros while nobody has come.
 
-        Where a launcher of ours watches over the workers, it is zeros always.
+        Half of it is never told, also while that process is writing it. Where a launcher of ours
+        watches over the workers, it is zeros always.
         """
+        pid = self._longs[_line(rank, _PROCESS) // 8]
         started = self._longs[_line(rank, _STARTED) // 8]
-        return self._longs[_line(rank, _PROCESS) // 8], started
+        # Whichever of the two a processor lets us see first.
+        return (pid, started) if pid and started else (0, 0)
 
     def set_process(self, rank: int, pid: int, started: int) -> None:
         """Say which process is `rank`."""

@@ -2,8 +2,8 @@
 
 ``torchrun``, ``srun`` and ``mpirun`` start workers and know nothing of what they do together. So
 rank 0 makes the memory that all share, everybody watches over the others, and nobody makes up for
-one that
-is lost: what is lost is told by name, and whoever has started the workers may start them again.
+one that is lost: what is lost is told by name, and whoever has started the workers may start them
+again.
 
 Only the process that has taken a seat is a worker. It marks itself as one, as our launcher marks
 its own (``UNISONO_PID``); what it starts inherits the mark, sees that another process is meant, and

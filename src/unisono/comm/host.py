@@ -1,9 +1,8 @@
 """What does a worker ask of whoever started it? Memory, and decisions about the crew.
 
 Three answer: a launcher, at the other end of a channel (:class:`unisono.comm.link.Link`); workers
-    that
-another launcher started, for each other (:class:`unisono.comm.found.Found`); and a process that is
-alone, for itself (:class:`unisono.comm.alone.Alone`).
+that another launcher started, for each other (:class:`unisono.comm.found.Found`); and a process
+that is alone, for itself (:class:`unisono.comm.alone.Alone`).
 """
 
 from __future__ import annotations

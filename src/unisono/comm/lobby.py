@@ -7,10 +7,9 @@
                                                  all seats are taken: the team is complete
 
 No port, no store, and after this nothing that has a name. A word may be a left-over of an earlier
-job
-of the same name: nobody holds it then, or what it leads to is not the page that it speaks of, or
-    the
-seat there is taken. Then we look on until rank 0 of this job leaves its own, for a limited time.
+job of the same name: nobody holds it then, or what it leads to is not the page that it speaks of,
+or the seat there is taken. Then we look on until rank 0 of this job leaves its own, for a limited
+time.
 """
 
 from __future__ import annotations
@@ -207,7 +206,8 @@ class Lobby:
             raise WaitTimeoutError(
                 f"all workers of a job must come to the first `Trainer`, `Run` or `unisono.init`, "
                 f"but {sight}{why}. Look whether it was started, with the same variables, on this "
-                f"host; UNISONO_MEETING_TIMEOUT=600 waits longer (s).",
+                f"host, and finds the same folder ({self._folder.path}; XDG_RUNTIME_DIR says "
+                f"where); UNISONO_MEETING_TIMEOUT=600 waits longer (s).",
                 missing=missing,
                 waited_s=waited_s,
             )

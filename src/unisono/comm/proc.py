@@ -27,6 +27,15 @@ def host_name() -> str:
     return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
+def network_name() -> str:
+    """Name what two processes have in common when they reach each other over the loopback."""
+    place = Path("/proc/sys/kernel/random/boot_id")
+    try:
+        return f"{place.read_text().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return os.uname().nodename
+
+
 def started_at(pid: int) -> int | None:
     """Tell when a process began, in ticks since the boot; None when it has ended.
 

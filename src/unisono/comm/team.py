@@ -3,9 +3,8 @@
 A process that nobody started among others is a team of one; everything below works for it without
 waiting. Whoever is lost on the way is left behind: the others stop where they miss it, hear from
 the launcher who goes on, and go on. Under another launcher than ours, such as ``torchrun``, the
-workers
-find each other and nobody is left behind: the others raise an error that names the one that is
-    lost.
+workers find each other and nobody is left behind: the others raise an error that names the one that
+is lost.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 from unisono.comm.alone import Alone
 from unisono.comm.barrier import Barrier
-from unisono.comm.control import MAILBOX_BYTES, ControlPage
+from unisono.comm.control import MAILBOX_BYTES, ControlPage, Departure
 from unisono.comm.crew import Crew
 from unisono.comm.found import Found, meet_others, refuse_strangers
 from unisono.comm.host import Host
@@ -135,6 +134,12 @@ class Team:
     def join(self, crew: Crew) -> None:
         """Belong to `crew`; the launcher has said on the page to how many meetings it has come."""
         self._take(crew)
+
+    def has_left(self, rank: int) -> bool:
+        """Look whether a worker has ended for good, with a word or without."""
+        if self._barrier is None:
+            return False
+        return self._barrier.departure(rank) not in (Departure.PRESENT, Departure.LOST)
 
     def note_step(self, step: int) -> None:
         """Tell those who may wait for this worker which step it is in."""

@@ -34,10 +34,13 @@ class Watch:
             pid, started = self._control.process(other)
             if not pid:
                 continue
-            self._unseen.remove(other)
+            # Where that fails (no more descriptors, say), it is looked at by number, every time.
             with contextlib.suppress(OSError):
                 self._pidfds[other] = os.pidfd_open(pid)
-            if started_at(pid) != started:
+            is_gone = started_at(pid) != started
+            if is_gone or other in self._pidfds:
+                self._unseen.remove(other)
+            if is_gone:
                 self._mark(other)
         for other, pidfd in list(self._pidfds.items()):
             poll = select.poll()

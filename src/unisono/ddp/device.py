@@ -39,10 +39,18 @@ def choose(here: World, backend: str | None, gpus: int) -> tuple[str, torch.devi
     if gpus >= here.local_world_size:
         return backend, torch.device("cuda", here.local_rank)
     if gpus == 1:
-        # Slurm, say, shows each task its own GPU alone; it is number 0 for every one of them.
+        # Slurm, say, shows each task its own GPU alone; it is number 0 for every one of them. If it
+        # is one and the same, the ranks find that out (`agreement.py`).
         return backend, torch.device("cuda", 0)
     raise ValueError(
         f"each of the {here.local_world_size} workers of this host must have a GPU of its own for "
         f"the backend {backend!r}, but rank {here.rank} sees {gpus}: start fewer workers, or pass "
         f'`backend="unisono"` to compute on the CPU.'
     )
+
+
+def name_of(device: torch.device) -> str:
+    """Name a GPU as no other one is named, in whatever process; empty for the CPU."""
+    if device.type != "cuda":
+        return ""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"

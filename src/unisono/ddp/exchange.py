@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from unisono.c10d.group import Group
 from unisono.c10d.reduction import combine
+from unisono.ddp.gathering import as_bytes, gather_bytes
 
 
 def sums_in_order(group: dist.ProcessGroup) -> bool:
@@ -78,7 +79,7 @@ def send_slices(tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int) ->
         torch.mul(vector[:even].view(-1, each), scale, out=sent[:, :each])
     sent[:, each:] = vector[even:] * scale
     exchange.work = dist.all_to_all_single(
-        _bytes(exchange.arrived), _bytes(sent), group=group, async_op=True
+        as_bytes(exchange.arrived), as_bytes(sent), group=group, async_op=True
     )
     return exchange
 
@@ -93,10 +94,5 @@ def share_sums(exchange: Exchange, group: dist.ProcessGroup) -> None:
     total = torch.empty_like(exchange.arrived[0])
     combine("SUM", exchange.arrived.unbind(), total)
     if even:
-        dist.all_gather_single(_bytes(vector[:even]), _bytes(total[:each]), group=group)
+        gather_bytes(vector[:even], total[:each], group)
     vector[even:] = total[each:]
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """View a contiguous tensor as bytes: every library moves them, whatever dtypes it knows."""
-    return tensor.view(torch.uint8)

@@ -21,18 +21,18 @@ import random
 import sys
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from unisono.ddp.device import choose, num_gpus
-from unisono.ddp.store import agree_on_seed, store_for, tell_all
+from unisono.comm.proc import network_name
+from unisono.ddp.agreement import Choice, agreed_seed
+from unisono.ddp.device import choose, name_of, num_gpus
+from unisono.ddp.hosts import is_one_host, place_among
+from unisono.ddp.store import Ranks, ranks_for
 from unisono.plan.seeds import seed_of
 from unisono.world import World, world
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
 
 TIMEOUT_S = 1800.0
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -44,7 +44,9 @@ class Here:
     As a context manager it closes itself at the end of the block.
 
     Attributes:
-        world: rank, world_size, local_rank, local_world_size, and who started this process.
+        world: rank, world_size, local_rank, local_world_size, and who started this process. Where
+            only RANK and WORLD_SIZE are set, ranks of other hosts are found and not counted as
+            local, which :func:`unisono.world` cannot know.
         device: what this worker computes on; of CUDA it is the current device, too.
         backend: what torch was given.
         seed: what all ranks' generators began with.
@@ -107,9 +109,9 @@ class Here:
             f"{self.backend!r}{state}>"
         )
 
-    def _open(self, store: Store, timeout_s: float) -> None:
+    def _open(self, ranks: Ranks, timeout_s: float, *, is_one_host: bool) -> None:
         here = self.world
-        if "gloo" in self.backend and here.local_world_size == here.world_size:
+        if "gloo" in self.backend and is_one_host:
             # gloo would listen on the address of the host's name.
             self._leaves_interface = _GLOO_INTERFACE not in os.environ
             os.environ.setdefault(_GLOO_INTERFACE, "lo")
@@ -119,14 +121,14 @@ class Here:
             more["device_id"] = self.device
         dist.init_process_group(
             self.backend,
-            store=store,
+            store=ranks.store,
             rank=here.rank,
             world_size=here.world_size,
             timeout=timedelta(seconds=timeout_s),
             **more,
         )
         # Who holds the store must not end before the others have what they need of it.
-        tell_all(store, here, "group", "")
+        ranks.tell_all("group", "")
         atexit.register(self._close_at_exit)
 
     def _close(self, *, has_failed: bool) -> None:
@@ -182,10 +184,12 @@ def init(backend: str | None = None, *, seed: int | None = 0, timeout_s: float =
         Where this process is: ``rank``, ``world_size``, ``local_rank``, ``device``, ``seed``.
 
     Raises:
-        ValueError: an argument or the environment does not fit; the message says what to do.
+        ValueError: an argument or the environment does not fit, or two workers have one GPU; the
+            message says what to do.
         RuntimeError: there is a process group already.
-        MismatchError: ranks pass different seeds.
+        MismatchError: ranks pass different seeds, or have different backends.
         RendezvousError: somebody did not come.
+        PeerLostError: somebody has ended meanwhile.
     """
     _check(backend, seed, timeout_s)
     if dist.is_initialized():
@@ -194,12 +198,16 @@ def init(backend: str | None = None, *, seed: int | None = 0, timeout_s: float =
             "there is one already: use what the first call returned, and close it before the next."
         )
     place = world()
+    ranks = ranks_for(place, timeout_s)
+    networks = ranks.tell_all("network", network_name())
+    place = place_among(place, networks, os.environ)
     backend, device = choose(place, backend, num_gpus())
-    store = store_for(place, timeout_s)
-    agreed = agree_on_seed(store, place, seed)
+    mine = Choice.made(backend, seed, name_of(device))
+    choices = ranks.tell_all("choice", mine.encode())
+    agreed = agreed_seed([Choice.decode(choice) for choice in choices])
     here = Here(place, device, backend, agreed)
     try:
-        here._open(store, timeout_s)
+        here._open(ranks, timeout_s, is_one_host=is_one_host(networks))
     except BaseException:
         here._close(has_failed=True)
         raise

@@ -70,6 +70,12 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(_TorchDDP.__init__).bind(self, *args, **kwargs).arguments
         self.__dict__["_to_be_compared"] = given.get("init_sync", True)
+        # What torch broadcasts at first; `self.broadcast_buffers` is about forward passes.
+        is_given = given.get("forward_sync_buffers") is not None
+        self.__dict__["_shares_buffers"] = is_given or given.get("broadcast_buffers") in (
+            None,
+            True,
+        )
         super().__init__(*args, **kwargs)
 
     def _build_params_for_reducer(self) -> Any:
@@ -85,7 +91,7 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
                 "DistributedDataParallel on its members only."
             )
         named: list[tuple[str, torch.Tensor]] = [*self.module.named_parameters()]
-        if self.broadcast_buffers:
+        if self._shares_buffers:
             named += self.module.named_buffers()
         ignored = self.parameters_to_ignore
         lines = describe((name, tensor) for name, tensor in named if name not in ignored)
@@ -132,25 +138,27 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
                 f"depend on the sizes of buckets. The backend `unisono` has one order for all.",
                 stacklevel=2,
             )
-        self._is_left_to_a_hook = True
         if self._in_order is None or self._in_order.replacement is not None:
             super().register_comm_hook(state, hook)
+            self._is_left_to_a_hook = True  # unless torch has refused it
             return
         self._check_comm_hook(hook)
         if self.logger is not None:
             self.logger._set_comm_hook_name(hook.__qualname__)
         self._comm_hooks.append((hook, state))
         self._in_order.replacement = hook, state
+        self._is_left_to_a_hook = True
 
     def _register_builtin_comm_hook(self, comm_hook_type: BuiltinCommHookType) -> None:
-        self._is_left_to_a_hook = True
         if self._in_order is None or self._in_order.replacement is not None:
             super()._register_builtin_comm_hook(comm_hook_type)
+            self._is_left_to_a_hook = True
             return
         if self.logger is not None:
             self.logger._set_comm_hook_name(str(comm_hook_type))
         # torch's C++ hook would be refused beside ours; this one does the same.
         self._in_order.replacement = _BUILTIN_HOOKS[comm_hook_type], self._in_order.group
+        self._is_left_to_a_hook = True
 
     def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
         super()._update_process_group(new_process_group)

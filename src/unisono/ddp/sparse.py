@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from unisono.ddp.gathering import gather_bytes
 from unisono.plan.summation import tree_sum
 
 
@@ -57,9 +58,5 @@ def _gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Stack everybody's tensors of one shape, moved as bytes."""
     stacked = tensor.new_empty(group.size(), *tensor.shape)
     if tensor.numel():
-        dist.all_gather_single(
-            stacked.view(-1).view(torch.uint8),
-            tensor.contiguous().view(-1).view(torch.uint8),
-            group=group,
-        )
+        gather_bytes(stacked, tensor.contiguous(), group)
     return stacked

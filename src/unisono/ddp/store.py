@@ -6,15 +6,15 @@ store is then a file without a name, a memfd of rank 0 that the others reach thr
 and nothing that could be left over.
 
 A process has one store for all the groups that it makes, one after the other; each has keys of its
-own in it.
+own in it. So have those of the program that the same torchrun's workers run next.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import os
-from collections.abc import Iterator
+import sys
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ import torch.distributed
 from torch.distributed.rendezvous import rendezvous
 
 from unisono.comm.team import Team
-from unisono.errors import MismatchError, RendezvousError
+from unisono.errors import PeerLostError, RendezvousError
 from unisono.world import UNISONO, World
 
 if TYPE_CHECKING:
@@ -30,10 +30,104 @@ if TYPE_CHECKING:
 
 _dist: Any = torch.distributed  # torch's stubs do not export stores
 _MASTER = ("MASTER_ADDR", "MASTER_PORT")
+_NOTICE_AFTER_S = 10.0
+_LOOK_EVERY_S = 0.2
 
 
-def store_for(here: World, timeout_s: float) -> Store:
-    """Return the store of this process, with keys that no group before has used.
+class Ranks:
+    """The ranks of a group that is being made, who tell each other things. Final.
+
+    Args:
+        store: common to all, with keys that nobody else uses.
+        here: this worker's place.
+        timeout_s: how long a rank may take, in seconds.
+        team: who knows which workers have ended; None where nobody does.
+    """
+
+    def __init__(self, store: Store, here: World, timeout_s: float, team: Team | None) -> None:
+        self.store = store
+        self._here, self._timeout_s, self._team = here, timeout_s, team
+        self._is_told = False
+
+    def tell_all(self, what: str, mine: str) -> list[str]:
+        """Tell all ranks something and hear theirs, in rank order. Collective: every rank calls it.
+
+        Rank 0, with which the store may end, returns when all have heard.
+
+        Raises:
+            RendezvousError: somebody did not come in time.
+            PeerLostError: somebody has ended.
+        """
+        rank, ranks = self._here.rank, range(self._here.world_size)
+        try:
+            self.store.set(f"{what} of {rank}", mine)
+            heard = [self._hear(f"{what} of {other}", other) for other in ranks]
+            self.store.set(f"{what} heard by {rank}", "")
+            if rank == 0:
+                for other in ranks:
+                    self._hear(f"{what} heard by {other}", other)
+        finally:
+            self.store.set_timeout(timedelta(seconds=self._timeout_s))
+        return heard
+
+    def _hear(self, key: str, rank: int) -> str:
+        begun_s = time.monotonic()
+        waited_s = 0.0
+        while True:
+            # First of all: what somebody has said before it ended is heard.
+            gone = self._first_gone(rank)
+            patience_s = min(self._patience_s(), self._timeout_s - waited_s)
+            self.store.set_timeout(timedelta(seconds=patience_s))
+            asked_s = time.monotonic()
+            try:
+                return self.store.get(key).decode()
+            except RuntimeError as error:
+                now_s = time.monotonic()
+                waited_s = now_s - begun_s
+                if gone is not None:
+                    raise self._left(gone) from error
+                # A store that fails at once will not get better.
+                if waited_s >= self._timeout_s - 0.001 or now_s - asked_s < patience_s / 2:
+                    raise self._missing(rank, error) from error
+            if waited_s >= _NOTICE_AFTER_S and not self._is_told:
+                self._is_told = True
+                print(
+                    f"unisono: rank {self._here.rank} has waited {waited_s:.0f} s in "
+                    f"`unisono.init` for rank {rank}.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+    def _patience_s(self) -> float:
+        """Tell for how long to wait before looking around, in seconds."""
+        if self._team is not None:
+            return _LOOK_EVERY_S
+        return self._timeout_s if self._is_told else _NOTICE_AFTER_S
+
+    def _first_gone(self, rank: int) -> int | None:
+        """Tell which of those has ended whose word is needed: `rank`, or 0, who has the store."""
+        if self._team is None:
+            return None
+        return next((other for other in (rank, 0) if self._team.has_left(other)), None)
+
+    def _left(self, rank: int) -> PeerLostError:
+        return PeerLostError(
+            f"every rank must come to `unisono.init` and stay until all have come, but rank "
+            f"{rank} has ended while rank {self._here.rank} waits there: look at what it has said, "
+            f"or what ended it (a signal, too little memory), and start all again.",
+            rank=rank,
+        )
+
+    def _missing(self, rank: int, error: Exception) -> RendezvousError:
+        return RendezvousError(
+            f"every rank must come to `unisono.init`, but rank {rank} did not come in time to "
+            f"where rank {self._here.rank} is ({error}): look whether it was started, and what it "
+            f"does there."
+        )
+
+
+def ranks_for(here: World, timeout_s: float) -> Ranks:
+    """Find the others, in the store of this process, with keys that no group before has used.
 
     Collective: every rank calls it.
 
@@ -42,6 +136,7 @@ def store_for(here: World, timeout_s: float) -> Store:
         RendezvousError: the workers cannot find each other.
     """
     given = [name for name in _MASTER if os.environ.get(name)]
+    team = None
     if here.world_size == 1:
         base = _in_memory(os.getpid())
     elif len(given) == len(_MASTER):
@@ -59,65 +154,13 @@ def store_for(here: World, timeout_s: float) -> Store:
             f"not set: set both in every process."
         )
     else:
+        team = Team.from_environment()
         base = _in_rank_0(os.getpid())
-    store: Store = _dist.PrefixStore(f"unisono/init {next(_numbers(os.getpid()))}", base)
+    # Counted in the store: it may outlive this process, and another program may then use it.
+    number = base.add(f"unisono/inits of rank {here.rank}", 1)
+    store: Store = _dist.PrefixStore(f"unisono/init {number}", base)
     store.set_timeout(timedelta(seconds=timeout_s))
-    return store
-
-
-def tell_all(store: Store, here: World, what: str, mine: str) -> list[str]:
-    """Tell all ranks something and hear theirs, in rank order. Collective: every rank calls it.
-
-    Rank 0, with which the store may end, returns when all have heard.
-
-    Raises:
-        RendezvousError: somebody did not come in time.
-    """
-    store.set(f"{what} of {here.rank}", mine)
-    heard = [_hear(store, here, f"{what} of {rank}", rank) for rank in range(here.world_size)]
-    store.set(f"{what} heard by {here.rank}", "")
-    if here.rank == 0:
-        for rank in range(here.world_size):
-            _hear(store, here, f"{what} heard by {rank}", rank)
-    return heard
-
-
-def _hear(store: Store, here: World, key: str, rank: int) -> str:
-    try:
-        return store.get(key).decode()
-    except RuntimeError as error:
-        raise RendezvousError(
-            f"every rank must come to `unisono.init`, but rank {rank} did not come in time to "
-            f"where rank {here.rank} is ({error}): look whether it was started, and what it does "
-            f"there."
-        ) from error
-
-
-def agree_on_seed(store: Store, here: World, seed: int | None) -> int:
-    """Take one seed for all: the one that all pass, or one that rank 0 draws. Collective.
-
-    Raises:
-        MismatchError: ranks pass different ones.
-        RendezvousError: somebody did not come in time.
-    """
-    drawn = int.from_bytes(os.urandom(7), "little")
-    mine = f"drawn {drawn}" if seed is None else f"given {seed}"
-    heard = tell_all(store, here, "seed", mine)
-    said = [told.split() for told in heard]
-    for rank, (kind, value) in enumerate(said):
-        if kind != said[0][0] or (kind == "given" and value != said[0][1]):
-            one, other = (v if k == "given" else "None" for k, v in (said[0], (kind, value)))
-            raise MismatchError(
-                f"`seed` must be the same on every rank, so that all make the same model, but is "
-                f"{one} on rank 0 and {other} on rank {rank}: pass the same everywhere, and call "
-                f"`seed_apart()` of what `unisono.init` returns where ranks are to differ."
-            )
-    return int(said[0][1])
-
-
-@functools.cache
-def _numbers(pid: int) -> Iterator[int]:
-    return itertools.count(1)
+    return Ranks(store, here, timeout_s, team)
 
 
 @functools.cache

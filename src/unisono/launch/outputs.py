@@ -23,7 +23,7 @@ from unisono.train.cell import Cell, in_notebook, sight_of
 
 _CHUNK_BYTES = 1 << 16
 _CHUNKS_A_TURN = 64
-# A line that is not finished is shown when nothing has followed for so long, or when it is longer.
+# A line that is not finished is shown when it has been so for so long, or when it is longer.
 _UNFINISHED_S = 0.1
 _UNFINISHED_AT_MOST = 1 << 20
 
@@ -47,7 +47,10 @@ class Unfinished:
         end = max(text.rfind("\n"), text.rfind("\r")) + 1
         if len(text) - end > _UNFINISHED_AT_MOST:
             end = len(text)
-        self._text, self._since_s = text[end:], now_s
+        if end or not self._text:
+            # Else it is as old as its beginning: what grows without a pause is shown, too.
+            self._since_s = now_s
+        self._text = text[end:]
         return text[:end]
 
     def due_in_s(self, now_s: float) -> float | None:
@@ -64,6 +67,59 @@ class Unfinished:
         return self.take() + self._decoder.decode(b"", final=True)
 
 
+class Target:
+    """A stream of the caller's, whatever it is made of. Final.
+
+    Nothing that it raises ends a job: what workers print is lost for as long as it does, and that
+    is told once.
+
+    Args:
+        name: what the caller knows it as.
+        stream: gets what workers print.
+    """
+
+    def __init__(self, name: str, stream: TextIO) -> None:
+        self._name, self._stream = name, stream
+        self._is_told = False
+
+    def write(self, text: str) -> None:
+        """Write what workers have printed, if the stream can."""
+        if not text:
+            return
+        try:
+            self._encode_and_write(text)
+        except Exception as error:
+            self._tell(error)
+
+    def flush(self) -> None:
+        """Have a notebook show it below this cell."""
+        try:
+            self._stream.flush()
+        except Exception as error:
+            self._tell(error)
+
+    def _encode_and_write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+        except UnicodeEncodeError as error:
+            encoded = text.encode(error.encoding, "backslashreplace")
+            self._stream.write(encoded.decode(error.encoding))
+
+    def _tell(self, error: Exception) -> None:
+        if self._is_told:
+            return
+        self._is_told = True
+        # The process's own stderr may be gone as well.
+        with contextlib.suppress(Exception):
+            print(
+                f"unisono: {self._name} must take what workers print, but its `write` or `flush` "
+                f"has raised {type(error).__name__}: {error}. The job goes on; what they print is "
+                f"lost until {self._name} can be written again.",
+                file=sys.__stderr__,
+                flush=True,
+            )
+
+
 class Outputs:
     """The outputs of one job's workers. Final; for the thread that calls ``launch``.
 
@@ -71,14 +127,16 @@ class Outputs:
     """
 
     def __init__(self) -> None:
-        self._targets: list[TextIO | None] = [
-            None if _leads_to(stream, fd) else stream
-            for fd, stream in ((1, sys.stdout), (2, sys.stderr))
+        self._targets: list[Target | None] = [
+            None if _leads_to(stream, fd) else Target(name, stream)
+            for fd, name, stream in ((1, "sys.stdout", sys.stdout), (2, "sys.stderr", sys.stderr))
         ]
         for stream in (sys.stdout, sys.stderr):
-            _flush(stream)
+            # What cannot be written now will be told by the next to print, or by Python at its end.
+            with contextlib.suppress(Exception):
+                stream.flush()
         self._cell = Cell() if in_notebook() else None
-        self._pipes: dict[int, tuple[TextIO, Unfinished]] = {}
+        self._pipes: dict[int, tuple[Target, Unfinished]] = {}
         self._epoll = select.epoll()
 
     def fileno(self) -> int:
@@ -105,13 +163,16 @@ class Outputs:
         now_s = time.monotonic()
         for target, unfinished in self._pipes.values():
             if unfinished.due_in_s(now_s) == 0.0:
-                _write(target, unfinished.take())
+                target.write(unfinished.take())
 
     def show(self, message: dict[str, Any]) -> None:
         """Draw what a worker tells of its progress, below what it has printed before."""
         self.pump()
         if self._cell is not None:
-            self._cell.draw(sight_of(message))
+            sight = sight_of(message)
+            # A front end that has gone ends no job.
+            with contextlib.suppress(Exception):
+                self._cell.draw(sight)
 
     def close(self) -> None:
         """Write what is left, and close the pipes; programs that workers left behind lose theirs.
@@ -125,9 +186,9 @@ class Outputs:
         self._epoll.close()
         for target in self._targets:
             if target is not None:
-                _flush(target)
+                target.flush()
 
-    def _pipe_to(self, target: TextIO) -> int:
+    def _pipe_to(self, target: Target) -> int:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         self._pipes[reading] = target, Unfinished(_encoding())
@@ -144,13 +205,13 @@ class Outputs:
             if not data:
                 self._close(fd)
                 return
-            _write(target, unfinished.feed(data, time.monotonic()))
+            target.write(unfinished.feed(data, time.monotonic()))
 
     def _close(self, fd: int) -> None:
         target, unfinished = self._pipes.pop(fd)
         self._epoll.unregister(fd)
         os.close(fd)
-        _write(target, unfinished.end())
+        target.write(unfinished.end())
 
 
 def _leads_to(stream: TextIO, fd: int) -> bool:
@@ -162,23 +223,6 @@ def _leads_to(stream: TextIO, fd: int) -> bool:
         return False
 
 
-def _flush(stream: TextIO) -> None:
-    """Have what was printed before stand before what workers print."""
-    # What cannot be written now will be told by the next to print, or by Python at its end.
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        stream.flush()
-
-
 def _encoding() -> str:
     """Name the encoding of workers' outputs: that with which this process itself began."""
     return getattr(sys.__stdout__, "encoding", None) or "utf-8"
-
-
-def _write(target: TextIO, text: str) -> None:
-    if not text:
-        return
-    try:
-        target.write(text)
-    except UnicodeEncodeError as error:
-        encoded = text.encode(error.encoding, "backslashreplace")
-        target.write(encoded.decode(error.encoding))

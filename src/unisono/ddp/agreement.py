@@ -1,0 +1,77 @@
+"""What must fit together on all ranks of a group? Each tells its part, then all decide alike.
+
+What a rank has chosen for itself may fit none of the others: another seed, another backend, where
+the ranks would wait for each other until the time is up, or a GPU that another one has, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from unisono.errors import MismatchError
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one rank has chosen.
+
+    Attributes:
+        backend: as torch takes it.
+        seed: what it was given; None where rank 0 is to draw one.
+        drawn: what counts if this is rank 0 and no seed was given.
+        gpu: its GPU's own name, the same in every process; empty on the CPU.
+    """
+
+    backend: str
+    seed: int | None
+    drawn: int
+    gpu: str = ""
+
+    @classmethod
+    def made(cls, backend: str, seed: int | None, gpu: str) -> Choice:
+        """Choose, with a number that nobody can foresee."""
+        return cls(backend, seed, int.from_bytes(os.urandom(7), "little"), gpu)
+
+    def encode(self) -> str:
+        """Write it as one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Choice:
+        """Read what :meth:`encode` wrote."""
+        return cls(**json.loads(text))
+
+
+def agreed_seed(choices: Sequence[Choice]) -> int:
+    """Check that the ranks' choices, in rank order, fit together, and take one seed for all.
+
+    Raises:
+        MismatchError: ranks pass different seeds, or have different backends.
+        ValueError: two of them have the same GPU.
+    """
+    first = choices[0]
+    owners: dict[str, int] = {}
+    for rank, choice in enumerate(choices):
+        if choice.backend != first.backend:
+            raise MismatchError(
+                f"`backend` must be the same on every rank, but is {first.backend!r} on rank 0 and "
+                f"{choice.backend!r} on rank {rank}: pass the same everywhere. (None is 'nccl' "
+                f"where a process sees GPUs, else 'unisono': look why these two differ there.)"
+            )
+        if choice.seed != first.seed:
+            raise MismatchError(
+                f"`seed` must be the same on every rank, so that all make the same model, but is "
+                f"{first.seed} on rank 0 and {choice.seed} on rank {rank}: pass the same "
+                f"everywhere, and call `seed_apart()` of what `unisono.init` returns where ranks "
+                f"are to differ."
+            )
+        if choice.gpu and owners.setdefault(choice.gpu, rank) != rank:
+            raise ValueError(
+                f"each worker must have a GPU of its own for the backend {choice.backend!r}, but "
+                f"ranks {owners[choice.gpu]} and {rank} have the same one ({choice.gpu}): start "
+                f'fewer workers, or pass `backend="unisono"` to compute on the CPU.'
+            )
+    return first.drawn if first.seed is None else first.seed
