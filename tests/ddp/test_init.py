@@ -23,6 +23,8 @@ from unisono.ddp.hosts import place_among
 from unisono.errors import MismatchError
 from unisono.world import World
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

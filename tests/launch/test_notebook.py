@@ -15,6 +15,8 @@ import pytest
 from nbclient import NotebookClient
 from tests.launch.kernels import Kernel
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "notebook.ipynb"
 GONE_S = 10.0
 
