@@ -20,6 +20,8 @@ from torch.utils.data import DistributedSampler, TensorDataset
 import unisono
 from unisono.data.idx import mnist
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 EXAMPLES = REPOSITORY / "examples" / "ddp"
 MNIST = REPOSITORY.parent / "shared" / "data" / "mnist"

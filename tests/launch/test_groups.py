@@ -21,6 +21,8 @@ import unisono
 from unisono.launch import loopback
 from unisono.launch.loopback import ADDRESS, LoopbackPort
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = Path(__file__).parent / "programs"
 COMMAND = [sys.executable, "-m", "unisono.cli", "run"]
 CLASSICS = "plain,env,overwrite,tcp,again,groups"

@@ -128,6 +128,7 @@ def test_a_closed_stream_ends_no_job(monkeypatch: pytest.MonkeyPatch):
         assert unisono.launch(speak, "words", workers=1) == [None]
 
 
+@pytest.mark.slow
 def test_what_leads_to_a_descriptor_is_written_by_workers_themselves(tmp_path: Path):
     """So a script's workers still find a terminal where the script has one."""
     program = tmp_path / "program.py"

@@ -19,6 +19,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.mark.slow
 def test_a_script_finds_what_plain_python_would_set(unisono_run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "a folder"
     folder.mkdir()

@@ -50,6 +50,7 @@ def test_a_run_that_stopped_ends_with_the_same_bits(tmp_path, optimizer, stop):
     assert fit(tmp_path / "parts", 17, optimizer=optimizer) == (17 - stop, whole[1])
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_workers(tmp_path):
     whole = fit(tmp_path / "whole", 17)
     done = 0
@@ -188,6 +189,7 @@ def test_a_run_whose_launcher_is_killed_at_any_instant_loses_nothing(tmp_path):
     assert json.loads(subprocess.check_output(command).splitlines()[-1]) == expected
 
 
+@pytest.mark.slow
 def test_a_disk_that_keeps_training_waiting_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(boundary, "NOTICE_AFTER_S", 0.05)
     write = folder._write_synced

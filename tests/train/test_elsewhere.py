@@ -13,6 +13,8 @@ import torch
 from tests.comm.forked import job  # noqa: F401
 from tests.train.elsewhere import train
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = str(Path(__file__).parent / "elsewhere.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3")
 UNISONO_RUN = (sys.executable, "-m", "unisono.cli", "run", "-n", "3")

@@ -64,6 +64,7 @@ def predict_in_a_worker(path=None):
     return rows["logits"].clone()
 
 
+@pytest.mark.slow
 def test_the_same_bits_on_one_two_and_three_workers(tmp_path):
     alone = predict_in_a_worker()
     for workers in (2, 3):
