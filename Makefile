@@ -33,6 +33,7 @@ format: .venv/ready
 bench: .venv/ready         ## every workload against plain torch and DDP, ratios in one sitting
 	$(BIN)/python -m bench
 	$(BIN)/python -m bench.allreduce
+	$(BIN)/python -m bench.allreduce --workers 4
 
 clean:
 	rm -rf .venv

@@ -47,7 +47,7 @@ def check(reduction: str, dtype: torch.dtype) -> None:
 
 
 def combine(reduction: str, values: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """Write the reduction of one vector per rank to `out`, which may be one of them."""
+    """Write the reduction of one vector per rank to `out`, which may be (the memory of) one."""
     numel = out.numel()
     block = _BLOCK_BYTES // out.itemsize
     if len(values) <= 2 or numel <= block:
@@ -68,15 +68,24 @@ def _combine(reduction: str, values: Sequence[torch.Tensor], out: torch.Tensor) 
         operation(values[0], values[1], out=out)
     else:
         left, right = Node(0, num_ranks).children()
-        operation(_total(left, values, operation), _total(right, values, operation), out=out)
+        # One of the two goes where the result goes: the one that has it as a value, if any does.
+        at = out.data_ptr()
+        is_right = any(values[rank].data_ptr() == at for rank in range(right.lo, right.hi))
+        total_left = _total(left, values, operation, None if is_right else out)
+        total_right = _total(right, values, operation, out if is_right else None)
+        operation(total_left, total_right, out=out)
     if reduction == "AVG":
         out.div_(num_ranks)
 
 
 def _total(
-    node: Node, values: Sequence[torch.Tensor], operation: Callable[..., torch.Tensor]
+    node: Node,
+    values: Sequence[torch.Tensor],
+    operation: Callable[..., torch.Tensor],
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """Reduce a sub-tree: into `out`, which may be one of its values, or into a new tensor."""
     if node.is_leaf:
         return values[node.lo]
     left, right = node.children()
-    return operation(_total(left, values, operation), _total(right, values, operation))
+    return operation(_total(left, values, operation), _total(right, values, operation), out=out)
