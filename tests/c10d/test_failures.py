@@ -73,6 +73,19 @@ MISMATCHES = {
     "size to scatter": (reduce_scatter(5), reduce_scatter(7), "of 5 float32", "of 7 float32"),
     "dtype to exchange": (all_to_all(), all_to_all(torch.int16), "of float32", "of int16"),
     "dtype to gather": (all_gather(), all_gather(dtype=torch.bool), "8 float32", "8 bool"),
+    "shape": (
+        all_reduce((2, 3)),
+        all_reduce((3, 2)),
+        "of 6 float32 elements in the shape (2, 3)",
+        "of 6 float32 elements in the shape (3, 2)",
+    ),
+    "dimensions": (all_reduce((2, 3)), all_reduce(6), "in the shape (2, 3)", "6 float32 elements"),
+    "a large shape": (
+        all_reduce((1, 70_000)),
+        all_reduce((70_000, 1)),
+        "70,000 float32 elements in 2 dimensions (fingerprint",
+        "float32 elements in 2 dimensions (fingerprint",
+    ),
     "root": (broadcast(0), broadcast(1), "with root 10", "with root 11"),
 }
 

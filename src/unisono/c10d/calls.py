@@ -8,6 +8,7 @@ length of an uneven part, a tensor's address) is not in these bytes.
 from __future__ import annotations
 
 import functools
+import math
 import struct
 import zlib
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ KINDS = (
     "reduce_scatter",
     "all_to_all",
 )
+_WITH_SHAPES = ("all_reduce", "reduce", "broadcast")
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 DTYPES = (
     torch.uint8,
@@ -82,6 +84,7 @@ def encode(
     reduction: str = "",
     root: int = NO_ROOT,
     sizes: tuple[int, ...] = (),
+    shape: tuple[int, ...] = (),
 ) -> bytes:
     """Put a call into :data:`CALL_BYTES` bytes; equal calls give equal bytes.
 
@@ -92,7 +95,19 @@ def encode(
         reduction: one of :data:`REDUCTIONS`, or empty.
         root: the rank in the group that gives or takes alone.
         sizes: the numbers of elements for or from each rank, where they differ.
+        shape: of the tensor, where it is the same on every rank, in place of `sizes`; of a vector
+            `numel` says enough.
     """
+    if kind in _WITH_SHAPES and len(shape) > 1:
+        return _FORM.pack(
+            KINDS.index(kind),
+            dtype_code(dtype),
+            REDUCTIONS.index(reduction) if reduction else NO_REDUCTION,
+            root,
+            numel,
+            len(shape),
+            _packed(shape),
+        )
     return _FORM.pack(
         KINDS.index(kind),
         dtype_code(dtype),
@@ -106,6 +121,20 @@ def encode(
 
 def _fingerprint(sizes: Sequence[int]) -> int:
     return zlib.crc32(struct.pack(f"<{len(sizes)}q", *sizes)) if sizes else 0
+
+
+def _packed(shape: Sequence[int]) -> int:
+    """Put four small dimensions into 64 bits, or the fingerprint of others."""
+    if len(shape) > 4 or max(shape) >= 1 << 16:
+        return _fingerprint(shape)
+    return sum(size << 16 * at for at, size in enumerate(shape))
+
+
+def _shape_in_words(num_dims: int, packed: int, numel: int) -> str:
+    sizes = [packed >> 16 * at & 0xFFFF for at in range(min(num_dims, 4))]
+    if num_dims > 4 or math.prod(sizes) != numel:
+        return f"in {num_dims} dimensions (fingerprint {packed:08x})"
+    return f"in the shape ({', '.join(map(str, sizes))})"
 
 
 def kind_of(encoded: bytes) -> str:
@@ -126,8 +155,12 @@ def describe(encoded: bytes, ranks: Sequence[int] | None = None) -> str:
         return name
     words = f"{name}({REDUCTIONS[reduction]})" if reduction != NO_REDUCTION else name
     amount = f"{numel:,} " if not num_sizes and name != "all_to_all" else ""
+    if name in _WITH_SHAPES and num_sizes:
+        amount = f"{numel:,} "
     words += f" of {amount}{dtype_name(DTYPES[dtype])} elements"
-    if num_sizes:
+    if name in _WITH_SHAPES and num_sizes:
+        words += f" {_shape_in_words(num_sizes, fingerprint, numel)}"
+    elif num_sizes:
         words += f" in parts of {num_sizes} different sizes (fingerprint {fingerprint:08x})"
     if root != NO_ROOT:
         words += f" with root {ranks[root] if ranks else root}"

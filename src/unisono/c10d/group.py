@@ -97,7 +97,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         vector = as_vector(tensor)
         reduction = reduction_of(opts, vector.dtype)
         place = place_of(vector, self.membership.region)
-        call = encode("all_reduce", vector.dtype, vector.numel(), reduction)
+        call = encode("all_reduce", vector.dtype, vector.numel(), reduction, shape=tensor.shape)
         self._run(call, opts, all_reduce, vector, reduction, place, note=place)
         write_back(vector, tensor)
         work = Finished(tensors)
@@ -119,7 +119,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         (tensor,) = tensors
         vector, root = as_vector(tensor), opts.rootRank
         reduction = reduction_of(opts, vector.dtype)
-        call = encode("reduce", vector.dtype, vector.numel(), reduction, root)
+        call = encode("reduce", vector.dtype, vector.numel(), reduction, root, shape=tensor.shape)
         self._run(call, opts, collectives.reduce, vector, reduction, root)
         if root == self.rank():
             write_back(vector, tensor)
@@ -131,7 +131,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         (tensor,) = tensors = listed(tensors)
         root = opts if isinstance(opts, int) else opts.rootRank
         vector = as_vector(tensor)
-        call = encode("broadcast", vector.dtype, vector.numel(), root=root)
+        call = encode("broadcast", vector.dtype, vector.numel(), root=root, shape=tensor.shape)
         self._run(call, opts, collectives.broadcast, vector, root)
         if root != self.rank():
             write_back(vector, tensor)
