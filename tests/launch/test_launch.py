@@ -357,3 +357,18 @@ def dies_without_training():
 def test_a_program_that_does_not_train_is_not_run_again():
     with pytest.raises(unisono.WorkerError, match="had not made a `Run` or `Trainer` yet"):
         unisono.launch(dies_without_training, workers=1)
+
+
+def test_an_alarm_of_the_callers_own_ends_no_job():
+    def alarm_the_caller(pid):
+        os.kill(pid, signal.SIGALRM)
+        time.sleep(0.2)
+        return "done"
+
+    heard = []
+    before = signal.signal(signal.SIGALRM, lambda signum, frame: heard.append(signum))
+    try:
+        assert unisono.launch(alarm_the_caller, os.getpid(), workers=1) == ["done"]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert heard == [signal.SIGALRM]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ from unisono.launch.notebook import is_kernels_handler, name_cells
 from unisono.launch.policy import JobState
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import failure_message
-from unisono.launch.signals import signals_as_bytes
+from unisono.launch.signals import Signals, signals_as_bytes
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
 from unisono.launch.supervise import supervise
@@ -123,7 +122,7 @@ def launch(
 
 
 @contextlib.contextmanager
-def _interrupts() -> Iterator[socket.socket | None]:
+def _interrupts() -> Iterator[Signals | None]:
     """Hear Ctrl-C between two turns of the loop, where Python itself would raise at any moment."""
     handler = signal.getsignal(signal.SIGINT)
     is_default = handler is signal.default_int_handler or is_kernels_handler(handler)
@@ -134,7 +133,7 @@ def _interrupts() -> Iterator[socket.socket | None]:
         yield signals
         # One that came after the job's end is for whoever launched it.
         with contextlib.suppress(BlockingIOError):
-            if signals.recv(1):
+            if signals.read():
                 raise KeyboardInterrupt
 
 

@@ -31,6 +31,7 @@ from unisono.launch.outputs import Outputs
 from unisono.launch.reception import Reception
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import ending, say, spare_message
+from unisono.launch.signals import Signals
 from unisono.launch.stalls import StallWatch
 
 _IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
@@ -59,7 +60,7 @@ def supervise(
     replaces: bool = True,
     stall_timeout_s: float = stalls.TIMEOUT_S,
     needs_result: bool = False,
-    signals: socket.socket | None = None,
+    signals: Signals | None = None,
 ) -> Ended:
     """Start the workers of `job`, watch them to their end, and say how it was.
 
@@ -70,7 +71,7 @@ def supervise(
         replaces: whether a lost worker is replaced.
         stall_timeout_s: how long a worker that others wait for may stand still, in seconds.
         needs_result: whether a worker that leaves quietly has failed.
-        signals: gives the number of each signal that should end the job, as a byte.
+        signals: tells of those that should end the job.
 
     Raises:
         KeyboardInterrupt: raised while waiting, after all workers have been ended.
@@ -99,7 +100,7 @@ class _Supervision:
         server: ForkServer,
         job: Job,
         needs_result: bool,
-        signals: socket.socket | None,
+        signals: Signals | None,
         crew: recovery.State,
         stall_timeout_s: float,
     ) -> None:
@@ -230,7 +231,7 @@ class _Supervision:
     def _read(self, key: selectors.SelectorKey) -> list[policy.Event]:
         if key.fileobj is self._signals:
             assert self._signals is not None
-            return [self._interrupted(signum) for signum in self._signals.recv(64)]
+            return [self._interrupted(signum) for signum in self._signals.read()]
         if key.fileobj is self._outputs:
             return []
         if key.fileobj is self._woken:
