@@ -171,7 +171,7 @@ def train_and_look(root: int) -> list[list[str]]:
     return seen
 
 
-@pytest.mark.parametrize("debug", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("debug", [False, True])
 def test_while_a_trainer_trains_nothing_listens(debug: bool) -> None:
     for seen in unisono.launch(train_and_look, os.getpid(), workers=2, debug=debug):
         assert len(seen) > 1
