@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from unisono.comm.history import History
@@ -184,11 +183,13 @@ class Predictor:
     def _write(self, fd: int, said: dict[str, Any], parts_of: PartsOf) -> None:
         fields = [Field.from_json(field) for field in said["fields"]]
         rows = Rows(os.dup(fd), fields, self._plan.num_samples, is_private=False)
+        order = self._plan.order(0)
 
         def write(shards: Sequence[int]) -> bytes:
             for part in parts_of(shards):
                 output = self._forward(self._model, part.data)
-                rows.write(self._indices(part), fields_of(output, part.num_samples))
+                indices = self._plan.shard_indices(order, part.batch, part.shard)
+                rows.write(indices, fields_of(output, part.num_samples))
             return b""
 
         for _ in by_all_workers(write, self._plan.shards, self._team, "predict"):
@@ -261,10 +262,6 @@ class Predictor:
             where = "memory" if self._path is None else self._path
             raise OSError(f"predictions must be written to {where}, but: {said['error']}.")
         return said
-
-    def _indices(self, part: Part) -> torch.Tensor:
-        order = torch.arange(self._plan.num_samples)
-        return self._plan.shard_indices(order, part.batch, part.shard)
 
 
 def _begin(path: Path) -> dict[str, Any]:
