@@ -103,9 +103,10 @@ def run_workload(
     workload = WORKLOADS[name]
     divisor = 10 if args.quick else 1
     num_steps = max(workload.timed_steps // divisor, 2)
+    sides = [side for side in args.sides if workload.sides is None or side in workload.sides]
     failures: dict[str, str] = {}
     for repeat in range(args.repeats):
-        for side in (side for side in args.sides if side not in failures):
+        for side in (side for side in sides if side not in failures):
             # No spinner while it runs: its thread would take time from what is measured.
             try:
                 seen = measure(
@@ -123,7 +124,7 @@ def run_workload(
             num_samples = num_steps * workload.batch_size * args.workers
             repeats.append(Repeat(name, side, repeat, num_steps, num_samples, **seen))
             print_repeat(console, repeats[-1], args.repeats)
-    if len(failures) < len(args.sides):
+    if len(failures) < len(sides):
         print_workload(console, name, repeats)
     return list(failures.values())
 

@@ -61,7 +61,7 @@ def measure(
             *(str(REPOSITORY / "bench" / "sides.py"), "--side", side_name),
             *("--workload", workload_name, "--workers", str(num_workers)),
             *("--warmup-steps", str(warmup_steps), "--timed-steps", str(timed_steps)),
-            *("--data", str(data), "--out", str(out), "--rendezvous", str(Path(folder, "store"))),
+            *("--data", str(data), "--out", str(out), "--scratch", folder),
         ]
         commands = _commands(side_name, program, num_workers)
         _run_together(commands, Path(folder))

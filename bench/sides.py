@@ -15,6 +15,7 @@ ddp-shared         the script of ``ddp`` with "unisono" where that says "gloo"
 ddp-tuned-shared   the script of ``ddp-tuned`` likewise
 unisono            shards = workers, the optimizer as in ``ddp``
 unisono-fused      shards = workers, the optimizer as in ``ddp-tuned``
+…-events           the same with ``directory=``, so that every step is written to its event file
 =================  =========================================================================
 """
 
@@ -35,7 +36,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
 from bench.workloads import WORKLOADS, Workload
 
@@ -48,10 +49,11 @@ class Task:
     """What one process of a side is to measure."""
 
     workload: Workload
-    dataset: TensorDataset
+    dataset: Dataset[Any]
     num_workers: int
     warmup_steps: int
     timed_steps: int
+    scratch: Path
 
     @property
     def global_batch_size(self) -> int:
@@ -105,7 +107,8 @@ def plain(task: Task) -> float:
 def passes(task: Task) -> float:
     model = task.model()
     first = dist.get_rank() * task.workload.batch_size
-    batch = list(task.dataset[first : first + task.workload.batch_size])
+    samples = range(first, first + task.workload.batch_size)
+    batch = default_collate([task.dataset[sample] for sample in samples])
 
     def step() -> None:
         model.zero_grad()
@@ -148,7 +151,15 @@ def unisono_fused(task: Task) -> float:
     return _time_unisono(task, fused=True)
 
 
-def _time_unisono(task: Task, **options: Any) -> float:
+def unisono_events(task: Task) -> float:
+    return _time_unisono(task, task.scratch / "run")
+
+
+def unisono_fused_events(task: Task) -> float:
+    return _time_unisono(task, task.scratch / "run", fused=True)
+
+
+def _time_unisono(task: Task, directory: Path | None = None, **options: Any) -> float:
     from unisono import Trainer
 
     starts_s: list[float] = []
@@ -159,7 +170,9 @@ def _time_unisono(task: Task, **options: Any) -> float:
 
     model = task.model()
     optimizer = task.adam(model, **options)
-    trainer = Trainer(model, optimizer, timed_loss, shards=task.num_workers, seed=SEED)
+    trainer = Trainer(
+        model, optimizer, timed_loss, shards=task.num_workers, seed=SEED, directory=directory
+    )
     last = task.warmup_steps + task.timed_steps
     trainer.fit(task.dataset, batch_size=task.global_batch_size, steps=last + 1)
     if len(starts_s) != last + 1:
@@ -191,7 +204,9 @@ SIDES = {
         'tuned, "gloo" → "unisono"', ddp_tuned, "a process group", backend="unisono"
     ),
     "unisono": Side("Unisono, optimizer as usual", unisono, "unisono run"),
+    "unisono-events": Side("the same with event file", unisono_events, "unisono run"),
     "unisono-fused": Side("Unisono, fused optimizer as tuned", unisono_fused, "unisono run"),
+    "unisono-fused-events": Side("fused, with event file", unisono_fused_events, "unisono run"),
 }
 
 
@@ -205,7 +220,7 @@ def main() -> None:
     parser.add_argument("--timed-steps", type=int, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rendezvous", type=Path, help="a new file for the process group")
+    parser.add_argument("--scratch", type=Path, required=True, help="a folder of its own")
     args = parser.parse_args()
     side, workload = SIDES[args.side], WORKLOADS[args.workload]
     if side.threads is not None:
@@ -214,10 +229,10 @@ def main() -> None:
     torch.manual_seed(SEED)  # every process draws the same stand-in data
     num_steps = args.warmup_steps + args.timed_steps + 1
     dataset, is_real = workload.load(args.data, num_steps * workload.batch_size * args.workers)
-    task = Task(workload, dataset, args.workers, args.warmup_steps, args.timed_steps)
+    task = Task(workload, dataset, args.workers, args.warmup_steps, args.timed_steps, args.scratch)
     rank = int(os.environ.get("RANK", "0"))
     if side.started_by == "a process group":
-        store = dist.FileStore(str(args.rendezvous), args.workers)
+        store = dist.FileStore(str(args.scratch / "store"), args.workers)
         import unisono  # noqa: F401  (makes the backend known)
 
         dist.init_process_group(
