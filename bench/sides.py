@@ -247,13 +247,14 @@ def main() -> None:
         }
         args.out.write_text(json.dumps(result))
     if side.started_by == "a process group":
-        _leave_group()
+        leave_group()
 
 
-def _leave_group() -> None:
+def leave_group() -> None:
     """End at once: gloo's threads now and then abort a process that is already done."""
     gc.collect()
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
