@@ -204,9 +204,11 @@ SIDES = {
         'tuned, "gloo" → "unisono"', ddp_tuned, "a process group", backend="unisono"
     ),
     "unisono": Side("Unisono, optimizer as usual", unisono, "unisono run"),
-    "unisono-events": Side("the same with event file", unisono_events, "unisono run"),
+    "unisono-events": Side("Unisono, event file on", unisono_events, "unisono run"),
     "unisono-fused": Side("Unisono, fused optimizer as tuned", unisono_fused, "unisono run"),
-    "unisono-fused-events": Side("fused, with event file", unisono_fused_events, "unisono run"),
+    "unisono-fused-events": Side(
+        "Unisono, fused, event file on", unisono_fused_events, "unisono run"
+    ),
 }
 
 

@@ -37,11 +37,7 @@ PEERS = {
 PACKAGES = "accelerate", "lightning"
 DDP, OURS, OURS_FUSED = "ddp", "unisono-events", "unisono-fused-events"
 NAMES = [DDP, *PEERS, OURS, OURS_FUSED]
-TITLES = PEERS | {
-    DDP: SIDES[DDP].title,
-    OURS: "Unisono, event file on",
-    OURS_FUSED: "Unisono, fused, event file on",
-}
+TITLES = PEERS | {side: SIDES[side].title for side in (DDP, OURS, OURS_FUSED)}
 AT_LEAST = 2.0
 WARMUP_STEPS, TIMED_STEPS = 50, 400
 QUICK_STEPS = 10
