@@ -173,7 +173,7 @@ WORKLOADS = {
             load_digits,
             8,
             100,
-            1000,
+            500,
             sides=(
                 *("plain", "passes", "ddp", "ddp-tuned"),
                 *("unisono", "unisono-events", "unisono-fused", "unisono-fused-events"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -57,6 +56,7 @@ class Sitting:
         return torch.optim.Adam(model.parameters(), lr=WORKLOAD.lr)
 
     def loss(self, model: nn.Module, batch: list[Tensor]) -> Tensor:
+        assert len(batch[1]) == self.batch_size  # a framework might divide it among the ranks
         return WORKLOAD.loss(model, batch)
 
     def count_step(self) -> bool:
@@ -81,6 +81,6 @@ class Sitting:
                 "seconds": seconds,
                 "threads": torch.get_num_threads(),
                 "data": "real" if self._is_real else "random",
-                "workers": int(os.environ["WORLD_SIZE"]),
+                "workers": dist.get_world_size(),
             }
             self._out.write_text(json.dumps(result))
