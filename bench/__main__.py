@@ -31,7 +31,14 @@ from bench.table import (
     print_verdicts,
     print_workload,
 )
-from bench.targets import Repeat, Verdict, rate_verdicts, recovery_verdict, startup_verdict
+from bench.targets import (
+    Repeat,
+    Verdict,
+    events_verdicts,
+    rate_verdicts,
+    recovery_verdict,
+    startup_verdict,
+)
 from bench.workloads import DATA, WORKLOADS
 
 RESULTS = Path(__file__).with_name("results")
@@ -59,7 +66,7 @@ def main() -> int:
             failures += run_recovery(console, args, kills, costs)
         else:
             failures += run_workload(console, args, name, repeats)
-    verdicts = list(rate_verdicts(repeats))
+    verdicts = [*rate_verdicts(repeats), *events_verdicts(repeats)]
     if startup_s[LAUNCHED]:
         verdicts.append(startup_verdict(startup_s))
     if any(kill.way == UNISONO for kill in kills):

@@ -126,5 +126,5 @@ def print_verdicts(console: Console, verdicts: list[Verdict]) -> None:
     for verdict in verdicts:
         word = "[green]met   [/]" if verdict.is_met else "[red]missed[/]"
         console.print(
-            f"{word} {verdict.seen:5.2f}  {verdict.promise}", highlight=False, soft_wrap=True
+            f"{word} {verdict.seen:6.3f}  {verdict.promise}", highlight=False, soft_wrap=True
         )
