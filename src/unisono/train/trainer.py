@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,7 +20,7 @@ from unisono.plan.samples import SamplePlan
 from unisono.train.evaluate import evaluate
 from unisono.train.passes import PassWatch
 from unisono.train.position import Position
-from unisono.train.precision import in_precision
+from unisono.train.precision import in_precision, scaler_for
 from unisono.train.predict import Forward, Predictor, forward_inputs
 from unisono.train.progress import Display, Relay, Summary, display
 from unisono.train.run import Run
@@ -53,7 +54,10 @@ class Trainer:
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
             the bits of torch's ``clip_grad_norm_`` over what the optimizer updates.
         clip_value: what the magnitude of each element of the mean gradients is clamped to.
-        precision: ``"fp32"``: the loss is computed as it is written; ``"bf16"``: with autocast.
+        precision: ``"fp32"``: the loss is computed as it is written; ``"bf16"``, ``"fp16"``: with
+            autocast, ``"fp16"`` with a scaled loss. A step whose gradients overflow is then
+            skipped, on all workers alike; it counts, and the schedule steps.
+        grad_scaler: how the loss is scaled in ``"fp16"``; None: ``torch.amp.GradScaler("cpu")``.
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; it is kept with the run.
         schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
             after each validation.
@@ -81,6 +85,7 @@ class Trainer:
         clip_norm: float | None = None,
         clip_value: float | None = None,
         precision: str = "fp32",
+        grad_scaler: torch.amp.GradScaler | None = None,
         schedule: LRScheduler | None = None,
         schedule_every: str = "epoch",
     ) -> None:
@@ -90,6 +95,7 @@ class Trainer:
                 f"{type(loss).__name__}: "
                 f"pass `lambda model, batch: …`, or a function."
             )
+        loss = in_precision(precision, loss)
         self.run = Run(
             model,
             optimizer,
@@ -101,8 +107,8 @@ class Trainer:
             resume=resume,
             clip_norm=clip_norm,
             clip_value=clip_value,
+            grad_scaler=scaler_for(precision, grad_scaler),
         )
-        loss = in_precision(precision, loss)
         self.run.fixed["precision"] = precision
         self._schedule = Schedule(schedule, schedule_every, optimizer)
         self.run.fixed["schedule"] = self._schedule.name
@@ -153,7 +159,7 @@ class Trainer:
             TypeError: a dataset is not map-style, or the loss returned something else.
             ValueError: a number does not fit, or the loss is not a scalar.
             NonFiniteLossError: the loss of a shard is NaN or infinite, or, with `clip_norm`, the
-                norm of the gradients.
+                norm of the gradients; in ``"fp16"``: gradients are, with any scale of the loss.
             LoadingError: a sample cannot be read, or a loader process has died.
             MismatchError: the workers do not run the same program.
             CheckpointError: the newest checkpoint belongs to another run.
@@ -197,6 +203,11 @@ class Trainer:
                 if tally.count(step):
                     show.at(step.number)
                     show.step(step.epoch, step.loss, step.num_samples)
+                if step.is_skipped and tally.is_first("skipped"):
+                    show.say(
+                        f"step {step.number} is skipped: its gradients overflow in float16; the "
+                        f"scale of the loss is lowered until they do not (this is told once)"
+                    )
                 self._schedule.after_step()
                 tell(validation.after_step())
                 if validation.newest is not None:
