@@ -22,12 +22,7 @@ def in_precision(precision: str, compute: Callable[..., Any]) -> Callable[..., A
     Args:
         precision: ``"fp32"``: as it is written; ``"bf16"``, ``"fp16"``: with autocast.
         compute: the function.
-
-    Raises:
-        ValueError: there is no such precision.
     """
-    if precision not in DTYPES:
-        raise ValueError(f"`precision` must be one of {tuple(DTYPES)}, but is {precision!r}.")
     dtype = DTYPES[precision]
     if dtype is None:
         return compute

@@ -17,10 +17,11 @@ from unisono.checkpoint.digest import digest_of
 from unisono.checkpoint.weights import save_weights
 from unisono.data.fetch import Collate
 from unisono.plan.samples import SamplePlan
+from unisono.train.computing import Computing
 from unisono.train.evaluate import evaluate
 from unisono.train.passes import PassWatch
 from unisono.train.position import Position
-from unisono.train.precision import in_precision, scaler_for
+from unisono.train.precision import scaler_for
 from unisono.train.predict import Forward, Predictor, forward_inputs
 from unisono.train.progress import Display, Relay, Summary, display
 from unisono.train.run import Run
@@ -58,6 +59,8 @@ class Trainer:
             autocast, ``"fp16"`` with a scaled loss. A step whose gradients overflow is then
             skipped, on all workers alike; it counts, and the schedule steps.
         grad_scaler: how the loss is scaled in ``"fp16"``; None: ``torch.amp.GradScaler("cpu")``.
+        channels_last: whether images have their channels last in memory: the model (here and
+            now) and tensors with four dimensions in batches, as with ``torch.channels_last``.
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; it is kept with the run.
         schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
             after each validation.
@@ -86,6 +89,7 @@ class Trainer:
         clip_value: float | None = None,
         precision: str = "fp32",
         grad_scaler: torch.amp.GradScaler | None = None,
+        channels_last: bool = False,
         schedule: LRScheduler | None = None,
         schedule_every: str = "epoch",
     ) -> None:
@@ -95,7 +99,7 @@ class Trainer:
                 f"{type(loss).__name__}: "
                 f"pass `lambda model, batch: …`, or a function."
             )
-        loss = in_precision(precision, loss)
+        self._computing = Computing(precision=precision, channels_last=channels_last)
         self.run = Run(
             model,
             optimizer,
@@ -109,15 +113,18 @@ class Trainer:
             clip_value=clip_value,
             grad_scaler=scaler_for(precision, grad_scaler),
         )
-        self.run.fixed["precision"] = precision
+        self.run.fixed.update(self._computing.fixed)
+        self._computing.prepare(model)
         self._schedule = Schedule(schedule, schedule_every, optimizer)
         self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:
             self.run.state[KEY] = schedule
-        self._precision = precision
-        self._loss = loss
+        self._loss = self._computing.of(loss)
         self._passes = PassWatch(
-            model, loss, self.run.world, 0 if self.run.team.is_replacement else self.run.shards
+            model,
+            self._loss,
+            self.run.world,
+            0 if self.run.team.is_replacement else self.run.shards,
         )
 
     def fit(
@@ -312,7 +319,7 @@ class Trainer:
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
         predictor = Predictor(
             run.model,
-            in_precision(self._precision, forward),
+            self._computing.of(forward),
             dataset,
             plan,
             run.team,
