@@ -41,6 +41,8 @@ def plain_loop(
     prepare: Callable[[Any], Any] = lambda thing: thing,
     around: Callable[[], Any] = contextlib.nullcontext,
     update: Callable[[torch.Tensor, Any, Any], None] = differentiate_and_step,
+    schedule: Callable[[Any], Any] | None = None,
+    schedule_every: str = "epoch",
 ) -> Any:
     """Train a case with the sampler of one replica, batches in its order.
 
@@ -49,12 +51,15 @@ def plain_loop(
         prepare: what is done to the model, and to each tensor of a batch.
         around: what the forward pass is computed within.
         update: takes (loss, model, optimizer) to the next parameters.
+        schedule: makes a schedule of the optimizer's learning rate.
+        schedule_every: ``"step"`` or ``"epoch"``.
 
     Returns:
         The model.
     """
     model, data, loss, optimizer = made(model_name, optimizer_name)
     model = prepare(model)
+    rates = None if schedule is None else schedule(optimizer)
     sampler = DistributedSampler(data, num_replicas=1, rank=0, seed=5)
     done, epoch = 0, 0
     while done < steps:
@@ -69,5 +74,10 @@ def plain_loop(
                 value = mean_of(loss, model, batch)
             update(value, model, optimizer)
             done += 1
-        epoch += 1
+            if rates is not None and schedule_every == "step":
+                rates.step()
+        else:
+            epoch += 1
+            if rates is not None and schedule_every == "epoch":
+                rates.step()
     return model
