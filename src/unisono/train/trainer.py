@@ -61,6 +61,9 @@ class Trainer:
         grad_scaler: how the loss is scaled in ``"fp16"``; None: ``torch.amp.GradScaler("cpu")``.
         channels_last: whether images have their channels last in memory: the model (here and
             now) and tensors with four dimensions in batches, as with ``torch.channels_last``.
+        tf32: whether NVIDIA GPUs may round the factors of float32 products to TF32 while this
+            computes; torch's switches are put back after. None: as the program has it. On the CPU
+            it changes nothing, so it is no part of the run's identity.
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; it is kept with the run.
         schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
             after each validation.
@@ -90,6 +93,7 @@ class Trainer:
         precision: str = "fp32",
         grad_scaler: torch.amp.GradScaler | None = None,
         channels_last: bool = False,
+        tf32: bool | None = None,
         schedule: LRScheduler | None = None,
         schedule_every: str = "epoch",
     ) -> None:
@@ -99,7 +103,7 @@ class Trainer:
                 f"{type(loss).__name__}: "
                 f"pass `lambda model, batch: …`, or a function."
             )
-        self._computing = Computing(precision=precision, channels_last=channels_last)
+        self._computing = Computing(precision=precision, channels_last=channels_last, tf32=tf32)
         self.run = Run(
             model,
             optimizer,
@@ -189,8 +193,15 @@ class Trainer:
         # The lowest rank that is there: rank 0, unless it was lost and nobody took its place.
         show = Relay(lambda: run.team.position == 0, display)
         run.say = show.say
-        loop = run.steps(
-            dataset, batch_size=batch_size, epochs=epochs, steps=steps, shuffle=shuffle, **reading
+        loop = self._computing.while_under_way(
+            run.steps(
+                dataset,
+                batch_size=batch_size,
+                epochs=epochs,
+                steps=steps,
+                shuffle=shuffle,
+                **reading,
+            )
         )
 
         def tell(lines: list[str]) -> None:
@@ -258,15 +269,16 @@ class Trainer:
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
 
         def compute() -> bytes:
-            found = evaluate(
-                run.model,
-                self._loss,
-                dataset,
-                plan,
-                run.team,
-                loader_workers=loader_workers,
-                collate_fn=collate_fn,
-            )
+            with self._computing.under_way():
+                found = evaluate(
+                    run.model,
+                    self._loss,
+                    dataset,
+                    plan,
+                    run.team,
+                    loader_workers=loader_workers,
+                    collate_fn=collate_fn,
+                )
             return json.dumps(found).encode()
 
         means: dict[str, float] = json.loads(run.history.together("evaluate", compute))
@@ -328,7 +340,8 @@ class Trainer:
             loader_workers=loader_workers,
             collate_fn=collate_fn,
         )
-        return predictor.once(run.history)
+        with self._computing.under_way():
+            return predictor.once(run.history)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the weights as safetensors, under the plain model's names; rank 0 writes.
