@@ -30,6 +30,7 @@ from unisono.data.loader import Loader
 from unisono.engine.arena import Arena
 from unisono.engine.clipping import Clipping
 from unisono.engine.contents import check_contents, signature
+from unisono.engine.scaling import LossScaling
 from unisono.engine.shared import SharedEngine
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
@@ -42,6 +43,8 @@ from unisono.train.position import Position
 from unisono.train.step import Step
 from unisono.whole import check_whole
 from unisono.world import num_devices, threads_per_worker
+
+SCALER_KEY = "grad_scaler"
 
 
 class Run:
@@ -74,8 +77,12 @@ class Run:
         resume: ``"auto"``: the first loop goes on from the newest checkpoint that is whole;
             ``"never"``: it begins anew.
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
-            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates.
+            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates; ``math.inf``
+            only has it found, for ``step.gradient_norm`` and the event file.
         clip_value: what the magnitude of each element of the mean gradients is clamped to.
+        grad_scaler: for passes in float16: `Step.backward` scales the loss, gradients are unscaled
+            before they are clipped, and a step in which they are not finite is skipped, on all
+            workers alike, with torch's bits. Its state is the run's, as ``run.state`` is.
 
     Attributes:
         shards: S.
@@ -100,6 +107,7 @@ class Run:
         resume: str = "auto",
         clip_norm: float | None = None,
         clip_value: float | None = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self._clipping = Clipping(clip_norm, clip_value)
         self.fixed: dict[str, Any] = {"clip_norm": clip_norm, "clip_value": clip_value}
@@ -111,6 +119,8 @@ class Run:
         seed = check_whole("seed", seed, at_least=0)
         assign(shards, self.world.world_size)
         check_contents(model, optimizer)
+        self._scaling = LossScaling.of(grad_scaler, optimizer)
+        self.fixed["grad_scaler"] = None if self._scaling is None else self._scaling.rule
         if directory is None and checkpoint_every is not None:
             raise ValueError(
                 "`directory` must say where checkpoints go when `checkpoint_every` is given, but "
@@ -119,6 +129,8 @@ class Run:
         self.model, self.optimizer = model, optimizer
         self.shards, self.seed = shards, seed
         self._kept = Kept(model, optimizer)
+        if self._scaling is not None:
+            self.state[SCALER_KEY] = grad_scaler
         self.say: Callable[[str], None] = say_on_stderr
         self.checkpoints = (
             None
@@ -299,6 +311,7 @@ class Run:
                 arena=self._arena,
                 live=live,
                 clipping=self._clipping,
+                scaling=self._scaling,
             )
             self._arena = self._engine.state.arena
             return self._engine
