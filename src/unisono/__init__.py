@@ -14,6 +14,7 @@ from unisono.comm.link import Link
 from unisono.errors import (
     CheckpointError,
     DataFormatError,
+    DownloadError,
     LoadingError,
     MismatchError,
     NonFiniteLossError,
@@ -27,6 +28,7 @@ from unisono.launch.api import launch
 from unisono.world import World, world
 
 if TYPE_CHECKING:
+    from unisono import data
     from unisono.checkpoint.load import load_model
     from unisono.ddp.init import init
     from unisono.ddp.module import DistributedDataParallel
@@ -56,6 +58,7 @@ __all__ = [
     "DataFormatError",
     "DistributedDataParallel",
     "DistributedSampler",
+    "DownloadError",
     "EarlyStopping",
     "LoadingError",
     "MismatchError",
@@ -70,6 +73,7 @@ __all__ = [
     "WorkerError",
     "World",
     "__version__",
+    "data",
     "init",
     "launch",
     "load_model",
@@ -78,6 +82,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "data":
+        return importlib.import_module("unisono.data")
     if name not in _LOADED_ON_FIRST_USE:
         raise AttributeError(f"module 'unisono' has no attribute {name!r}")
     link = Link.from_environment() if name in ("Run", "Trainer") else None
