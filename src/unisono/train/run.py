@@ -27,11 +27,12 @@ from unisono.comm.host import Live, Passed
 from unisono.comm.team import Team
 from unisono.data.fetch import Collate, Fetch, fetcher, length_of
 from unisono.data.loader import Loader
+from unisono.data.sampler import EpochOrder, Sampler
 from unisono.engine.arena import Arena
 from unisono.engine.clipping import Clipping
 from unisono.engine.contents import check_contents, signature
 from unisono.engine.shared import SharedEngine
-from unisono.errors import CheckpointError
+from unisono.errors import CheckpointError, MismatchError
 from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import assign
 from unisono.train.checkpoints import Checkpoints, Found, identity
@@ -167,7 +168,8 @@ class Run:
         batch_size: int,
         epochs: int | None = None,
         steps: int | None = None,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
+        sampler: Sampler | None = None,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
     ) -> Generator[Step, None, None]:
@@ -180,7 +182,10 @@ class Run:
             batch_size: samples of one global batch, all workers together.
             epochs: how many epochs the run has in total.
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
-            shuffle: whether each epoch has an order of its own.
+            shuffle: whether each epoch has an order of its own; None: it has, if no sampler is
+                given.
+            sampler: says the order: takes (epoch, seed) to indices, in each epoch equally many,
+                some maybe several times; the same on every worker. Or one of torch's samplers.
             loader_workers: processes of each worker that read ahead while steps are computed;
                 0: the worker reads for itself. Bits do not depend on it.
             collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
@@ -191,7 +196,7 @@ class Run:
             MismatchError: the workers do not agree.
             CheckpointError: the newest checkpoint belongs to another run.
         """
-        plan = self.plan(dataset, batch_size, shuffle)
+        plan = self.plan(dataset, batch_size, shuffle, sampler)
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
         _check_totals(epochs, steps)
         self._take_up(plan)
@@ -203,9 +208,9 @@ class Run:
             )
         if self.position.batch and plan != self._plan:
             raise ValueError(
-                f"dataset length, `batch_size`, `shards` and `shuffle` must stay within an epoch, "
-                f"but were {self._plan} and are {plan}, after {self.position.batch} steps of epoch "
-                f"{self.position.epoch}: finish the epoch first."
+                f"dataset length, `batch_size`, `shards`, `shuffle` and `sampler` must stay within "
+                f"an epoch, but were {self._plan} and are {plan}, after {self.position.batch} "
+                f"steps of epoch {self.position.epoch}: finish the epoch first."
             )
         self._plan = plan
         self.history.together("start of a loop", lambda: self._agree(plan, epochs, steps))
@@ -231,10 +236,28 @@ class Run:
         stopped_at = self.last.get("stopped_at")
         return isinstance(stopped_at, int) and self.position.step >= stopped_at
 
-    def plan(self, dataset: Any, batch_size: int, shuffle: bool) -> SamplePlan:
+    def plan(
+        self,
+        dataset: Any,
+        batch_size: int,
+        shuffle: bool | None,
+        sampler: Sampler | None = None,
+    ) -> SamplePlan:
         """Plan which samples are computed where; raises as :meth:`steps` does."""
         batch_size = check_whole("batch_size", batch_size, at_least=1)
-        return SamplePlan(length_of(dataset), batch_size, self.shards, bool(shuffle), self.seed)
+        length = length_of(dataset)
+        if sampler is None or not length:
+            shuffle = shuffle is None or bool(shuffle)
+            return SamplePlan(length, batch_size, self.shards, shuffle, self.seed)
+        if shuffle:
+            raise ValueError(
+                "`shuffle` must be left out where a `sampler` says the order, but is "
+                f"{shuffle!r}: let the sampler shuffle."
+            )
+        order = EpochOrder.of(sampler, self.seed, length)
+        return SamplePlan(
+            order.num_samples, batch_size, self.shards, False, self.seed, order.name, order
+        )
 
     def _steps(
         self,
@@ -267,9 +290,15 @@ class Run:
             loader = stack.enter_context(
                 Loader(fetch, plan, num_processes=loader_workers, num_batches=num_batches)
             )
+            # Who joins a loop under way comes behind what the others have agreed on.
+            has_agreed = isinstance(entry, Live) and entry.loop is not None
+            self._check_order(plan)
             while True:
                 if is_over() and under_way.end():
                     return
+                if plan.sampler is not None and not (position.batch or is_over() or has_agreed):
+                    self._agree_on_order(plan)
+                has_agreed = False
                 if not under_way.act() or is_over():
                     continue
                 step = Step(
@@ -372,6 +401,8 @@ class Run:
                 "`seed`": plan.seed,
                 **{f"`{name}`": value for name, value in self.fixed.items()},
                 "`shuffle`": plan.shuffle,
+                "`sampler`": plan.sampler,
+                **self._order(plan),
                 "`epochs`": epochs,
                 "`steps`": steps,
                 "the model with its optimizer": signature(self.model, self.optimizer),
@@ -380,6 +411,33 @@ class Run:
             }
         )
         return b""
+
+    def _agree_on_order(self, plan: SamplePlan) -> None:
+        """Begin an epoch whose order a sampler says. Collective."""
+        order = self._order(plan)
+        self.team.agree(order, "order of an epoch")
+        self.last["order"] = order
+
+    def _check_order(self, plan: SamplePlan) -> None:
+        """Refuse to go on in the midst of an epoch in another order than it has begun in.
+
+        Raises:
+            MismatchError: the sampler says another.
+        """
+        order = self._order(plan)
+        if order and self.position.batch and self.last.get("order", order) != order:
+            raise MismatchError(
+                f"`sampler` must give the order again in which epoch {self.position.epoch} has "
+                f"begun, but {plan.sampler} gives another: give it what it was given, or begin "
+                f'anew with `resume="never"`.'
+            )
+
+    def _order(self, plan: SamplePlan) -> dict[str, str]:
+        """Tell the order of the epoch under way apart from others, if a sampler says it."""
+        if plan.sampler is None:
+            return {}
+        epoch = self.position.epoch
+        return {f"the sampler's order of epoch {epoch}": plan.digest(epoch)}
 
 
 def _batches_until(

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from unisono.checkpoint.digest import digest_of
 from unisono.checkpoint.weights import save_weights
 from unisono.data.fetch import Collate
+from unisono.data.sampler import EpochOrder, Sampler
 from unisono.plan.samples import SamplePlan
 from unisono.train.evaluate import evaluate
 from unisono.train.passes import PassWatch
@@ -124,7 +125,8 @@ class Trainer:
         validate: Any = None,
         validate_every: int | str = "1 epoch",
         stop_early: EarlyStopping | None = None,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
+        sampler: Sampler | None = None,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
     ) -> Summary:
@@ -141,7 +143,10 @@ class Trainer:
             validate_every: how often: ``500`` (steps) or ``"2 epochs"``.
             stop_early: ends the run when validations get no better; a run that has ended so stays
                 ended for every `fit` with `stop_early`.
-            shuffle: whether each epoch has an order of its own.
+            shuffle: whether each epoch has an order of its own; None: it has, if no sampler is
+                given.
+            sampler: says the order: takes (epoch, seed) to indices, in each epoch equally many,
+                some maybe several times; the same on every worker. Or one of torch's samplers.
             loader_workers: processes of each worker that read ahead while steps are computed;
                 0: the worker reads for itself. Bits do not depend on it.
             collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
@@ -159,7 +164,7 @@ class Trainer:
             CheckpointError: the newest checkpoint belongs to another run.
         """
         run = self.run
-        plan = run.plan(dataset, batch_size, shuffle)
+        plan = run.plan(dataset, batch_size, shuffle, sampler)
         reading: dict[str, Any] = {"loader_workers": loader_workers, "collate_fn": collate_fn}
 
         def find_means() -> dict[str, float]:
@@ -177,7 +182,13 @@ class Trainer:
         show = Relay(lambda: run.team.position == 0, display)
         run.say = show.say
         loop = run.steps(
-            dataset, batch_size=batch_size, epochs=epochs, steps=steps, shuffle=shuffle, **reading
+            dataset,
+            batch_size=batch_size,
+            epochs=epochs,
+            steps=steps,
+            shuffle=shuffle,
+            sampler=plan.order_of if isinstance(plan.order_of, EpochOrder) else sampler,
+            **reading,
         )
 
         def tell(lines: list[str]) -> None:
