@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from unisono.data.fetch import Fetch
+from unisono.data.pinning import can_pin, pinned
 from unisono.data.processes import LoaderProcesses
 from unisono.errors import LoadingError
 from unisono.plan.samples import SamplePlan
@@ -74,11 +75,19 @@ class Loader:
         num_processes: how many read ahead; 0: the worker reads for itself.
         num_batches: global batches from the first epoch's first to the end; none is read ahead
             beyond that.
+        pin_memory: give batches out in pinned memory, where there is a GPU.
     """
 
     def __init__(
-        self, fetch: Fetch, plan: SamplePlan, *, num_processes: int, num_batches: int
+        self,
+        fetch: Fetch,
+        plan: SamplePlan,
+        *,
+        num_processes: int,
+        num_batches: int,
+        pin_memory: bool = False,
     ) -> None:
+        self._pins = pin_memory and can_pin()
         self._fetch, self._plan = fetch, plan
         self._num_processes, self._num_batches = num_processes, num_batches
         # Two: reading ahead is in the next epoch before the worker is.
@@ -95,6 +104,10 @@ class Loader:
         Raises:
             LoadingError: a sample cannot be read, or a loader process has died.
         """
+        batch = self._batch(place, shards)
+        return pinned(batch) if self._pins else batch
+
+    def _batch(self, place: Place, shards: Sequence[int]) -> Any:
         if self._num_processes == 0 or place.shard not in shards:
             return self._read(place)
         try:

@@ -172,6 +172,7 @@ class Run:
         sampler: Sampler | None = None,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
+        pin_memory: bool = False,
     ) -> Generator[Step, None, None]:
         """Go on until the totals are reached; a finished run gives nothing.
 
@@ -189,6 +190,7 @@ class Run:
             loader_workers: processes of each worker that read ahead while steps are computed;
                 0: the worker reads for itself. Bits do not depend on it.
             collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
+            pin_memory: have batches in pinned memory, where there is a GPU to copy them to.
 
         Raises:
             TypeError: the dataset is not map-style, or a number is not whole.
@@ -215,7 +217,7 @@ class Run:
         self._plan = plan
         self.history.together("start of a loop", lambda: self._agree(plan, epochs, steps))
         fetch = fetcher(dataset, seed=self.seed, collate_fn=collate_fn)
-        return self._steps(plan, fetch, loader_workers, epochs, steps)
+        return self._steps(plan, fetch, loader_workers, bool(pin_memory), epochs, steps)
 
     def stop(self) -> None:
         """End the loop under way after the step under way, as if that were its last.
@@ -264,6 +266,7 @@ class Run:
         plan: SamplePlan,
         fetch: Fetch,
         loader_workers: int,
+        pin_memory: bool,
         end_epoch: int | None,
         end_step: int | None,
     ) -> Generator[Step, None, None]:
@@ -288,7 +291,13 @@ class Run:
             under_way = stack.enter_context(self._loop(plan, entry))
             num_batches = _batches_until(plan, position, end_epoch, end_step)
             loader = stack.enter_context(
-                Loader(fetch, plan, num_processes=loader_workers, num_batches=num_batches)
+                Loader(
+                    fetch,
+                    plan,
+                    num_processes=loader_workers,
+                    num_batches=num_batches,
+                    pin_memory=pin_memory,
+                )
             )
             # Who joins a loop under way comes behind what the others have agreed on.
             has_agreed = isinstance(entry, Live) and entry.loop is not None

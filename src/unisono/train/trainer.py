@@ -129,6 +129,7 @@ class Trainer:
         sampler: Sampler | None = None,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
+        pin_memory: bool = False,
     ) -> Summary:
         """Train until the run has come to its totals; a finished run's `fit` does nothing.
 
@@ -150,6 +151,7 @@ class Trainer:
             loader_workers: processes of each worker that read ahead while steps are computed;
                 0: the worker reads for itself. Bits do not depend on it.
             collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
+            pin_memory: have batches in pinned memory, where there is a GPU to copy them to.
 
         Returns:
             What this call did; its text is the summary line.
@@ -165,7 +167,11 @@ class Trainer:
         """
         run = self.run
         plan = run.plan(dataset, batch_size, shuffle, sampler)
-        reading: dict[str, Any] = {"loader_workers": loader_workers, "collate_fn": collate_fn}
+        reading: dict[str, Any] = {
+            "loader_workers": loader_workers,
+            "collate_fn": collate_fn,
+            "pin_memory": pin_memory,
+        }
 
         def find_means() -> dict[str, float]:
             with tally.paused():
@@ -232,6 +238,7 @@ class Trainer:
         batch_size: int,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
+        pin_memory: bool = False,
     ) -> dict[str, float]:
         """Average the loss and its scalars over a dataset, every sample once.
 
@@ -240,7 +247,7 @@ class Trainer:
         Args:
             dataset: map-style; the same on every worker.
             batch_size: samples of one global batch, all workers together.
-            loader_workers, collate_fn: see :meth:`fit`.
+            loader_workers, collate_fn, pin_memory: see :meth:`fit`.
 
         Returns:
             By name, the mean over all samples (or the true weight); the same on every worker,
@@ -259,6 +266,7 @@ class Trainer:
                 run.team,
                 loader_workers=loader_workers,
                 collate_fn=collate_fn,
+                pin_memory=pin_memory,
             )
             return json.dumps(found).encode()
 
@@ -274,6 +282,7 @@ class Trainer:
         path: str | os.PathLike[str] | None = None,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
+        pin_memory: bool = False,
     ) -> Any:
         """Predict for every sample of a dataset; row i belongs to sample i.
 
@@ -288,7 +297,7 @@ class Trainer:
             path: a safetensors file to write, in a folder that is there, for what is too large for
                 memory: it is mapped, and rows are read when they are looked at. Until every row
                 is there its name ends in ``.partial``; a job that is killed as a whole leaves that.
-            loader_workers, collate_fn: see :meth:`fit`.
+            loader_workers, collate_fn, pin_memory: see :meth:`fit`.
 
         Returns:
             What `forward` returns, with ``len(dataset)`` rows: the same bits on every worker and
@@ -320,6 +329,7 @@ class Trainer:
             lambda line: run.say(line),
             loader_workers=loader_workers,
             collate_fn=collate_fn,
+            pin_memory=pin_memory,
         )
         return predictor.once(run.history)
 
