@@ -20,6 +20,7 @@ from unisono.callbacks.summary import Summary
 from unisono.checkpoint.digest import digest_of
 from unisono.checkpoint.weights import save_weights
 from unisono.data.fetch import Collate
+from unisono.data.sampler import EpochOrder, Sampler
 from unisono.train.computing import Computing
 from unisono.train.evaluate import evaluate
 from unisono.train.fit import FitUnderWay, end_of
@@ -149,9 +150,11 @@ class Trainer:
         steps: int | None = None,
         validate: Any = None,
         validate_every: int | str = "1 epoch",
-        shuffle: bool = True,
+        shuffle: bool | None = None,
+        sampler: Sampler | None = None,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
+        pin_memory: bool = False,
     ) -> Summary:
         """Train until the run has come to its totals; a finished run's `fit` does nothing.
 
@@ -164,10 +167,14 @@ class Trainer:
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
             validate: a dataset to evaluate on the way and at the end.
             validate_every: how often: ``500`` (steps) or ``"2 epochs"``.
-            shuffle: whether each epoch has an order of its own.
+            shuffle: whether each epoch has an order of its own; None: it has, if no sampler is
+                given.
+            sampler: says the order: takes (epoch, seed) to indices, in each epoch equally many,
+                some maybe several times; the same on every worker. Or one of torch's samplers.
             loader_workers: processes of each worker that read ahead while steps are computed;
                 0: the worker reads for itself. Bits do not depend on it.
             collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
+            pin_memory: have batches in pinned memory, where there is a GPU to copy them to.
 
         Returns:
             What this call did; its text is the summary line.
@@ -183,8 +190,12 @@ class Trainer:
             CheckpointError: the newest checkpoint belongs to another run.
         """
         run = self.run
-        plan = run.plan(dataset, batch_size, shuffle)
-        reading: dict[str, Any] = {"loader_workers": loader_workers, "collate_fn": collate_fn}
+        plan = run.plan(dataset, batch_size, shuffle, sampler)
+        reading: dict[str, Any] = {
+            "loader_workers": loader_workers,
+            "collate_fn": collate_fn,
+            "pin_memory": pin_memory,
+        }
 
         def find_means() -> dict[str, float]:
             return self.evaluate(validate, batch_size=batch_size, **reading)
@@ -208,6 +219,7 @@ class Trainer:
                 epochs=epochs,
                 steps=steps,
                 shuffle=shuffle,
+                sampler=plan.order_of if isinstance(plan.order_of, EpochOrder) else sampler,
                 **reading,
             )
         )
@@ -228,6 +240,7 @@ class Trainer:
         batch_size: int,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
+        pin_memory: bool = False,
     ) -> dict[str, float]:
         """Average the loss and its scalars over a dataset, every sample once.
 
@@ -236,7 +249,7 @@ class Trainer:
         Args:
             dataset: map-style; the same on every worker.
             batch_size: samples of one global batch, all workers together.
-            loader_workers, collate_fn: see :meth:`fit`.
+            loader_workers, collate_fn, pin_memory: see :meth:`fit`.
 
         Returns:
             By name, the mean over all samples (or the true weight); the same on every worker,
@@ -256,6 +269,7 @@ class Trainer:
                     run.team,
                     loader_workers=loader_workers,
                     collate_fn=collate_fn,
+                    pin_memory=pin_memory,
                 )
             return json.dumps(found).encode()
 
@@ -271,6 +285,7 @@ class Trainer:
         path: str | os.PathLike[str] | None = None,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
+        pin_memory: bool = False,
     ) -> Any:
         """Predict for every sample of a dataset; row i belongs to sample i.
 
@@ -285,7 +300,7 @@ class Trainer:
             path: a safetensors file to write, in a folder that is there, for what is too large for
                 memory: it is mapped, and rows are read when they are looked at. Until every row
                 is there its name ends in ``.partial``; a job that is killed as a whole leaves that.
-            loader_workers, collate_fn: see :meth:`fit`.
+            loader_workers, collate_fn, pin_memory: see :meth:`fit`.
 
         Returns:
             What `forward` returns, with ``len(dataset)`` rows: the same bits on every worker and
@@ -317,6 +332,7 @@ class Trainer:
             lambda line: run.say(line),
             loader_workers=loader_workers,
             collate_fn=collate_fn,
+            pin_memory=pin_memory,
         )
         with self._computing.under_way():
             return predictor.once(run.history)
