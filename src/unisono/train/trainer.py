@@ -233,7 +233,8 @@ class Trainer:
 
         Returns:
             By name, the mean over all samples (or the true weight); the same on every worker,
-            with the same bits for every number of workers.
+            with the same bits for every number of workers. Sums are exact and rounded once, as
+            ``math.fsum`` does.
         """
         run = self.run
         plan = run.plan(dataset, batch_size, False)
