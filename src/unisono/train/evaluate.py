@@ -16,9 +16,14 @@ from torch import nn
 from unisono.comm.team import Team
 from unisono.data.fetch import Collate
 from unisono.engine.loss import read_loss
+from unisono.engine.randomness import seed_generators
 from unisono.errors import MismatchError
 from unisono.plan.exact import ExactSum
 from unisono.plan.samples import SamplePlan
+from unisono.plan.seeds import seed_of
+from unisono.train import metric_states
+from unisono.train.metric_states import States
+from unisono.train.metrics import Metrics, ShardMetrics
 from unisono.train.sweep import agree_on, by_all_workers, sweep
 
 Sums = dict[str, tuple[ExactSum, ExactSum]]
@@ -34,7 +39,8 @@ def evaluate(
     *,
     loader_workers: int = 0,
     collate_fn: Collate | None = None,
-) -> dict[str, float]:
+    metrics: Metrics | None = None,
+) -> dict[str, Any]:
     """Average the loss and its scalars over a dataset. Collective: every rank calls it.
 
     Args:
@@ -45,27 +51,54 @@ def evaluate(
         plan: of the dataset, without shuffling.
         team: the workers.
         loader_workers, collate_fn: as for training.
+        metrics: what else to compute, in a pass of its own over each part.
 
     Returns:
-        By name, the mean over all samples (or the true weight); the same on every worker.
+        By name, the mean over all samples (or the true weight), and the results of the metrics;
+        the same on every worker.
 
     Raises:
         MismatchError: the workers do not evaluate the same.
+        ValueError: a mean and a metric have the same name.
     """
-    agree_on(plan, team, "evaluate")
+    agree_on(plan, team, "evaluate", **({"`metrics`": metrics.facts} if metrics else {}))
     with sweep(model, dataset, plan, loader_workers, collate_fn) as parts_of:
 
-        def sums_of(shards: Sequence[int]) -> bytes:
+        def compute(shards: Sequence[int]) -> bytes:
             sums: dict[int, Sums] = {shard: {} for shard in shards}
+            measured: dict[int, ShardMetrics] = {}
             for part in parts_of(shards):
                 value = read_loss(loss(model, part.data), part.num_samples)
                 _add(sums[part.shard], value.scalars)
-            return _write(sums)
+                if metrics is not None:
+                    if part.shard not in measured:
+                        measured[part.shard] = metrics.start()
+                    measured[part.shard].update(model, part.data)
+            states = {shard: each.states() for shard, each in measured.items()}
+            return _write(sums) + b"\n" + metric_states.write(states)
 
         known: dict[int, Sums] = {}
-        for heard in by_all_workers(sums_of, plan.shards, team, "evaluate"):
-            known |= _read(heard)
-    return _means([known[shard] for shard in range(plan.shards)])
+        states: dict[int, States] = {}
+        for heard in by_all_workers(compute, plan.shards, team, "evaluate"):
+            told, _, states_told = heard.partition(b"\n")
+            known |= _read(told)
+            states |= metric_states.read(states_told)
+        means = _means([known[shard] for shard in range(plan.shards)])
+        if metrics is None:
+            return means
+        # Some shuffle or sample what they have gathered.
+        seed_generators(seed_of("metrics", plan.seed))
+        return _joined(means, metrics.finish(states, plan))
+
+
+def _joined(means: dict[str, float], results: dict[str, Any]) -> dict[str, Any]:
+    twice = means.keys() & results.keys()
+    if twice:
+        raise ValueError(
+            f"`metrics` must have other names than the loss function's means, but both have "
+            f"{sorted(twice)}: name the metrics otherwise."
+        )
+    return means | results
 
 
 def _add(sums: Sums, scalars: dict[str, tuple[float, float]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -272,7 +272,7 @@ class Summary:
     workers: int
     digest: str
     means: Mapping[str, float]
-    validation: Mapping[str, float] | None
+    validation: Mapping[str, Any] | None
 
     @property
     def samples_per_second(self) -> float:
@@ -289,6 +289,7 @@ class Summary:
         )
 
 
-def told(means: Mapping[str, float]) -> str:
-    """Write scalars for a person, ``loss 0.1234, accuracy 0.9876``."""
-    return ", ".join(f"{name} {value:.4f}" for name, value in means.items())
+def told(means: Mapping[str, Any]) -> str:
+    """Write scalars for a person, ``loss 0.1234, accuracy 0.9876``; lists would fill the screen."""
+    scalars = {name: value for name, value in means.items() if not isinstance(value, list)}
+    return ", ".join(f"{name} {value:.4f}" for name, value in scalars.items())

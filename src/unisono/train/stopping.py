@@ -43,7 +43,7 @@ class EarlyStopping:
         if not self.min_delta >= 0.0:
             raise ValueError(f"`min_delta` must be at least 0, but is {self.min_delta}.")
 
-    def judge(self, means: Mapping[str, float], sofar: Mapping[str, Any] | None) -> dict[str, Any]:
+    def judge(self, means: Mapping[str, Any], sofar: Mapping[str, Any] | None) -> dict[str, Any]:
         """Take notice of a validation.
 
         Args:
@@ -58,10 +58,11 @@ class EarlyStopping:
         Raises:
             ValueError: there is no such mean.
         """
-        if self.monitor not in means:
+        numbers = sorted(name for name, value in means.items() if not isinstance(value, list))
+        if self.monitor not in numbers:
             raise ValueError(
-                f"`monitor` must be one of the means that the loss function gives, "
-                f"{sorted(means)}, but is {self.monitor!r}."
+                f"`monitor` must be one of the means that the loss function gives, or a metric "
+                f"that is one number, {numbers}, but is {self.monitor!r}."
             )
         value = means[self.monitor]
         rule = [self.monitor, self.better, self.min_delta]
@@ -81,7 +82,7 @@ class EarlyStopping:
 
 
 def decide(
-    rule: EarlyStopping | None, means: Mapping[str, float], last: MutableMapping[str, Any]
+    rule: EarlyStopping | None, means: Mapping[str, Any], last: MutableMapping[str, Any]
 ) -> str:
     """Judge a validation and note it in what is kept with the run.
 

@@ -17,6 +17,7 @@ from unisono.checkpoint.weights import save_weights
 from unisono.data.fetch import Collate
 from unisono.plan.samples import SamplePlan
 from unisono.train.evaluate import evaluate
+from unisono.train.metrics import Metrics, outputs_and_targets
 from unisono.train.passes import PassWatch
 from unisono.train.position import Position
 from unisono.train.precision import in_precision
@@ -123,6 +124,8 @@ class Trainer:
         steps: int | None = None,
         validate: Any = None,
         validate_every: int | str = "1 epoch",
+        validate_metrics: Any = None,
+        validate_forward: Forward = outputs_and_targets,
         stop_early: EarlyStopping | None = None,
         shuffle: bool = True,
         loader_workers: int = 0,
@@ -139,6 +142,8 @@ class Trainer:
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
             validate: a dataset to evaluate on the way and at the end.
             validate_every: how often: ``500`` (steps) or ``"2 epochs"``.
+            validate_metrics, validate_forward: what else to compute then: `metrics` and `forward`
+                of :meth:`evaluate`.
             stop_early: ends the run when validations get no better; a run that has ended so stays
                 ended for every `fit` with `stop_early`.
             shuffle: whether each epoch has an order of its own.
@@ -162,9 +167,12 @@ class Trainer:
         plan = run.plan(dataset, batch_size, shuffle)
         reading: dict[str, Any] = {"loader_workers": loader_workers, "collate_fn": collate_fn}
 
-        def find_means() -> dict[str, float]:
+        metrics: dict[str, Any] = {"metrics": validate_metrics, "forward": validate_forward}
+        self._metrics(**metrics)
+
+        def find_means() -> dict[str, Any]:
             with tally.paused():
-                return self.evaluate(validate, batch_size=batch_size, **reading)
+                return self.evaluate(validate, batch_size=batch_size, **metrics, **reading)
 
         validation = Validation(
             run, None if validate is None else find_means, validate_every, stop_early
@@ -219,9 +227,11 @@ class Trainer:
         dataset: Any,
         *,
         batch_size: int,
+        metrics: Any = None,
+        forward: Forward = outputs_and_targets,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Average the loss and its scalars over a dataset, every sample once.
 
         Collective: every rank calls it, in the same order.
@@ -229,16 +239,27 @@ class Trainer:
         Args:
             dataset: map-style; the same on every worker.
             batch_size: samples of one global batch, all workers together.
+            metrics: torchmetrics objects by name, or a ``MetricCollection``, to compute as well.
+                They are copied: each shard updates copies of its own, whose states are merged. They
+                take a second forward pass.
+            forward: for `metrics`: takes (model, batch) of one shard to what they are updated with,
+                a tuple or a dict by name; by default the model is called with the first part of a
+                pair (inputs, targets), and they get (outputs, targets).
             loader_workers, collate_fn: see :meth:`fit`.
 
         Returns:
             By name, the mean over all samples (or the true weight); the same on every worker,
             with the same bits for every number of workers. Sums are exact and rounded once, as
-            ``math.fsum`` does.
+            ``math.fsum`` does. Besides, the result of each metric: a number, or lists of them.
+
+        Raises:
+            TypeError: `metrics` are none of torchmetrics, or the loss returned something else.
+            ValueError: a metric has the name of a mean, or the loss is not a scalar.
         """
         run = self.run
         plan = run.plan(dataset, batch_size, False)
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
+        measured = self._metrics(metrics, forward)
 
         def compute() -> bytes:
             found = evaluate(
@@ -249,10 +270,11 @@ class Trainer:
                 run.team,
                 loader_workers=loader_workers,
                 collate_fn=collate_fn,
+                metrics=measured,
             )
             return json.dumps(found).encode()
 
-        means: dict[str, float] = json.loads(run.history.together("evaluate", compute))
+        means: dict[str, Any] = json.loads(run.history.together("evaluate", compute))
         return means
 
     def predict(
@@ -352,6 +374,11 @@ class Trainer:
             return digest_of(run.model, run.optimizer).encode()
 
         return run.history.together("digest", lambda: run.team.hear_lead(speak, "digest")).decode()
+
+    def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
+        if metrics is None:
+            return None
+        return Metrics(metrics, in_precision(self._precision, forward))
 
     def _compute(self, step: Step, show: Display) -> None:
         with step, self._passes.watching():

@@ -14,7 +14,7 @@ from unisono.train.progress import told
 from unisono.train.run import Run
 from unisono.train.stopping import KEY, EarlyStopping, decide
 
-Means = dict[str, float]
+Means = dict[str, Any]
 
 
 class Validation:
