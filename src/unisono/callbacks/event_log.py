@@ -96,7 +96,7 @@ class EventLog(Callback):
             facts["is_skipped"] = True
         self._pending = step.number, facts
 
-    def on_validation(self, fit: Fit, means: Mapping[str, float], seconds: float) -> None:
+    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Write what a validation found."""
         facts = {"step": fit.step, "epoch": fit.epoch, "seconds": seconds, "means": dict(means)}
         self._add(fit, "evaluation", fit.step, facts)
