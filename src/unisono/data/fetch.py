@@ -19,7 +19,7 @@ as the number of threads may change bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -63,6 +63,12 @@ def length_of(dataset: Any) -> int:
         raise TypeError(
             f"the dataset must have `__getitem__` and `__len__`, but {kind} does not: pass a "
             f"map-style torch Dataset, a TensorDataset or a list of samples (not a DataLoader)."
+        )
+    if isinstance(dataset, Mapping) and 0 not in dataset:
+        keys = ", ".join(map(repr, list(dataset)[:_NAMED_AT_MOST]))
+        raise TypeError(
+            f"the dataset must have samples numbered from 0, but {kind} has {keys}: pass one of "
+            f'them, such as `datasets["train"]`.'
         )
     return len(dataset)
 
