@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from unisono.checkpoint.digest import digest_of
 from unisono.checkpoint.weights import save_weights
-from unisono.data.fetch import Collate
+from unisono.data.collating import Collate
 from unisono.data.sampler import EpochOrder, Sampler
 from unisono.plan.samples import SamplePlan
 from unisono.train.evaluate import evaluate
@@ -136,7 +136,8 @@ class Trainer:
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset: map-style; the same on every worker.
+            dataset: map-style, or an IterableDataset with a length, which every worker reads
+                from its start and whole; the same on every worker.
             batch_size: samples of one global batch, all workers together.
             epochs: how many epochs the run has in total.
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
@@ -157,7 +158,7 @@ class Trainer:
             What this call did; its text is the summary line.
 
         Raises:
-            TypeError: a dataset is not map-style, or the loss returned something else.
+            TypeError: a dataset has no samples or no length, or the loss returned something else.
             ValueError: a number does not fit, or the loss is not a scalar.
             NonFiniteLossError: the loss of a shard is NaN or infinite, or, with `clip_norm`, the
                 norm of the gradients.
@@ -245,7 +246,7 @@ class Trainer:
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset: map-style; the same on every worker.
+            dataset: as for :meth:`fit`; the same on every worker.
             batch_size: samples of one global batch, all workers together.
             loader_workers, collate_fn, pin_memory: see :meth:`fit`.
 
@@ -289,7 +290,7 @@ class Trainer:
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset: map-style; the same on every worker.
+            dataset: as for :meth:`fit`; the same on every worker.
             batch_size: samples of one global batch, all workers together.
             forward: takes (model, batch) of one shard to a tensor, or a tuple or dict of tensors,
                 with one row for each sample; by default the model is called with the batch, or
