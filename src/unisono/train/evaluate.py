@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from unisono.comm.team import Team
-from unisono.data.fetch import Collate
+from unisono.data.collating import Collate
 from unisono.engine.loss import read_loss
 from unisono.engine.randomness import seed_generators
 from unisono.errors import MismatchError
@@ -48,7 +48,7 @@ def evaluate(
         model: in whatever mode; it evaluates in ``eval()`` mode and gets its own back, and its
             buffers too, with which every pass begins.
         loss: as for training.
-        dataset: map-style.
+        dataset: as for training.
         plan: of the dataset, without shuffling.
         team: the workers.
         loader_workers, collate_fn, pin_memory: as for training.

@@ -19,7 +19,7 @@ from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary
 from unisono.checkpoint.digest import digest_of
 from unisono.checkpoint.weights import save_weights
-from unisono.data.fetch import Collate
+from unisono.data.collating import Collate
 from unisono.data.sampler import EpochOrder, Sampler
 from unisono.train.computing import Computing
 from unisono.train.evaluate import evaluate
@@ -161,7 +161,8 @@ class Trainer:
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset: map-style; the same on every worker.
+            dataset: map-style, or an IterableDataset with a length, which every worker reads
+                from its start and whole; the same on every worker.
             batch_size: samples of one global batch, all workers together.
             epochs: how many epochs the run has in total.
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
@@ -182,7 +183,7 @@ class Trainer:
             What this call did; its text is the summary line.
 
         Raises:
-            TypeError: a dataset is not map-style, or the loss returned something else.
+            TypeError: a dataset has no samples or no length, or the loss returned something else.
             ValueError: a number does not fit, or the loss is not a scalar.
             CallbackError: a callback raised something.
             NonFiniteLossError: the loss of a shard is NaN or infinite, or, with `clip_norm`, the
@@ -257,7 +258,7 @@ class Trainer:
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset: map-style; the same on every worker.
+            dataset: as for :meth:`fit`; the same on every worker.
             batch_size: samples of one global batch, all workers together.
             metrics: torchmetrics objects by name, or a ``MetricCollection``, to compute as well.
                 They are copied: each shard updates copies of its own, whose states are merged. They
@@ -315,7 +316,7 @@ class Trainer:
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset: map-style; the same on every worker.
+            dataset: as for :meth:`fit`; the same on every worker.
             batch_size: samples of one global batch, all workers together.
             forward: takes (model, batch) of one shard to a tensor, or a tuple or dict of tensors,
                 with one row for each sample; by default the model is called with the batch, or
