@@ -1,8 +1,9 @@
-"""A model's forward pass, compiled so that bits do not depend on who computes which shard.
+"""Forward passes, compiled by torch so that bits do not depend on who computes which shard.
 
 torch compiles for the first shape that it sees, then anew for shapes of any size, and after some
 times no more. What a shard is computed by would then depend on what this worker has computed
-before. So every shape is compiled for itself, and where that has no end it is an error.
+before. So every shape is compiled for itself, and where that has no end it is an error; whether a
+run compiles the model or the program has done so.
 """
 
 from __future__ import annotations
@@ -57,14 +58,19 @@ def compile_forward(model: nn.Module) -> None:
 
 @contextmanager
 def every_shape_compiled() -> Iterator[None]:
-    """Have torch compile anew for each shape within a block, or raise an error.
-
-    It does so in this thread: others would stay, and there are other workers for other cores.
-    """
+    """Have torch compile anew for each shape within a block, or raise an error."""
     limits = {
+        "automatic_dynamic_shapes": False,
         "recompile_limit": _SHAPES_AT_MOST,
         "accumulated_recompile_limit": 64 * _SHAPES_AT_MOST,
         "fail_on_recompile_limit_hit": True,
     }
-    with torch._dynamo.config.patch(limits), torch._inductor.config.patch(compile_threads=1):
+    with torch._dynamo.config.patch(limits):
+        yield
+
+
+@contextmanager
+def compiled_in_this_thread() -> Iterator[None]:
+    """Have torch start no threads to compile: they would stay, and other cores have workers."""
+    with torch._inductor.config.patch(compile_threads=1):
         yield

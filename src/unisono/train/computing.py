@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from unisono.train.channels import lay_out_channels_last, with_channels_last
-from unisono.train.compiling import compile_forward, every_shape_compiled, find_compiler
+from unisono.train.compiling import compile_forward, compiled_in_this_thread, find_compiler
 from unisono.train.precision import DTYPES, in_precision
 from unisono.train.step import Step
 from unisono.train.tf32 import tf32_switched
@@ -86,7 +86,7 @@ class Computing:
     @contextmanager
     def under_way(self) -> Iterator[None]:
         """Have torch's switches set within a block, and put back after it."""
-        with tf32_switched(self.tf32), every_shape_compiled() if self.compile else nullcontext():
+        with tf32_switched(self.tf32), compiled_in_this_thread() if self.compile else nullcontext():
             yield
 
     def while_under_way(self, steps: Generator[Step, None, None]) -> Generator[Step, None, None]:
