@@ -24,6 +24,7 @@ from unisono.engine.randomness import generators_put_back, seed_generators
 from unisono.engine.threads import num_threads
 from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
+from unisono.train.compiling import every_shape_compiled
 from unisono.world import threads_per_worker
 
 
@@ -70,6 +71,7 @@ def sweep(
             torch.no_grad(),
             generators_put_back(),
             num_threads(threads_per_worker()),
+            every_shape_compiled(),
             buffers_put_back(model) as put_buffers_back,
             Loader(
                 fetch,

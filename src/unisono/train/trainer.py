@@ -67,6 +67,9 @@ class Trainer:
         tf32: whether NVIDIA GPUs may round the factors of float32 products to TF32 while this
             computes; torch's switches are put back after. None: as the program has it. On the CPU
             it changes nothing, so it is no part of the run's identity.
+        compile: whether the model's forward pass is compiled by torch, here and now for good, as
+            with ``model.compile()``: for each shape of a shard anew, on each worker. It needs a
+            C++ compiler, which belongs to the run's identity.
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; it is kept with the run.
         schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
             after each validation.
@@ -100,6 +103,7 @@ class Trainer:
         grad_scaler: torch.amp.GradScaler | None = None,
         channels_last: bool = False,
         tf32: bool | None = None,
+        compile: bool = False,
         schedule: LRScheduler | None = None,
         schedule_every: str = "epoch",
         callbacks: Iterable[Callback] = (),
@@ -110,7 +114,9 @@ class Trainer:
                 f"{type(loss).__name__}: "
                 f"pass `lambda model, batch: …`, or a function."
             )
-        self._computing = Computing(precision=precision, channels_last=channels_last, tf32=tf32)
+        self._computing = Computing(
+            precision=precision, channels_last=channels_last, tf32=tf32, compile=compile
+        )
         self.run = Run(
             model,
             optimizer,
@@ -136,7 +142,7 @@ class Trainer:
             model,
             self._loss,
             self.run.world,
-            0 if self.run.team.is_replacement else self.run.shards,
+            0 if self.run.team.is_replacement or compile else self.run.shards,
         )
 
     def fit(
