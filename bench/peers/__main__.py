@@ -80,6 +80,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sides", default=",".join(NAMES), help=f"some of {','.join(NAMES)}")
     parser.add_argument("--repeats", type=int, default=3, help="of each side (3; quick: 1)")
     parser.add_argument("--workers", type=int, default=2, help="of each side (2)")
+    parser.add_argument("--steps", type=int, default=TIMED_STEPS, help="under the clock (400)")
     parser.add_argument("--quick", action="store_true", help="few steps, to see that it works")
     parser.add_argument("--data", type=Path, default=DATA, help="folder with mnist/")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where all repeats are written")
@@ -97,9 +98,9 @@ def measure_in_turn(
     console: Console, args: argparse.Namespace
 ) -> tuple[list[Repeat], dict[str, str]]:
     """Measure each side in turn; a side that fails once is left out and reported."""
-    warmup_steps, timed_steps = (
-        (QUICK_STEPS, QUICK_STEPS) if args.quick else (WARMUP_STEPS, TIMED_STEPS)
-    )
+    warmup_steps, timed_steps = WARMUP_STEPS, args.steps
+    if args.quick:
+        warmup_steps = timed_steps = QUICK_STEPS
     num_samples = timed_steps * WORKLOADS[WORKLOAD].batch_size * args.workers
     repeats: list[Repeat] = []
     failures: dict[str, str] = {}
