@@ -114,7 +114,7 @@ class GPT(nn.Module):
 
 def load_mnist(folder: Path, num_samples: int) -> tuple[TensorDataset, bool]:
     """Read the 60,000 training images; the folder is MNIST's own or holds one named ``mnist``."""
-    from unisono.data.idx import mnist
+    from unisono.data import mnist
 
     for candidate in (folder, folder / "mnist"):
         if any(candidate.glob("train-images-idx3-ubyte*")):

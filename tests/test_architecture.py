@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "unisono"
 
 # Each layer may import those before it, and itself.
 LAYERS = [
-    {"errors", "world", "whole", "plan", "faults"},
+    {"errors", "world", "version", "whole", "plan", "faults"},
     {"comm"},
     {"c10d"},
     {"ddp"},
@@ -117,6 +117,7 @@ def test_public_names_are_these():
         "DataFormatError",
         "DistributedDataParallel",
         "DistributedSampler",
+        "DownloadError",
         "LoadingError",
         "MismatchError",
         "NonFiniteLossError",
@@ -130,6 +131,7 @@ def test_public_names_are_these():
         "WorkerError",
         "World",
         "__version__",
+        "data",
         "init",
         "launch",
         "load_model",

@@ -185,7 +185,11 @@ def test_what_cannot_be_read_belongs_to_no_step(line):
 
 def test_learning_rates_that_are_tensors_are_numbers(tmp_path):
     fit = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"lr": torch.tensor(0.5)}]))
-    log, step = EventLog(), SimpleNamespace(number=0, epoch=0, num_samples=1, means={})
+    log = EventLog()
+    step = SimpleNamespace(number=0, epoch=0, num_samples=1, means={}, is_skipped=False)
+        EventLog(),
+        SimpleNamespace(number=0, epoch=0, num_samples=1, means={}, is_skipped=False),
+    )
     fit.ranks, step.gradient_norm = (0,), None
     log._journal = Journal(tmp_path / "events.jsonl", place_of, print)
     log.on_step_end(fit, step)

@@ -92,6 +92,8 @@ class EventLog(Callback):
             "gradient_norm": step.gradient_norm,
             "ranks": fit.ranks,
         }
+        if step.is_skipped:
+            facts["is_skipped"] = True
         self._pending = step.number, facts
 
     def on_validation(self, fit: Fit, means: Mapping[str, float], seconds: float) -> None:
