@@ -187,9 +187,6 @@ def test_learning_rates_that_are_tensors_are_numbers(tmp_path):
     fit = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"lr": torch.tensor(0.5)}]))
     log = EventLog()
     step = SimpleNamespace(number=0, epoch=0, num_samples=1, means={}, is_skipped=False)
-        EventLog(),
-        SimpleNamespace(number=0, epoch=0, num_samples=1, means={}, is_skipped=False),
-    )
     fit.ranks, step.gradient_norm = (0,), None
     log._journal = Journal(tmp_path / "events.jsonl", place_of, print)
     log.on_step_end(fit, step)
