@@ -48,7 +48,7 @@ def main() -> int:
     """Measure, print, write; the exit status is 1 if a side could not be measured."""
     args = parse()
     console = Console(width=None if os.isatty(1) else 130)
-    facts = machine.facts()
+    facts, others = machine.facts(), machine.Others()
     console.print(
         f"{facts['cpu']}, {facts['cores']} cores, torch {facts['torch']}", highlight=False
     )
@@ -59,6 +59,8 @@ def main() -> int:
     print_verdicts(console, verdicts)
     if args.quick:
         console.print("A quick run shows that every side works; its figures mean little.")
+    console.print(str(others), highlight=False, soft_wrap=True)
+    facts["others_cores"] = others.cores()
     folder = REPOSITORY / "bench" / "results"
     path = args.json or folder / f"{datetime.now():%Y-%m-%d-%H%M%S}-peers.json"
     path.parent.mkdir(parents=True, exist_ok=True)
