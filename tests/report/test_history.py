@@ -104,10 +104,10 @@ def test_the_windows_are_chosen(tmp_path):
         if number == 99:
             lines.append({"event": "workers", "step": 100, "ranks": [0], "lost": [1]})
     windows = folded(start_line(), *lines).windows
-    assert [one.step for one in windows.last] == list(range(352, 400))
+    assert [one.step for one in windows.last] == list(range(376, 400))
     assert [one.step for one in windows.loss] == list(range(92, 116))
     slowest = [one.step for one in windows.slowest]
-    assert len(slowest) == 48
+    assert len(slowest) == 24
     assert set(range(200, 210)) <= set(slowest)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from unisono.report.events import PHASES, StepDone
 from unisono.report.phases import MAX_WORKERS, spent_by_rank
 
-MAX_STEPS = 48
+MAX_STEPS = 24  # more would be too thin to see
 WARM_UP_STEPS = 8  # the first ones of a fit are slow everywhere, and say little
 _BEFORE_LOSS = 8
 _AFTER_LOSS = 16
