@@ -19,6 +19,7 @@ LAYERS = [
     {"callbacks"},
     {"train"},
     {"launch"},
+    {"report"},
     {"cli"},
     {"__main__"},
 ]
@@ -92,6 +93,12 @@ def test_the_plan_is_pure():
     for path in (PACKAGE / "plan").glob("*.py"):
         foreign = {name for name in imports_of(path) if not name.startswith("unisono.plan")}
         assert foreign <= allowed, path
+
+
+def test_the_report_stands_alone():
+    parts = {(part_of(a), part_of(b)) for a, b in edges()}
+    assert {b for a, b in parts if a == "report"} <= {"report", "errors", "world"}
+    assert {a for a, b in parts if b == "report"} <= {"report", "cli"}
 
 
 def test_relative_imports_are_not_used():
