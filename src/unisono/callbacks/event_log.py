@@ -101,6 +101,7 @@ class EventLog(Callback):
             lost = [rank for rank in before if rank not in fit.ranks]
             joined = [rank for rank in fit.ranks if rank not in before]
             facts = {"lost": lost, "joined": joined, "why": why.split("; ") if why else []}
+            self._journal.take_over()
             self._journal.note(encode("workers", step=fit.step, **_workers(fit), **facts))
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:

@@ -57,6 +57,10 @@ class Journal:
             self.close()
         self._known.append((place, make))
 
+    def take_over(self) -> None:
+        """Be the one that writes from now on: write what the last one may have left out."""
+        self._takes_over()
+
     def note(self, line: bytes) -> None:
         """Add a line that belongs to no step. Any worker may, at any time."""
         is_mine = self._fd >= 0

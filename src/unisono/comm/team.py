@@ -64,7 +64,7 @@ class Team:
         self.crew = Crew(tuple(range(world.world_size)), lead=0)
         self._control = control
         self._own_plan = (0, 0)
-        self._own_times: tuple[int, tuple[float, ...]] = (-1, ())
+        self._own_times: dict[int, tuple[float, ...]] = {}
         self._barrier = None if control is None else Barrier(control, world.rank, look=look)
 
     @staticmethod
@@ -151,7 +151,7 @@ class Team:
     def note_times(self, step: int, times: Sequence[float]) -> None:
         """Tell the others where this worker spent a step: seven numbers of seconds."""
         if self._control is None:
-            self._own_times = step, tuple(times)
+            self._own_times = {step - 1: self._own_times.get(step - 1, ()), step: tuple(times)}
         else:
             self._control.set_times(self.world.rank, step, times)
 
@@ -161,7 +161,7 @@ class Team:
         Of another worker: once all have met since.
         """
         if self._control is None:
-            return self._own_times[1] if self._own_times[0] == step else None
+            return self._own_times.get(step) or None
         return self._control.times(rank, step)
 
     def pid(self, rank: int) -> int | None:
