@@ -26,6 +26,7 @@ from unisono.report.view import USUAL, Condition, View, WorkerLine
 BAR_WIDTH = 12
 _MIN_BAR = 10
 _MIN_ROWS = 3
+_MAX_MESSAGE_ROWS = 3
 _BETWEEN = " · "
 _STYLES = ("cyan", "green", "blue", "red", "magenta", "yellow")  # of the phases
 _CONDITIONS = {
@@ -61,12 +62,12 @@ def draw(view: View, width: int, height: int | None = None, *, has_unicode: bool
     Args:
         view: that.
         width: of the terminal, in cells.
-        height: of the terminal; None: as much as it takes, and the last words are not cut.
+        height: of the terminal; None: as much as it takes, and the message is not cut.
         has_unicode: whether the terminal can show more than ASCII.
 
     Returns:
-        Lines of at most ``width`` cells, at most ``height`` of them; without a ``height`` the last
-        words are one line, however long.
+        Lines of at most ``width`` cells, at most ``height`` of them; without a ``height`` the
+        message is one line, however long.
     """
     width = max(width, 1)
     above = _above(view, width, has_unicode=has_unicode, cuts=height is not None)
@@ -106,7 +107,7 @@ def _above(view: View, width: int, *, has_unicode: bool, cuts: bool) -> list[_Pl
         (3, _flow([Text(number) for number in view.numbers], width)),
         (5, _flow([Text(kept) for kept in view.kept], width)),
         (4, _flow([Text(view.trouble, "yellow")] if view.trouble else [], width)),
-        (0, [_cut(message, width) if cuts else message] if view.message else []),
+        (0, _wrapped(message, width) if cuts else [message] if view.message else []),
     ]
     return [
         _Placed(line, (min(row, 1), importance))
@@ -129,6 +130,18 @@ def _flow(parts: Sequence[Text], width: int) -> Lines:
         else:
             lines.append(part.copy())
     return [_cut(line, width) for line in lines]
+
+
+def _wrapped(words: Text, width: int) -> Lines:
+    """Break lines between words; only so many of them."""
+    lines: Lines = []
+    while words and len(lines) < _MAX_MESSAGE_ROWS - 1 and words.cell_len > width:
+        at = words.plain.rfind(" ", 0, width + 1)
+        if at < 1:
+            break
+        lines.append(_cut(words[:at], width))
+        words = words[at + 1 :]
+    return [*lines, _cut(words, width)] if words else lines
 
 
 def _cut(line: Text, width: int) -> Text:

@@ -3,7 +3,8 @@
 It never writes to the run's folder. ``view.py`` decides what is shown, ``drawing.py`` where.
 
 Signals are blocked and waited for, so that none comes while something is drawn: Ctrl-C and SIGTERM
-end the view and give the terminal back as it was, and another size is drawn at once.
+end the view and give the terminal back as it was, Ctrl-Z for a while, and another size is drawn at
+once.
 """
 
 from __future__ import annotations
@@ -28,8 +29,7 @@ from unisono.report.view import Condition, View, see
 REFRESH_S = 0.5
 RECENT_BYTES = 1 << 16  # some dozens of steps each time: more say nothing more, and cost
 _CPU_LOOK_S = 0.2
-_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_WAITED_FOR = (*_ENDS, signal.SIGWINCH)
+_WAITED_FOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGWINCH)
 
 
 class Watch:
@@ -62,10 +62,12 @@ class Watch:
             ValueError: the event file cannot be read.
             DataFormatError: a newer version wrote it.
         """
-        if os.path.lexists(self._path):
+        try:
             self._read()
-        else:
-            self._begin()
+        except ValueError:
+            if os.path.lexists(self._path):
+                raise
+            self._begin()  # not there yet, or set aside for the next run
         start = self._standing.start
         is_here = start is not None and start.host == self._host
         found = self._processes.look(self._standing.named) if is_here else {}
@@ -122,14 +124,23 @@ def _show_once(watch: Watch, directory: str | os.PathLike[str], console: Console
 
 
 def _show_live(watch: Watch, console: Console) -> View:
-    with _signals_waited_for(), Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            view = watch.look()
-            if view.is_over:
-                return view
-            live.update(_drawn(view, console, console.height), refresh=True)
-            if (found := signal.sigtimedwait(_WAITED_FOR, REFRESH_S)) and found.si_signo in _ENDS:
-                return view
+    while True:
+        with _signals_waited_for(), Live(console=console, screen=True, auto_refresh=False) as live:
+            view, reason = _until_a_signal(watch, live, console)
+        if reason != signal.SIGTSTP:
+            return view
+        os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl-Z, with the terminal as it was before
+
+
+def _until_a_signal(watch: Watch, live: Live, console: Console) -> tuple[View, int | None]:
+    while True:
+        view = watch.look()
+        if view.is_over:
+            return view, None
+        live.update(_drawn(view, console, console.height), refresh=True)
+        found = signal.sigtimedwait(_WAITED_FOR, REFRESH_S)
+        if found is not None and found.si_signo != signal.SIGWINCH:
+            return view, found.si_signo
 
 
 def _drawn(view: View, console: Console, height: int | None) -> Text:

@@ -25,6 +25,7 @@ STAYS_S = 5.0  # a program may call `fit` again; so long it is waited for
 MAX_MEANS = 4
 USUAL = ("running", "ended", "unknown")  # what is nothing to tell of a worker
 _BUSY = 0.5  # cores; whoever uses less is waiting for something
+_DOINGS = ("gone", "stopped", "at a disk", "computing", "waiting")  # who is to blame comes first
 _MAX_NAMED = 8
 _AGES_S = 1e10
 
@@ -294,11 +295,11 @@ def _at_an_end(standing: Standing) -> str:
 
 def _where(workers: tuple[WorkerLine, ...]) -> str:
     """Say what each worker does."""
-    found: dict[str, list[int]] = {}
+    found: dict[str, list[int]] = {words: [] for words in _DOINGS}
     for worker in workers:
         if words := _doing(worker):
-            found.setdefault(words, []).append(worker.rank)
-    said = [f"{_named(ranks)} {words}" for words, ranks in found.items()]
+            found[words].append(worker.rank)
+    said = [f"{_named(ranks)} {words}" for words, ranks in found.items() if ranks]
     return ": " + "; ".join(said) if said else ""
 
 
