@@ -274,7 +274,7 @@ def _message(
         return f"{_plural(ended.step, 'step')} in {duration(ended.seconds)}{digest}"
     if condition is Condition.GONE:
         return (
-            f"no worker is there any more, and none has said why: last heard of "
+            f"no worker is there any more, so the run was interrupted or killed: last heard of "
             f"{_ago(standing.last_event_unix_s, now_unix_s)}"
         )
     if condition is Condition.STILL:
