@@ -78,27 +78,33 @@ def _metric(title: str, runs: Sequence[History], *, is_wide: bool) -> Figure:
     has_both = False
     for i, run in enumerate(runs):
         if title in run.means:
-            data.append(_line(run.means[title], run, i))
+            data.append(_line(run.means[title], run, i, _width(i, runs)))
         if title in run.validation:
             has_both = has_both or bool(data)
             trace = validation_trace(run.validation[title], f"{run.name}, validation", "")
-            trace["line"] = {"color": series_colour(i), "width": 1.5, "dash": "dot"}
+            trace["line"] = {"color": series_colour(i), "width": _width(i, runs), "dash": "dot"}
             trace["marker"] = {"color": series_colour(i), "size": 7, "symbol": "diamond"}
             data.append({**trace, "legendgroup": _group(i)})
-    note = "Dotted, with diamonds: validation." if has_both else ""
+    note = "Where curves are equal, the first is seen beneath the others. "
+    note += "Dotted, with diamonds: validation." if has_both else ""
     return Figure(name(title), note, data, over_steps(data), 340 if is_wide else 280, (), is_wide)
 
 
 def _speed(runs: Sequence[History]) -> Figure:
     data = [
-        _line(run.samples_per_second, run, i)
+        _line(run.samples_per_second, run, i, _width(i, runs))
         for i, run in enumerate(runs)
         if run.samples_per_second.values
     ]
     return Figure("Samples per second", "", data, over_steps(data, from_zero=True), 280)
 
 
-def _line(series: Series, run: History, number: int) -> dict[str, Any]:
+def _width(number: int, runs: Sequence[History]) -> float:
+    """Make the first run's curve the widest, so that it is seen beneath an equal one."""
+    return min(1.6 + 1.4 * (len(runs) - 1 - number), 7.2)
+
+
+def _line(series: Series, run: History, number: int, width: float) -> dict[str, Any]:
     means = [one.mean for one in series.values]
     reach = len(means) // _SMOOTH_PART
     return {
@@ -106,7 +112,7 @@ def _line(series: Series, run: History, number: int) -> dict[str, Any]:
         "mode": "lines+markers" if len(means) <= 30 else "lines",
         "x": [one.middle_step for one in series.values],
         "y": smoothed(means, reach),
-        "line": {"color": series_colour(number), "width": 1.8},
+        "line": {"color": series_colour(number), "width": width},
         "marker": {"size": 5, "color": series_colour(number)},
         "hovertemplate": f"{in_plot(run.name)}, step %{{x:,.0f}}: %{{y:.5g}}<extra></extra>",
         "legendgroup": _group(number),
@@ -120,7 +126,7 @@ def _summary(runs: Sequence[History]) -> str:
     )
     rows = "".join(_summary_row(run, i) for i, run in enumerate(runs))
     return (
-        f'<div class="scroll"><table><thead><tr>{heads}</tr></thead>'
+        f'<div class="scroll"><table style="min-width:760px"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
     )
 
@@ -172,4 +178,5 @@ def _facts_table(runs: Sequence[History], keys: Sequence[str]) -> str:
         + "</tr>"
         for key in keys
     )
-    return f'<div class="scroll"><table>{head}<tbody>{rows}</tbody></table></div>'
+    width = f"min-width:{140 * (len(runs) + 1)}px"
+    return f'<div class="scroll"><table style="{width}">{head}<tbody>{rows}</tbody></table></div>'

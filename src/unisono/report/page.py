@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from datetime import datetime, timezone
 
@@ -55,7 +56,7 @@ def script_name(history: History) -> str:
     command = history.first.command if history.first else ()
     for word in command:
         if word.endswith((".py", ".ipynb")):
-            return name(word.replace("\\", "/").rsplit("/", 1)[-1])
+            return name(os.path.basename(word))
     return name(command[0]) if command else "a run"
 
 
