@@ -11,11 +11,12 @@ PACKAGE = Path(__file__).parents[1] / "src" / "unisono"
 
 # Each layer may import those before it, and itself.
 LAYERS = [
-    {"errors", "world", "plan", "faults"},
+    {"errors", "world", "version", "whole", "plan", "faults"},
     {"comm"},
     {"c10d"},
     {"ddp"},
     {"engine", "data", "checkpoint"},
+    {"callbacks"},
     {"train"},
     {"launch"},
     {"report"},
@@ -118,11 +119,11 @@ def test_public_names_are_these():
     import unisono
 
     assert unisono.__all__ == [
+        "CallbackError",
         "CheckpointError",
         "DataFormatError",
         "DistributedDataParallel",
         "DistributedSampler",
-        "EarlyStopping",
         "LoadingError",
         "MismatchError",
         "NonFiniteLossError",

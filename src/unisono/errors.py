@@ -10,6 +10,7 @@ Mistakes of the caller are ``ValueError`` and ``TypeError``; what the world does
     ├── RendezvousError        the ranks of a process group could not come to share a memory
     ├── NonFiniteLossError     a loss, or the norm of the gradients, is NaN or infinite
     ├── LoadingError           a sample cannot be read, or a loader process has died
+    ├── CallbackError          a callback raised something
     ├── CheckpointError        a checkpoint is not whole, or is another run's
     └── DataFormatError        a file is not what its name says (also a ValueError)
 
@@ -107,6 +108,10 @@ class LoadingError(UnisonoError):
     def __init__(self, message: str, *, indices: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.indices = indices
+
+
+class CallbackError(UnisonoError):
+    """A callback raised something; its cause is what."""
 
 
 class CheckpointError(UnisonoError):

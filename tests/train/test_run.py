@@ -124,7 +124,8 @@ def test_threads_are_those_of_the_run_inside_and_the_callers_outside():
 
 def test_the_model_has_tensors_of_its_own_before_and_after():
     run = make()
-    before = run.model.weight.data_ptr()
+    kept = run.model.weight.detach()  # so that its memory cannot be given out again
+    before = kept.data_ptr()
     loop = train(run, data(), batch_size=4, steps=2)
     next(loop)
     inside = run.model.weight.data_ptr()

@@ -30,6 +30,7 @@ from unisono.engine import randomness
 from unisono.engine.arena import Arena
 from unisono.engine.clipping import Clipping, norm_of
 from unisono.engine.gradients import GradientStack
+from unisono.engine.laps import Laps, Phase
 from unisono.engine.loss import (
     ShardLoss,
     check_differentiable,
@@ -59,6 +60,7 @@ class SharedEngine:
     Attributes:
         gradient_norm: of the last step's gradients, before they were clipped by it; else None.
         state: what all workers share.
+        laps: where the time of the step under way goes on this worker.
         shards: those that this worker computes, as long as nobody is lost.
     """
 
@@ -83,6 +85,7 @@ class SharedEngine:
         self._arena, self._parameters = self.state.arena, self.state.parameters
         self._buffers = self.state.buffers
         self._rows = Rows(self._arena)
+        self.laps = Laps()
         self.gradient_norm: float | None = None
         self._held: Held = {}
         self._copied: int | None = None
@@ -100,6 +103,7 @@ class SharedEngine:
         self._team.faults.meet("begin", step)
         self._stack.discard()
         self.state.clear_gradients()
+        self.laps.begin()
 
     def start_shard(self, step: int, shard: int) -> None:
         """Prepare generators and buffers for one shard's forward pass."""
@@ -146,7 +150,7 @@ class SharedEngine:
         self._team.faults.meet("gradients", step)
         if self._team.faults.flips(step):
             self._flip_a_bit()
-        if self._team.meet(f"gradients of step {step}"):
+        if self._meet(f"gradients of step {step}", Phase.BACKWARD):
             if self._copied is not None:
                 self.state.snapshots.complete(self._copied)
                 self._copied = None
@@ -191,18 +195,21 @@ class SharedEngine:
             self._divide_sums(present, totals.weight)
         if not self._clip(present, step):
             return totals, False
-        if not self.state.is_sliced and not self._team.meet(f"sums of step {step}"):
+        self.laps.lap(Phase.SUMMING)
+        if not self.state.is_sliced and not self._meet(f"sums of step {step}", Phase.SUMMING):
             return totals, False
         self._team.faults.meet("update", step)
         self._update.apply(present)
         self._team.faults.meet("updated", step)
         self._team.plan(step + 1, plan_next)
-        if not self._team.meet(f"update of step {step}"):
+        if not self._meet(f"update of step {step}", Phase.UPDATING):
             return totals, False
         self._update.commit()
         self._buffers.commit()
         self.state.remember()
         randomness.seed_generators(seed_of("between", self._seed, step))
+        self.laps.lap(Phase.UPDATING)
+        self._team.note_times(step, self.laps.times)
         self._team.faults.meet("commit", step)
         return totals, True
 
@@ -292,7 +299,7 @@ class SharedEngine:
         self._clipping.clip_values(self._totals(present))
         if self._clipping.norm is None:
             return True
-        if not self._team.meet(f"sums of step {step}"):
+        if not self._meet(f"sums of step {step}", Phase.SUMMING):
             return False
         whole = self._arena.gradients[0].tensors()
         norm = norm_of([total for total, here in zip(whole, present, strict=True) if here])
@@ -300,10 +307,17 @@ class SharedEngine:
         if not math.isfinite(self.gradient_norm):
             self._team.meet(f"bad norm in step {step}")
             raise non_finite_norm(self.gradient_norm, step)
-        if not self._team.meet(f"norm of step {step}"):
+        if not self._meet(f"norm of step {step}", Phase.SUMMING):
             return False
         self._clipping.scale(self._totals(present), norm)
         return True
+
+    def _meet(self, purpose: str, before: Phase) -> bool:
+        """Meet the others within a step; the time until here was for `before`. Collective."""
+        self.laps.lap(before)
+        all_came = self._team.meet(purpose)
+        self.laps.lap(Phase.WAITING)
+        return all_came
 
     def _totals(self, present: Sequence[bool]) -> list[torch.Tensor]:
         """View this worker's pieces of the summed gradients that are there."""

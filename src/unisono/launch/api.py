@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace as replace_in
 from typing import Any
 
+from unisono.callbacks.cell import environment_of_workers, in_notebook
 from unisono.comm.link import PID_VARIABLE, is_worker
 from unisono.errors import WorkerError
 from unisono.launch.call import pack_call
@@ -33,7 +34,6 @@ from unisono.launch.signals import Signals, signals_as_bytes
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
 from unisono.launch.supervise import supervise
-from unisono.train.cell import environment_of_workers, in_notebook
 from unisono.world import num_devices, threads_per_worker, world
 
 

@@ -29,7 +29,7 @@ from unisono.errors import CheckpointError
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.plan.samples import SamplePlan
 from unisono.train.position import Position
-from unisono.train.whole import check_whole
+from unisono.whole import check_whole
 from unisono.world import threads_per_worker
 
 RESUME = ("auto", "never")
@@ -81,6 +81,11 @@ class Checkpoints:
         self._kept_step: int | None = None
         self._kept_by: int | None = None
         self.directory = Path(directory).absolute()
+
+    @property
+    def kept_step(self) -> int | None:
+        """How many steps the run had done at its newest checkpoint; None before the first."""
+        return self._kept_step
 
     @property
     def facts(self) -> dict[str, Any]:

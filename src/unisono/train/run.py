@@ -40,7 +40,7 @@ from unisono.train.kept import Kept
 from unisono.train.loop import Loop, loop
 from unisono.train.position import Position
 from unisono.train.step import Step
-from unisono.train.whole import check_whole
+from unisono.whole import check_whole
 from unisono.world import num_devices, threads_per_worker
 
 
@@ -197,10 +197,6 @@ class Run:
         self._take_up(plan)
         if self._goes_on:
             self.last.pop("stopped_at", None)
-        elif self._is_stopped and self.team.position == 0:
-            self.say(
-                f"the run was stopped at step {self.position.step} and stays there: see `stop`"
-            )
         if self.position.batch and plan != self._plan:
             raise ValueError(
                 f"dataset length, `batch_size`, `shards` and `shuffle` must stay within an epoch, "
@@ -253,6 +249,10 @@ class Run:
                 or (end_epoch is not None and position.epoch >= end_epoch)
             )
 
+        if self._is_stopped and self.team.position == 0:
+            self.say(
+                f"the run was stopped at step {self.position.step} and stays there: see `stop`"
+            )
         if is_over():
             return
         if self._engine is not None:

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from unisono.data.loader import Loader, Place
+from unisono.engine.laps import Phase
 from unisono.engine.loss import read_loss
 from unisono.engine.shared import SharedEngine
 from unisono.plan.samples import SamplePlan
@@ -111,6 +112,7 @@ class Step:
                 continue
             place = Place(self.epoch, self.batch, shard)
             batch = self._loader.batch(place, self._engine.shards)
+            self._engine.laps.lap(Phase.LOADING)
             # After reading: what a dataset draws never shifts what the model draws.
             self._engine.start_shard(self.number, shard)
             self._waiting = shard
@@ -134,9 +136,11 @@ class Step:
                 "`step.backward` must be called once for each batch of `step.shards`, but there "
                 "is no batch without its loss now: call it inside the loop over `step.shards`."
             )
+        self._engine.laps.lap(Phase.FORWARD)
         num_samples = self._plan.shard_size(self.batch, shard)
         share = num_samples / self.num_samples
         self._engine.finish_shard(self.number, shard, read_loss(loss, num_samples), share)
+        self._engine.laps.lap(Phase.BACKWARD)
         self._waiting = None
         self._done.add(shard)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +12,23 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from unisono.callbacks.callback import Callback, Callbacks
+from unisono.callbacks.event_log import EventLog
+from unisono.callbacks.progress import Progress
+from unisono.callbacks.summary import Summary
 from unisono.checkpoint.digest import digest_of
 from unisono.checkpoint.weights import save_weights
 from unisono.data.fetch import Collate
-from unisono.plan.samples import SamplePlan
 from unisono.train.evaluate import evaluate
+from unisono.train.fit import FitUnderWay, end_of
 from unisono.train.passes import PassWatch
-from unisono.train.position import Position
 from unisono.train.precision import in_precision
 from unisono.train.predict import Forward, Predictor, forward_inputs
-from unisono.train.progress import Display, Relay, Summary, display
 from unisono.train.run import Run
 from unisono.train.schedule import KEY, Schedule
 from unisono.train.step import Step
-from unisono.train.stopping import EarlyStopping
-from unisono.train.tally import Tally
 from unisono.train.validation import Validation
-from unisono.train.whole import check_whole
+from unisono.whole import check_whole
 
 Loss = Callable[[nn.Module, Any], Any]
 
@@ -57,8 +57,11 @@ class Trainer:
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; it is kept with the run.
         schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
             after each validation.
+        callbacks: what takes notice of the run, see `unisono.callbacks`; progress is always shown,
+            and with `directory` there is always an event file.
 
     Attributes:
+        callbacks: a list; may be changed between calls of `fit`.
         run: the run: its position, and what the program wants kept with it (``run.state``).
 
     Raises:
@@ -83,6 +86,7 @@ class Trainer:
         precision: str = "fp32",
         schedule: LRScheduler | None = None,
         schedule_every: str = "epoch",
+        callbacks: Iterable[Callback] = (),
     ) -> None:
         if not callable(loss):
             raise TypeError(
@@ -108,6 +112,10 @@ class Trainer:
         self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:
             self.run.state[KEY] = schedule
+        self.callbacks = list(Callbacks(list(callbacks)))
+        for name, callback in zip(Callbacks(self.callbacks).names, self.callbacks, strict=True):
+            if hasattr(callback, "state_dict"):
+                self.run.state[name] = callback
         self._precision = precision
         self._loss = loss
         self._passes = PassWatch(
@@ -123,7 +131,6 @@ class Trainer:
         steps: int | None = None,
         validate: Any = None,
         validate_every: int | str = "1 epoch",
-        stop_early: EarlyStopping | None = None,
         shuffle: bool = True,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
@@ -139,8 +146,6 @@ class Trainer:
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
             validate: a dataset to evaluate on the way and at the end.
             validate_every: how often: ``500`` (steps) or ``"2 epochs"``.
-            stop_early: ends the run when validations get no better; a run that has ended so stays
-                ended for every `fit` with `stop_early`.
             shuffle: whether each epoch has an order of its own.
             loader_workers: processes of each worker that read ahead while steps are computed;
                 0: the worker reads for itself. Bits do not depend on it.
@@ -152,6 +157,7 @@ class Trainer:
         Raises:
             TypeError: a dataset is not map-style, or the loss returned something else.
             ValueError: a number does not fit, or the loss is not a scalar.
+            CallbackError: a callback raised something.
             NonFiniteLossError: the loss of a shard is NaN or infinite, or, with `clip_norm`, the
                 norm of the gradients.
             LoadingError: a sample cannot be read, or a loader process has died.
@@ -163,56 +169,32 @@ class Trainer:
         reading: dict[str, Any] = {"loader_workers": loader_workers, "collate_fn": collate_fn}
 
         def find_means() -> dict[str, float]:
-            with tally.paused():
-                return self.evaluate(validate, batch_size=batch_size, **reading)
+            return self.evaluate(validate, batch_size=batch_size, **reading)
 
-        validation = Validation(
-            run, None if validate is None else find_means, validate_every, stop_early
-        )
+        callbacks = Callbacks(self._all_callbacks())
+        validation = Validation(run, None if validate is None else find_means, validate_every)
         if validate is not None:
             run.plan(validate, batch_size, False)
         if self._schedule.needs_validation:
             validation.must_be("ReduceLROnPlateau, which looks at its loss")
-        # The lowest rank that is there: rank 0, unless it was lost and nobody took its place.
-        show = Relay(lambda: run.team.position == 0, display)
-        run.say = show.say
+        for callback in callbacks:
+            if callback.needs_validation:
+                validation.must_be(f"{callback.name}, which looks at validations")
+        fit = FitUnderWay(
+            run, plan, callbacks, validation, self._schedule, {"loader_workers": loader_workers}
+        )
         loop = run.steps(
             dataset, batch_size=batch_size, epochs=epochs, steps=steps, shuffle=shuffle, **reading
         )
-
-        def tell(lines: list[str]) -> None:
-            for line in filter(tally.is_first, lines):
-                show.say(line)
-
-        validation.begin()
-        tally = Tally(run.position)
-        show.start(run.position.step, _last_step(plan, run.position, epochs, steps))
+        end_step = end_of(plan, run.position, epochs, steps)
         run.model.train()
         try:
-            tally.begin()
-            for step in loop:
-                self._compute(step, show)
-                if not step.is_done:
-                    continue
-                if tally.count(step):
-                    show.at(step.number)
-                    show.step(step.epoch, step.loss, step.num_samples)
-                self._schedule.after_step()
-                tell(validation.after_step())
-                if validation.newest is not None:
-                    self._schedule.after_validation(validation.newest)
-                if run.position.batch == 0:
-                    self._schedule.after_epoch()
-            tally.pause()
-            if run.position.step > tally.begun_at.step:
-                tell(validation.at_end())
+            return fit.go_through(loop, end_step, self._compute, self.digest)
+        except BaseException as error:
+            fit.fail(error)
+            raise
         finally:
             loop.close()
-            show.stop()
-        summary = tally.summary(run, plan, self.digest())
-        if tally.has_counted:
-            show.say(str(summary))
-        return summary
 
     def evaluate(
         self,
@@ -352,20 +334,18 @@ class Trainer:
 
         return run.history.together("digest", lambda: run.team.hear_lead(speak, "digest")).decode()
 
-    def _compute(self, step: Step, show: Display) -> None:
+    def _compute(self, step: Step) -> None:
         with step, self._passes.watching():
             for batch in self._passes.taking(step.shards):
                 step.backward(self._loss(self.run.model, batch))
                 self._passes.note(batch)
         advice = self._passes.advice()
         if advice:
-            show.say(advice)
+            self.run.say(advice)
 
-
-def _last_step(plan: SamplePlan, position: Position, epochs: int | None, steps: int | None) -> int:
-    """Count the steps that the run will have done; a loop that has nothing to do stays there."""
-    ends = [] if steps is None else [steps]
-    if epochs is not None:
-        epochs_to_go = max(0, epochs - position.epoch)
-        ends.append(position.step - position.batch + epochs_to_go * plan.steps_per_epoch)
-    return max(position.step, min(ends))
+    def _all_callbacks(self) -> list[Callback]:
+        """Give the callbacks, with those that are always there unless there are others of them."""
+        callbacks = list(self.callbacks)
+        given = {type(callback) for callback in callbacks}
+        usual: list[type[Callback]] = [Progress, EventLog]
+        return [*(kind() for kind in usual if kind not in given), *callbacks]
