@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "unisono"
 
 # Each layer may import those before it, and itself.
 LAYERS = [
-    {"errors", "world", "whole", "plan", "faults"},
+    {"errors", "world", "version", "whole", "plan", "faults"},
     {"comm"},
     {"c10d"},
     {"ddp"},

@@ -25,6 +25,7 @@ from unisono.errors import (
     WorkerError,
 )
 from unisono.launch.api import launch
+from unisono.version import __version__
 from unisono.world import World, world
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from unisono.train.run import Run
     from unisono.train.step import Step
     from unisono.train.trainer import Trainer
-
-__version__ = "0.1.0"
 
 _register_backend()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 
 from unisono.report.figure import Figure, Key, as_json
@@ -23,6 +24,27 @@ _MISSING = (
 
 class MissingLibraryError(ValueError):
     """The library that draws is not installed."""
+
+
+class Page:
+    """What is on a page so far; figures are numbered as they come."""
+
+    def __init__(self) -> None:
+        self.figures: list[Figure] = []
+
+    def place(self, figures: Sequence[Figure]) -> str:
+        """Add figures and return their places in the page."""
+        first = len(self.figures)
+        self.figures += _without_gap(figures)
+        places = [figure_html(one, first + i) for i, one in enumerate(self.figures[first:])]
+        return '<div class="figures">' + "\n".join(places) + "</div>" if places else ""
+
+
+def _without_gap(figures: Sequence[Figure]) -> list[Figure]:
+    """Widen the last of an odd number of figures that come in pairs."""
+    pairs = [i for i, figure in enumerate(figures) if not figure.is_wide]
+    widened = pairs[-1] if len(pairs) % 2 else None
+    return [replace(one, is_wide=True) if i == widened else one for i, one in enumerate(figures)]
 
 
 def document(title: str, body: Sequence[str], figures: Sequence[Figure]) -> str:
@@ -69,11 +91,14 @@ def figure_html(figure: Figure, number: int) -> str:
     """
     note = f"<p>{in_page(figure.note)}</p>" if figure.note else ""
     kind = ' class="wide"' if figure.is_wide else ""
+    plot = (
+        f'<div class="plot{" long" if figure.is_long else ""}" role="img" '
+        f'aria-label="{in_page(figure.title)}" style="height:{figure.height_px}px"></div>'
+    )
     return (
         f"<figure{kind}><figcaption><h3>{in_page(figure.title)}</h3>{note}"
         f"{legend_html(figure.keys, (number,))}</figcaption>"
-        f'<div class="plot" role="img" aria-label="{in_page(figure.title)}" '
-        f'style="height:{figure.height_px}px"></div></figure>'
+        f'<div class="scroll">{plot}</div></figure>'
     )
 
 

@@ -17,6 +17,7 @@ FORMAT = 1
 PHASES = ("loading", "forward", "backward", "waiting", "summing", "updating")
 MAX_NUMBER = 2**53  # beyond it a JSON reader may not tell neighbours apart
 MAX_RANKS = 4096
+MAX_SECONDS = 1e12  # no clock shows more
 
 _NAN = math.nan
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -355,9 +356,9 @@ def _optional_number(line: dict[str, Any], key: str) -> float | None:
 
 
 def _finite(line: dict[str, Any], key: str) -> float | None:
-    """Read a number; one that is not finite says as little as none."""
+    """Read a number; one that is not finite, or beyond all clocks, says as little as none."""
     value = _optional_number(line, key)
-    return value if value is not None and math.isfinite(value) else None
+    return value if value is not None and abs(value) <= MAX_SECONDS else None
 
 
 def _column(line: dict[str, Any], key: str, num_ranks: int) -> Column:
@@ -371,7 +372,7 @@ def _column(line: dict[str, Any], key: str, num_ranks: int) -> Column:
 
 def _entry(value: Any) -> float | None:
     number = _number(value)
-    return number if math.isfinite(number) and number >= 0 else None
+    return number if 0 <= number <= MAX_SECONDS else None
 
 
 def _means(line: dict[str, Any]) -> Mapping[str, float]:

@@ -47,6 +47,7 @@ class Figure:
         height_px: its height.
         keys: its legend.
         is_wide: whether it takes the whole width of the page.
+        is_long: whether it is pushed from side to side where the page is narrow.
     """
 
     title: str
@@ -56,6 +57,7 @@ class Figure:
     height_px: int = 280
     keys: tuple[Key, ...] = ()
     is_wide: bool = False
+    is_long: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,13 @@ def badges(marks: Sequence[tuple[float, int, Mark]], low: float, high: float) ->
     return found
 
 
-def drawn_badges(found: Sequence[Badge]) -> dict[str, Any]:
-    """Return the part of a layout that draws badges: a line each, and its number at the top."""
+def drawn_badges(found: Sequence[Badge], *, is_above: bool = False) -> dict[str, Any]:
+    """Return the part of a layout that draws badges: a line each, and its number at the top.
+
+    Args:
+        found: the badges.
+        is_above: whether the numbers stand above the plot, not in it.
+    """
     return {
         "shapes": [
             {
@@ -126,7 +133,7 @@ def drawn_badges(found: Sequence[Badge]) -> dict[str, Any]:
                 "x": badge.at,
                 "y": 1,
                 "yref": "y domain",
-                "yanchor": "top",
+                "yanchor": "bottom" if is_above else "top",
                 "text": badge.label,
                 "hovertext": "<br>".join(badge.texts),
                 "showarrow": False,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -288,12 +287,14 @@ def identity(history: History) -> dict[str, object]:
     if start is None:
         return {}
     found: dict[str, object] = {
+        key.replace("_", " "): value for key, value in start.identity.items()
+    }
+    facts = {
         "seed": start.seed,
         "shards": start.shards,
         "batch size": start.batch_size,
         "samples": start.num_samples,
     }
-    named = {key.replace("_", " "): value for key, value in start.identity.items()}
-    versions: Mapping[str, object] = start.versions
-    found |= {f"{key} version": value for key, value in versions.items()}
-    return {key: value for key, value in (found | named).items() if value is not None}
+    return found | {
+        key: value for key, value in facts.items() if value is not None and key not in found
+    }

@@ -37,6 +37,8 @@
 
   function layoutOf(own, style) {
     const layout = coloured(own, style);
+    const hasAbove = (layout.annotations || []).some((one) => one.yanchor === "bottom");
+    const top = layout.xaxis2 ? 46 : hasAbove ? 26 : 10;
     const surface = style.getPropertyValue("--surface").trim();
     const result = {
       ...layout,
@@ -49,8 +51,8 @@
         color: style.getPropertyValue("--ink").trim(),
       },
       margin: narrow.matches
-        ? { l: 44, r: 8, t: layout.xaxis2 ? 44 : 8, b: 40 }
-        : { l: 56, r: 12, t: layout.xaxis2 ? 46 : 10, b: 42 },
+        ? { l: 44, r: 8, t: top, b: 40 }
+        : { l: 56, r: 12, t: top, b: 42 },
       hoverlabel: {
         bgcolor: style.getPropertyValue("--card").trim(),
         bordercolor: style.getPropertyValue("--line").trim(),

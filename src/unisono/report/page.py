@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
 
 from unisono.report import curves, times
-from unisono.report.document import document, figure_html, legend_html, section, table
+from unisono.report.document import Page, document, legend_html, section, table
 from unisono.report.events import End, Failure
-from unisono.report.figure import Figure
-from unisono.report.history import MAX_MARKS, History, Kind, Mark
+from unisono.report.history import MAX_MARKS, History, Kind, Mark, identity
 from unisono.report.text import (
     amount,
     count,
@@ -34,33 +32,11 @@ _KIND_CLASSES = {
 }
 
 
-class _Page:
-    """What is on the page so far; figures are numbered as they come."""
-
-    def __init__(self) -> None:
-        self.figures: list[Figure] = []
-
-    def place(self, figures: Sequence[Figure]) -> tuple[str, list[int]]:
-        """Return the places of some figures, and their numbers."""
-        figures = _without_gap(figures)
-        numbers = [len(self.figures) + i for i in range(len(figures))]
-        self.figures += figures
-        inner = "\n".join(map(figure_html, figures, numbers))
-        return f'<div class="figures">{inner}</div>' if figures else "", numbers
-
-
-def _without_gap(figures: Sequence[Figure]) -> list[Figure]:
-    """Widen the last of an odd number of figures that come in pairs."""
-    pairs = [i for i, figure in enumerate(figures) if not figure.is_wide]
-    widened = pairs[-1] if len(pairs) % 2 else None
-    return [replace(one, is_wide=True) if i == widened else one for i, one in enumerate(figures)]
-
-
 def report(history: History) -> str:
     """Return the page that tells of a run."""
-    page = _Page()
-    learning, _ = page.place(curves.learning(history))
-    speed, _ = page.place(curves.others(history))
+    page = Page()
+    learning = page.place(curves.learning(history))
+    speed = page.place(curves.others(history))
     body = [
         _header(history),
         f'<ul class="tiles">{"".join(_tiles(history))}</ul>',
@@ -80,7 +56,7 @@ def script_name(history: History) -> str:
     command = history.first.command if history.first else ()
     for word in command:
         if word.endswith((".py", ".ipynb")):
-            return name(word.replace("\\", "/").rsplit("/", 1)[-1])
+            return name(os.path.basename(word))
     return name(command[0]) if command else "a run"
 
 
@@ -175,17 +151,15 @@ def _fits(history: History) -> str:
 
 
 def _recoveries_tile(history: History) -> str:
-    below = []
+    below = "none"
     if history.num_went_back:
-        below.append(f"went back {plural(history.num_went_back, 'time')}")
-    return (
-        _tile("Workers lost", count(history.num_lost), " · ".join(below) or "and the run went on")
-        if history.num_lost
-        else _tile("Workers lost", "0", "none")
-    )
+        below = f"went back {plural(history.num_went_back, 'time')}"
+    elif history.num_lost:
+        below = "" if isinstance(history.ended, Failure) else "and the run went on"
+    return _tile("Workers lost", count(history.num_lost), below)
 
 
-def _time_parts(page: _Page, history: History) -> list[str]:
+def _time_parts(page: Page, history: History) -> list[str]:
     if not history.phases.stretches:
         return [_nothing("Nothing was measured yet.")]
     figures = [times.by_phase(history), times.by_worker(history)]
@@ -195,7 +169,7 @@ def _time_parts(page: _Page, history: History) -> list[str]:
         figures.append(heat)
     figures += lines
     numbers = range(len(page.figures), len(page.figures) + len(figures))
-    places, _ = page.place(figures)
+    places = page.place(figures)
     said = [times.in_words(history.phases), times.left_out(history.phases)]
     return [
         f"<p>{in_page(' '.join(filter(None, said)))}</p>",
@@ -246,15 +220,7 @@ def _identity(history: History) -> str:
     start = history.first
     if start is None:
         return _nothing("The file does not say.")
-    fixed = [(key.replace("_", " "), value(one)) for key, one in start.identity.items()]
-    told = {key for key, _ in fixed}
-    plain_facts = [
-        ("seed", start.seed),
-        ("shards", start.shards),
-        ("batch size", start.batch_size),
-        ("samples", start.num_samples),
-    ]
-    fixed += [(key, value(one)) for key, one in plain_facts if one is not None and key not in told]
+    fixed = [(key, value(one)) for key, one in identity(history).items()]
     where = [(f"{key} version", value(one)) for key, one in start.versions.items()]
     where += [(key.replace("_", " "), value(one)) for key, one in start.machine.items()]
     facts = [

@@ -26,9 +26,9 @@ def timelines(history: History) -> list[Figure]:
     last = _fitting(tuple(windows.last))
     chosen = []
     slowest = _fitting(windows.slowest)
-    if slowest and slowest[-1].step < last[0].step:
-        chosen.append((f"The slowest stretch: {_steps(slowest)}", slowest))
     loss = _fitting(windows.loss)
+    if slowest and not _share(slowest, last) and not _share(slowest, loss):
+        chosen.append((f"The slowest stretch: {_steps(slowest)}", slowest))
     if loss:
         chosen.append((f"When a worker was lost: {_steps(loss)}", loss))
     if last:
@@ -45,6 +45,12 @@ def _fitting(window: Window) -> Window:
         return window
     num_workers = max(len(step.workers) for step in window)
     return window[-max(_MAX_BARS // (num_workers * len(PHASES)), 4) :]
+
+
+def _share(one: Window, other: Window) -> bool:
+    """Whether two windows show much of the same."""
+    both = {step.step for step in one} & {step.step for step in other}
+    return 2 * len(both) >= len(one)
 
 
 def _steps(window: Window) -> str:
@@ -66,7 +72,6 @@ def _timeline(history: History, title: str, window: Window, note: str) -> Figure
     ]
     span = (end - zero) * per_s
     data = [*_bars(window, zero, per_s, unit), _step_axis()]
-    marked = drawn_badges(badges(placed, 0, span))
     labelled = range(0, len(window), max(1, -(-len(window) // _MAX_LABELS)))
     layout: dict[str, Any] = {
         "barmode": "overlay",
@@ -89,10 +94,10 @@ def _timeline(history: History, title: str, window: Window, note: str) -> Figure
             "categoryarray": [f"worker {rank}" for rank in ranks],
             "automargin": True,
         },
-        **marked,
-        "shapes": [*_stripes(begins, zero, end, per_s), *marked["shapes"]],
+        **drawn_badges(badges(placed, 0, span)),
     }
-    return Figure(title, note, data, layout, 130 + ROW_PX * max(len(ranks), 2), is_wide=True)
+    height_px = 130 + ROW_PX * max(len(ranks), 2)
+    return Figure(title, note, data, layout, height_px, is_wide=True, is_long=True)
 
 
 def _bars(window: Window, zero: float, per_s: float, unit: str) -> list[dict[str, Any]]:
@@ -137,22 +142,3 @@ def _step_axis() -> dict[str, Any]:
         "mode": "lines",
         "hoverinfo": "skip",
     }
-
-
-def _stripes(begins: list[float], zero: float, end: float, per_s: float) -> list[dict[str, Any]]:
-    """Shade every other step."""
-    edges = [*begins, end]
-    return [
-        {
-            "type": "rect",
-            "layer": "below",
-            "x0": (edges[i] - zero) * per_s,
-            "x1": (edges[i + 1] - zero) * per_s,
-            "y0": 0,
-            "y1": 1,
-            "yref": "y domain",
-            "fillcolor": "var(--stripe)",
-            "line": {"width": 0},
-        }
-        for i in range(0, len(begins), 2)
-    ]

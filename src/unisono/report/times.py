@@ -128,12 +128,12 @@ def waiting(history: History) -> Figure | None:
         "xaxis": {"title": {"text": "step"}},
         "yaxis": {"autorange": "reversed", "type": "category", "automargin": True},
         "hovermode": "closest",
-        **drawn_badges(badges(placed, edges[0], edges[-1])),
+        **drawn_badges(badges(placed, edges[0], edges[-1]), is_above=True),
     }
     return Figure(
         "Who waited, over the whole run",
-        "Dark: the worker waited for others. A row that stays pale while the others are dark is "
-        "the worker that they wait for. Blank: it was not there.",
+        "Strong colour: the worker waited for others. A row that stays pale while the others do "
+        "not is the worker that they wait for. Blank: it was not there.",
         data,
         layout,
         _height(len(ranks)),

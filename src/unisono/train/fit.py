@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import os
 import platform
 import sys
@@ -34,6 +33,7 @@ from unisono.train.schedule import Schedule
 from unisono.train.step import Step
 from unisono.train.tally import Tally
 from unisono.train.validation import Validation
+from unisono.version import __version__
 
 
 class FitUnderWay:
@@ -270,7 +270,7 @@ def _surroundings() -> dict[str, Any]:
         "folder": os.getcwd(),
         "host": uname.node,
         "versions": {
-            "unisono": importlib.metadata.version("unisono"),
+            "unisono": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
