@@ -89,6 +89,11 @@ def test_steps_that_come_again_are_told():
     assert made.trouble.text == "x; steps 3 to 4 came again"
 
 
+def test_times_are_not_of_steps_that_come_again():
+    made = standing(start_line(), step(0, 1), step(1, 2), step(2, 3), step(1, 4))
+    assert (made.num_done, made.recent.num_steps) == (2, 1)
+
+
 def test_the_first_failure_is_the_word():
     first = event("failure", 7, rank=1, error="A", message="a")
     made = standing(start_line(), step(6, 1), first, {**first, "rank": 0, "error": "B"})

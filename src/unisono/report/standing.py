@@ -59,8 +59,11 @@ class Recent:
         self.buckets: deque[Bucket] = deque(maxlen=MAX_BUCKETS)
 
     def add(self, step: StepDone) -> None:
-        """Add the next step."""
+        """Add the next step; with one that comes again, what was before is old."""
         last = self.buckets[-1] if self.buckets else None
+        if last is not None and step.step <= last.last.step:
+            self.buckets.clear()
+            last = None
         # Written so that a time that is not a number, or goes back, begins another bucket.
         if last is not None and 0 <= step.time_unix_s - last.first.time_unix_s < BUCKET_S:
             last.absorb(step)
@@ -199,7 +202,6 @@ class Standing:
 
     def _add_went_back(self, event: WentBack) -> None:
         self.num_done = event.step
-        self.recent = Recent()
         if self.trouble is not None and event.from_step is not None:
             text = f"{self.trouble.text}; steps {event.step} to {event.from_step - 1} came again"
             self.trouble = replace(self.trouble, text=text)
