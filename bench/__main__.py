@@ -31,7 +31,14 @@ from bench.table import (
     print_verdicts,
     print_workload,
 )
-from bench.targets import Repeat, Verdict, rate_verdicts, recovery_verdict, startup_verdict
+from bench.targets import (
+    Repeat,
+    Verdict,
+    events_verdicts,
+    rate_verdicts,
+    recovery_verdict,
+    startup_verdict,
+)
 from bench.workloads import DATA, WORKLOADS
 
 RESULTS = Path(__file__).with_name("results")
@@ -59,7 +66,7 @@ def main() -> int:
             failures += run_recovery(console, args, kills, costs)
         else:
             failures += run_workload(console, args, name, repeats)
-    verdicts = list(rate_verdicts(repeats))
+    verdicts = [*rate_verdicts(repeats), *events_verdicts(repeats)]
     if startup_s[LAUNCHED]:
         verdicts.append(startup_verdict(startup_s))
     if any(kill.way == UNISONO for kill in kills):
@@ -103,9 +110,10 @@ def run_workload(
     workload = WORKLOADS[name]
     divisor = 10 if args.quick else 1
     num_steps = max(workload.timed_steps // divisor, 2)
+    sides = [side for side in args.sides if workload.sides is None or side in workload.sides]
     failures: dict[str, str] = {}
     for repeat in range(args.repeats):
-        for side in (side for side in args.sides if side not in failures):
+        for side in (side for side in sides if side not in failures):
             # No spinner while it runs: its thread would take time from what is measured.
             try:
                 seen = measure(
@@ -123,7 +131,7 @@ def run_workload(
             num_samples = num_steps * workload.batch_size * args.workers
             repeats.append(Repeat(name, side, repeat, num_steps, num_samples, **seen))
             print_repeat(console, repeats[-1], args.repeats)
-    if len(failures) < len(args.sides):
+    if len(failures) < len(sides):
         print_workload(console, name, repeats)
     return list(failures.values())
 

@@ -27,7 +27,7 @@ def facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "unisono": _version("unisono"),
+        "unisono": version("unisono"),
         "commit": _commit(),
     }
 
@@ -39,7 +39,7 @@ def _cpu_model() -> str:
     return platform.machine()
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

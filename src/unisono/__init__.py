@@ -15,6 +15,7 @@ from unisono.errors import (
     CallbackError,
     CheckpointError,
     DataFormatError,
+    DownloadError,
     LoadingError,
     MismatchError,
     NonFiniteLossError,
@@ -30,6 +31,7 @@ from unisono.world import World, world
 
 if TYPE_CHECKING:
     from unisono import callbacks as callbacks
+    from unisono import data as data
     from unisono.checkpoint.load import load_model
     from unisono.ddp.init import init
     from unisono.ddp.module import DistributedDataParallel
@@ -56,6 +58,7 @@ __all__ = [
     "DataFormatError",
     "DistributedDataParallel",
     "DistributedSampler",
+    "DownloadError",
     "LoadingError",
     "MismatchError",
     "NonFiniteLossError",
@@ -69,6 +72,7 @@ __all__ = [
     "WorkerError",
     "World",
     "__version__",
+    "data",
     "init",
     "launch",
     "load_model",
@@ -77,8 +81,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "callbacks":
-        return importlib.import_module("unisono.callbacks")
+    if name in ("callbacks", "data"):
+        return importlib.import_module(f"unisono.{name}")
     if name not in _LOADED_ON_FIRST_USE:
         raise AttributeError(f"module 'unisono' has no attribute {name!r}")
     link = Link.from_environment() if name in ("Run", "Trainer") else None
@@ -89,4 +93,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "callbacks"])
+    return sorted([*__all__, "callbacks", "data"])

@@ -11,6 +11,7 @@ Mistakes of the caller are ``ValueError`` and ``TypeError``; what the world does
     ├── NonFiniteLossError     a loss, or the norm of the gradients, is NaN or infinite
     ├── LoadingError           a sample cannot be read, or a loader process has died
     ├── CallbackError          a callback raised something
+    ├── DownloadError          a data set cannot be downloaded (also an OSError)
     ├── CheckpointError        a checkpoint is not whole, or is another run's
     └── DataFormatError        a file is not what its name says (also a ValueError)
 
@@ -112,6 +113,10 @@ class LoadingError(UnisonoError):
 
 class CallbackError(UnisonoError):
     """A callback raised something; its cause is what."""
+
+
+class DownloadError(UnisonoError, OSError):
+    """A data set's file cannot be had from any mirror, or cannot be written."""
 
 
 class CheckpointError(UnisonoError):

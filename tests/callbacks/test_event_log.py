@@ -12,7 +12,8 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import EventLog, Times
-from unisono.callbacks.event_log import encode, place_of
+from unisono.callbacks.event_log import columns, encode, place_of
+from unisono.callbacks.journal import Journal
 
 PHASES = [name for name in Times._fields if name != "begun_s"]
 
@@ -157,6 +158,15 @@ def test_numbers_that_json_does_not_have_are_words():
     }
 
 
+def test_times_stand_by_phase_and_a_lost_worker_has_none():
+    rows = [Times(1234.5, 0.1, 0.2, 0.3, 1e-7, 0.0, 2.25e-6), None]
+    line = json.loads(encode("step", step=7)[:-2] + columns(rows))
+    assert line["step"] == 7
+    assert [line[name] for name in Times._fields] == [
+        [seconds, None] for seconds in (1234.5, 0.1, 0.2, 0.3, 0.0, 0.0, 0.000002)
+    ]
+
+
 def test_what_belongs_to_a_step_is_ordered():
     kinds = [("step", 6), ("evaluation", 7), ("checkpoint", 7), ("end", 7), ("step", 7)]
     places = [place_of(encode(kind, step=step)) for kind, step in kinds]
@@ -175,8 +185,10 @@ def test_what_cannot_be_read_belongs_to_no_step(line):
 
 def test_learning_rates_that_are_tensors_are_numbers(tmp_path):
     fit = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"lr": torch.tensor(0.5)}]))
-    log, step = EventLog(), SimpleNamespace(number=0, epoch=0, num_samples=1, means={})
+    log = EventLog()
+    step = SimpleNamespace(number=0, epoch=0, num_samples=1, means={}, is_skipped=False)
     fit.ranks, step.gradient_norm = (0,), None
+    log._journal = Journal(tmp_path / "events.jsonl", place_of, print)
     log.on_step_end(fit, step)
     assert log._pending[1]["learning_rates"] == [0.5]
 

@@ -64,6 +64,10 @@ class DoneStep(Protocol):
     def gradient_norm(self) -> float | None:
         """With ``clip_norm=``: of the mean gradients before they were clipped."""
 
+    @property
+    def is_skipped(self) -> bool:
+        """Whether gradients overflowed, with a scaled loss, so that nothing was updated."""
+
 
 class Fit(Protocol):
     """The call of ``fit`` under way, as callbacks see it."""

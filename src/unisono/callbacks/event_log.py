@@ -37,6 +37,12 @@ FORMAT = 1
 # The order of what belongs to one step.
 _FRACTIONS = {"step": 0.0, "evaluation": 0.25, "checkpoint": 0.5, "end": 0.75}
 
+_JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=str)
+_JSON_OF_WORDS = json.JSONEncoder(separators=(",", ":"), default=str)
+# Most of a file are the times of steps: they are written without asking what each number is.
+_ROW = "%.6f " * len(Times._fields)
+_COLUMNS = "".join(f',"{name}":[%s]' for name in Times._fields) + "}\n"
+
 
 class EventLog(Callback):
     """Writes the event file of a run; there by default where a run has a directory. Final.
@@ -70,6 +76,8 @@ class EventLog(Callback):
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
         """Write the step before this one, and keep what is known of this one."""
+        if self._journal is None:
+            return
         self._write_pending(fit)
         now_s = perf_counter()
         seconds, self._ended_at_s = now_s - self._ended_at_s, now_s
@@ -84,6 +92,8 @@ class EventLog(Callback):
             "gradient_norm": step.gradient_norm,
             "ranks": fit.ranks,
         }
+        if step.is_skipped:
+            facts["is_skipped"] = True
         self._pending = step.number, facts
 
     def on_validation(self, fit: Fit, means: Mapping[str, float], seconds: float) -> None:
@@ -155,7 +165,8 @@ class EventLog(Callback):
         (number, facts), self._pending = self._pending, None
 
         def make() -> bytes:
-            return encode("step", **facts, **_columns(fit, facts["ranks"], number))
+            rows = [fit.times(rank, number) for rank in facts["ranks"]]
+            return encode("step", **facts)[:-2] + columns(rows)
 
         self._journal.add(number, make, writes=fit.is_lead)
 
@@ -169,10 +180,16 @@ def encode(event: str, **facts: Any) -> bytes:
     """Write one line of the file."""
     line = {"event": event, "time_unix_s": time.time(), **facts}
     try:
-        text = json.dumps(line, allow_nan=False, separators=(",", ":"), default=str)
+        text = _JSON.encode(line)
     except ValueError:
-        text = json.dumps(_in_words(line), separators=(",", ":"), default=str)
+        text = _JSON_OF_WORDS.encode(_in_words(line))
     return text.encode() + b"\n"
+
+
+def columns(rows: Sequence[Times | None]) -> bytes:
+    """Write the rest of a step's line: where each worker's time went, by phase."""
+    texts = [["null"] * len(Times._fields) if row is None else (_ROW % row).split() for row in rows]
+    return (_COLUMNS % tuple(map(",".join, zip(*texts, strict=True)))).encode()
 
 
 def place_of(line: bytes) -> float | None:
@@ -194,15 +211,6 @@ def _in_words(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_in_words(item) for item in value]
     return value
-
-
-def _columns(fit: Fit, ranks: Sequence[int], number: int) -> dict[str, list[float | None]]:
-    """Give where each worker's time went, by phase."""
-    rows = [fit.times(rank, number) for rank in ranks]
-    return {
-        name: [None if row is None else round(row[at], 6) for row in rows]
-        for at, name in enumerate(Times._fields)
-    }
 
 
 def _start(fit: Fit) -> dict[str, Any]:

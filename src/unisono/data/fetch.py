@@ -11,9 +11,10 @@ What a dataset draws from the default generators depends on what is read, never 
     collate_fn      the same, in a stream of its own
 
 ``index`` is the sample's place in the dataset that was passed, so that two entries of a ``Subset``
-which name the same sample are augmented differently. Tensor datasets and lists draw nothing, and
-nothing is seeded for them. One thread reads, here as in loader processes, as the number of threads
-may change bits.
+which name the same sample are augmented differently. Where a sampler takes a sample several times
+in an epoch, so are these: how often it came before belongs to the seed, too. Tensor datasets and
+lists draw nothing, and nothing is seeded for them. One thread reads, here as in loader processes,
+as the number of threads may change bits.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ _NAMED_AT_MOST = 8
 class Fetch(Protocol):
     """Takes indices, int64 of shape (samples,), to the batch that they are in this epoch."""
 
-    def __call__(self, indices: torch.Tensor, epoch: int = 0) -> Any:
-        """Read and collate.
+    def __call__(
+        self, indices: torch.Tensor, epoch: int = 0, repeats: torch.Tensor | None = None
+    ) -> Any:
+        """Read and collate; `repeats`: how often each sample came before in the epoch.
 
         Raises:
             LoadingError: the dataset raised; names the sample.
@@ -79,7 +82,7 @@ def fetcher(
     if type(leaf) is TensorDataset and collate_fn is None:
         tensors = leaf.tensors
 
-        def rows(indices: torch.Tensor, epoch: int = 0) -> Any:
+        def rows(indices: torch.Tensor, epoch: int = 0, repeats: torch.Tensor | None = None) -> Any:
             places = indices if chosen is None else chosen[indices]
             return tuple(tensor.index_select(0, places) for tensor in tensors)
 
@@ -103,23 +106,29 @@ class _Reader:
         self._draws = type(dataset) not in (TensorDataset, list, tuple)
         self._takes_many = self._draws and callable(getattr(dataset, "__getitems__", None))
 
-    def __call__(self, indices: torch.Tensor, epoch: int = 0) -> Any:
+    def __call__(
+        self, indices: torch.Tensor, epoch: int = 0, repeats: torch.Tensor | None = None
+    ) -> Any:
         numbers = indices.tolist()
         places = numbers if self._chosen is None else self._chosen[indices].tolist()
+        again = [] if repeats is None else repeats.tolist()
+        all_at_once = (epoch, *numbers, *(again if any(again) else ()))
         with num_threads(1):
             samples = (
-                self._read_many(numbers, places, epoch)
+                self._read_many(numbers, places, all_at_once)
                 if self._takes_many
                 else [
-                    self._read_one(number, place, epoch)
-                    for number, place in zip(numbers, places, strict=True)
+                    self._read_one(number, place, (epoch, number, *([count] if count else ())))
+                    for number, place, count in zip(
+                        numbers, places, again or [0] * len(numbers), strict=True
+                    )
                 ]
             )
-            return self._collate(numbers, samples, epoch)
+            return self._collate(numbers, samples, all_at_once)
 
-    def _read_one(self, number: int, place: int, epoch: int) -> Any:
+    def _read_one(self, number: int, place: int, stream: Sequence[int]) -> Any:
         if self._draws:
-            self._seed_for("sample", epoch, number)
+            self._seed_for("sample", stream)
         try:
             return self._dataset[place]
         except Exception as error:
@@ -129,8 +138,10 @@ class _Reader:
                 indices=(number,),
             ) from error
 
-    def _read_many(self, numbers: Sequence[int], places: Sequence[int], epoch: int) -> Any:
-        self._seed_for("samples", epoch, *numbers)
+    def _read_many(
+        self, numbers: Sequence[int], places: Sequence[int], stream: Sequence[int]
+    ) -> Any:
+        self._seed_for("samples", stream)
         try:
             return self._dataset.__getitems__(places)
         except Exception as error:
@@ -140,9 +151,9 @@ class _Reader:
                 indices=tuple(numbers),
             ) from error
 
-    def _collate(self, numbers: Sequence[int], samples: Any, epoch: int) -> Any:
+    def _collate(self, numbers: Sequence[int], samples: Any, stream: Sequence[int]) -> Any:
         if self._collate_fn is not None:
-            self._seed_for("collate", epoch, *numbers)
+            self._seed_for("collate", stream)
         try:
             return (self._collate_fn or default_collate)(samples)
         except Exception as error:
@@ -152,8 +163,8 @@ class _Reader:
                 indices=tuple(numbers),
             ) from error
 
-    def _seed_for(self, what: str, *place: int) -> None:
-        seed_generators(seed_of(f"{self._stream} {what}", self._seed, *place))
+    def _seed_for(self, what: str, stream: Sequence[int]) -> None:
+        seed_generators(seed_of(f"{self._stream} {what}", self._seed, *stream))
 
 
 def _unwrapped(dataset: Any) -> tuple[Any, torch.Tensor | None]:

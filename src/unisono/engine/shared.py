@@ -37,11 +37,13 @@ from unisono.engine.loss import (
     is_finite,
     non_finite,
     non_finite_norm,
+    non_finite_unscaled,
 )
 from unisono.engine.rows import Form, Rows, StepTotals
+from unisono.engine.scaling import SMALLEST, LossScaling
 from unisono.engine.state import SharedState
 from unisono.engine.summing import OrderedSum
-from unisono.engine.update import SlicedUpdate, Update, WholeUpdate
+from unisono.engine.update import SlicedUpdate, Update, WholeUpdate, pass_for_stepped
 from unisono.plan.seeds import seed_of
 from unisono.plan.shards import Held, assign, take_over
 from unisono.plan.slices import cut
@@ -56,9 +58,11 @@ class SharedEngine:
         seed: the run's.
         team: the workers.
         clipping: how gradients are clipped.
+        scaling: how losses are scaled; None: not at all.
 
     Attributes:
         gradient_norm: of the last step's gradients, before they were clipped by it; else None.
+        is_skipped: whether the last step's gradients were not finite with a scaled loss.
         state: what all workers share.
         laps: where the time of the step under way goes on this worker.
         shards: those that this worker computes, as long as nobody is lost.
@@ -76,8 +80,10 @@ class SharedEngine:
         arena: Arena | None = None,
         live: Live | None = None,
         clipping: Clipping | None = None,
+        scaling: LossScaling | None = None,
     ) -> None:
         self._clipping = clipping or Clipping()
+        self._scaling, self.is_skipped = scaling, False
         self._optimizer, self._team, self._seed = optimizer, team, seed
         self.state = SharedState(
             model, optimizer, shards=shards, team=team, key=key, arena=arena, live=live
@@ -121,13 +127,14 @@ class SharedEngine:
             share: the shard's part of the global batch's samples, the weight of a mean.
         """
         self._rows.write(shard, loss)
-        if not is_finite(loss):
+        if self._scaling is None and not is_finite(loss):
             # Everybody will read the row and raise the same error; nobody updates anything.
             self._stack.push_nothing(shard)
             return
         check_differentiable(loss)
         weight = 1.0 if loss.is_sum else share
-        torch.autograd.backward(loss.tensor, torch.full_like(loss.tensor, weight))
+        tensor = loss.tensor if self._scaling is None else self._scaling.scaled(loss.tensor)
+        torch.autograd.backward(tensor, torch.full_like(tensor, weight))
         self._stack.push(shard)
         for parameter in self.state.fixed:
             parameter.grad = None
@@ -178,12 +185,13 @@ class SharedEngine:
             midst of the update, and :meth:`go_back` must be called.
 
         Raises:
-            NonFiniteLossError: the loss of a shard is NaN or infinite; nothing was updated.
+            NonFiniteLossError: the loss of a shard is NaN or infinite, or, where losses are scaled,
+                gradients are with any scale; nothing was updated.
             RuntimeError: something else changed the parameters meanwhile.
         """
         self.state.check_untouched()
         bad = self._rows.non_finite_shard()
-        if bad is not None:
+        if bad is not None and self._scaling is None:
             self._team.meet(f"bad loss in step {step}")
             shard, value = bad
             raise non_finite(value, step, shard)
@@ -193,19 +201,24 @@ class SharedEngine:
         present = self._sum.add()
         if totals.form == Form.SUM:
             self._divide_sums(present, totals.weight)
-        if not self._clip(present, step):
+        if not self._unscale(present, step) or not self._clip(present, step):
             return totals, False
         self.laps.lap(Phase.SUMMING)
         if not self.state.is_sliced and not self._meet(f"sums of step {step}", Phase.SUMMING):
             return totals, False
         self._team.faults.meet("update", step)
-        self._update.apply(present)
+        if self.is_skipped:
+            pass_for_stepped(self._optimizer)
+        else:
+            self._update.apply(present)
         self._team.faults.meet("updated", step)
         self._team.plan(step + 1, plan_next)
         if not self._meet(f"update of step {step}", Phase.UPDATING):
             return totals, False
         self._update.commit()
         self._buffers.commit()
+        if self._scaling is not None:
+            self._scaling.update(is_skipped=self.is_skipped)
         self.state.remember()
         randomness.seed_generators(seed_of("between", self._seed, step))
         self.laps.lap(Phase.UPDATING)
@@ -290,12 +303,33 @@ class SharedEngine:
         if totals:
             torch._foreach_div_(totals, weight)
 
+    def _unscale(self, present: Sequence[bool], step: int) -> bool:
+        """Unscale this worker's pieces, and find out whether all skip the step. Collective.
+
+        Returns:
+            Whether all have; False if somebody was lost.
+        """
+        if self._scaling is None:
+            return True
+        crew = self._team.crew
+        mine = b"finite" if self._scaling.unscale(self._totals(present)) else b""
+        heard = self._team.gather(mine, f"scale of step {step}")
+        if self._team.crew != crew:
+            return False
+        self.is_skipped = not all(heard.values())
+        if self.is_skipped and self._scaling.scale <= SMALLEST:
+            raise non_finite_unscaled(self._scaling.scale, step, self._rows.non_finite_shard())
+        return True
+
     def _clip(self, present: Sequence[bool], step: int) -> bool:
         """Clip this worker's pieces of the gradients. Collective.
 
         Returns:
             Whether all have; False if somebody was lost.
         """
+        if self.is_skipped:
+            self.gradient_norm = None if self._clipping.norm is None else math.inf
+            return True
         self._clipping.clip_values(self._totals(present))
         if self._clipping.norm is None:
             return True

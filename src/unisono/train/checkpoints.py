@@ -187,6 +187,7 @@ def identity(plan: SamplePlan, fixed: Mapping[str, Any]) -> dict[str, Any]:
         "seed": plan.seed,
         "shards": plan.shards,
         "batch_size": plan.batch_size,
+        "sampler": plan.sampler,
         "shuffle": plan.shuffle,
         "dataset length": plan.num_samples,
         **fixed,
@@ -196,7 +197,7 @@ def identity(plan: SamplePlan, fixed: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_MUST_STAY = ("seed", "shards", "batch_size", "shuffle", "dataset length")
+_MUST_STAY = ("seed", "shards", "batch_size", "shuffle", "sampler", "dataset length")
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -33,6 +33,7 @@ def evaluate(
     *,
     loader_workers: int = 0,
     collate_fn: Collate | None = None,
+    pin_memory: bool = False,
 ) -> dict[str, float]:
     """Average the loss and its scalars over a dataset. Collective: every rank calls it.
 
@@ -43,7 +44,7 @@ def evaluate(
         dataset: map-style.
         plan: of the dataset, without shuffling.
         team: the workers.
-        loader_workers, collate_fn: as for training.
+        loader_workers, collate_fn, pin_memory: as for training.
 
     Returns:
         By name, the mean over all samples (or the true weight); the same on every worker.
@@ -52,7 +53,7 @@ def evaluate(
         MismatchError: the workers do not evaluate the same.
     """
     agree_on(plan, team, "evaluate")
-    with sweep(model, dataset, plan, loader_workers, collate_fn) as parts_of:
+    with sweep(model, dataset, plan, loader_workers, collate_fn, pin_memory) as parts_of:
 
         def sums_of(shards: Sequence[int]) -> bytes:
             sums: dict[int, Pairs] = {shard: {} for shard in shards}

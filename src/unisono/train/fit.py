@@ -64,6 +64,7 @@ class FitUnderWay:
         self._crew = run.team.crew
         self._next = 0
         self._kept_step: int | None = None
+        self._has_skipped = False
         self.end_step = run.position.step
         self.has_ended = False
         self.model: nn.Module = run.model
@@ -225,6 +226,12 @@ class FitUnderWay:
         """Draw all conclusions from a step that is done."""
         self._next = step.number + 1
         self._tally.count(step)
+        if step.is_skipped and not self._has_skipped:
+            self._has_skipped = True
+            self.say(
+                f"step {step.number} is skipped: its gradients overflow in float16; the scale of "
+                f"the loss is lowered until they do not (this is told once)"
+            )
         self._callbacks.call("on_step_end", self, step)
         self._schedule.after_step()
         if self._validation.is_due():

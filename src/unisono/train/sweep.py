@@ -42,6 +42,7 @@ def sweep(
     plan: SamplePlan,
     loader_workers: int,
     collate_fn: Collate | None,
+    pin_memory: bool,
 ) -> Iterator[Callable[[Sequence[int]], Iterator[Part]]]:
     """Have a model in ``eval()`` mode without gradients; put everything back afterwards.
 
@@ -49,7 +50,7 @@ def sweep(
         model: in whatever mode.
         dataset: map-style.
         plan: of the dataset, without shuffling.
-        loader_workers, collate_fn: as for training.
+        loader_workers, collate_fn, pin_memory: as for training.
 
     Returns:
         A function that gives, for some shards, their parts that have samples, batch by batch.
@@ -64,7 +65,11 @@ def sweep(
             num_threads(threads_per_worker()),
             buffers_put_back(model) as put_buffers_back,
             Loader(
-                fetch, plan, num_processes=loader_workers, num_batches=plan.steps_per_epoch
+                fetch,
+                plan,
+                num_processes=loader_workers,
+                num_batches=plan.steps_per_epoch,
+                pin_memory=pin_memory,
             ) as loader,
         ):
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,10 +20,12 @@ from unisono.callbacks.summary import Summary
 from unisono.checkpoint.digest import digest_of
 from unisono.checkpoint.weights import save_weights
 from unisono.data.fetch import Collate
+from unisono.data.sampler import EpochOrder, Sampler
+from unisono.train.computing import Computing
 from unisono.train.evaluate import evaluate
 from unisono.train.fit import FitUnderWay, end_of
 from unisono.train.passes import PassWatch
-from unisono.train.precision import in_precision
+from unisono.train.precision import scaler_for
 from unisono.train.predict import Forward, Predictor, forward_inputs
 from unisono.train.run import Run
 from unisono.train.schedule import KEY, Schedule
@@ -51,9 +54,18 @@ class Trainer:
         resume: ``"auto"``: the first `fit` goes on from the newest checkpoint that is whole;
             ``"never"``: it begins anew.
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
-            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates.
+            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates; ``math.inf``
+            only has it found, for ``step.gradient_norm`` and the event file.
         clip_value: what the magnitude of each element of the mean gradients is clamped to.
-        precision: ``"fp32"``: the loss is computed as it is written; ``"bf16"``: with autocast.
+        precision: ``"fp32"``: the loss is computed as it is written; ``"bf16"``, ``"fp16"``: with
+            autocast, ``"fp16"`` with a scaled loss. A step whose gradients overflow is then
+            skipped, on all workers alike; it counts, and the schedule steps.
+        grad_scaler: how the loss is scaled in ``"fp16"``; None: ``torch.amp.GradScaler("cpu")``.
+        channels_last: whether images have their channels last in memory: the model (here and
+            now) and tensors with four dimensions in batches, as with ``torch.channels_last``.
+        tf32: whether NVIDIA GPUs may round the factors of float32 products to TF32 while this
+            computes; torch's switches are put back after. None: as the program has it. On the CPU
+            it changes nothing, so it is no part of the run's identity.
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; it is kept with the run.
         schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
             after each validation.
@@ -84,6 +96,9 @@ class Trainer:
         clip_norm: float | None = None,
         clip_value: float | None = None,
         precision: str = "fp32",
+        grad_scaler: torch.amp.GradScaler | None = None,
+        channels_last: bool = False,
+        tf32: bool | None = None,
         schedule: LRScheduler | None = None,
         schedule_every: str = "epoch",
         callbacks: Iterable[Callback] = (),
@@ -94,6 +109,7 @@ class Trainer:
                 f"{type(loss).__name__}: "
                 f"pass `lambda model, batch: …`, or a function."
             )
+        self._computing = Computing(precision=precision, channels_last=channels_last, tf32=tf32)
         self.run = Run(
             model,
             optimizer,
@@ -105,9 +121,10 @@ class Trainer:
             resume=resume,
             clip_norm=clip_norm,
             clip_value=clip_value,
+            grad_scaler=scaler_for(precision, grad_scaler),
         )
-        loss = in_precision(precision, loss)
-        self.run.fixed["precision"] = precision
+        self.run.fixed.update(self._computing.fixed)
+        self._computing.prepare(model)
         self._schedule = Schedule(schedule, schedule_every, optimizer)
         self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:
@@ -116,10 +133,12 @@ class Trainer:
         for name, callback in zip(Callbacks(self.callbacks).names, self.callbacks, strict=True):
             if hasattr(callback, "state_dict"):
                 self.run.state[name] = callback
-        self._precision = precision
-        self._loss = loss
+        self._loss = self._computing.of(loss)
         self._passes = PassWatch(
-            model, loss, self.run.world, 0 if self.run.team.is_replacement else self.run.shards
+            model,
+            self._loss,
+            self.run.world,
+            0 if self.run.team.is_replacement else self.run.shards,
         )
 
     def fit(
@@ -131,9 +150,11 @@ class Trainer:
         steps: int | None = None,
         validate: Any = None,
         validate_every: int | str = "1 epoch",
-        shuffle: bool = True,
+        shuffle: bool | None = None,
+        sampler: Sampler | None = None,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
+        pin_memory: bool = False,
     ) -> Summary:
         """Train until the run has come to its totals; a finished run's `fit` does nothing.
 
@@ -146,10 +167,14 @@ class Trainer:
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
             validate: a dataset to evaluate on the way and at the end.
             validate_every: how often: ``500`` (steps) or ``"2 epochs"``.
-            shuffle: whether each epoch has an order of its own.
+            shuffle: whether each epoch has an order of its own; None: it has, if no sampler is
+                given.
+            sampler: says the order: takes (epoch, seed) to indices, in each epoch equally many,
+                some maybe several times; the same on every worker. Or one of torch's samplers.
             loader_workers: processes of each worker that read ahead while steps are computed;
                 0: the worker reads for itself. Bits do not depend on it.
             collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
+            pin_memory: have batches in pinned memory, where there is a GPU to copy them to.
 
         Returns:
             What this call did; its text is the summary line.
@@ -159,14 +184,18 @@ class Trainer:
             ValueError: a number does not fit, or the loss is not a scalar.
             CallbackError: a callback raised something.
             NonFiniteLossError: the loss of a shard is NaN or infinite, or, with `clip_norm`, the
-                norm of the gradients.
+                norm of the gradients; in ``"fp16"``: gradients are, with any scale of the loss.
             LoadingError: a sample cannot be read, or a loader process has died.
             MismatchError: the workers do not run the same program.
             CheckpointError: the newest checkpoint belongs to another run.
         """
         run = self.run
-        plan = run.plan(dataset, batch_size, shuffle)
-        reading: dict[str, Any] = {"loader_workers": loader_workers, "collate_fn": collate_fn}
+        plan = run.plan(dataset, batch_size, shuffle, sampler)
+        reading: dict[str, Any] = {
+            "loader_workers": loader_workers,
+            "collate_fn": collate_fn,
+            "pin_memory": pin_memory,
+        }
 
         def find_means() -> dict[str, float]:
             return self.evaluate(validate, batch_size=batch_size, **reading)
@@ -183,8 +212,16 @@ class Trainer:
         fit = FitUnderWay(
             run, plan, callbacks, validation, self._schedule, {"loader_workers": loader_workers}
         )
-        loop = run.steps(
-            dataset, batch_size=batch_size, epochs=epochs, steps=steps, shuffle=shuffle, **reading
+        loop = self._computing.while_under_way(
+            run.steps(
+                dataset,
+                batch_size=batch_size,
+                epochs=epochs,
+                steps=steps,
+                shuffle=shuffle,
+                sampler=plan.order_of if isinstance(plan.order_of, EpochOrder) else sampler,
+                **reading,
+            )
         )
         end_step = end_of(plan, run.position, epochs, steps)
         run.model.train()
@@ -203,6 +240,7 @@ class Trainer:
         batch_size: int,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
+        pin_memory: bool = False,
     ) -> dict[str, float]:
         """Average the loss and its scalars over a dataset, every sample once.
 
@@ -211,7 +249,7 @@ class Trainer:
         Args:
             dataset: map-style; the same on every worker.
             batch_size: samples of one global batch, all workers together.
-            loader_workers, collate_fn: see :meth:`fit`.
+            loader_workers, collate_fn, pin_memory: see :meth:`fit`.
 
         Returns:
             By name, the mean over all samples (or the true weight); the same on every worker,
@@ -222,15 +260,17 @@ class Trainer:
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
 
         def compute() -> bytes:
-            found = evaluate(
-                run.model,
-                self._loss,
-                dataset,
-                plan,
-                run.team,
-                loader_workers=loader_workers,
-                collate_fn=collate_fn,
-            )
+            with self._computing.under_way():
+                found = evaluate(
+                    run.model,
+                    self._loss,
+                    dataset,
+                    plan,
+                    run.team,
+                    loader_workers=loader_workers,
+                    collate_fn=collate_fn,
+                    pin_memory=pin_memory,
+                )
             return json.dumps(found).encode()
 
         means: dict[str, float] = json.loads(run.history.together("evaluate", compute))
@@ -245,6 +285,7 @@ class Trainer:
         path: str | os.PathLike[str] | None = None,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
+        pin_memory: bool = False,
     ) -> Any:
         """Predict for every sample of a dataset; row i belongs to sample i.
 
@@ -259,7 +300,7 @@ class Trainer:
             path: a safetensors file to write, in a folder that is there, for what is too large for
                 memory: it is mapped, and rows are read when they are looked at. Until every row
                 is there its name ends in ``.partial``; a job that is killed as a whole leaves that.
-            loader_workers, collate_fn: see :meth:`fit`.
+            loader_workers, collate_fn, pin_memory: see :meth:`fit`.
 
         Returns:
             What `forward` returns, with ``len(dataset)`` rows: the same bits on every worker and
@@ -283,7 +324,7 @@ class Trainer:
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
         predictor = Predictor(
             run.model,
-            in_precision(self._precision, forward),
+            self._computing.of(forward),
             dataset,
             plan,
             run.team,
@@ -291,8 +332,10 @@ class Trainer:
             lambda line: run.say(line),
             loader_workers=loader_workers,
             collate_fn=collate_fn,
+            pin_memory=pin_memory,
         )
-        return predictor.once(run.history)
+        with self._computing.under_way():
+            return predictor.once(run.history)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the weights as safetensors, under the plain model's names; rank 0 writes.
