@@ -19,6 +19,7 @@ LAYERS = [
     {"callbacks"},
     {"train"},
     {"launch"},
+    {"report"},
     {"cli"},
     {"__main__"},
 ]
@@ -94,6 +95,12 @@ def test_the_plan_is_pure():
         assert foreign <= allowed, path
 
 
+def test_the_report_stands_alone():
+    parts = {(part_of(a), part_of(b)) for a, b in edges()}
+    assert {b for a, b in parts if a == "report"} <= {"report", "errors", "world", "plan"}
+    assert {a for a, b in parts if b == "report"} <= {"report", "cli"}
+
+
 def test_relative_imports_are_not_used():
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -101,7 +108,14 @@ def test_relative_imports_are_not_used():
 
 
 @pytest.mark.parametrize(
-    "module", ["unisono", "unisono.cli", "unisono.launch.api", "unisono.checkpoint.store"]
+    "module",
+    [
+        "unisono",
+        "unisono.cli",
+        "unisono.launch.api",
+        "unisono.checkpoint.store",
+        "unisono.report.top",
+    ],
 )
 def test_the_launcher_does_not_wait_for_torch(module):
     code = f"import sys, {module}; assert not {{'torch', 'numpy'}} & sys.modules.keys()"
