@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -216,6 +217,7 @@ def test_workers_that_are_lost_leave_each_step_once(tmp_path, monkeypatch, fault
     monkeypatch.setenv("UNISONO_FAULTS", fault)
     (tmp_path / "both").mkdir()
     assert unisono.launch(train, tmp_path / "both", workers=2) == [alone] * 2
+    assert events(tmp_path / "both", "start")[0]["command"] == ["python", *sys.argv]
     assert numbers(tmp_path / "both") == list(range(12))
     assert len(events(tmp_path / "both", "evaluation")) == 3
     assert len(events(tmp_path / "both", "end")) == 1

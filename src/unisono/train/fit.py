@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,7 @@ from torch.optim import Optimizer
 from unisono.callbacks.callback import Callbacks, Times
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary, told
+from unisono.comm.link import COMMAND_VARIABLE, Link
 from unisono.plan.samples import SamplePlan
 from unisono.train.checkpoints import identity
 from unisono.train.position import Position
@@ -34,6 +36,7 @@ from unisono.train.step import Step
 from unisono.train.tally import Tally
 from unisono.train.validation import Validation
 from unisono.version import __version__
+from unisono.world import world
 
 
 class FitUnderWay:
@@ -273,7 +276,7 @@ def _surroundings() -> dict[str, Any]:
     """Say where this process runs."""
     uname = platform.uname()
     return {
-        "command": list(sys.argv),
+        "command": _command(),
         "folder": os.getcwd(),
         "host": uname.node,
         "versions": {
@@ -287,6 +290,16 @@ def _surroundings() -> dict[str, Any]:
             "system": f"{uname.system} {uname.release}",
         },
     }
+
+
+def _command() -> list[str]:
+    """Say what the user has called, as far as this process knows."""
+    if Link.from_environment() is not None and COMMAND_VARIABLE in os.environ:
+        return shlex.split(os.environ[COMMAND_VARIABLE])
+    here = world()
+    if here.started_by == "torchrun":
+        return ["torchrun", f"--nproc-per-node={here.world_size}", *sys.argv]
+    return ["python", *sys.argv]
 
 
 def _processor() -> str:
