@@ -1,8 +1,9 @@
-# Every target builds .venv when it is missing; nothing has to be done before any of them.
+# Every target makes its environment where it is missing; nothing has to be done before any of them.
 PYTHON ?= python3
 BIN := .venv/bin
+PEERS := .venv-peers/bin
 
-.PHONY: demo test fast chaos test-torch check format bench clean help
+.PHONY: demo test fast chaos test-torch check format bench bench-peers clean help
 
 demo: .venv/ready          ## train a small CNN on two workers, then show that one worker gives the same bits
 	$(BIN)/unisono run -n 2 examples/digits.py
@@ -35,8 +36,11 @@ bench: .venv/ready         ## every workload against plain torch and DDP, ratios
 	$(BIN)/python -m bench.allreduce
 	$(BIN)/python -m bench.allreduce --workers 4
 
+bench-peers: .venv-peers/ready  ## the CNN against Accelerate, Lightning Fabric and Lightning, which get .venv-peers
+	$(PEERS)/python -m bench.peers
+
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-peers
 
 help:
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/'
@@ -45,3 +49,8 @@ help:
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch .venv/ready
+
+.venv-peers/ready: pyproject.toml constraints.txt bench/peers/requirements.txt
+	$(PYTHON) -m venv .venv-peers
+	$(PEERS)/python -m pip install --quiet -r bench/peers/requirements.txt -e .
+	touch .venv-peers/ready

@@ -31,7 +31,14 @@ from bench.table import (
     print_verdicts,
     print_workload,
 )
-from bench.targets import Repeat, Verdict, rate_verdicts, recovery_verdict, startup_verdict
+from bench.targets import (
+    Repeat,
+    Verdict,
+    events_verdicts,
+    rate_verdicts,
+    recovery_verdict,
+    startup_verdict,
+)
 from bench.workloads import DATA, WORKLOADS
 
 RESULTS = Path(__file__).with_name("results")
@@ -43,7 +50,7 @@ def main() -> int:
     """Measure, print, write; the exit status is 1 if a side could not be measured."""
     args = parse()
     console = Console(width=None if os.isatty(1) else 130)
-    facts = machine.facts()
+    facts, others = machine.facts(), machine.Others()
     console.print(
         f"{facts['cpu']}, {facts['cores']} cores, torch {facts['torch']}", highlight=False
     )
@@ -59,7 +66,7 @@ def main() -> int:
             failures += run_recovery(console, args, kills, costs)
         else:
             failures += run_workload(console, args, name, repeats)
-    verdicts = list(rate_verdicts(repeats))
+    verdicts = [*rate_verdicts(repeats), *events_verdicts(repeats)]
     if startup_s[LAUNCHED]:
         verdicts.append(startup_verdict(startup_s))
     if any(kill.way == UNISONO for kill in kills):
@@ -67,6 +74,8 @@ def main() -> int:
     print_verdicts(console, verdicts)
     if args.quick:
         console.print("A quick run shows that every side works; its figures mean little.")
+    console.print(str(others), highlight=False, soft_wrap=True)
+    facts["others_cores"] = others.cores()
     path = save(args, facts, repeats, startup_s, kills, costs, verdicts, failures)
     console.print(f"All repeats are in {path}", highlight=False, soft_wrap=True)
     return 1 if failures else 0
@@ -103,9 +112,10 @@ def run_workload(
     workload = WORKLOADS[name]
     divisor = 10 if args.quick else 1
     num_steps = max(workload.timed_steps // divisor, 2)
+    sides = [side for side in args.sides if workload.sides is None or side in workload.sides]
     failures: dict[str, str] = {}
     for repeat in range(args.repeats):
-        for side in (side for side in args.sides if side not in failures):
+        for side in (side for side in sides if side not in failures):
             # No spinner while it runs: its thread would take time from what is measured.
             try:
                 seen = measure(
@@ -123,7 +133,7 @@ def run_workload(
             num_samples = num_steps * workload.batch_size * args.workers
             repeats.append(Repeat(name, side, repeat, num_steps, num_samples, **seen))
             print_repeat(console, repeats[-1], args.repeats)
-    if len(failures) < len(args.sides):
+    if len(failures) < len(sides):
         print_workload(console, name, repeats)
     return list(failures.values())
 

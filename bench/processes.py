@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench.sides import SIDES
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -45,6 +47,7 @@ def measure(
     warmup_steps: int,
     timed_steps: int,
     data: Path,
+    timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
     """Measure one side once.
 
@@ -61,10 +64,10 @@ def measure(
             *(str(REPOSITORY / "bench" / "sides.py"), "--side", side_name),
             *("--workload", workload_name, "--workers", str(num_workers)),
             *("--warmup-steps", str(warmup_steps), "--timed-steps", str(timed_steps)),
-            *("--data", str(data), "--out", str(out), "--rendezvous", str(Path(folder, "store"))),
+            *("--data", str(data), "--out", str(out), "--scratch", folder),
         ]
         commands = _commands(side_name, program, num_workers)
-        _run_together(commands, Path(folder))
+        run_together(commands, Path(folder), timeout_s)
         if not out.is_file():
             raise SideFailedError(f"{side_name}: rank 0 ended without a result")
         result: dict[str, Any] = json.loads(out.read_text())
@@ -107,8 +110,14 @@ def _commands(
     return [([sys.executable, *program], ranked) for ranked in ranks]
 
 
-def _run_together(commands: list[tuple[list[str], dict[str, str]]], folder: Path) -> None:
-    """Run all commands at once; when one fails or time is up, end them all."""
+def run_together(
+    commands: list[tuple[list[str], dict[str, str]]], folder: Path, timeout_s: float
+) -> None:
+    """Run all commands at once; when one fails or time is up, end them all.
+
+    Raises:
+        SideFailedError: with the last lines that the process printed.
+    """
     logs = [folder / f"process-{index}.log" for index in range(len(commands))]
     processes = []
     with contextlib.ExitStack() as stack:
@@ -119,16 +128,17 @@ def _run_together(commands: list[tuple[list[str], dict[str, str]]], folder: Path
             )
             stack.callback(_end, process)
             processes.append(process)
-        culprit = _wait(processes)
+        culprit = _wait(processes, timeout_s)
+        status = None if culprit is None else processes[culprit].returncode
     if culprit is not None:
         last_lines = "\n".join(logs[culprit].read_text(errors="replace").splitlines()[-15:])
-        status = processes[culprit].returncode
-        raise SideFailedError(f"process {culprit} ended with {status}, last lines:\n{last_lines}")
+        what = f"was not done after {timeout_s:.0f} s" if status is None else f"ended with {status}"
+        raise SideFailedError(f"process {culprit} {what}, last lines:\n{last_lines}")
 
 
-def _wait(processes: list[subprocess.Popen[bytes]]) -> int | None:
+def _wait(processes: list[subprocess.Popen[bytes]], timeout_s: float) -> int | None:
     """Wait until all ended well (None), or one failed or is late (its position)."""
-    deadline_s = time.monotonic() + TIMEOUT_S
+    deadline_s = time.monotonic() + timeout_s
     while True:
         states = [process.poll() for process in processes]
         for index, state in enumerate(states):
@@ -140,8 +150,12 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what still runs of a process and its children."""
+    """Kill what still runs of a process and its children, some of which lead their own session."""
     if process.poll() is None:
+        process.send_signal(signal.SIGSTOP)  # so that it starts nobody new
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     process.wait()

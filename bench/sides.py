@@ -15,6 +15,7 @@ ddp-shared         the script of ``ddp`` with "unisono" where that says "gloo"
 ddp-tuned-shared   the script of ``ddp-tuned`` likewise
 unisono            shards = workers, the optimizer as in ``ddp``
 unisono-fused      shards = workers, the optimizer as in ``ddp-tuned``
+…-events           the same with ``directory=``, so that every step is written to its event file
 =================  =========================================================================
 """
 
@@ -27,7 +28,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
 from bench.workloads import WORKLOADS, Workload
 
@@ -48,10 +49,11 @@ class Task:
     """What one process of a side is to measure."""
 
     workload: Workload
-    dataset: TensorDataset
+    dataset: Dataset[Any]
     num_workers: int
     warmup_steps: int
     timed_steps: int
+    scratch: Path
 
     @property
     def global_batch_size(self) -> int:
@@ -65,8 +67,21 @@ class Task:
         return torch.optim.Adam(model.parameters(), lr=self.workload.lr, **options)
 
 
-def time_steps(task: Task, step: Callable[[], None], barrier: Callable[[], None]) -> float:
-    """Take the warm-up steps, then the timed ones; return the seconds the latter took."""
+@dataclass(frozen=True)
+class Timing:
+    """What the timed steps took.
+
+    Attributes:
+        seconds: from the first to the end of the last.
+        events_s: of these, in writing the event file on rank 0; None where there is none.
+    """
+
+    seconds: float
+    events_s: float | None = None
+
+
+def time_steps(task: Task, step: Callable[[], None], barrier: Callable[[], None]) -> Timing:
+    """Take the warm-up steps, then the timed ones."""
     for _ in range(task.warmup_steps):
         step()
     barrier()
@@ -74,7 +89,7 @@ def time_steps(task: Task, step: Callable[[], None], barrier: Callable[[], None]
     for _ in range(task.timed_steps):
         step()
     barrier()
-    return time.perf_counter() - start_s
+    return Timing(time.perf_counter() - start_s)
 
 
 def batches(loader: DataLoader[Any]) -> Iterator[list[Tensor]]:
@@ -87,7 +102,7 @@ def batches(loader: DataLoader[Any]) -> Iterator[list[Tensor]]:
         epoch += 1
 
 
-def plain(task: Task) -> float:
+def plain(task: Task) -> Timing:
     model = task.model()
     optimizer = task.adam(model)
     loader = DataLoader(task.dataset, task.global_batch_size, shuffle=True, drop_last=True)
@@ -102,10 +117,11 @@ def plain(task: Task) -> float:
     return time_steps(task, step, barrier=lambda: None)
 
 
-def passes(task: Task) -> float:
+def passes(task: Task) -> Timing:
     model = task.model()
     first = dist.get_rank() * task.workload.batch_size
-    batch = list(task.dataset[first : first + task.workload.batch_size])
+    samples = range(first, first + task.workload.batch_size)
+    batch = default_collate([task.dataset[sample] for sample in samples])
 
     def step() -> None:
         model.zero_grad()
@@ -114,19 +130,19 @@ def passes(task: Task) -> float:
     return time_steps(task, step, dist.barrier)
 
 
-def ddp(task: Task) -> float:
+def ddp(task: Task) -> Timing:
     model = nn.parallel.DistributedDataParallel(task.model())
     return _time_ddp(task, model, task.adam(model))
 
 
-def ddp_tuned(task: Task) -> float:
+def ddp_tuned(task: Task) -> Timing:
     model = nn.parallel.DistributedDataParallel(
         task.model(), gradient_as_bucket_view=True, static_graph=True
     )
     return _time_ddp(task, model, task.adam(model, fused=True))
 
 
-def _time_ddp(task: Task, model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+def _time_ddp(task: Task, model: nn.Module, optimizer: torch.optim.Optimizer) -> Timing:
     sampler: DistributedSampler[Any] = DistributedSampler(task.dataset, seed=SEED, drop_last=True)
     loader = DataLoader(task.dataset, task.workload.batch_size, sampler=sampler, drop_last=True)
     endless = batches(loader)
@@ -140,31 +156,78 @@ def _time_ddp(task: Task, model: nn.Module, optimizer: torch.optim.Optimizer) ->
     return time_steps(task, step, dist.barrier)
 
 
-def unisono(task: Task) -> float:
+def unisono(task: Task) -> Timing:
     return _time_unisono(task)
 
 
-def unisono_fused(task: Task) -> float:
+def unisono_fused(task: Task) -> Timing:
     return _time_unisono(task, fused=True)
 
 
-def _time_unisono(task: Task, **options: Any) -> float:
+def unisono_events(task: Task) -> Timing:
+    return _time_unisono(task, task.scratch / "run")
+
+
+def unisono_fused_events(task: Task) -> Timing:
+    return _time_unisono(task, task.scratch / "run", fused=True)
+
+
+def _time_unisono(task: Task, directory: Path | None = None, **options: Any) -> Timing:
     from unisono import Trainer
+    from unisono.callbacks import EventLog
 
     starts_s: list[float] = []
+    events_s: list[float] = []  # at the same moments, all that the event file has cost so far
 
     def timed_loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
         starts_s.append(time.perf_counter())
+        events_s.append(meter.seconds)
         return task.workload.loss(model, batch)
 
     model = task.model()
     optimizer = task.adam(model, **options)
-    trainer = Trainer(model, optimizer, timed_loss, shards=task.num_workers, seed=SEED)
-    last = task.warmup_steps + task.timed_steps
+    events, meter = EventLog(), Meter()
+    trainer = Trainer(
+        *(model, optimizer, timed_loss),
+        shards=task.num_workers,
+        seed=SEED,
+        directory=directory,
+        callbacks=[events],
+    )
+    if directory is not None:
+        meter.measure(events, "on_step_end")
+        meter.measure(trainer.run.team, "note_times")
+    first, last = task.warmup_steps, task.warmup_steps + task.timed_steps
     trainer.fit(task.dataset, batch_size=task.global_batch_size, steps=last + 1)
     if len(starts_s) != last + 1:
         raise RuntimeError(f"expected {last + 1} forward passes, saw {len(starts_s)}")
-    return starts_s[last] - starts_s[task.warmup_steps]
+    seconds = starts_s[last] - starts_s[first]
+    if directory is None:
+        return Timing(seconds)
+    if trainer.run.world.rank == 0:
+        num_lines = (directory / "events.jsonl").read_text().count('{"event":"step"')
+        if num_lines != last + 1:
+            raise RuntimeError(f"expected {last + 1} steps in the event file, saw {num_lines}")
+    return Timing(seconds, events_s[last] - events_s[first])
+
+
+class Meter:
+    """Adds up the time that is spent in some methods. Final."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def measure(self, owner: Any, name: str) -> None:
+        """Count the time of a method of this one object from now on."""
+        method = getattr(owner, name)
+
+        def measured(*arguments: Any) -> Any:
+            start_s = time.perf_counter()
+            result = method(*arguments)
+            self.seconds += time.perf_counter() - start_s
+            return result
+
+        setattr(owner, name, measured)
 
 
 @dataclass(frozen=True)
@@ -172,7 +235,7 @@ class Side:
     """A way to train, and how its processes come about."""
 
     title: str
-    measure: Callable[[Task], float]
+    measure: Callable[[Task], Timing]
     started_by: str  # "one process", "a process group" or "unisono run"
     threads: int | None = 1  # None: as many as torch chooses
     backend: str = "gloo"  # of the process group
@@ -191,7 +254,11 @@ SIDES = {
         'tuned, "gloo" → "unisono"', ddp_tuned, "a process group", backend="unisono"
     ),
     "unisono": Side("Unisono, optimizer as usual", unisono, "unisono run"),
+    "unisono-events": Side("Unisono, event file on", unisono_events, "unisono run"),
     "unisono-fused": Side("Unisono, fused optimizer as tuned", unisono_fused, "unisono run"),
+    "unisono-fused-events": Side(
+        "Unisono, fused, event file on", unisono_fused_events, "unisono run"
+    ),
 }
 
 
@@ -205,7 +272,7 @@ def main() -> None:
     parser.add_argument("--timed-steps", type=int, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rendezvous", type=Path, help="a new file for the process group")
+    parser.add_argument("--scratch", type=Path, required=True, help="a folder of its own")
     args = parser.parse_args()
     side, workload = SIDES[args.side], WORKLOADS[args.workload]
     if side.threads is not None:
@@ -214,31 +281,32 @@ def main() -> None:
     torch.manual_seed(SEED)  # every process draws the same stand-in data
     num_steps = args.warmup_steps + args.timed_steps + 1
     dataset, is_real = workload.load(args.data, num_steps * workload.batch_size * args.workers)
-    task = Task(workload, dataset, args.workers, args.warmup_steps, args.timed_steps)
+    task = Task(workload, dataset, args.workers, args.warmup_steps, args.timed_steps, args.scratch)
     rank = int(os.environ.get("RANK", "0"))
     if side.started_by == "a process group":
-        store = dist.FileStore(str(args.rendezvous), args.workers)
+        store = dist.FileStore(str(args.scratch / "store"), args.workers)
         import unisono  # noqa: F401  (makes the backend known)
 
         dist.init_process_group(
             side.backend, store=store, rank=rank, world_size=args.workers, timeout=TIMEOUT
         )
-    seconds = side.measure(task)
+    timing = side.measure(task)
     if rank == 0:
         result = {
-            "seconds": seconds,
+            **asdict(timing),
             "threads": torch.get_num_threads(),
             "data": "real" if is_real else "random",
         }
         args.out.write_text(json.dumps(result))
     if side.started_by == "a process group":
-        _leave_group()
+        leave_group()
 
 
-def _leave_group() -> None:
+def leave_group() -> None:
     """End at once: gloo's threads now and then abort a process that is already done."""
     gc.collect()
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -19,7 +19,7 @@ REFERENCES = {"ddp-tuned": "× DDP tuned", "ddp": "× DDP usual", "passes": "× 
 def print_repeat(console: Console, repeat: Repeat, num_repeats: int) -> None:
     """Print one line while the measuring goes on."""
     console.print(
-        f"{repeat.repeat + 1}/{num_repeats} {repeat.workload:6} {repeat.side:16} "
+        f"{repeat.repeat + 1}/{num_repeats} {repeat.workload:10} {repeat.side:20} "
         f"{repeat.ms_per_step:8.2f} ms/step",
         style="dim",
         highlight=False,
@@ -126,5 +126,5 @@ def print_verdicts(console: Console, verdicts: list[Verdict]) -> None:
     for verdict in verdicts:
         word = "[green]met   [/]" if verdict.is_met else "[red]missed[/]"
         console.print(
-            f"{word} {verdict.seen:5.2f}  {verdict.promise}", highlight=False, soft_wrap=True
+            f"{word} {verdict.seen:6.3f}  {verdict.promise}", highlight=False, soft_wrap=True
         )

@@ -25,6 +25,7 @@ class Repeat:
     seconds: float
     threads: int
     data: str
+    events_s: float | None = None  # of the seconds, in writing the event file on rank 0
 
     @property
     def ms_per_step(self) -> float:
@@ -69,13 +70,17 @@ class Verdict:
 RATE_TARGETS = (
     RateTarget("cnn8", "unisono-fused", "ddp-tuned", 1.7),
     RateTarget("cnn8", "unisono-fused", "ddp", 2.1),
+    RateTarget("cnn8", "unisono-fused-events", "ddp", 2.2),
     RateTarget("cnn8", "ddp-shared", "ddp", 1.5),
+    RateTarget("cnn8-items", "unisono-fused-events", "ddp", 1.7),
+    RateTarget("cnn8-items", "unisono-events", "ddp", 1.7),
     RateTarget("cnn64", "unisono-fused", "ddp-tuned", 1.05),
     RateTarget("cnn64", "unisono-fused", "passes", 0.95),
     RateTarget("mlp", "unisono-fused", "ddp-tuned", 1.3),
     RateTarget("gpt", "unisono-fused", "ddp-tuned", 1.05),
     RateTarget("gpt", "unisono-fused", "passes", 0.95),
 )
+EVENTS_WORKLOAD, EVENTS_AT_MOST = "cnn8", 0.01
 STARTUP_AT_MOST = 1.15
 RECOVERY_AT_MOST_S = 0.1
 
@@ -100,6 +105,22 @@ def rate_verdicts(repeats: list[Repeat]) -> Iterator[Verdict]:
                 f"≥ {target.at_least} × {SIDES[target.reference].title}"
             )
             yield Verdict(promise, seen, seen >= target.at_least)
+
+
+def events_verdicts(repeats: list[Repeat]) -> Iterator[Verdict]:
+    """Judge what the event file costs the shortest step: its work is timed where it is done."""
+    shares = [
+        repeat.events_s / repeat.seconds
+        for repeat in repeats
+        if repeat.workload == EVENTS_WORKLOAD and repeat.events_s is not None
+    ]
+    if shares:
+        promise = (
+            f"{WORKLOADS[EVENTS_WORKLOAD].title}: the event file takes "
+            f"≤ {100 * EVENTS_AT_MOST:.0f} % of a step, as a share of it"
+        )
+        seen = statistics.median(shares)
+        yield Verdict(promise, seen, seen <= EVENTS_AT_MOST)
 
 
 def startup_verdict(seconds: dict[str, list[float]]) -> Verdict:

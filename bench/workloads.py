@@ -1,4 +1,4 @@
-"""What is trained? The four workloads of the comparison: model, data, loss, batch, step counts.
+"""What is trained? The workloads of the comparison: model, data, loss, batch, step counts.
 
 Every side gets the same dataset object and the same loss, and takes the same number of samples
 per worker. Where the real data are not at hand, random data of the same shape stand in; the time
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 CONTEXT = 128
@@ -35,16 +36,18 @@ class Workload:
         warmup_steps: steps before the clock starts.
         timed_steps: steps under the clock: three seconds' worth or more.
         lr: the learning rate of Adam.
+        sides: which sides train it; None: all of them.
     """
 
     name: str
     title: str
     build: Callable[[], nn.Module]
-    load: Callable[[Path, int], tuple[TensorDataset, bool]]
+    load: Callable[[Path, int], tuple[Dataset[Any], bool]]
     batch_size: int
     warmup_steps: int
     timed_steps: int
     lr: float = 1e-3
+    sides: tuple[str, ...] | None = None
 
     def loss(self, model: nn.Module, batch: list[Tensor]) -> Tensor:
         """Mean cross entropy of one batch, over every position that has a target."""
@@ -111,12 +114,33 @@ class GPT(nn.Module):
 
 def load_mnist(folder: Path, num_samples: int) -> tuple[TensorDataset, bool]:
     """Read the 60,000 training images; the folder is MNIST's own or holds one named ``mnist``."""
-    from unisono.data.idx import mnist
+    from unisono.data import mnist
 
     for candidate in (folder, folder / "mnist"):
         if any(candidate.glob("train-images-idx3-ubyte*")):
             return mnist(candidate), True
     return TensorDataset(torch.rand(60_000, 1, 28, 28), torch.randint(10, (60_000,))), False
+
+
+class Digits(Dataset[tuple[Tensor, int]]):
+    """MNIST as tutorials read it: bytes in memory, each image converted when it is asked for."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels = images, labels  # uint8 (samples, 28, 28) and (samples,)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image = self.images[index].unsqueeze(0).to(torch.float32).div(255)
+        return image, int(self.labels[index])
+
+
+def load_digits(folder: Path, num_samples: int) -> tuple[Digits, bool]:
+    """Make a dataset of single items of what :func:`load_mnist` reads."""
+    dataset, is_real = load_mnist(folder, num_samples)
+    pixels, labels = dataset.tensors
+    return Digits(pixels.squeeze(1).mul(255).round().to(torch.uint8), labels), is_real
 
 
 def load_vectors(folder: Path, num_samples: int) -> tuple[TensorDataset, bool]:
@@ -142,6 +166,19 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload("cnn8", "MNIST CNN, batch 8 per worker", cnn, load_mnist, 8, 100, 1000),
+        Workload(
+            "cnn8-items",
+            "MNIST CNN, batch 8 per worker, read item by item",
+            cnn,
+            load_digits,
+            8,
+            100,
+            500,
+            sides=(
+                *("plain", "passes", "ddp", "ddp-tuned"),
+                *("unisono", "unisono-events", "unisono-fused", "unisono-fused-events"),
+            ),
+        ),
         Workload("cnn64", "MNIST CNN, batch 64 per worker", cnn, load_mnist, 64, 10, 150),
         Workload("mlp", "MLP 1024-4096-4096-10, batch 32 per worker", mlp, load_vectors, 32, 5, 40),
         Workload("gpt", "GPT, 6 layers, 4 × 128 tokens per worker", GPT, load_text, 4, 3, 25),

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import unisono
-from unisono.data.idx import mnist
+from unisono.data import mnist
 
 
 class Net(nn.Sequential):

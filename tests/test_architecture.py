@@ -11,13 +11,15 @@ PACKAGE = Path(__file__).parents[1] / "src" / "unisono"
 
 # Each layer may import those before it, and itself.
 LAYERS = [
-    {"errors", "world", "plan", "faults", "seeding"},
+    {"errors", "world", "version", "whole", "plan", "faults", "seeding"},
     {"comm"},
     {"c10d"},
     {"ddp"},
     {"engine", "data", "checkpoint"},
+    {"callbacks"},
     {"train"},
     {"launch"},
+    {"report"},
     {"cli"},
     {"__main__"},
 ]
@@ -93,6 +95,12 @@ def test_the_plan_is_pure():
         assert foreign <= allowed, path
 
 
+def test_the_report_stands_alone():
+    parts = {(part_of(a), part_of(b)) for a, b in edges()}
+    assert {b for a, b in parts if a == "report"} <= {"report", "errors", "world", "plan"}
+    assert {a for a, b in parts if b == "report"} <= {"report", "cli"}
+
+
 def test_relative_imports_are_not_used():
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -100,7 +108,14 @@ def test_relative_imports_are_not_used():
 
 
 @pytest.mark.parametrize(
-    "module", ["unisono", "unisono.cli", "unisono.launch.api", "unisono.checkpoint.store"]
+    "module",
+    [
+        "unisono",
+        "unisono.cli",
+        "unisono.launch.api",
+        "unisono.checkpoint.store",
+        "unisono.report.top",
+    ],
 )
 def test_the_launcher_does_not_wait_for_torch(module):
     code = f"import sys, {module}; assert not {{'torch', 'numpy'}} & sys.modules.keys()"
@@ -111,11 +126,12 @@ def test_public_names_are_these():
     import unisono
 
     assert unisono.__all__ == [
+        "CallbackError",
         "CheckpointError",
         "DataFormatError",
         "DistributedDataParallel",
         "DistributedSampler",
-        "EarlyStopping",
+        "DownloadError",
         "LoadingError",
         "MismatchError",
         "NonFiniteLossError",
@@ -129,6 +145,7 @@ def test_public_names_are_these():
         "WorkerError",
         "World",
         "__version__",
+        "data",
         "init",
         "launch",
         "load_model",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch.utils.data import TensorDataset
 
-from unisono.data.idx import mnist
+from unisono.data import mnist
 from unisono.world import num_devices
 
 REPOSITORY = Path(__file__).resolve().parents[1]

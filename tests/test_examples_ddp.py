@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.utils.data import DistributedSampler, TensorDataset
 
 import unisono
-from unisono.data.idx import mnist
+from unisono.data import mnist
 
 pytestmark = pytest.mark.slow
 

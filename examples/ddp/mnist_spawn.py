@@ -28,7 +28,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import unisono
-from unisono.data.idx import mnist
+from unisono.data import mnist
 
 
 class Net(nn.Sequential):

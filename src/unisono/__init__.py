@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from unisono.c10d.registration import register as _register_backend
 from unisono.comm.link import Link
 from unisono.errors import (
+    CallbackError,
     CheckpointError,
     DataFormatError,
+    DownloadError,
     LoadingError,
     MismatchError,
     NonFiniteLossError,
@@ -24,26 +26,25 @@ from unisono.errors import (
     WorkerError,
 )
 from unisono.launch.api import launch
+from unisono.version import __version__
 from unisono.world import World, world
 
 if TYPE_CHECKING:
+    from unisono import callbacks as callbacks
+    from unisono import data as data
     from unisono.checkpoint.load import load_model
     from unisono.ddp.init import init
     from unisono.ddp.module import DistributedDataParallel
     from unisono.ddp.sampler import DistributedSampler
     from unisono.train.run import Run
     from unisono.train.step import Step
-    from unisono.train.stopping import EarlyStopping
     from unisono.train.trainer import Trainer
-
-__version__ = "0.1.0"
 
 _register_backend()
 
 _LOADED_ON_FIRST_USE = {
     "DistributedDataParallel": "unisono.ddp.module",
     "DistributedSampler": "unisono.ddp.sampler",
-    "EarlyStopping": "unisono.train.stopping",
     "Run": "unisono.train.run",
     "Step": "unisono.train.step",
     "Trainer": "unisono.train.trainer",
@@ -52,11 +53,12 @@ _LOADED_ON_FIRST_USE = {
 }
 
 __all__ = [
+    "CallbackError",
     "CheckpointError",
     "DataFormatError",
     "DistributedDataParallel",
     "DistributedSampler",
-    "EarlyStopping",
+    "DownloadError",
     "LoadingError",
     "MismatchError",
     "NonFiniteLossError",
@@ -70,6 +72,7 @@ __all__ = [
     "WorkerError",
     "World",
     "__version__",
+    "data",
     "init",
     "launch",
     "load_model",
@@ -78,6 +81,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("callbacks", "data"):
+        return importlib.import_module(f"unisono.{name}")
     if name not in _LOADED_ON_FIRST_USE:
         raise AttributeError(f"module 'unisono' has no attribute {name!r}")
     link = Link.from_environment() if name in ("Run", "Trainer") else None
@@ -88,4 +93,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "callbacks", "data"])

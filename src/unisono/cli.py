@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import sys
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 import click
 
 import unisono
+from unisono.errors import UnisonoError
 from unisono.faults import FAULTS_VARIABLE, read_faults
 from unisono.launch.gpus import check_workers, choose_gpus, num_gpus_here
 from unisono.launch.job import MODULE, SCRIPT
@@ -258,6 +260,100 @@ def checkpoints(directory: str) -> None:
         click.echo(f"{entry.path.name}  {state}")
     if not entries:
         click.echo(f"no checkpoints in {directory}")
+
+
+@main.command(short_help="Watch a run, live.")
+@click.option("--once", is_flag=True, help="Print how it stands, and end; so in a pipe, too.")
+@click.argument("directory")
+def top(directory: str, once: bool) -> None:
+    """Show the run in DIRECTORY: one line for each worker, until it has ended or Ctrl-C.
+
+    DIRECTORY is what the script passes as `Trainer(..., directory=...)`. Nothing is written there,
+    and the run takes no notice.
+
+    Each line has a worker's step, the phase that takes most of its time and a bar of all six, its
+    time a step without waiting for others, and, where the run is on this machine, the state of
+    its process, its memory and its share of a core. `!` is a worker that the others wait for.
+
+    \b
+    Examples:
+      unisono top runs/mnist           live, twice a second
+      unisono top --once runs/mnist    once, for a script
+    """
+    from rich.console import Console
+
+    from unisono.report.top import show
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every terminal knows every letter
+    try:
+        show(directory, Console(), once=once)
+    except (ValueError, UnisonoError) as error:
+        raise _Refusal(str(error)) from None
+
+
+@main.command(short_help="Draw what happened in a run.")
+@click.argument("directory")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="The page to write; report.html in DIRECTORY by default.",
+)
+@click.option(
+    "--trace",
+    metavar="FILE",
+    help="Also write the steps of each worker as a trace, for https://ui.perfetto.dev and "
+    "chrome://tracing.",
+)
+def report(directory: str, output: str | None, trace: str | None) -> None:
+    """Draw what happened in DIRECTORY as one page for a browser.
+
+    DIRECTORY is what the script passed as `Trainer(..., directory=...)`; the run may be under way.
+    The page shows metrics, speed, where the time went, what each worker did, what went wrong, and
+    how to get the same result. It holds all that it shows and asks the network for nothing.
+
+    \b
+    Examples:
+      unisono report runs/one                        writes runs/one/report.html
+      unisono report runs/one -o page.html
+      unisono report runs/one --trace trace.json
+    """
+    from unisono.report.files import write_report
+
+    try:
+        for path in write_report(directory, output, trace):
+            click.echo(path)
+    except (ValueError, UnisonoError) as error:
+        raise _Refusal(str(error)) from None
+
+
+@main.command(short_help="Draw several runs together.")
+@click.argument("directories", nargs=-1, metavar="DIRECTORY DIRECTORY...")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    default="compare.html",
+    show_default=True,
+    help="The page to write.",
+)
+def compare(directories: tuple[str, ...], output: str) -> None:
+    """Draw the runs in several DIRECTORIES together, as one page for a browser.
+
+    The page shows their curves, says where the runs differ in what fixes the result, and whether
+    they ended with the same digest.
+
+    \b
+    Example:
+      unisono compare runs/one runs/two -o page.html
+    """
+    from unisono.report.files import write_comparison
+
+    try:
+        click.echo(write_comparison(directories, output))
+    except (ValueError, UnisonoError) as error:
+        raise _Refusal(str(error)) from None
 
 
 def _check_script(script: str) -> None:

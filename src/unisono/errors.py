@@ -10,6 +10,8 @@ Mistakes of the caller are ``ValueError`` and ``TypeError``; what the world does
     ├── RendezvousError        the ranks of a process group could not come to share a memory
     ├── NonFiniteLossError     a loss, or the norm of the gradients, is NaN or infinite
     ├── LoadingError           a sample cannot be read, or a loader process has died
+    ├── CallbackError          a callback raised something
+    ├── DownloadError          a data set cannot be downloaded (also an OSError)
     ├── CheckpointError        a checkpoint is not whole, or is another run's
     └── DataFormatError        a file is not what its name says (also a ValueError)
 
@@ -107,6 +109,14 @@ class LoadingError(UnisonoError):
     def __init__(self, message: str, *, indices: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.indices = indices
+
+
+class CallbackError(UnisonoError):
+    """A callback raised something; its cause is what."""
+
+
+class DownloadError(UnisonoError, OSError):
+    """A data set's file cannot be had from any mirror, or cannot be written."""
 
 
 class CheckpointError(UnisonoError):

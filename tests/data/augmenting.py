@@ -37,6 +37,13 @@ class Noisy(Dataset):
         return self.inputs[index] + DRAWS[self.kind](), self.labels[index]
 
 
+class Drawing(Noisy):
+    """Gives the index, and a number of each generator."""
+
+    def __getitem__(self, index):
+        return index, random.getrandbits(62), np.random.randint(2**62), torch.randint(2**62, ())
+
+
 class NoisyMany(Noisy):
     """The same for many samples at once, with a number for all of them."""
 
@@ -85,3 +92,24 @@ def train(dataset, loader_workers, collate_fn=None, *, totals=None, **options):
 def train_all(cases):
     """Train with each case of (dataset, loader_workers, collate_fn) in this worker."""
     return [train(*case) for case in cases]
+
+
+def draw_all(loader_workers):
+    """Go through two epochs; gives (epoch, index, a number of each generator) of each sample."""
+    trainer = make()
+    parameter = next(trainer.run.model.parameters())
+    seen = []
+    for step in trainer.run.steps(
+        Drawing(), batch_size=BATCH_SIZE, epochs=2, loader_workers=loader_workers
+    ):
+        with step:
+            for batch in step.shards:
+                columns = [column.tolist() for column in batch]
+                seen += [(step.epoch, *row) for row in zip(*columns, strict=True)]
+                step.backward(parameter.sum())
+    return seen
+
+
+def train_and_draw(cases):
+    """All that :func:`train_all` and :func:`draw_all` do, without and with loader processes."""
+    return train_all(cases), [draw_all(loader_workers) for loader_workers in (0, 2)]

@@ -15,10 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.idx import mnist, read_idx
+from unisono.data.idx import read_idx
 from unisono.errors import DataFormatError
-
-REAL_MNIST = Path(__file__).resolve().parents[3] / "shared" / "data" / "mnist"
 
 TYPES = {
     0x08: (">u1", torch.uint8),
@@ -44,11 +42,6 @@ SMALL = idx(np.arange(12).reshape(3, 2, 2))
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "file"
-
-
-def write_mnist(folder: Path, images: np.ndarray, labels: np.ndarray, prefix: str = "t10k") -> None:
-    (folder / f"{prefix}-images-idx3-ubyte").write_bytes(idx(images))
-    (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(labels))
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -215,58 +208,3 @@ def test_garbage_behind_a_gzip_file_is_an_error(file: Path) -> None:
     file.write_bytes(gzip.compress(SMALL) + b"garbage")
     with pytest.raises(DataFormatError, match="gzip says"):
         read_idx(file)
-
-
-def test_mnist_gives_images_between_0_and_1_and_whole_labels(tmp_path: Path) -> None:
-    images = np.zeros((5, 28, 28))
-    images[2, 0, 1] = 255
-    write_mnist(tmp_path, images, np.array([3, 1, 4, 1, 5]))
-    dataset = mnist(tmp_path, train=False)
-    image, label = dataset[2]
-    assert len(dataset) == 5
-    assert (image.dtype, image.shape, label.dtype) == (torch.float32, (1, 28, 28), torch.int64)
-    assert image[0, 0, :3].tolist() == [0.0, 1.0, 0.0]
-    assert label.item() == 4
-
-
-def test_mnist_takes_packed_and_plain_files_side_by_side(tmp_path: Path) -> None:
-    write_mnist(tmp_path, np.zeros((2, 28, 28)), np.array([0, 9]), prefix="train")
-    plain = tmp_path / "train-images-idx3-ubyte"
-    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(plain.read_bytes()))
-    plain.unlink()
-    assert len(mnist(tmp_path)) == 2
-
-
-def test_a_missing_mnist_file_is_named_with_its_folder(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as caught:
-        mnist(tmp_path)
-    assert "train-images-idx3-ubyte.gz" in str(caught.value)
-    assert str(tmp_path) in str(caught.value)
-    with pytest.raises(FileNotFoundError, match="is not a folder"):
-        mnist(tmp_path / "elsewhere")
-
-
-@pytest.mark.parametrize(
-    ("images", "labels", "message"),
-    [
-        ((4, 28, 28), [0, 1, 2], "has 4 and .* has 3"),
-        ((4, 32, 32), [0, 1, 2, 3], r"shape \(n, 28, 28\), but are uint8 of shape \(4, 32, 32\)"),
-        ((4, 28, 28), [[0, 1], [2, 3]], r"shape \(n,\)"),
-        ((2, 28, 28), [0, 26], "up to 26"),
-    ],
-)
-def test_mnist_refuses_files_that_do_not_belong_together(
-    tmp_path: Path, images: tuple[int, ...], labels: list[object], message: str
-) -> None:
-    write_mnist(tmp_path, np.zeros(images), np.array(labels))
-    with pytest.raises(DataFormatError, match=message):
-        mnist(tmp_path, train=False)
-
-
-@pytest.mark.skipif(not REAL_MNIST.is_dir(), reason=f"MNIST is not in {REAL_MNIST}")
-def test_the_real_mnist_is_read() -> None:
-    pixels, labels = mnist(REAL_MNIST, train=False).tensors
-    assert pixels.shape == (10_000, 1, 28, 28)
-    assert labels[:5].tolist() == [7, 2, 1, 0, 4]
-    assert labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-    assert pixels.mean().item() == pytest.approx(0.1325, abs=1e-4)

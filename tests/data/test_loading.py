@@ -345,18 +345,38 @@ CASES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def alone():
+    """What one worker trains and draws, without and with loader processes."""
+    return augmenting.train_and_draw(CASES)
+
+
 @pytest.mark.slow
-def test_digest_is_the_same_with_loader_processes():
-    results = augmenting.train_all(CASES)
+def test_digest_is_the_same_with_loader_processes(alone):
+    results, _ = alone
     assert results[::2] == results[1::2]
     assert len(set(results)) == len(CASES) // 2
 
 
 @pytest.mark.slow
+def test_no_two_samples_and_no_two_epochs_of_a_run_share_a_stream(alone):
+    _, (drawn, ahead) = alone
+    assert drawn == ahead
+    places = {(epoch, index) for epoch, index, *_ in drawn}
+    assert len(drawn) == len(places) == 2 * augmenting.NUM_SAMPLES
+    for numbers in list(zip(*drawn, strict=True))[2:]:
+        assert len(set(numbers)) == len(places)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3])
-def test_digest_is_the_same_on_any_number_of_workers_with_loader_processes(workers):
-    alone = augmenting.train_all(CASES)
-    assert unisono.launch(augmenting.train_all, CASES, workers=workers) == [alone] * workers
+def test_digest_is_the_same_on_any_number_of_workers_with_loader_processes(alone, workers):
+    results = unisono.launch(augmenting.train_and_draw, CASES, workers=workers)
+    assert [digests for digests, _ in results] == [alone[0]] * workers
+    for here, there in zip(
+        alone[1], zip(*(drawn for _, drawn in results), strict=True), strict=True
+    ):
+        assert sorted(here) == sorted(sum(there, []))
 
 
 def test_a_run_resumes_in_the_midst_of_an_epoch_with_other_loader_processes(tmp_path):

@@ -17,13 +17,13 @@ STEPS = 21
 
 
 class Cnn(nn.Module):
-    def __init__(self, *, norm: bool = False) -> None:
+    def __init__(self, *, norm: bool = False, dropout: float = 0.25) -> None:
         super().__init__()
         self.first = nn.Conv2d(1, 6, 3, padding=1)
         self.norm = nn.BatchNorm2d(6) if norm else nn.Identity()
         self.second = nn.Conv2d(6, 8, 3, padding=1)
         self.second_norm = nn.BatchNorm2d(8) if norm else nn.Identity()
-        self.dropout = nn.Dropout(0.25 if norm else 0.0)
+        self.dropout = nn.Dropout(dropout if norm else 0.0)
         self.last = nn.Linear(8 * 4, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -172,6 +172,7 @@ MODELS = {
 }
 
 OTHER_MODELS = {
+    "cnn with norm": (lambda: Cnn(norm=True, dropout=0.0), images, classify),
     "mixed": (Mixed, images, classify),
     "matrices": (Matrices, images, classify),
 }

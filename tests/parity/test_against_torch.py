@@ -6,59 +6,20 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.parity import cases
+from tests.parity.plain import made, mean_of, plain_loop
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 import unisono
 
-ALL_MODELS = cases.MODELS | cases.OTHER_MODELS
 ALL_OPTIMIZERS = cases.OPTIMIZERS | cases.OTHER_OPTIMIZERS
 
 
-def mean_of(loss, model, batch):
-    value = loss(model, batch)
-    value = value["loss"] if isinstance(value, dict) else value
-    return value if not isinstance(value, tuple) else value[0] / value[1]
-
-
-def plain_loop(model_name, optimizer_name, steps):
-    """What somebody would write without us: the sampler of one replica, batches in its order."""
-    make_model, make_data, loss = ALL_MODELS[model_name]
-    torch.manual_seed(11)
-    model, data = make_model(), make_data()
-    optimizer = ALL_OPTIMIZERS[optimizer_name](model)
-    sampler = DistributedSampler(data, num_replicas=1, rank=0, seed=5)
-    done, epoch = 0, 0
-    while done < steps:
-        sampler.set_epoch(epoch)
-        order = list(sampler)
-        for start in range(0, len(order), cases.BATCH_SIZE):
-            if done == steps:
-                break
-            optimizer.zero_grad()
-            mean_of(loss, model, data[order[start : start + cases.BATCH_SIZE]]).backward()
-            optimizer.step()
-            done += 1
-        epoch += 1
-    return model
-
-
 def unisono_loop(model_name, optimizer_name, shards, steps):
-    make_model, make_data, loss = ALL_MODELS[model_name]
-    torch.manual_seed(11)
-    model = make_model()
-    optimizer = ALL_OPTIMIZERS[optimizer_name](model)
+    model, data, loss, optimizer = made(model_name, optimizer_name)
     trainer = unisono.Trainer(model, optimizer, loss, shards=shards, seed=5)
-    trainer.fit(make_data(), batch_size=cases.BATCH_SIZE, steps=steps)
+    trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=steps)
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -94,10 +55,8 @@ def ddp_loop(store, steps):
     """torch's DDP over the same batches: each rank its shard of every global batch."""
     rank, world_size = unisono.world().rank, unisono.world().world_size
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-    make_model, make_data, loss = cases.MODELS["cnn"]
-    torch.manual_seed(11)
-    model, data = DistributedDataParallel(make_model()), make_data()
-    optimizer = ALL_OPTIMIZERS["adam"](model)
+    model, data, loss, optimizer = made("cnn", "adam")
+    model = DistributedDataParallel(model)
     sampler = DistributedSampler(data, seed=5)
     share = cases.BATCH_SIZE // world_size
     order = list(sampler)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from tests.parity import cases
-from torch.utils.data import DistributedSampler
+from tests.parity.plain import made, plain_loop
 
 import unisono
 
@@ -18,58 +18,29 @@ OPTIMIZERS = ("adamw", "adafactor")  # in pieces, and whole by the lead
 STEPS = 7
 
 
-def make(model_name, optimizer_name):
-    make_model, make_data, loss = (cases.MODELS | cases.OTHER_MODELS)[model_name]
-    torch.manual_seed(11)
-    model = make_model()
-    optimizer = {
-        "adamw": lambda: torch.optim.AdamW(model.parameters(), lr=1e-2),
-        "adafactor": lambda: torch.optim.Adafactor(model.parameters(), lr=1e-2),
-    }[optimizer_name]()
-    return model, make_data(), loss, optimizer
-
-
 def train(model_name, optimizer_name, clip, shards):
-    model, data, loss, optimizer = make(model_name, optimizer_name)
+    model, data, loss, optimizer = made(model_name, optimizer_name)
     trainer = unisono.Trainer(model, optimizer, loss, shards=shards, seed=5, **CLIPS.get(clip, {}))
     trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=STEPS)
     return trainer.digest(), {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def in_plain_torch(model_name, optimizer_name, clip):
-    model, data, loss, optimizer = make(model_name, optimizer_name)
-    sampler = DistributedSampler(data, num_replicas=1, rank=0, seed=5)
-    norms, done, epoch = [], 0, 0
-    while done < STEPS:
-        sampler.set_epoch(epoch)
-        order = list(sampler)
-        for start in range(0, len(order), cases.BATCH_SIZE):
-            if done == STEPS:
-                break
-            optimizer.zero_grad()
-            value = loss(model, data[order[start : start + cases.BATCH_SIZE]])
-            value = value["loss"] if isinstance(value, dict) else value
-            (value[0] / value[1] if isinstance(value, tuple) else value).backward()
-            norms.append(IN_TORCH[clip](model))
-            optimizer.step()
-            done += 1
-        epoch += 1
-    return model.state_dict(), norms
+def in_plain_torch(optimizer_name, clip):
+    norms = []
 
+    def update(value, model, optimizer):
+        value.backward()
+        norms.append(IN_TORCH[clip](model))
+        optimizer.step()
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    return plain_loop("cnn", optimizer_name, STEPS, update=update).state_dict(), norms
 
 
 @pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
 @pytest.mark.parametrize("clip", CLIPS)
 @pytest.mark.usefixtures("one_thread")
 def test_one_shard_has_the_bits_of_torchs_own_clipping(optimizer_name, clip):
-    expected, norms = in_plain_torch("cnn", optimizer_name, clip)
+    expected, norms = in_plain_torch(optimizer_name, clip)
     _, seen = train("cnn", optimizer_name, clip, shards=1)
     for name, value in expected.items():
         assert torch.equal(seen[name], value), name
@@ -119,6 +90,12 @@ def test_a_step_tells_the_norm_before_it_was_clipped():
     assert steps_of(None, torch.mean)[0] == [None, None]
 
 
+def test_an_infinite_norm_is_only_looked_at():
+    norms, weight = steps_of(math.inf, lambda output: 2.0 * output.mean())
+    assert norms == pytest.approx([math.sqrt(12.0)] * 2)
+    assert torch.equal(weight, steps_of(None, lambda output: 2.0 * output.mean())[1])
+
+
 def test_a_norm_that_is_not_finite_is_an_error_everywhere_and_changes_nothing():
     def fail():
         with pytest.raises(unisono.NonFiniteLossError, match=r"norm .* is inf in step 0") as caught:
@@ -132,6 +109,7 @@ def test_a_norm_that_is_not_finite_is_an_error_everywhere_and_changes_nothing():
     ("options", "kind", "words"),
     [
         ({"clip_norm": 0}, ValueError, "`clip_norm` must be above 0"),
+        ({"clip_norm": float("nan")}, ValueError, "`clip_norm` must be above 0"),
         ({"clip_value": float("nan")}, ValueError, "`clip_value` must be above 0 and finite"),
         ({"clip_norm": "1"}, TypeError, "`clip_norm` must be a number"),
         ({"clip_norm": 1.0, "clip_value": 1.0}, ValueError, "in one way"),

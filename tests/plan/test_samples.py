@@ -96,3 +96,33 @@ def test_epochs_have_orders_of_their_own_and_the_seed_decides_them():
 def test_numbers_that_do_not_fit_are_refused_with_the_remedy(numbers, message):
     with pytest.raises(ValueError, match=message):
         SamplePlan(*numbers)
+
+
+def said(order, **options):
+    """A plan whose order something else says."""
+    order = torch.tensor(order)
+    return SamplePlan(len(order), 4, 2, sampler="said", order_of=lambda epoch: order, **options)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30))
+def test_a_sample_that_comes_again_is_told_from_the_first(order):
+    repeats = said(order).repeats(0)
+    expected = [order[:place].count(index) for place, index in enumerate(order)]
+    assert (repeats is None) == (not any(expected))
+    assert repeats is None or repeats.tolist() == expected
+
+
+def test_a_plan_takes_the_order_that_is_said():
+    plan = said([7, 3, 7, 7, 1])
+    assert [plan.shard_indices(plan.order(0), 0, shard).tolist() for shard in (0, 1)] == [
+        [7, 7],
+        [3, 7],
+    ]
+    assert plan.steps_per_epoch == 2
+
+
+def test_digests_tell_orders_apart_and_plans_with_a_function_made_anew_are_equal():
+    assert said([1, 2]).digest(0) == said([1, 2]).digest(5) != said([2, 1]).digest(0)
+    assert SamplePlan(4, 4, 2).digest(0) == ""
+    assert said([1, 2]) == said([2, 1])
+    assert said([1, 2]) != said([1, 2, 3])

@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
+from unisono.callbacks import EarlyStopping
+from unisono.callbacks.early_stopping import monitored
 
 torchmetrics = pytest.importorskip("torchmetrics")
 of_classes, regression = torchmetrics.classification, torchmetrics.regression
@@ -272,13 +274,14 @@ def test_a_process_group_of_the_program_has_no_part_in_it():
 def test_fit_validates_with_metrics_and_stops_by_them(capsys):
     metrics = {"f1": of_classes.MulticlassF1Score(NUM_CLASSES), "matrix": COUNTS[4]}
     trainer = make()
+    rule = EarlyStopping(2, monitor="f1", better="higher", min_delta=1.0)
+    trainer.callbacks.append(rule)
     summary = trainer.fit(
         data(),
         batch_size=10,
         epochs=9,
         validate=data(30),
         validate_metrics=metrics,
-        stop_early=unisono.EarlyStopping(2, "f1", "higher", min_delta=1.0),
     )
     assert summary.steps == 3 * 11
     assert summary.validation.keys() == {"loss", "f1", "matrix"}
@@ -287,7 +290,7 @@ def test_fit_validates_with_metrics_and_stops_by_them(capsys):
     assert f"f1 {summary.validation['f1']:.4f}" in said
     assert "matrix" not in said
     with pytest.raises(ValueError, match=r"one number, \['f1', 'loss'\], but is 'matrix'"):
-        unisono.EarlyStopping(monitor="matrix").judge(summary.validation, None)
+        monitored(summary.validation, "matrix")
 
 
 class Own:

@@ -1,4 +1,4 @@
-"""bfloat16 by autocast: the bits of a plain loop with one shard, the same on any workers."""
+"""Autocast: the bits of a plain loop with one shard, the same on any workers."""
 
 import pytest
 import torch
@@ -47,11 +47,14 @@ def test_one_shard_has_the_bits_of_a_plain_loop_with_autocast():
         assert tensor.dtype == torch.float32
 
 
-def test_the_number_of_workers_changes_nothing():
-    alone = train("bf16")
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_the_number_of_workers_changes_nothing(precision, dtype):
+    alone = train(precision)
     assert alone[0] != train("fp32")[0]
-    assert alone[2] == torch.bfloat16
-    assert unisono.launch(train, "bf16", workers=3) == [alone] * 3
+    assert alone[2] == dtype
+    assert unisono.launch(train, precision, workers=3) == [alone] * 3
 
 
 def test_a_checkpoint_of_another_precision_is_told(tmp_path, capsys):
@@ -60,6 +63,22 @@ def test_a_checkpoint_of_another_precision_is_told(tmp_path, capsys):
     assert "precision was 'bf16' in the checkpoint and is 'fp32' now" in capsys.readouterr().out
 
 
-def test_an_unknown_precision_is_refused():
-    with pytest.raises(ValueError, match=r"`precision` must be one of \('fp32', 'bf16'\)"):
-        make("fp8", 1)
+ENABLED = torch.amp.GradScaler("cpu")
+DISABLED = torch.amp.GradScaler("cpu", enabled=False)
+
+
+@pytest.mark.parametrize(
+    ("precision", "grad_scaler", "words"),
+    [
+        ("fp8", None, r"`precision` must be one of \('fp32', 'bf16', 'fp16'\)"),
+        ("bf16", ENABLED, r"must be left out unless `precision=\"fp16\"`, but precision is 'bf16'"),
+        ("fp16", DISABLED, "`grad_scaler` must be enabled"),
+    ],
+)
+def test_wrong_precisions_are_refused(precision, grad_scaler, words):
+    with pytest.raises(ValueError, match=words):
+        make(precision, 1, grad_scaler=grad_scaler)
+
+
+def test_a_scaler_that_is_not_enabled_goes_with_any_other_precision():
+    make("fp32", 1, grad_scaler=DISABLED).fit(data(), batch_size=10, steps=1)

@@ -1,10 +1,11 @@
 """The page that launcher and workers share: who came how far, who left, what they say to all.
 
-One memfd: a head, two cache lines a rank, then one mailbox a rank::
+One memfd: a head, four cache lines a rank, then one mailbox a rank::
 
     head     │ wish u32 │ token                                                  64 bytes
     line r   │ arrivals u32 │ departure u32 │ step i64 │ purpose │ purpose │     64 bytes
              │ plan: step i64 │ plan: what u32 │ process i64 │ started i64 │     64 bytes
+             │ times: step i64 │ seven f64 │ the same of another step │       2 × 64 bytes
     mailbox r│ length u64   │ bytes …                                            64 KiB
 
 Each line is written by its rank alone (`departure` and the head by the launcher alone), so no
@@ -24,15 +25,18 @@ import ctypes
 import enum
 import mmap
 import os
+from collections.abc import Sequence
 
 from unisono.comm import futex
 
-LINE_BYTES = 128
+LINE_BYTES = 256
 MAILBOX_BYTES = 64 * 1024
 _LENGTH_BYTES = 8
 _HEAD_BYTES = 64
 _ARRIVALS, _DEPARTURE, _STEP, _PURPOSES, _PLAN_STEP, _PLAN = 0, 4, 8, 16, 64, 72
 _PROCESS, _STARTED = 80, 88
+_TIMES, _TIMES_BYTES = 128, 64
+NUM_TIMES = 7
 PURPOSE_BYTES = 24
 _TOKEN, TOKEN_BYTES = 16, 16
 PAGE_NAME = "unisono-control"
@@ -60,6 +64,7 @@ class ControlPage:
         self._map = mmap.mmap(fd, page_bytes(world_size))
         self._words = (ctypes.c_uint32 * (len(self._map) // 4)).from_buffer(self._map)
         self._longs = (ctypes.c_int64 * (len(self._map) // 8)).from_buffer(self._map)
+        self._doubles = (ctypes.c_double * (len(self._map) // 8)).from_buffer(self._map)
         self._address = ctypes.addressof(self._words)
 
     @classmethod
@@ -147,8 +152,7 @@ class ControlPage:
     def process(self, rank: int) -> tuple[int, int]:
         """Tell which process is `rank` and when it started; zeros while nobody has come.
 
-        Half of it is never told, also while that process is writing it. Where a launcher of ours
-        watches over the workers, it is zeros always.
+        Half of it is never told, also while that process is writing it.
         """
         pid = self._longs[_line(rank, _PROCESS) // 8]
         started = self._longs[_line(rank, _STARTED) // 8]
@@ -159,6 +163,21 @@ class ControlPage:
         """Say which process is `rank`."""
         self._longs[_line(rank, _STARTED) // 8] = started
         self._longs[_line(rank, _PROCESS) // 8] = pid
+
+    def set_times(self, rank: int, step: int, times: Sequence[float]) -> None:
+        """Say where `rank` spent a step, in seconds; it stays until the next but one is told."""
+        at = _line(rank, _TIMES) + step % 2 * _TIMES_BYTES
+        self._longs[at // 8] = -1
+        self._doubles[at // 8 + 1 : at // 8 + 1 + NUM_TIMES] = list(times)
+        self._longs[at // 8] = step
+
+    def times(self, rank: int, step: int) -> tuple[float, ...] | None:
+        """Tell where `rank` spent a step; None if it has not said, or has said another since."""
+        at = _line(rank, _TIMES) + step % 2 * _TIMES_BYTES
+        if self._longs[at // 8] != step:
+            return None
+        times = tuple(self._doubles[at // 8 + 1 : at // 8 + 1 + NUM_TIMES])
+        return times if self._longs[at // 8] == step else None
 
     def set_purpose(self, rank: int, which: int, purpose: bytes) -> None:
         """Say what the next arrival of `rank` is for; `which` alternates between 0 and 1."""

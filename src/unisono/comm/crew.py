@@ -6,7 +6,7 @@ divided among workers (shards, pieces) is divided by their position in the crew.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -18,11 +18,13 @@ class Crew:
         ranks: ascending, at least one.
         lead: the one of them that speaks for all: its values are shared, it keeps the clock.
         generation: grows with every change.
+        why: what happened to those of the crew before who are not in this one, in words.
     """
 
     ranks: tuple[int, ...]
     lead: int
     generation: int = 0
+    why: str = field(default="", compare=False)
 
     def position(self, rank: int) -> int:
         """Count the workers of the crew before `rank`."""
@@ -30,9 +32,14 @@ class Crew:
 
     def as_json(self) -> dict[str, Any]:
         """Write it as plain JSON."""
-        return {"ranks": list(self.ranks), "lead": self.lead, "generation": self.generation}
+        return {
+            "ranks": list(self.ranks),
+            "lead": self.lead,
+            "generation": self.generation,
+            "why": self.why,
+        }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Crew:
         """Read what :meth:`as_json` wrote."""
-        return cls(tuple(value["ranks"]), value["lead"], value["generation"])
+        return cls(tuple(value["ranks"]), value["lead"], value["generation"], value["why"])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from unisono.comm.alone import Alone
 from unisono.comm.barrier import Barrier
@@ -23,6 +23,7 @@ from unisono.comm.host import Host
 from unisono.comm.jobname import num_restarts
 from unisono.comm.link import Link
 from unisono.comm.memory import Memory
+from unisono.comm.proc import started_at
 from unisono.errors import MismatchError
 from unisono.faults import Faults
 from unisono.world import World, world
@@ -63,6 +64,7 @@ class Team:
         self.crew = Crew(tuple(range(world.world_size)), lead=0)
         self._control = control
         self._own_plan = (0, 0)
+        self._own_times: dict[int, tuple[float, ...]] = {}
         self._barrier = None if control is None else Barrier(control, world.rank, look=look)
 
     @staticmethod
@@ -145,6 +147,28 @@ class Team:
         """Tell those who may wait for this worker which step it is in."""
         if self._control is not None:
             self._control.set_step(self.world.rank, step)
+
+    def note_times(self, step: int, times: Sequence[float]) -> None:
+        """Tell the others where this worker spent a step: seven numbers of seconds."""
+        if self._control is None:
+            self._own_times = {step - 1: self._own_times.get(step - 1, ()), step: tuple(times)}
+        else:
+            self._control.set_times(self.world.rank, step, times)
+
+    def times(self, rank: int, step: int) -> tuple[float, ...] | None:
+        """Read what a worker has told of one of its last two steps; None if it has not.
+
+        Of another worker: once all have met since.
+        """
+        if self._control is None:
+            return self._own_times.get(step) or None
+        return self._control.times(rank, step)
+
+    def pid(self, rank: int) -> int | None:
+        """Tell the process of a worker; None if it has not come."""
+        if self._control is None:
+            return os.getpid()
+        return self._control.process(rank)[0] or None
 
     def plan(self, step: int, what: int) -> None:
         """Say, as the lead, what everybody does before `step`; then come to a meeting."""
@@ -238,6 +262,7 @@ class Team:
 def _team_of(link: Link, pid: int) -> Team:
     # One for all runs of a process: they share what the launcher knows of it.
     faults = Faults.from_environment(os.environ, link.world.rank, link.incarnation)
+    link.control.set_process(link.world.rank, pid, started_at(pid) or 0)
     return Team(link.world, link.control, link, faults, is_replacement=link.incarnation > 0)
 
 

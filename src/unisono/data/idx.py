@@ -23,7 +23,6 @@ from typing import BinaryIO, cast
 
 import numpy as np
 import torch
-from torch.utils.data import TensorDataset
 
 from unisono.errors import DataFormatError
 
@@ -63,29 +62,6 @@ def read_idx(
         with _damage_reported(path), gzip.GzipFile(fileobj=file) as unpacked:
             stream = cast(BinaryIO, unpacked)
             return _read(stream, path, size_bytes=None, max_values_bytes=max_unpacked_bytes)
-
-
-def mnist(folder: str | os.PathLike[str], *, train: bool = True) -> TensorDataset:
-    """Read MNIST, or a data set of its shape (Fashion-MNIST, KMNIST), from its two IDX files.
-
-    Args:
-        folder: where the files lie under their usual names, with or without ``.gz``.
-        train: the 60,000 samples to train on, else the 10,000 to test with.
-
-    Returns:
-        Pairs of an image, float32 (1, 28, 28) in [0, 1], and its label, int64 in 0 … 9.
-
-    Raises:
-        FileNotFoundError: a file is missing; the message names the folder and what was looked for.
-        DataFormatError: a file is damaged, not of MNIST's shape, or the two do not belong together.
-    """
-    prefix = "train" if train else "t10k"
-    images_path = _find(Path(folder), f"{prefix}-images-idx3-ubyte")
-    labels_path = _find(Path(folder), f"{prefix}-labels-idx1-ubyte")
-    images, labels = read_idx(images_path), read_idx(labels_path)
-    _check_mnist(images, images_path, labels, labels_path)
-    pixels = images.unsqueeze(1).to(torch.float32).div_(255)
-    return TensorDataset(pixels, labels.to(torch.int64))
 
 
 def _read(
@@ -163,38 +139,3 @@ def _damage_reported(path: Path) -> Iterator[None]:
         raise DataFormatError(
             f"{path}: a packed file must unpack without errors, but gzip says “{error}”: {_AGAIN}"
         ) from error
-
-
-def _find(folder: Path, name: str) -> Path:
-    for candidate in (folder / name, folder / f"{name}.gz"):
-        if candidate.is_file():
-            return candidate
-    state = "has neither" if folder.is_dir() else "is not a folder"
-    raise FileNotFoundError(
-        f"The folder must hold {name} or {name}.gz, but {folder} {state}: "
-        f"download MNIST's four files, or pass the folder that has them."
-    )
-
-
-def _check_mnist(
-    images: torch.Tensor, images_path: Path, labels: torch.Tensor, labels_path: Path
-) -> None:
-    if images.dtype != torch.uint8 or images.shape[1:] != (28, 28):
-        raise DataFormatError(
-            f"{images_path}: the images must be uint8 of shape (n, 28, 28), but are "
-            f"{_name(images)}: check that this is MNIST's file."
-        )
-    if labels.dtype != torch.uint8 or labels.dim() != 1 or int(labels.max()) > 9:
-        raise DataFormatError(
-            f"{labels_path}: the labels must be uint8 of shape (n,), 0 … 9, but are "
-            f"{_name(labels)} up to {labels.max().item()}: check that this is MNIST's file."
-        )
-    if len(images) != len(labels):
-        raise DataFormatError(
-            f"Images and labels must be equally many, but {images_path} has {len(images):,} and "
-            f"{labels_path} has {len(labels):,}: take both from the same data set."
-        )
-
-
-def _name(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -8,7 +8,9 @@
 What comes next is known as long as the worker computes the same shards, step after step: the
 processes read on over the ends of epochs. Where the run goes back or the shards are divided anew,
 reading ahead begins anew from there. Shards taken over in the midst of a step are read here.
-What is read for a place depends on the place alone, so nobody sees who read it.
+What is read for a place depends on the place alone, so nobody sees who read it. Where a sampler
+says the order, each process asks it for itself, and what it says there is compared with what it
+says here.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from itertools import dropwhile, islice
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import torch
+
 from unisono.data.fetch import Fetch
+from unisono.data.pinning import can_pin, pinned
 from unisono.data.processes import LoaderProcesses
 from unisono.errors import LoadingError
 from unisono.plan.samples import SamplePlan
@@ -32,6 +37,12 @@ class Place(NamedTuple):
     epoch: int
     batch: int
     shard: int
+
+
+class _Epoch(NamedTuple):
+    order: torch.Tensor
+    repeats: torch.Tensor | None
+    digest: str
 
 
 def upcoming(
@@ -64,15 +75,23 @@ class Loader:
         num_processes: how many read ahead; 0: the worker reads for itself.
         num_batches: global batches from the first epoch's first to the end; none is read ahead
             beyond that.
+        pin_memory: give batches out in pinned memory, where there is a GPU.
     """
 
     def __init__(
-        self, fetch: Fetch, plan: SamplePlan, *, num_processes: int, num_batches: int
+        self,
+        fetch: Fetch,
+        plan: SamplePlan,
+        *,
+        num_processes: int,
+        num_batches: int,
+        pin_memory: bool = False,
     ) -> None:
+        self._pins = pin_memory and can_pin()
         self._fetch, self._plan = fetch, plan
         self._num_processes, self._num_batches = num_processes, num_batches
         # Two: reading ahead is in the next epoch before the worker is.
-        self._order = functools.lru_cache(maxsize=2)(plan.order)
+        self._epoch = functools.lru_cache(maxsize=2)(self._work_out)
         self._ahead: _Ahead | None = None
 
     def batch(self, place: Place, shards: Sequence[int]) -> Any:
@@ -85,6 +104,10 @@ class Loader:
         Raises:
             LoadingError: a sample cannot be read, or a loader process has died.
         """
+        batch = self._batch(place, shards)
+        return pinned(batch) if self._pins else batch
+
+    def _batch(self, place: Place, shards: Sequence[int]) -> Any:
         if self._num_processes == 0 or place.shard not in shards:
             return self._read(place)
         try:
@@ -110,12 +133,30 @@ class Loader:
         self._end()
 
     def _read(self, place: Place) -> Any:
-        order = self._order(place.epoch)
-        return self._fetch(self._plan.shard_indices(order, place.batch, place.shard), place.epoch)
+        order, repeats, _ = self._epoch(place.epoch)
+        indices = self._plan.shard_indices(order, place.batch, place.shard)
+        if repeats is not None:
+            repeats = self._plan.shard_indices(repeats, place.batch, place.shard)
+        return self._fetch(indices, place.epoch, repeats)
+
+    def _read_ahead(self, request: tuple[Place, str]) -> Any:
+        """Read in a loader process, if the order is the same here and in the worker."""
+        place, digest = request
+        if self._epoch(place.epoch).digest != digest:
+            raise LoadingError(
+                f"the sampler must give the same order in every process, but {self._plan.sampler} "
+                f"gives others for epoch {place.epoch}: let it depend on nothing but (epoch, seed)."
+            )
+        return self._read(place)
+
+    def _work_out(self, epoch: int) -> _Epoch:
+        plan = self._plan
+        return _Epoch(plan.order(epoch), plan.repeats(epoch), plan.digest(epoch))
 
     def _begin(self, place: Place, shards: Sequence[int]) -> _Ahead:
         places = upcoming(self._plan, shards, place, self._num_batches)
-        return _Ahead(LoaderProcesses(self._read, self._num_processes), shards, places)
+        requests = ((place, self._epoch(place.epoch).digest) for place in places)
+        return _Ahead(LoaderProcesses(self._read_ahead, self._num_processes), shards, requests)
 
     def _end(self) -> None:
         if self._ahead is not None:
@@ -127,10 +168,13 @@ class _Ahead:
     """Processes that read ahead from one place on, for one set of shards. Final."""
 
     def __init__(
-        self, processes: LoaderProcesses, shards: Sequence[int], places: Iterator[Place]
+        self,
+        processes: LoaderProcesses,
+        shards: Sequence[int],
+        requests: Iterator[tuple[Place, str]],
     ) -> None:
         self.processes = processes
-        self._shards, self._places = shards, places
+        self._shards, self._requests = shards, requests
         self._under_way: deque[Place] = deque()
 
     def goes_on_with(self, place: Place, shards: Sequence[int]) -> bool:
@@ -146,6 +190,6 @@ class _Ahead:
 
     def fill(self) -> None:
         """Have as many places read as the processes may have under way."""
-        for place in islice(self._places, self.processes.room):
-            self.processes.send(place)
-            self._under_way.append(place)
+        for request in islice(self._requests, self.processes.room):
+            self.processes.send(request)
+            self._under_way.append(request[0])

@@ -22,7 +22,8 @@ class Clipping:
     """How gradients are clipped; not at all if both are None.
 
     Attributes:
-        norm: what the norm of all gradients together is scaled down to, if it is larger.
+        norm: what the norm of all gradients together is scaled down to, if it is larger; infinite:
+            it is found, and nothing is scaled.
         value: what the magnitude of each element is at most.
 
     Raises:
@@ -42,10 +43,10 @@ class Clipping:
                     f"`{name}` must be a number, but is of type {type(limit).__name__}: pass "
                     f"`{name}=1.0`, say."
                 )
-            if not (limit > 0 and math.isfinite(limit)):
+            if not (limit > 0 and (math.isfinite(limit) or name == "clip_norm")):
                 raise ValueError(
-                    f"`{name}` must be above 0 and finite, but is {limit}: pass `{name}=1.0`, say, "
-                    f"or leave it out."
+                    f"`{name}` must be above 0{' and finite' * (name == 'clip_value')}, but is "
+                    f"{limit}: pass `{name}=1.0`, say, or leave it out."
                 )
         if self.norm is not None and self.value is not None:
             raise ValueError(
@@ -62,7 +63,7 @@ class Clipping:
     def scale(self, gradients: list[torch.Tensor], norm: torch.Tensor) -> None:
         """Scale some of the gradients whose norm all together is `norm`, a scalar."""
         assert self.norm is not None
-        if gradients:
+        if gradients and math.isfinite(self.norm):
             torch._foreach_mul_(gradients, torch.clamp(self.norm / (norm + _TINY), max=1.0))
 
 

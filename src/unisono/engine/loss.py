@@ -94,6 +94,29 @@ def non_finite_norm(value: float, step: int) -> NonFiniteLossError:
     )
 
 
+def non_finite_unscaled(
+    scale: float, step: int, bad: tuple[int, float] | None
+) -> NonFiniteLossError:
+    """Make the error that every worker raises when no scale of the loss helps.
+
+    Args:
+        scale: which it has come down to.
+        step: counted over the whole run.
+        bad: a shard whose loss is not finite, and that loss, if there is one.
+    """
+    shard, value = (None, math.nan) if bad is None else bad
+    because = "" if bad is None else f" (the loss of shard {shard} is {value})"
+    return NonFiniteLossError(
+        f"gradients must become finite as the scale of the loss falls, but in step {step} they are "
+        f"not{because}, though it has come down to {scale:g}; the parameters are those from before "
+        f"the steps that were skipped: look for values that are not finite in the samples and in "
+        f"the model, or compute in bfloat16, which overflows as late as float32.",
+        step=step,
+        shard=shard,
+        value=value,
+    )
+
+
 def check_differentiable(loss: ShardLoss) -> None:
     """Refuse a loss that no parameter had a part in.
 

@@ -30,17 +30,20 @@ from unisono.engine import randomness
 from unisono.engine.arena import Arena
 from unisono.engine.clipping import Clipping, norm_of
 from unisono.engine.gradients import GradientStack
+from unisono.engine.laps import Laps, Phase
 from unisono.engine.loss import (
     ShardLoss,
     check_differentiable,
     is_finite,
     non_finite,
     non_finite_norm,
+    non_finite_unscaled,
 )
 from unisono.engine.rows import Form, Rows, StepTotals
+from unisono.engine.scaling import SMALLEST, LossScaling
 from unisono.engine.state import SharedState
 from unisono.engine.summing import OrderedSum
-from unisono.engine.update import SlicedUpdate, Update, WholeUpdate
+from unisono.engine.update import SlicedUpdate, Update, WholeUpdate, pass_for_stepped
 from unisono.plan.seeds import seed_of
 from unisono.plan.shards import Held, assign, take_over
 from unisono.plan.slices import cut
@@ -55,10 +58,13 @@ class SharedEngine:
         seed: the run's.
         team: the workers.
         clipping: how gradients are clipped.
+        scaling: how losses are scaled; None: not at all.
 
     Attributes:
         gradient_norm: of the last step's gradients, before they were clipped by it; else None.
+        is_skipped: whether the last step's gradients were not finite with a scaled loss.
         state: what all workers share.
+        laps: where the time of the step under way goes on this worker.
         shards: those that this worker computes, as long as nobody is lost.
     """
 
@@ -74,8 +80,10 @@ class SharedEngine:
         arena: Arena | None = None,
         live: Live | None = None,
         clipping: Clipping | None = None,
+        scaling: LossScaling | None = None,
     ) -> None:
         self._clipping = clipping or Clipping()
+        self._scaling, self.is_skipped = scaling, False
         self._optimizer, self._team, self._seed = optimizer, team, seed
         self.state = SharedState(
             model, optimizer, shards=shards, team=team, key=key, arena=arena, live=live
@@ -83,6 +91,7 @@ class SharedEngine:
         self._arena, self._parameters = self.state.arena, self.state.parameters
         self._buffers = self.state.buffers
         self._rows = Rows(self._arena)
+        self.laps = Laps()
         self.gradient_norm: float | None = None
         self._held: Held = {}
         self._copied: int | None = None
@@ -100,6 +109,7 @@ class SharedEngine:
         self._team.faults.meet("begin", step)
         self._stack.discard()
         self.state.clear_gradients()
+        self.laps.begin()
 
     def start_shard(self, step: int, shard: int) -> None:
         """Prepare generators and buffers for one shard's forward pass."""
@@ -117,13 +127,14 @@ class SharedEngine:
             share: the shard's part of the global batch's samples, the weight of a mean.
         """
         self._rows.write(shard, loss)
-        if not is_finite(loss):
+        if self._scaling is None and not is_finite(loss):
             # Everybody will read the row and raise the same error; nobody updates anything.
             self._stack.push_nothing(shard)
             return
         check_differentiable(loss)
         weight = 1.0 if loss.is_sum else share
-        torch.autograd.backward(loss.tensor, torch.full_like(loss.tensor, weight))
+        tensor = loss.tensor if self._scaling is None else self._scaling.scaled(loss.tensor)
+        torch.autograd.backward(tensor, torch.full_like(tensor, weight))
         self._stack.push(shard)
         for parameter in self.state.fixed:
             parameter.grad = None
@@ -146,7 +157,7 @@ class SharedEngine:
         self._team.faults.meet("gradients", step)
         if self._team.faults.flips(step):
             self._flip_a_bit()
-        if self._team.meet(f"gradients of step {step}"):
+        if self._meet(f"gradients of step {step}", Phase.BACKWARD):
             if self._copied is not None:
                 self.state.snapshots.complete(self._copied)
                 self._copied = None
@@ -174,12 +185,13 @@ class SharedEngine:
             midst of the update, and :meth:`go_back` must be called.
 
         Raises:
-            NonFiniteLossError: the loss of a shard is NaN or infinite; nothing was updated.
+            NonFiniteLossError: the loss of a shard is NaN or infinite, or, where losses are scaled,
+                gradients are with any scale; nothing was updated.
             RuntimeError: something else changed the parameters meanwhile.
         """
         self.state.check_untouched()
         bad = self._rows.non_finite_shard()
-        if bad is not None:
+        if bad is not None and self._scaling is None:
             self._team.meet(f"bad loss in step {step}")
             shard, value = bad
             raise non_finite(value, step, shard)
@@ -189,20 +201,28 @@ class SharedEngine:
         present = self._sum.add()
         if totals.form == Form.SUM:
             self._divide_sums(present, totals.weight)
-        if not self._clip(present, step):
+        if not self._unscale(present, step) or not self._clip(present, step):
             return totals, False
-        if not self.state.is_sliced and not self._team.meet(f"sums of step {step}"):
+        self.laps.lap(Phase.SUMMING)
+        if not self.state.is_sliced and not self._meet(f"sums of step {step}", Phase.SUMMING):
             return totals, False
         self._team.faults.meet("update", step)
-        self._update.apply(present)
+        if self.is_skipped:
+            pass_for_stepped(self._optimizer)
+        else:
+            self._update.apply(present)
         self._team.faults.meet("updated", step)
         self._team.plan(step + 1, plan_next)
-        if not self._team.meet(f"update of step {step}"):
+        if not self._meet(f"update of step {step}", Phase.UPDATING):
             return totals, False
         self._update.commit()
         self._buffers.commit()
+        if self._scaling is not None:
+            self._scaling.update(is_skipped=self.is_skipped)
         self.state.remember()
         randomness.seed_generators(seed_of("between", self._seed, step))
+        self.laps.lap(Phase.UPDATING)
+        self._team.note_times(step, self.laps.times)
         self._team.faults.meet("commit", step)
         return totals, True
 
@@ -283,16 +303,37 @@ class SharedEngine:
         if totals:
             torch._foreach_div_(totals, weight)
 
+    def _unscale(self, present: Sequence[bool], step: int) -> bool:
+        """Unscale this worker's pieces, and find out whether all skip the step. Collective.
+
+        Returns:
+            Whether all have; False if somebody was lost.
+        """
+        if self._scaling is None:
+            return True
+        crew = self._team.crew
+        mine = b"finite" if self._scaling.unscale(self._totals(present)) else b""
+        heard = self._team.gather(mine, f"scale of step {step}")
+        if self._team.crew != crew:
+            return False
+        self.is_skipped = not all(heard.values())
+        if self.is_skipped and self._scaling.scale <= SMALLEST:
+            raise non_finite_unscaled(self._scaling.scale, step, self._rows.non_finite_shard())
+        return True
+
     def _clip(self, present: Sequence[bool], step: int) -> bool:
         """Clip this worker's pieces of the gradients. Collective.
 
         Returns:
             Whether all have; False if somebody was lost.
         """
+        if self.is_skipped:
+            self.gradient_norm = None if self._clipping.norm is None else math.inf
+            return True
         self._clipping.clip_values(self._totals(present))
         if self._clipping.norm is None:
             return True
-        if not self._team.meet(f"sums of step {step}"):
+        if not self._meet(f"sums of step {step}", Phase.SUMMING):
             return False
         whole = self._arena.gradients[0].tensors()
         norm = norm_of([total for total, here in zip(whole, present, strict=True) if here])
@@ -300,10 +341,17 @@ class SharedEngine:
         if not math.isfinite(self.gradient_norm):
             self._team.meet(f"bad norm in step {step}")
             raise non_finite_norm(self.gradient_norm, step)
-        if not self._team.meet(f"norm of step {step}"):
+        if not self._meet(f"norm of step {step}", Phase.SUMMING):
             return False
         self._clipping.scale(self._totals(present), norm)
         return True
+
+    def _meet(self, purpose: str, before: Phase) -> bool:
+        """Meet the others within a step; the time until here was for `before`. Collective."""
+        self.laps.lap(before)
+        all_came = self._team.meet(purpose)
+        self.laps.lap(Phase.WAITING)
+        return all_came
 
     def _totals(self, present: Sequence[bool]) -> list[torch.Tensor]:
         """View this worker's pieces of the summed gradients that are there."""

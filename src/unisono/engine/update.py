@@ -46,6 +46,11 @@ class Update(Protocol):
         """Take notice, after everybody has updated, of what the others did."""
 
 
+def pass_for_stepped(optimizer: Optimizer) -> None:
+    """Have an optimizer say that it has stepped; a schedule asks for that."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
 class SlicedUpdate:
     """Element-wise optimizers: each worker updates its pieces; state lies in the arena. Final.
 
@@ -90,8 +95,7 @@ class SlicedUpdate:
             for leaf, piece, total in zip(self._leaves, self._pieces, self._totals, strict=True):
                 leaf.grad = total if present[piece.index] else None
             self._dense = all(present)
-        # A schedule asks whether the optimizer has stepped; a worker without pieces has, too.
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        pass_for_stepped(self._optimizer)  # where this worker has no pieces, too
         if self._leaves:
             with self._in_place_of_the_whole():
                 self._optimizer.step()
@@ -211,8 +215,7 @@ class WholeUpdate:
     def apply(self, present: Sequence[bool]) -> None:
         """See :meth:`Update.apply`; the caller lets everybody's sums be finished first."""
         if not self._acts:
-            # A schedule asks whether the optimizer has stepped; elsewhere it has.
-            self._optimizer._opt_called = True  # type: ignore[attr-defined]
+            pass_for_stepped(self._optimizer)  # elsewhere it has
             return
         for parameter, total, here in zip(self._parameters, self._totals, present, strict=True):
             parameter.grad = total if here else None

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from unisono.callbacks.cell import environment_of_workers, in_notebook
 from unisono.comm.link import PID_VARIABLE, is_worker
 from unisono.errors import WorkerError
 from unisono.launch.call import pack_call
@@ -32,7 +33,6 @@ from unisono.launch.signals import Signals, signals_as_bytes
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
 from unisono.launch.supervise import supervise
-from unisono.train.cell import environment_of_workers, in_notebook
 from unisono.world import num_devices, threads_per_worker, world
 
 

@@ -29,11 +29,13 @@ class Lost:
         rank: which.
         now: the time of a monotonic clock, in seconds.
         had_begun: whether its program had begun; one that had not can always be run.
+        how: in words, such as "worker 1 was killed by SIGKILL".
     """
 
     rank: int
     now: float
     had_begun: bool = True
+    how: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from unisono.train.cell import Cell, in_notebook, sight_of
+from unisono.callbacks.cell import Cell, in_notebook, sight_of
 
 _CHUNK_BYTES = 1 << 16
 _CHUNKS_A_TURN = 64

@@ -18,7 +18,7 @@ from unisono.comm.control import ControlPage
 from unisono.launch import events, recovery
 from unisono.launch.memories import SharedMemories
 from unisono.launch.recovery import LOOP
-from unisono.launch.report import joined_message, loss_message
+from unisono.launch.report import ending, joined_message, loss_message
 
 # Whoever makes hundreds of runs in one program does not want all of them in memory.
 _ENDED_LOOPS_AT_MOST = 8
@@ -123,7 +123,8 @@ class Reception:
         step = self._control.step(rank)
         self._memories.forget(rank)
         self._let_go(rank)
-        lost = events.Lost(rank, now, had_begun=rank in self._begun)
+        how = f"worker {rank} {ending(exit_code)}".partition(" (")[0]
+        lost = events.Lost(rank, now, had_begun=rank in self._begun, how=how)
         self._begun.discard(rank)
         decision = recovery.decide(self.state, lost)
         if events.GiveUp() in decision.actions:

@@ -80,6 +80,7 @@ class State:
         is_ready: whether a lost worker can be made up for at all.
         trouble: why it cannot any more.
         has_lost: somebody of the crew was lost, and the others have not gone on since.
+        how_lost: how, in words, each of them.
         stopped: who of the crew stands still, and where.
         asking: the replacements that have caught up and wait, with what they asked.
         history: what came of everything done together so far.
@@ -96,6 +97,7 @@ class State:
     is_ready: bool = False
     trouble: str = ""
     has_lost: bool = False
+    how_lost: tuple[str, ...] = ()
     stopped: Mapping[int, Stopped] = field(default_factory=dict)
     asking: Mapping[int, Asked] = field(default_factory=dict)
     history: tuple[Entry, ...] = ()
@@ -157,7 +159,8 @@ def decide(state: State, event: Event) -> Decision:
 
 def _lost(state: State, event: Lost) -> Decision:
     losses = (*(at for at in state.losses if event.now - at < PERIOD_S), event.now)
-    state = _without(replace(state, losses=losses), event.rank)
+    how_lost = (*state.how_lost, event.how) if event.how else state.how_lost
+    state = _without(replace(state, losses=losses, how_lost=how_lost), event.rank)
     trouble = ""
     if not state.is_ready and event.had_begun:
         trouble = state.trouble or "the program had not made a `Run` or `Trainer` yet"
@@ -242,11 +245,17 @@ def _settled(state: State, reason: str, actions: tuple[Action, ...] = ()) -> Dec
 def _go_on_alone(state: State) -> tuple[State, tuple[Action, ...]]:
     """Let the first replacement that has caught up go on; the others will join it."""
     rank = min(state.asking)
-    crew = Crew((rank,), rank, state.generation + 1)
+    crew = Crew((rank,), rank, state.generation + 1, "; ".join(state.how_lost))
     asking = {other: asked for other, asked in state.asking.items() if other != rank}
     live = _live(rank, crew, state.loop, is_alone=True)
     state = replace(
-        state, crew=crew, generation=crew.generation, asking=asking, stopped={}, has_lost=False
+        state,
+        crew=crew,
+        generation=crew.generation,
+        asking=asking,
+        stopped={},
+        has_lost=False,
+        how_lost=(),
     )
     return state, (Seat(rank, 0), live, Joined((rank,)))
 
@@ -261,7 +270,7 @@ def _go_on(state: State, crew: Crew) -> tuple[State, tuple[Action, ...]]:
     )
     joining = sorted(state.asking) if may_join else []
     ranks = tuple(sorted((*crew.ranks, *joining)))
-    new = Crew(ranks, crew.lead, state.generation + 1)
+    new = Crew(ranks, crew.lead, state.generation + 1, "; ".join(state.how_lost))
     answers = [Answer(rank, {"type": "go", "crew": new.as_json()}) for rank in crew.ranks]
     # Before anybody goes on: the seat still shows to how many meetings its last owner came.
     seats = [Seat(rank, stop.arrivals) for rank in joining]
@@ -269,7 +278,13 @@ def _go_on(state: State, crew: Crew) -> tuple[State, tuple[Action, ...]]:
     told = [Joined(tuple(joining))] if joining else []
     asking = {rank: asked for rank, asked in state.asking.items() if rank not in joining}
     state = replace(
-        state, crew=new, generation=new.generation, stopped={}, asking=asking, has_lost=False
+        state,
+        crew=new,
+        generation=new.generation,
+        stopped={},
+        asking=asking,
+        has_lost=False,
+        how_lost=(),
     )
     return state, (*seats, *answers, *lives, *told)
 

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping
 
+from unisono.callbacks.cell import environment_of_workers
 from unisono.launch.environment import launch_environment
 from unisono.launch.forkserver import ForkServer
 from unisono.launch.job import Job
@@ -17,7 +18,6 @@ from unisono.launch.report import exit_status, failure_message, interrupt_messag
 from unisono.launch.signals import ENDING_SIGNALS, signals_as_bytes
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.supervise import supervise
-from unisono.train.cell import environment_of_workers
 
 
 def run(

@@ -3,7 +3,8 @@
 The order of an epoch is torch's: ``DistributedSampler`` seeds a generator with ``seed + epoch``
 and permutes. Step *t* takes positions *tB* … *(t+1)B − 1* of the order; the sample at position *p*
 belongs to shard *p* mod *S*, which is the sample that ``DistributedSampler`` gives to replica
-*p* mod *S*. Nothing is padded: the last batch may be short and a shard of it empty. ::
+*p* mod *S*. Nothing is padded: the last batch may be short and a shard of it empty. A sampler may
+say the order instead; an epoch is then as long as what it says. ::
 
     S = 3, B = 5     position  0 1 2 3 4 │ 5 6 7 8 9 │ 10 11
                      shard     0 1 2 0 1 │ 2 0 1 2 0 │  1  2      (shard 0 of the last is empty)
@@ -11,7 +12,9 @@ belongs to shard *p* mod *S*, which is the sample that ``DistributedSampler`` gi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,11 +24,14 @@ class SamplePlan:
     """How a dataset is cut into global batches and shards. Pure arithmetic.
 
     Args:
-        num_samples: N, the dataset's length, at least 1.
+        num_samples: N, samples of one epoch, at least 1: the dataset's length, if no sampler says
+            otherwise.
         batch_size: B, samples of one global batch, at least S.
         shards: S.
         shuffle: whether each epoch has an order of its own.
         seed: the run's seed.
+        sampler: what the sampler is called that says the order; None: there is none.
+        order_of: what it says: takes an epoch to N indices, some maybe several times.
 
     Raises:
         ValueError: a number does not fit the others.
@@ -36,6 +42,8 @@ class SamplePlan:
     shards: int
     shuffle: bool = True
     seed: int = 0
+    sampler: str | None = None
+    order_of: Callable[[int], torch.Tensor] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.shards < 1:
@@ -59,11 +67,24 @@ class SamplePlan:
 
     def order(self, epoch: int) -> torch.Tensor:
         """Give the dataset's indices in the order of `epoch`: int64 of shape (num_samples,)."""
+        if self.order_of is not None:
+            return self.order_of(epoch)
         if not self.shuffle:
             return torch.arange(self.num_samples)
         generator = torch.Generator()
         generator.manual_seed(self.seed + epoch)
         return torch.randperm(self.num_samples, generator=generator)
+
+    def repeats(self, epoch: int) -> torch.Tensor | None:
+        """Tell how often each sample of the order came before in it; None: there are no repeats."""
+        return None if self.order_of is None else _repeats(self.order(epoch))
+
+    def digest(self, epoch: int) -> str:
+        """Hash the order of an epoch that a sampler says; empty where none does."""
+        if self.order_of is None:
+            return ""
+        indices = self.order(epoch).numpy().tobytes()
+        return hashlib.blake2b(indices, digest_size=16).hexdigest()
 
     def bounds(self, batch: int) -> tuple[int, int]:
         """Give the positions [start, stop) of the epoch's `batch`-th global batch."""
@@ -89,3 +110,15 @@ class SamplePlan:
         """Count the samples of one global batch, all shards together."""
         start, stop = self.bounds(batch)
         return stop - start
+
+
+def _repeats(order: torch.Tensor) -> torch.Tensor | None:
+    # order: 7 3 7 7 → sorted: 3 7 7 7, runs begin at 0 1 1 1 → in the run: 0 0 1 2 → 0 0 1 2
+    ascending, places = torch.sort(order, stable=True)
+    _, lengths = torch.unique_consecutive(ascending, return_counts=True)
+    if len(lengths) == len(order):
+        return None
+    begins = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+    repeats = torch.empty_like(order)
+    repeats[places] = torch.arange(len(order)) - begins
+    return repeats

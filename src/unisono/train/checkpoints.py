@@ -29,7 +29,7 @@ from unisono.errors import CheckpointError
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.plan.samples import SamplePlan
 from unisono.train.position import Position
-from unisono.train.whole import check_whole
+from unisono.whole import check_whole
 from unisono.world import threads_per_worker
 
 RESUME = ("auto", "never")
@@ -81,6 +81,11 @@ class Checkpoints:
         self._kept_step: int | None = None
         self._kept_by: int | None = None
         self.directory = Path(directory).absolute()
+
+    @property
+    def kept_step(self) -> int | None:
+        """How many steps the run had done at its newest checkpoint; None before the first."""
+        return self._kept_step
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -182,6 +187,7 @@ def identity(plan: SamplePlan, fixed: Mapping[str, Any]) -> dict[str, Any]:
         "seed": plan.seed,
         "shards": plan.shards,
         "batch_size": plan.batch_size,
+        "sampler": plan.sampler,
         "shuffle": plan.shuffle,
         "dataset length": plan.num_samples,
         **fixed,
@@ -191,7 +197,7 @@ def identity(plan: SamplePlan, fixed: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_MUST_STAY = ("seed", "shards", "batch_size", "shuffle", "dataset length")
+_MUST_STAY = ("seed", "shards", "batch_size", "shuffle", "sampler", "dataset length")
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from unisono.comm.team import Team
-from unisono.data.fetch import Collate
+from unisono.data.collating import Collate
 from unisono.engine.loss import read_loss
 from unisono.engine.randomness import seed_generators
 from unisono.errors import MismatchError
@@ -39,6 +39,7 @@ def evaluate(
     *,
     loader_workers: int = 0,
     collate_fn: Collate | None = None,
+    pin_memory: bool = False,
     metrics: Metrics | None = None,
 ) -> dict[str, Any]:
     """Average the loss and its scalars over a dataset. Collective: every rank calls it.
@@ -47,10 +48,10 @@ def evaluate(
         model: in whatever mode; it evaluates in ``eval()`` mode and gets its own back, and its
             buffers too, with which every pass begins.
         loss: as for training.
-        dataset: map-style.
+        dataset: as for training.
         plan: of the dataset, without shuffling.
         team: the workers.
-        loader_workers, collate_fn: as for training.
+        loader_workers, collate_fn, pin_memory: as for training.
         metrics: what else to compute, in a pass of its own over each part.
 
     Returns:
@@ -62,7 +63,7 @@ def evaluate(
         ValueError: a mean and a metric have the same name.
     """
     agree_on(plan, team, "evaluate", **{"`metrics`": metrics.facts if metrics else None})
-    with sweep(model, dataset, plan, loader_workers, collate_fn) as parts_of:
+    with sweep(model, dataset, plan, loader_workers, collate_fn, pin_memory) as parts_of:
 
         def compute(shards: Sequence[int]) -> bytes:
             sums: dict[int, Sums] = {shard: {} for shard in shards}

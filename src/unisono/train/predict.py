@@ -17,7 +17,7 @@ from torch import nn
 
 from unisono.comm.history import History
 from unisono.comm.team import Team
-from unisono.data.fetch import Collate
+from unisono.data.collating import Collate
 from unisono.errors import MismatchError
 from unisono.plan.samples import SamplePlan
 from unisono.train.ledger import Ledger
@@ -50,12 +50,12 @@ class Predictor:
     Args:
         model: in whatever mode.
         forward: (model, batch) → a tensor, or a tuple or dict of tensors, one row a sample.
-        dataset: map-style.
+        dataset: as for training.
         plan: of the dataset, without shuffling.
         team: the workers.
         path: the safetensors file to write; None: memory.
         say: tells the user something; called on one worker.
-        loader_workers, collate_fn: as for training.
+        loader_workers, collate_fn, pin_memory: as for training.
     """
 
     def __init__(
@@ -70,12 +70,13 @@ class Predictor:
         *,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
+        pin_memory: bool = False,
     ) -> None:
         self._model, self._forward, self._dataset = model, forward, dataset
         self._plan, self._team, self._say = plan, team, say
         # A folder that has two names must be seen to be one, and a program may change its own.
         self._path = None if path is None else path.parent.resolve() / path.name
-        self._loader_workers, self._collate_fn = loader_workers, collate_fn
+        self._reading = loader_workers, collate_fn, pin_memory
 
     def once(self, history: History) -> Any:
         """Compute every row, or, in the place of a lost worker, take over what came of it.
@@ -158,7 +159,7 @@ class Predictor:
             self._plan, self._team, "predict", **{"whether there is a `path`": path is not None}
         )
         partial = None if path is None else Path(self._tell(lambda: _begin(path))["partial"])
-        reading = (self._model, self._dataset, self._plan, self._loader_workers, self._collate_fn)
+        reading = (self._model, self._dataset, self._plan, *self._reading)
         try:
             with sweep(*reading) as parts_of:
                 said, fd = self._agree_on_file(partial, parts_of)

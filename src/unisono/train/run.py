@@ -25,13 +25,17 @@ from torch.optim import Optimizer
 from unisono.comm.history import History
 from unisono.comm.host import Live, Passed
 from unisono.comm.team import Team
-from unisono.data.fetch import Collate, Fetch, fetcher, length_of
+from unisono.data.collating import Collate
+from unisono.data.fetch import Fetch, fetcher
+from unisono.data.length import is_stream, length_of
 from unisono.data.loader import Loader
+from unisono.data.sampler import EpochOrder, Sampler
 from unisono.engine.arena import Arena
 from unisono.engine.clipping import Clipping
 from unisono.engine.contents import check_contents, signature
+from unisono.engine.scaling import LossScaling
 from unisono.engine.shared import SharedEngine
-from unisono.errors import CheckpointError
+from unisono.errors import CheckpointError, MismatchError
 from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import assign
 from unisono.train.checkpoints import Checkpoints, Found, identity
@@ -40,8 +44,10 @@ from unisono.train.kept import Kept
 from unisono.train.loop import Loop, loop
 from unisono.train.position import Position
 from unisono.train.step import Step
-from unisono.train.whole import check_whole
+from unisono.whole import check_whole
 from unisono.world import num_devices, threads_per_worker
+
+SCALER_KEY = "grad_scaler"
 
 
 class Run:
@@ -74,8 +80,12 @@ class Run:
         resume: ``"auto"``: the first loop goes on from the newest checkpoint that is whole;
             ``"never"``: it begins anew.
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
-            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates.
+            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates; ``math.inf``
+            only has it found, for ``step.gradient_norm`` and the event file.
         clip_value: what the magnitude of each element of the mean gradients is clamped to.
+        grad_scaler: for passes in float16: `Step.backward` scales the loss, gradients are unscaled
+            before they are clipped, and a step in which they are not finite is skipped, on all
+            workers alike, with torch's bits. Its state is the run's, as ``run.state`` is.
 
     Attributes:
         shards: S.
@@ -100,6 +110,7 @@ class Run:
         resume: str = "auto",
         clip_norm: float | None = None,
         clip_value: float | None = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self._clipping = Clipping(clip_norm, clip_value)
         self.fixed: dict[str, Any] = {"clip_norm": clip_norm, "clip_value": clip_value}
@@ -111,6 +122,8 @@ class Run:
         seed = check_whole("seed", seed, at_least=0)
         assign(shards, self.world.world_size)
         check_contents(model, optimizer)
+        self._scaling = LossScaling.of(grad_scaler, optimizer)
+        self.fixed["grad_scaler"] = None if self._scaling is None else self._scaling.rule
         if directory is None and checkpoint_every is not None:
             raise ValueError(
                 "`directory` must say where checkpoints go when `checkpoint_every` is given, but "
@@ -119,6 +132,8 @@ class Run:
         self.model, self.optimizer = model, optimizer
         self.shards, self.seed = shards, seed
         self._kept = Kept(model, optimizer)
+        if self._scaling is not None:
+            self.state[SCALER_KEY] = grad_scaler
         self.say: Callable[[str], None] = say_on_stderr
         self.checkpoints = (
             None
@@ -167,50 +182,53 @@ class Run:
         batch_size: int,
         epochs: int | None = None,
         steps: int | None = None,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
+        sampler: Sampler | None = None,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
+        pin_memory: bool = False,
     ) -> Generator[Step, None, None]:
         """Go on until the totals are reached; a finished run gives nothing.
 
         Collective: every rank calls it and uses every step, in the same order.
 
         Args:
-            dataset: map-style; the same on every worker.
+            dataset: map-style, or an IterableDataset with a length, which every worker reads
+                from its start and whole; the same on every worker.
             batch_size: samples of one global batch, all workers together.
             epochs: how many epochs the run has in total.
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
-            shuffle: whether each epoch has an order of its own.
+            shuffle: whether each epoch has an order of its own; None: it has, if no sampler is
+                given.
+            sampler: says the order: takes (epoch, seed) to indices, in each epoch equally many,
+                some maybe several times; the same on every worker. Or one of torch's samplers.
             loader_workers: processes of each worker that read ahead while steps are computed;
                 0: the worker reads for itself. Bits do not depend on it.
             collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
+            pin_memory: have batches in pinned memory, where there is a GPU to copy them to.
 
         Raises:
-            TypeError: the dataset is not map-style, or a number is not whole.
+            TypeError: the dataset has no samples or no length, or a number is not whole.
             ValueError: a number does not fit.
             MismatchError: the workers do not agree.
             CheckpointError: the newest checkpoint belongs to another run.
         """
-        plan = self.plan(dataset, batch_size, shuffle)
+        plan = self.plan(dataset, batch_size, shuffle, sampler)
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
         _check_totals(epochs, steps)
         self._take_up(plan)
         if self._goes_on:
             self.last.pop("stopped_at", None)
-        elif self._is_stopped and self.team.position == 0:
-            self.say(
-                f"the run was stopped at step {self.position.step} and stays there: see `stop`"
-            )
         if self.position.batch and plan != self._plan:
             raise ValueError(
-                f"dataset length, `batch_size`, `shards` and `shuffle` must stay within an epoch, "
-                f"but were {self._plan} and are {plan}, after {self.position.batch} steps of epoch "
-                f"{self.position.epoch}: finish the epoch first."
+                f"dataset length, `batch_size`, `shards`, `shuffle` and `sampler` must stay within "
+                f"an epoch, but were {self._plan} and are {plan}, after {self.position.batch} "
+                f"steps of epoch {self.position.epoch}: finish the epoch first."
             )
         self._plan = plan
         self.history.together("start of a loop", lambda: self._agree(plan, epochs, steps))
-        fetch = fetcher(dataset, seed=self.seed, collate_fn=collate_fn)
-        return self._steps(plan, fetch, loader_workers, epochs, steps)
+        fetch = fetcher(dataset, seed=self.seed, collate_fn=collate_fn, batch_size=plan.batch_size)
+        return self._steps(plan, fetch, loader_workers, bool(pin_memory), epochs, steps)
 
     def stop(self) -> None:
         """End the loop under way after the step under way, as if that were its last.
@@ -231,16 +249,38 @@ class Run:
         stopped_at = self.last.get("stopped_at")
         return isinstance(stopped_at, int) and self.position.step >= stopped_at
 
-    def plan(self, dataset: Any, batch_size: int, shuffle: bool) -> SamplePlan:
+    def plan(
+        self,
+        dataset: Any,
+        batch_size: int,
+        shuffle: bool | None,
+        sampler: Sampler | None = None,
+    ) -> SamplePlan:
         """Plan which samples are computed where; raises as :meth:`steps` does."""
         batch_size = check_whole("batch_size", batch_size, at_least=1)
-        return SamplePlan(length_of(dataset), batch_size, self.shards, bool(shuffle), self.seed)
+        length = length_of(dataset)
+        if is_stream(dataset):
+            _check_order_is_its_own(dataset, shuffle, sampler)
+            shuffle = False
+        if sampler is None or not length:
+            shuffle = shuffle is None or bool(shuffle)
+            return SamplePlan(length, batch_size, self.shards, shuffle, self.seed)
+        if shuffle:
+            raise ValueError(
+                "`shuffle` must be left out where a `sampler` says the order, but is "
+                f"{shuffle!r}: let the sampler shuffle."
+            )
+        order = EpochOrder.of(sampler, self.seed, length)
+        return SamplePlan(
+            order.num_samples, batch_size, self.shards, False, self.seed, order.name, order
+        )
 
     def _steps(
         self,
         plan: SamplePlan,
         fetch: Fetch,
         loader_workers: int,
+        pin_memory: bool,
         end_epoch: int | None,
         end_step: int | None,
     ) -> Generator[Step, None, None]:
@@ -253,6 +293,10 @@ class Run:
                 or (end_epoch is not None and position.epoch >= end_epoch)
             )
 
+        if self._is_stopped and self.team.position == 0:
+            self.say(
+                f"the run was stopped at step {self.position.step} and stays there: see `stop`"
+            )
         if is_over():
             return
         if self._engine is not None:
@@ -265,11 +309,23 @@ class Run:
             under_way = stack.enter_context(self._loop(plan, entry))
             num_batches = _batches_until(plan, position, end_epoch, end_step)
             loader = stack.enter_context(
-                Loader(fetch, plan, num_processes=loader_workers, num_batches=num_batches)
+                Loader(
+                    fetch,
+                    plan,
+                    num_processes=loader_workers,
+                    num_batches=num_batches,
+                    pin_memory=pin_memory,
+                )
             )
+            # Who joins a loop under way comes behind what the others have agreed on.
+            has_agreed = isinstance(entry, Live) and entry.loop is not None
+            self._check_order(plan)
             while True:
                 if is_over() and under_way.end():
                     return
+                if plan.sampler is not None and not (position.batch or is_over() or has_agreed):
+                    self._agree_on_order(plan)
+                has_agreed = False
                 if not under_way.act() or is_over():
                     continue
                 step = Step(
@@ -299,6 +355,7 @@ class Run:
                 arena=self._arena,
                 live=live,
                 clipping=self._clipping,
+                scaling=self._scaling,
             )
             self._arena = self._engine.state.arena
             return self._engine
@@ -372,6 +429,8 @@ class Run:
                 "`seed`": plan.seed,
                 **{f"`{name}`": value for name, value in self.fixed.items()},
                 "`shuffle`": plan.shuffle,
+                "`sampler`": plan.sampler,
+                **self._order(plan),
                 "`epochs`": epochs,
                 "`steps`": steps,
                 "the model with its optimizer": signature(self.model, self.optimizer),
@@ -380,6 +439,33 @@ class Run:
             }
         )
         return b""
+
+    def _agree_on_order(self, plan: SamplePlan) -> None:
+        """Begin an epoch whose order a sampler says. Collective."""
+        order = self._order(plan)
+        self.team.agree(order, "order of an epoch")
+        self.last["order"] = order
+
+    def _check_order(self, plan: SamplePlan) -> None:
+        """Refuse to go on in the midst of an epoch in another order than it has begun in.
+
+        Raises:
+            MismatchError: the sampler says another.
+        """
+        order = self._order(plan)
+        if order and self.position.batch and self.last.get("order", order) != order:
+            raise MismatchError(
+                f"`sampler` must give the order again in which epoch {self.position.epoch} has "
+                f"begun, but {plan.sampler} gives another: give it what it was given, or begin "
+                f'anew with `resume="never"`.'
+            )
+
+    def _order(self, plan: SamplePlan) -> dict[str, str]:
+        """Tell the order of the epoch under way apart from others, if a sampler says it."""
+        if plan.sampler is None:
+            return {}
+        epoch = self.position.epoch
+        return {f"the sampler's order of epoch {epoch}": plan.digest(epoch)}
 
 
 def _batches_until(
@@ -399,3 +485,12 @@ def _check_totals(epochs: int | None, steps: int | None) -> None:
     for name, total in (("epochs", epochs), ("steps", steps)):
         if total is not None:
             check_whole(name, total, at_least=0)
+
+
+def _check_order_is_its_own(dataset: Any, shuffle: bool | None, sampler: Sampler | None) -> None:
+    given = "`sampler`" if sampler is not None else "`shuffle`" if shuffle else None
+    if given is not None:
+        raise ValueError(
+            f"{given} must be left out for an IterableDataset, which has an order of its own, but "
+            f"is given: let {type(dataset).__name__} shuffle, or give it `__getitem__`."
+        )

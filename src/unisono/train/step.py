@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from unisono.data.loader import Loader, Place
+from unisono.engine.laps import Phase
 from unisono.engine.loss import read_loss
 from unisono.engine.shared import SharedEngine
 from unisono.plan.samples import SamplePlan
@@ -40,9 +41,11 @@ class Step:
         means: after the block: the loss and other scalars by name, each the exact mean over the
             global batch, the same on every worker.
         gradient_norm: after the block, with ``clip_norm=``: of the mean gradients before they were
-            clipped.
-        is_done: after the block: whether parameters were updated. False where a worker was lost
-            in the midst of it: the step, and maybe some before it, will come again.
+            clipped; infinite where the step is skipped.
+        is_skipped: after the block, with ``grad_scaler=``: whether gradients were not finite, so
+            that parameters have stayed as they were. The step counts all the same.
+        is_done: after the block: whether the step counts. False where a worker was lost in the
+            midst of it: the step, and maybe some before it, will come again.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Step:
         self.means: dict[str, float] = {}
         self._engine, self._plan, self._loader = engine, plan, loader
         self.gradient_norm: float | None = None
+        self.is_skipped = False
         self.is_done = False
         self._loop = loop
         self._waiting: int | None = None
@@ -111,6 +115,7 @@ class Step:
                 continue
             place = Place(self.epoch, self.batch, shard)
             batch = self._loader.batch(place, self._engine.shards)
+            self._engine.laps.lap(Phase.LOADING)
             # After reading: what a dataset draws never shifts what the model draws.
             self._engine.start_shard(self.number, shard)
             self._waiting = shard
@@ -134,9 +139,11 @@ class Step:
                 "`step.backward` must be called once for each batch of `step.shards`, but there "
                 "is no batch without its loss now: call it inside the loop over `step.shards`."
             )
+        self._engine.laps.lap(Phase.FORWARD)
         num_samples = self._plan.shard_size(self.batch, shard)
         share = num_samples / self.num_samples
         self._engine.finish_shard(self.number, shard, read_loss(loss, num_samples), share)
+        self._engine.laps.lap(Phase.BACKWARD)
         self._waiting = None
         self._done.add(shard)
 
@@ -182,6 +189,7 @@ class Step:
         totals, self.is_done = self._engine.finish(self.number, self._loop.plan())
         self.means = totals.means
         self.gradient_norm = self._engine.gradient_norm
+        self.is_skipped = self._engine.is_skipped
         self._is_finished = True
         if self.is_done:
             self._loop.count(self.means)

@@ -16,13 +16,15 @@ import torch
 from torch import nn
 
 from unisono.comm.team import Team
-from unisono.data.fetch import Collate, fetcher
+from unisono.data.collating import Collate
+from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader, Place
 from unisono.engine.buffers import buffers_put_back
 from unisono.engine.randomness import generators_put_back, seed_generators
 from unisono.engine.threads import num_threads
 from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
+from unisono.train.compiling import every_shape_compiled
 from unisono.world import threads_per_worker
 
 
@@ -42,19 +44,26 @@ def sweep(
     plan: SamplePlan,
     loader_workers: int,
     collate_fn: Collate | None,
+    pin_memory: bool,
 ) -> Iterator[Callable[[Sequence[int]], Iterator[Part]]]:
     """Have a model in ``eval()`` mode without gradients; put everything back afterwards.
 
     Args:
         model: in whatever mode.
-        dataset: map-style.
+        dataset: as for training.
         plan: of the dataset, without shuffling.
-        loader_workers, collate_fn: as for training.
+        loader_workers, collate_fn, pin_memory: as for training.
 
     Returns:
         A function that gives, for some shards, their parts that have samples, batch by batch.
     """
-    fetch = fetcher(dataset, seed=plan.seed, stream="evaluate", collate_fn=collate_fn)
+    fetch = fetcher(
+        dataset,
+        seed=plan.seed,
+        stream="evaluate",
+        collate_fn=collate_fn,
+        batch_size=plan.batch_size,
+    )
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -62,9 +71,14 @@ def sweep(
             torch.no_grad(),
             generators_put_back(),
             num_threads(threads_per_worker()),
+            every_shape_compiled(),
             buffers_put_back(model) as put_buffers_back,
             Loader(
-                fetch, plan, num_processes=loader_workers, num_batches=plan.steps_per_epoch
+                fetch,
+                plan,
+                num_processes=loader_workers,
+                num_batches=plan.steps_per_epoch,
+                pin_memory=pin_memory,
             ) as loader,
         ):
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from unisono.callbacks.summary import Summary
 from unisono.plan.samples import SamplePlan
 from unisono.train.position import Position
-from unisono.train.progress import Summary
 from unisono.train.run import Run
 from unisono.train.step import Step
 
@@ -25,7 +25,6 @@ class Tally:
         self.begun_at = replace(begun_at)
         self._samples = 0
         self._last = begun_at.step - 1
-        self._told: set[str] = set()
         self._seconds = 0.0
         self._resumed_at_s = 0.0
 
@@ -51,19 +50,11 @@ class Tally:
         yield
         self.begin()
 
-    def count(self, step: Step) -> bool:
+    def count(self, step: Step) -> None:
         """Count a step that is done, unless it has come before a worker was lost."""
-        if step.number <= self._last:
-            return False
-        self._last = step.number
-        self._samples += step.num_samples
-        return True
-
-    def is_first(self, what: str) -> bool:
-        """Tell whether something happens for the first time, and not again after going back."""
-        is_first = what not in self._told
-        self._told.add(what)
-        return is_first
+        if step.number > self._last:
+            self._last = step.number
+            self._samples += step.num_samples
 
     def summary(self, run: Run, plan: SamplePlan, digest: str) -> Summary:
         """Say what the call did."""

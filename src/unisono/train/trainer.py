@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from unisono.callbacks.callback import Callback, Callbacks
+from unisono.callbacks.event_log import EventLog
+from unisono.callbacks.progress import Progress
+from unisono.callbacks.summary import Summary
 from unisono.checkpoint.digest import digest_of
 from unisono.checkpoint.weights import save_weights
-from unisono.data.fetch import Collate
-from unisono.plan.samples import SamplePlan
+from unisono.data.collating import Collate
+from unisono.data.sampler import EpochOrder, Sampler
+from unisono.train.computing import Computing
 from unisono.train.evaluate import evaluate
+from unisono.train.fit import FitUnderWay, end_of
 from unisono.train.metrics import Metrics, outputs_and_targets
 from unisono.train.passes import PassWatch
-from unisono.train.position import Position
-from unisono.train.precision import in_precision
+from unisono.train.precision import scaler_for
 from unisono.train.predict import Forward, Predictor, forward_inputs
-from unisono.train.progress import Display, Relay, Summary, display
 from unisono.train.run import Run
 from unisono.train.schedule import KEY, Schedule
 from unisono.train.step import Step
-from unisono.train.stopping import EarlyStopping
-from unisono.train.tally import Tally
 from unisono.train.validation import Validation
-from unisono.train.whole import check_whole
+from unisono.whole import check_whole
 
 Loss = Callable[[nn.Module, Any], Any]
 
@@ -52,14 +55,29 @@ class Trainer:
         resume: ``"auto"``: the first `fit` goes on from the newest checkpoint that is whole;
             ``"never"``: it begins anew.
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
-            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates.
+            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates; ``math.inf``
+            only has it found, for ``step.gradient_norm`` and the event file.
         clip_value: what the magnitude of each element of the mean gradients is clamped to.
-        precision: ``"fp32"``: the loss is computed as it is written; ``"bf16"``: with autocast.
+        precision: ``"fp32"``: the loss is computed as it is written; ``"bf16"``, ``"fp16"``: with
+            autocast, ``"fp16"`` with a scaled loss. A step whose gradients overflow is then
+            skipped, on all workers alike; it counts, and the schedule steps.
+        grad_scaler: how the loss is scaled in ``"fp16"``; None: ``torch.amp.GradScaler("cpu")``.
+        channels_last: whether images have their channels last in memory: the model (here and
+            now) and tensors with four dimensions in batches, as with ``torch.channels_last``.
+        tf32: whether NVIDIA GPUs may round the factors of float32 products to TF32 while this
+            computes; torch's switches are put back after. None: as the program has it. On the CPU
+            it changes nothing, so it is no part of the run's identity.
+        compile: whether the model's forward pass is compiled by torch, here and now for good, as
+            with ``model.compile()``: for each shape of a shard anew, on each worker. It needs a
+            C++ compiler, which belongs to the run's identity.
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; it is kept with the run.
         schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
             after each validation.
+        callbacks: what takes notice of the run, see `unisono.callbacks`; progress is always shown,
+            and with `directory` there is always an event file.
 
     Attributes:
+        callbacks: a list; may be changed between calls of `fit`.
         run: the run: its position, and what the program wants kept with it (``run.state``).
 
     Raises:
@@ -82,8 +100,13 @@ class Trainer:
         clip_norm: float | None = None,
         clip_value: float | None = None,
         precision: str = "fp32",
+        grad_scaler: torch.amp.GradScaler | None = None,
+        channels_last: bool = False,
+        tf32: bool | None = None,
+        compile: bool = False,
         schedule: LRScheduler | None = None,
         schedule_every: str = "epoch",
+        callbacks: Iterable[Callback] = (),
     ) -> None:
         if not callable(loss):
             raise TypeError(
@@ -91,6 +114,9 @@ class Trainer:
                 f"{type(loss).__name__}: "
                 f"pass `lambda model, batch: …`, or a function."
             )
+        self._computing = Computing(
+            precision=precision, channels_last=channels_last, tf32=tf32, compile=compile
+        )
         self.run = Run(
             model,
             optimizer,
@@ -102,17 +128,21 @@ class Trainer:
             resume=resume,
             clip_norm=clip_norm,
             clip_value=clip_value,
+            grad_scaler=scaler_for(precision, grad_scaler),
         )
-        loss = in_precision(precision, loss)
-        self.run.fixed["precision"] = precision
+        self.run.fixed.update(self._computing.fixed)
+        self._computing.prepare(model)
         self._schedule = Schedule(schedule, schedule_every, optimizer)
         self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:
             self.run.state[KEY] = schedule
-        self._precision = precision
-        self._loss = loss
+        self.callbacks = list(Callbacks(list(callbacks)))
+        self._loss = self._computing.of(loss)
         self._passes = PassWatch(
-            model, loss, self.run.world, 0 if self.run.team.is_replacement else self.run.shards
+            model,
+            self._loss,
+            self.run.world,
+            0 if self.run.team.is_replacement or compile else self.run.shards,
         )
 
     def fit(
@@ -126,17 +156,19 @@ class Trainer:
         validate_every: int | str = "1 epoch",
         validate_metrics: Any = None,
         validate_forward: Forward = outputs_and_targets,
-        stop_early: EarlyStopping | None = None,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
+        sampler: Sampler | None = None,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
+        pin_memory: bool = False,
     ) -> Summary:
         """Train until the run has come to its totals; a finished run's `fit` does nothing.
 
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset: map-style; the same on every worker.
+            dataset: map-style, or an IterableDataset with a length, which every worker reads
+                from its start and whole; the same on every worker.
             batch_size: samples of one global batch, all workers together.
             epochs: how many epochs the run has in total.
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
@@ -144,83 +176,77 @@ class Trainer:
             validate_every: how often: ``500`` (steps) or ``"2 epochs"``.
             validate_metrics, validate_forward: what else to compute then: `metrics` and `forward`
                 of :meth:`evaluate`.
-            stop_early: ends the run when validations get no better; a run that has ended so stays
-                ended for every `fit` with `stop_early`.
-            shuffle: whether each epoch has an order of its own.
+            shuffle: whether each epoch has an order of its own; None: it has, if no sampler is
+                given.
+            sampler: says the order: takes (epoch, seed) to indices, in each epoch equally many,
+                some maybe several times; the same on every worker. Or one of torch's samplers.
             loader_workers: processes of each worker that read ahead while steps are computed;
                 0: the worker reads for itself. Bits do not depend on it.
             collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
+            pin_memory: have batches in pinned memory, where there is a GPU to copy them to.
 
         Returns:
             What this call did; its text is the summary line.
 
         Raises:
-            TypeError: a dataset is not map-style, or the loss returned something else.
+            TypeError: a dataset has no samples or no length, or the loss returned something else.
             ValueError: a number does not fit, or the loss is not a scalar.
+            CallbackError: a callback raised something.
             NonFiniteLossError: the loss of a shard is NaN or infinite, or, with `clip_norm`, the
-                norm of the gradients.
+                norm of the gradients; in ``"fp16"``: gradients are, with any scale of the loss.
             LoadingError: a sample cannot be read, or a loader process has died.
             MismatchError: the workers do not run the same program.
             CheckpointError: the newest checkpoint belongs to another run.
         """
         run = self.run
-        plan = run.plan(dataset, batch_size, shuffle)
-        reading: dict[str, Any] = {"loader_workers": loader_workers, "collate_fn": collate_fn}
+        plan = run.plan(dataset, batch_size, shuffle, sampler)
+        reading: dict[str, Any] = {
+            "loader_workers": loader_workers,
+            "collate_fn": collate_fn,
+            "pin_memory": pin_memory,
+        }
 
         metrics: dict[str, Any] = {"metrics": validate_metrics, "forward": validate_forward}
         self._metrics(**metrics)
 
         def find_means() -> dict[str, Any]:
-            with tally.paused():
-                return self.evaluate(validate, batch_size=batch_size, **metrics, **reading)
+            return self.evaluate(validate, batch_size=batch_size, **metrics, **reading)
 
-        validation = Validation(
-            run, None if validate is None else find_means, validate_every, stop_early
-        )
+        callbacks = Callbacks(self._all_callbacks())
+        for name, callback in zip(callbacks.names, callbacks, strict=True):
+            if hasattr(callback, "state_dict"):
+                run.state[name] = callback
+        validation = Validation(run, None if validate is None else find_means, validate_every)
         if validate is not None:
             run.plan(validate, batch_size, False)
         if self._schedule.needs_validation:
             validation.must_be("ReduceLROnPlateau, which looks at its loss")
-        # The lowest rank that is there: rank 0, unless it was lost and nobody took its place.
-        show = Relay(lambda: run.team.position == 0, display)
-        run.say = show.say
-        loop = run.steps(
-            dataset, batch_size=batch_size, epochs=epochs, steps=steps, shuffle=shuffle, **reading
+        for callback in callbacks:
+            if callback.needs_validation:
+                validation.must_be(f"{callback.name}, which looks at validations")
+        fit = FitUnderWay(
+            run, plan, callbacks, validation, self._schedule, {"loader_workers": loader_workers}
         )
-
-        def tell(lines: list[str]) -> None:
-            for line in filter(tally.is_first, lines):
-                show.say(line)
-
-        validation.begin()
-        tally = Tally(run.position)
-        show.start(run.position.step, _last_step(plan, run.position, epochs, steps))
+        loop = self._computing.while_under_way(
+            run.steps(
+                dataset,
+                batch_size=batch_size,
+                epochs=epochs,
+                steps=steps,
+                shuffle=shuffle,
+                sampler=plan.order_of if isinstance(plan.order_of, EpochOrder) else sampler,
+                **reading,
+            )
+        )
+        end_step = end_of(plan, run.position, epochs, steps)
         run.model.train()
         try:
-            tally.begin()
-            for step in loop:
-                self._compute(step, show)
-                if not step.is_done:
-                    continue
-                if tally.count(step):
-                    show.at(step.number)
-                    show.step(step.epoch, step.loss, step.num_samples)
-                self._schedule.after_step()
-                tell(validation.after_step())
-                if validation.newest is not None:
-                    self._schedule.after_validation(validation.newest)
-                if run.position.batch == 0:
-                    self._schedule.after_epoch()
-            tally.pause()
-            if run.position.step > tally.begun_at.step:
-                tell(validation.at_end())
+            return fit.go_through(loop, end_step, self._compute, self.digest)
+        except BaseException as error:
+            fit.fail(error)
+            raise
         finally:
             loop.close()
-            show.stop()
-        summary = tally.summary(run, plan, self.digest())
-        if tally.has_counted:
-            show.say(str(summary))
-        return summary
 
     def evaluate(
         self,
@@ -231,13 +257,14 @@ class Trainer:
         forward: Forward = outputs_and_targets,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
+        pin_memory: bool = False,
     ) -> dict[str, Any]:
         """Average the loss and its scalars over a dataset, every sample once.
 
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset: map-style; the same on every worker.
+            dataset: as for :meth:`fit`; the same on every worker.
             batch_size: samples of one global batch, all workers together.
             metrics: torchmetrics objects by name, or a ``MetricCollection``, to compute as well.
                 They are copied: each shard updates copies of its own, whose states are merged. They
@@ -245,7 +272,7 @@ class Trainer:
             forward: for `metrics`: takes (model, batch) of one shard to what they are updated with,
                 a tuple or a dict by name; by default the model is called with the first part of a
                 pair (inputs, targets), and they get (outputs, targets).
-            loader_workers, collate_fn: see :meth:`fit`.
+            loader_workers, collate_fn, pin_memory: see :meth:`fit`.
 
         Returns:
             By name, the mean over all samples (or the true weight); the same on every worker,
@@ -262,16 +289,18 @@ class Trainer:
         measured = self._metrics(metrics, forward)
 
         def compute() -> bytes:
-            found = evaluate(
-                run.model,
-                self._loss,
-                dataset,
-                plan,
-                run.team,
-                loader_workers=loader_workers,
-                collate_fn=collate_fn,
-                metrics=measured,
-            )
+            with self._computing.under_way():
+                found = evaluate(
+                    run.model,
+                    self._loss,
+                    dataset,
+                    plan,
+                    run.team,
+                    loader_workers=loader_workers,
+                    collate_fn=collate_fn,
+                    pin_memory=pin_memory,
+                    metrics=measured,
+                )
             return json.dumps(found).encode()
 
         means: dict[str, Any] = json.loads(run.history.together("evaluate", compute))
@@ -286,13 +315,14 @@ class Trainer:
         path: str | os.PathLike[str] | None = None,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
+        pin_memory: bool = False,
     ) -> Any:
         """Predict for every sample of a dataset; row i belongs to sample i.
 
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset: map-style; the same on every worker.
+            dataset: as for :meth:`fit`; the same on every worker.
             batch_size: samples of one global batch, all workers together.
             forward: takes (model, batch) of one shard to a tensor, or a tuple or dict of tensors,
                 with one row for each sample; by default the model is called with the batch, or
@@ -300,7 +330,7 @@ class Trainer:
             path: a safetensors file to write, in a folder that is there, for what is too large for
                 memory: it is mapped, and rows are read when they are looked at. Until every row
                 is there its name ends in ``.partial``; a job that is killed as a whole leaves that.
-            loader_workers, collate_fn: see :meth:`fit`.
+            loader_workers, collate_fn, pin_memory: see :meth:`fit`.
 
         Returns:
             What `forward` returns, with ``len(dataset)`` rows: the same bits on every worker and
@@ -324,7 +354,7 @@ class Trainer:
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
         predictor = Predictor(
             run.model,
-            in_precision(self._precision, forward),
+            self._computing.of(forward),
             dataset,
             plan,
             run.team,
@@ -332,8 +362,10 @@ class Trainer:
             lambda line: run.say(line),
             loader_workers=loader_workers,
             collate_fn=collate_fn,
+            pin_memory=pin_memory,
         )
-        return predictor.once(run.history)
+        with self._computing.under_way():
+            return predictor.once(run.history)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the weights as safetensors, under the plain model's names; rank 0 writes.
@@ -376,24 +408,20 @@ class Trainer:
         return run.history.together("digest", lambda: run.team.hear_lead(speak, "digest")).decode()
 
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
-        if metrics is None:
-            return None
-        return Metrics(metrics, in_precision(self._precision, forward))
+        return None if metrics is None else Metrics(metrics, self._computing.of(forward))
 
-    def _compute(self, step: Step, show: Display) -> None:
+    def _compute(self, step: Step) -> None:
         with step, self._passes.watching():
             for batch in self._passes.taking(step.shards):
                 step.backward(self._loss(self.run.model, batch))
                 self._passes.note(batch)
         advice = self._passes.advice()
         if advice:
-            show.say(advice)
+            self.run.say(advice)
 
-
-def _last_step(plan: SamplePlan, position: Position, epochs: int | None, steps: int | None) -> int:
-    """Count the steps that the run will have done; a loop that has nothing to do stays there."""
-    ends = [] if steps is None else [steps]
-    if epochs is not None:
-        epochs_to_go = max(0, epochs - position.epoch)
-        ends.append(position.step - position.batch + epochs_to_go * plan.steps_per_epoch)
-    return max(position.step, min(ends))
+    def _all_callbacks(self) -> list[Callback]:
+        """Give the callbacks, with those that are always there unless there are others of them."""
+        callbacks = list(self.callbacks)
+        given = {type(callback) for callback in callbacks}
+        usual: list[type[Callback]] = [Progress, EventLog]
+        return [*(kind() for kind in usual if kind not in given), *callbacks]

@@ -1,7 +1,7 @@
-"""When is a run validated, and what follows from it? A line for the user, maybe an early end.
+"""When is a run validated? What was found is kept with the run.
 
-What validation found is kept with the run, so whoever joins it or takes it up knows what was found
-and where, and nobody validates where the others do not.
+So whoever joins it or takes it up knows what was found and where, and nobody validates where the
+others do not.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.checkpoint.every import Every
-from unisono.train.progress import told
 from unisono.train.run import Run
-from unisono.train.stopping import KEY, EarlyStopping, decide
 
 Means = dict[str, Any]
 
@@ -24,41 +22,34 @@ class Validation:
         run: which is validated.
         compute: finds the means; None: nothing is validated.
         every: how often, in steps or epochs.
-        stop_early: when the run ends early; None: it does not.
 
     Raises:
-        ValueError: `every` is no such interval, or something needs validations that there are not.
+        ValueError: `every` is no such interval.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        compute: Callable[[], Means] | None,
-        every: int | str,
-        stop_early: EarlyStopping | None,
-    ) -> None:
-        self._run, self._compute, self._stop_early = run, compute, stop_early
+    def __init__(self, run: Run, compute: Callable[[], Means] | None, every: int | str) -> None:
+        self._run, self._compute = run, compute
         self._every = Every.read(every, "validate_every")
         if self._every.seconds is not None:
             raise ValueError(
                 f"`validate_every` must be in steps or epochs, as clocks differ between workers, "
                 f"but is {every!r}: pass `500`, say."
             )
-        if stop_early is not None:
-            self.must_be("`stop_early`, which looks at validations")
+
+    @property
+    def has_data(self) -> bool:
+        """Whether there is anything to validate on."""
+        return self._compute is not None
 
     def must_be(self, for_what: str) -> None:
         """Refuse to go on without a dataset where something needs one."""
-        if self._compute is None:
+        if not self.has_data:
             raise ValueError(
                 f"`validate` must be given for {for_what}, but is None: pass a dataset."
             )
 
     def begin(self) -> None:
         """Begin a loop, after the run has taken up what it goes on from."""
-        if self._stop_early is None:
-            self._run.go_on()
-            self._run.last.pop(KEY, None)
         self._run.last.update(validation=None, validated_at=None)
 
     @property
@@ -68,36 +59,15 @@ class Validation:
         is_new = last["validated_at"] == self._run.position.step
         return last["validation"] if is_new else None
 
-    def after_step(self) -> list[str]:
-        """Validate if it is time. Collective.
-
-        Returns:
-            Lines for the user.
-        """
+    def is_due(self) -> bool:
+        """Tell whether it is time, after a step that is done."""
         position = self._run.position
-        has_ended = position.batch == 0
-        if not self._every.is_due(
-            steps=position.step, epoch_ended=position.epoch * has_ended, seconds=0.0
-        ):
-            return []
-        lines = self._now(f"epoch {position.epoch}" if has_ended else f"step {position.step}")
-        means = self.newest
-        if means is not None and (why := decide(self._stop_early, means, self._run.last)):
-            self._run.stop()
-            lines.append(why)
-        return lines
+        ended = position.epoch if position.batch == 0 else 0
+        return self._every.is_due(steps=position.step, epoch_ended=ended, seconds=0.0)
 
-    def at_end(self) -> list[str]:
-        """Validate once more, if steps have been done since the last time. Collective.
-
-        Nothing follows from it: the last checkpoint is written, and a run with other totals would
-        not validate here.
-        """
-        return [] if self.newest is not None else self._now(f"step {self._run.position.step}")
-
-    def _now(self, when: str) -> list[str]:
-        if self._compute is None:
-            return []
-        run, means = self._run, self._compute()
-        run.last.update(validation=means, validated_at=run.position.step)
-        return [f"{when}: validation {told(means)}"]
+    def compute(self) -> Means:
+        """Validate now. Collective."""
+        assert self._compute is not None, "only where there is something to validate on"
+        means = self._compute()
+        self._run.last.update(validation=means, validated_at=self._run.position.step)
+        return means

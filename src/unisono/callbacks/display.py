@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -17,8 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from unisono.callbacks.cell import Cell, Observed, in_notebook, launcher_draws, message_of
 from unisono.comm.link import Link
-from unisono.train.cell import Cell, Observed, in_notebook, launcher_draws, message_of
 
 _REDRAW_EVERY_S = 0.25
 _LINE_EVERY_S = 30.0
@@ -80,6 +79,8 @@ class Relay:
 
     def start(self, done: int, total: int) -> None:
         """See :class:`Display`."""
+        self.stop()
+        self._display = None
         self._done, self._total = done, total
         self._now()
 
@@ -248,48 +249,3 @@ def columns(width: int) -> tuple[ProgressColumn, ...]:
 
 def _print_line(console: Console, line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What a call of ``fit`` did.
-
-    Attributes:
-        steps: steps of this call.
-        samples: samples of this call.
-        seconds: wall time of this call, in seconds, validation left out.
-        shards: S.
-        workers: W.
-        digest: of the state at the end.
-        means: of the last step.
-        validation: the last validation, if there was one.
-    """
-
-    steps: int
-    samples: int
-    seconds: float
-    shards: int
-    workers: int
-    digest: str
-    means: Mapping[str, float]
-    validation: Mapping[str, Any] | None
-
-    @property
-    def samples_per_second(self) -> float:
-        """The rate of all workers together."""
-        return self.samples / self.seconds if self.seconds else 0.0
-
-    def __str__(self) -> str:
-        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
-        shards = "1 shard" if self.shards == 1 else f"{self.shards} shards"
-        return (
-            f"{self.steps:,} steps, {self.samples:,} samples in {self.seconds:.1f} s: "
-            f"{self.samples_per_second:,.0f} samples/s, {shards} on {workers}, "
-            f"digest {self.digest[:16]}"
-        )
-
-
-def told(means: Mapping[str, Any]) -> str:
-    """Write scalars for a person, ``loss 0.1234, accuracy 0.9876``; lists would fill the screen."""
-    scalars = {name: value for name, value in means.items() if not isinstance(value, list)}
-    return ", ".join(f"{name} {value:.4f}" for name, value in scalars.items())

@@ -6,7 +6,22 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.train.stopping import decide
+from unisono.callbacks import EarlyStopping
+
+
+class Fit:
+    has_ended = False
+
+    def __init__(self):
+        self.why = []
+
+    def stop(self, why):
+        self.why.append(why)
+
+    def judge(self, rule, means):
+        before = len(self.why)
+        rule.on_validation(self, means, 0.0)
+        return self.why[before:]
 
 
 @pytest.mark.parametrize(
@@ -23,8 +38,8 @@ from unisono.train.stopping import decide
     ],
 )
 def test_patience(options, means, stops_after):
-    rule, last = unisono.EarlyStopping(**options), {}
-    stopped = [n for n, mean in enumerate(means, 1) if decide(rule, {"loss": mean}, last)]
+    rule, fit = EarlyStopping(**options), Fit()
+    stopped = [n for n, mean in enumerate(means, 1) if fit.judge(rule, {"loss": mean})]
     assert (stopped[0] if stopped else None) == stops_after
 
 
@@ -39,7 +54,7 @@ def test_patience(options, means, stops_after):
 )
 def test_wrong_options_are_refused(options, kind, words):
     with pytest.raises(kind, match=words):
-        unisono.EarlyStopping(**options)
+        EarlyStopping(**options)
 
 
 def data(num_samples):
@@ -59,14 +74,9 @@ def train(epochs=40, rule=RULE, **options):
     torch.manual_seed(4)
     model = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    trainer = unisono.Trainer(model, optimizer, loss, shards=3, **options)
-    trainer.fit(
-        data(40),
-        batch_size=10,
-        epochs=epochs,
-        validate=data(31),
-        stop_early=unisono.EarlyStopping(**rule) if rule else None,
-    )
+    rules = [EarlyStopping(**rule)] if rule else []
+    trainer = unisono.Trainer(model, optimizer, loss, shards=3, callbacks=rules, **options)
+    trainer.fit(data(40), batch_size=10, epochs=epochs, validate=data(31))
     return trainer.run.position.epoch, trainer.digest()
 
 
@@ -94,12 +104,15 @@ def test_a_stopped_run_stays_stopped_and_goes_on_if_wanted(tmp_path):
 
 
 def test_another_rule_begins_anew():
-    last = {}
-    assert not decide(unisono.EarlyStopping(1), {"loss": 0.5, "accuracy": 0.1}, last)
-    assert decide(unisono.EarlyStopping(1), {"loss": 0.5, "accuracy": 0.1}, last)
-    rule = unisono.EarlyStopping(1, "accuracy", "higher")
-    assert not decide(rule, {"loss": 0.5, "accuracy": 0.1}, last)
-    assert decide(rule, {"loss": 0.5, "accuracy": 0.1}, last)
+    fit, means = Fit(), {"loss": 0.5, "accuracy": 0.1}
+    first, same = EarlyStopping(1), EarlyStopping(1)
+    other = EarlyStopping(1, monitor="accuracy", better="higher")
+    assert not fit.judge(first, means)
+    for rule in (same, other):
+        rule.load_state_dict(first.state_dict())
+    assert fit.judge(same, means)
+    assert not fit.judge(other, means)
+    assert fit.judge(other, means)
 
 
 def test_a_run_that_was_stopped_goes_on_where_it_is_told_to(tmp_path, capsys):
@@ -131,15 +144,10 @@ def test_where_a_run_was_split_does_not_change_where_it_ends(tmp_path, splits):
         torch.manual_seed(4)
         model = torch.nn.Linear(6, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # nothing gets better
-        trainer = unisono.Trainer(model, optimizer, loss, shards=1, directory=tmp_path)
-        trainer.fit(
-            data(40),
-            batch_size=10,
-            steps=steps,
-            validate=data(31),
-            validate_every=3,
-            stop_early=unisono.EarlyStopping(2),
+        trainer = unisono.Trainer(
+            model, optimizer, loss, shards=1, directory=tmp_path, callbacks=[EarlyStopping(2)]
         )
+        trainer.fit(data(40), batch_size=10, steps=steps, validate=data(31), validate_every=3)
         return trainer.run.position.step
 
     assert [fit(steps) for steps in splits][-1] == 9
@@ -149,11 +157,11 @@ def train_twice(directory):
     torch.manual_seed(4)
     model = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    trainer = unisono.Trainer(
-        model, optimizer, loss, shards=3, directory=directory, checkpoint_every=3, keep=1
-    )
-    rule = unisono.EarlyStopping(2, min_delta=0.02)
-    trainer.fit(data(40), batch_size=10, epochs=40, validate=data(31), stop_early=rule)
+    rule = EarlyStopping(2, min_delta=0.02)
+    options = {"directory": directory, "checkpoint_every": 3, "keep": 1, "callbacks": [rule]}
+    trainer = unisono.Trainer(model, optimizer, loss, shards=3, **options)
+    trainer.fit(data(40), batch_size=10, epochs=40, validate=data(31))
+    trainer.callbacks.remove(rule)
     where = trainer.run.position.step
     trainer.fit(data(40), batch_size=10, epochs=40)
     return where, trainer.digest()
@@ -170,12 +178,16 @@ def test_a_replacement_knows_of_a_stop_before_the_restart(tmp_path, monkeypatch)
 
 
 def test_a_name_that_no_mean_has_is_refused():
-    with pytest.raises(ValueError, match=r"`monitor` must be one of .*\['loss'\], but is 'f1'"):
+    with pytest.raises(
+        unisono.CallbackError,
+        match=r"EarlyStopping failed .*`monitor` must be one of .*\['loss'\], but is 'f1'",
+    ):
         train(rule={"monitor": "f1"})
 
 
 def test_it_needs_validation():
     model = torch.nn.Linear(6, 2)
-    trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), loss, shards=1)
-    with pytest.raises(ValueError, match="`validate` must be given for `stop_early`"):
-        trainer.fit(data(10), batch_size=5, epochs=1, stop_early=unisono.EarlyStopping())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=1, callbacks=[EarlyStopping()])
+    with pytest.raises(ValueError, match="`validate` must be given for EarlyStopping"):
+        trainer.fit(data(10), batch_size=5, epochs=1)

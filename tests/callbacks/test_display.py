@@ -4,8 +4,9 @@ import re
 import pytest
 from rich.console import Console
 
-from unisono.train import progress
-from unisono.train.progress import Bar, Lines, Relay, Silence, Summary, display
+from unisono.callbacks import display as display_module
+from unisono.callbacks.display import Bar, Lines, Relay, Silence, display
+from unisono.callbacks.summary import Summary
 
 
 def console(width=80, **options):
@@ -26,7 +27,7 @@ class Clock:
 
 
 def test_a_terminal_gets_a_bar_that_leaves_nothing_behind(monkeypatch):
-    monkeypatch.setattr(progress, "_REDRAW_EVERY_S", 0.0)
+    monkeypatch.setattr(display_module, "_REDRAW_EVERY_S", 0.0)
     terminal = console(force_terminal=True)
     bar = Bar(terminal)
     bar.start(0, 10)

@@ -113,13 +113,13 @@ class Observed:
         self._started_at = self._shown_at = 0.0
 
     def start(self, done: int, total: int) -> None:
-        """See :class:`unisono.train.progress.Display`."""
+        """See :class:`unisono.callbacks.display.Display`."""
         self._started_at = self._shown_at = self._clock()
         self._sight = Sight(done, total)
         self._show_now()
 
     def step(self, epoch: int, loss: float, num_samples: int) -> None:
-        """See :class:`unisono.train.progress.Display`."""
+        """See :class:`unisono.callbacks.display.Display`."""
         now, before = self._clock(), self._sight
         self._sight = Sight(
             before.done + 1,
@@ -135,11 +135,11 @@ class Observed:
             self._show_now()
 
     def say(self, line: str) -> None:
-        """See :class:`unisono.train.progress.Display`."""
+        """See :class:`unisono.callbacks.display.Display`."""
         print(line, flush=True)
 
     def stop(self) -> None:
-        """See :class:`unisono.train.progress.Display`."""
+        """See :class:`unisono.callbacks.display.Display`."""
         # Who stops before the end may only have lost the lead; then another goes on.
         if self._sight.is_over:
             self._show_now()

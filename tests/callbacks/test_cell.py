@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from unisono.train.cell import (
+from unisono.callbacks.cell import (
     Observed,
     Sight,
     environment_of_workers,

@@ -1,0 +1,1 @@
+"""Unisono against Accelerate, Lightning Fabric and Lightning: ``make bench-peers``."""

@@ -1,0 +1,43 @@
+"""What looks at a run under way: progress, files, averages, decisions; one file each."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unisono.callbacks.callback import Callback, DoneStep, Fit, Times
+    from unisono.callbacks.early_stopping import EarlyStopping
+    from unisono.callbacks.event_log import EventLog
+    from unisono.callbacks.progress import Progress
+
+# Loaded when they are first used: the launcher draws in notebooks, but has no need of torch.
+_HOMES = {
+    "Callback": "callback",
+    "DoneStep": "callback",
+    "EarlyStopping": "early_stopping",
+    "EventLog": "event_log",
+    "Fit": "callback",
+    "Progress": "progress",
+    "Times": "callback",
+}
+
+__all__ = [
+    "Callback",
+    "DoneStep",
+    "EarlyStopping",
+    "EventLog",
+    "Fit",
+    "Progress",
+    "Times",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'unisono.callbacks' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"unisono.callbacks.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,266 @@
+"""What may look at a run under way, and when: the interface of callbacks.
+
+::
+
+    on_begin ─► ┌ on_step_begin ─ step ─ on_step_end ─ on_validation ─ on_epoch_end ┐ ─► on_end
+                └ on_workers_changed, on_went_back, on_checkpoint ◄─────────────────┘
+                                anything raised ─► on_error
+
+Every method runs on every worker, at the same places of the run, so a callback may decide something
+for all from what is the same for all: means, norms, steps. What is to happen once (a file, a
+line) happens where ``fit.is_lead``. Who that is may change when a worker is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.callbacks.summary import Summary
+from unisono.errors import CallbackError, UnisonoError
+
+
+class Times(NamedTuple):
+    """Where one worker spent one step, in seconds; `begun_s` on the clock of ``perf_counter``."""
+
+    begun_s: float
+    loading_s: float
+    forward_s: float
+    backward_s: float
+    waiting_s: float
+    summing_s: float
+    updating_s: float
+
+
+class DoneStep(Protocol):
+    """A step that is done, as callbacks see it."""
+
+    @property
+    def number(self) -> int:
+        """Which step of the whole run, counted from 0."""
+
+    @property
+    def epoch(self) -> int:
+        """Which epoch, counted from 0."""
+
+    @property
+    def batch(self) -> int:
+        """Which global batch of the epoch, counted from 0."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the global batch, on all workers together."""
+
+    @property
+    def means(self) -> Mapping[str, float]:
+        """The loss and other scalars, each the exact mean over the global batch."""
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """With ``clip_norm=``: of the mean gradients before they were clipped."""
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether gradients overflowed, with a scaled loss, so that nothing was updated."""
+
+
+class Fit(Protocol):
+    """The call of ``fit`` under way, as callbacks see it."""
+
+    @property
+    def model(self) -> nn.Module:
+        """What is trained; to be read, not changed."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """What updates it; to be read, not changed."""
+
+    @property
+    def directory(self) -> Path | None:
+        """The run directory; None: there is none."""
+
+    @property
+    def step(self) -> int:
+        """Steps done, over the whole run."""
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done."""
+
+    @property
+    def end_step(self) -> int:
+        """The steps that the run will have done when this call ends."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all steps are done; what is kept with the run is what it will be."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Of those who compute together now, ascending."""
+
+    @property
+    def rank(self) -> int:
+        """Of this worker."""
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether this worker is the one that writes for all."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no worker that is there has a lower rank; that one draws on the terminal."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What the run is, as JSON: identity, versions, machine, command, sizes."""
+
+    def pid(self, rank: int) -> int | None:
+        """Tell the process of a worker; None if it is not known."""
+
+    def times(self, rank: int, step: int) -> Times | None:
+        """Tell where a worker spent one of the last two steps; None if it did not end it.
+
+        Of a worker other than this one only once all have met since, as they do in the next step.
+        """
+
+    def say(self, line: str) -> None:
+        """Show one line to the user, without disturbing the progress bar."""
+
+    def stop(self, why: str) -> None:
+        """End the run after the step under way. Collective: every rank calls it, at the same step.
+
+        It stays ended, also after a restart, for every `fit` with a callback of this name.
+        """
+
+
+class Callback:
+    """Takes notice of a run; override what is wanted, the rest does nothing.
+
+    A callback with ``state_dict`` and ``load_state_dict`` is kept with the run, under its name: it
+    is in checkpoints, and goes back where the run goes back.
+
+    Attributes:
+        needs_validation: whether ``fit`` must be called with ``validate=``.
+    """
+
+    needs_validation = False
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages and in checkpoints."""
+        return type(self).__name__
+
+    def on_begin(self, fit: Fit) -> None:
+        """Before the first step of a call of ``fit`` here; not if there is nothing to do.
+
+        The run stands where it goes on from. A replacement of a lost worker has this, too, when it
+        has joined the others.
+        """
+
+    def on_step_begin(self, fit: Fit) -> None:
+        """Before each step."""
+
+    def on_step_end(self, fit: Fit, step: DoneStep) -> None:
+        """After each step, when parameters have been updated, before the schedule steps.
+
+        A step that comes again, because the run went back, has this again.
+        """
+
+    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
+        """After each validation, which took some seconds; all workers have the same means.
+
+        The last one may come when ``fit.has_ended``. A run with other totals would not have it, so
+        nothing that is kept with the run should follow from it.
+        """
+
+    def on_epoch_end(self, fit: Fit) -> None:
+        """After the last step of an epoch, its validation and its schedule; ``fit.epoch`` ended."""
+
+    def on_checkpoint(self, fit: Fit, step: int) -> None:
+        """After a checkpoint of the run after `step` steps was asked for; it may still be written.
+
+        Not on a worker that joins just there.
+        """
+
+    def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
+        """After others than `before` compute together, who are ``fit.ranks``; `why`, in words."""
+
+    def on_went_back(self, fit: Fit, from_step: int) -> None:
+        """After the run went back from `from_step` to ``fit.step``; what lay between is undone.
+
+        What is kept with the run (``load_state_dict``) has gone back already.
+        """
+
+    def on_end(self, fit: Fit, summary: Summary) -> None:
+        """After ``fit`` is over, all validations and checkpoints included."""
+
+    def on_error(self, fit: Fit, error: BaseException) -> None:
+        """After anything was raised in ``fit`` on this worker, before it leaves ``fit``."""
+
+
+class Callbacks:
+    """Calls callbacks one after the other; what one raises bears its name. Final.
+
+    Args:
+        callbacks: in the order in which they are called.
+
+    Raises:
+        TypeError: one is no callback.
+
+    Attributes:
+        calling: the name of the one that is being called.
+    """
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
+                hint = ", not the class" if isinstance(callback, type) else ""
+                raise TypeError(
+                    f"`callbacks` must be a list of `unisono.callbacks.Callback`{hint}, but has "
+                    f"{callback!r}: derive from it, or pass an instance."
+                )
+        self._callbacks: list[Callback] = list(callbacks)
+        self.calling = ""
+
+    def __iter__(self) -> Iterator[Callback]:
+        return iter(self._callbacks)
+
+    @property
+    def names(self) -> list[str]:
+        """What they are called; the second of a name has a number behind it."""
+        names: list[str] = []
+        for callback in self._callbacks:
+            others = sum(name.split(" ")[0] == callback.name for name in names)
+            names.append(f"{callback.name} {others + 1}" if others else callback.name)
+        return names
+
+    def call(self, moment: str, fit: Fit, *arguments: Any) -> None:
+        """Call the method named `moment` of all of them.
+
+        Raises:
+            CallbackError: what one of them raised.
+        """
+        for callback in self._callbacks:
+            with self._named(callback, moment):
+                getattr(callback, moment)(fit, *arguments)
+
+    @contextmanager
+    def _named(self, callback: Callback, moment: str) -> Iterator[None]:
+        self.calling = callback.name
+        try:
+            yield
+        except UnisonoError:
+            raise
+        except Exception as error:
+            raise CallbackError(
+                f"the callback {callback.name} failed in `{moment}`: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        finally:
+            self.calling = ""

@@ -1,0 +1,111 @@
+"""When does training no longer help? Decided from what validations found, by every worker alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from unisono.callbacks.callback import Callback, Fit
+from unisono.whole import check_whole
+
+BETTER = ("lower", "higher")
+
+
+def is_better(value: float, best: float | None, better: str, min_delta: float = 0.0) -> bool:
+    """Tell whether `value` is better than `best` by more than `min_delta`; NaN never is.
+
+    Anything is better than None, which stands for nothing so far.
+    """
+    if best is None:
+        return True
+    if math.isnan(best):
+        return not math.isnan(value)
+    gain = best - value if better == "lower" else value - best
+    return gain > min_delta
+
+
+def check_better(better: str) -> None:
+    """Refuse anything but ``"lower"`` and ``"higher"``."""
+    if better not in BETTER:
+        raise ValueError(f"`better` must be one of {BETTER}, but is {better!r}.")
+
+
+def monitored(means: Mapping[str, Any], name: str) -> float:
+    """Look a mean up.
+
+    Raises:
+        ValueError: there is no such mean.
+    """
+    numbers = sorted(other for other, value in means.items() if not isinstance(value, list))
+    if name not in numbers:
+        raise ValueError(
+            f"`monitor` must be one of the means that the loss function gives, or a metric that is "
+            f"one number, {numbers}, but is {name!r}."
+        )
+    return float(means[name])
+
+
+class EarlyStopping(Callback):
+    """Ends training when validations have not got better for a while. Final.
+
+    Every worker has the same means, so every worker decides the same. What was best is kept with
+    the run: a run that is stopped and taken up again decides as one that never stopped. A run that
+    has ended so stays ended for every `fit` with it; without it, the run goes on.
+
+    Args:
+        patience: how many validations in a row may be no better than the best before them.
+        monitor: the name of a validation's mean.
+        better: ``"lower"`` (a loss) or ``"higher"`` (an accuracy).
+        min_delta: by how much a validation must be better, at least.
+
+    Raises:
+        TypeError: `patience` is not a whole number.
+        ValueError: a number does not fit, or `better` is something else.
+    """
+
+    needs_validation = True
+
+    def __init__(
+        self,
+        patience: int = 3,
+        *,
+        monitor: str = "loss",
+        better: str = "lower",
+        min_delta: float = 0.0,
+    ) -> None:
+        self._patience = check_whole("patience", patience, at_least=1)
+        check_better(better)
+        if not min_delta >= 0.0:
+            raise ValueError(f"`min_delta` must be at least 0, but is {min_delta}.")
+        self._monitor, self._better, self._min_delta = monitor, better, float(min_delta)
+        self._best: float | None = None
+        self._waited = 0
+
+    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
+        """Judge a validation, and stop if patience is at its end."""
+        if fit.has_ended:
+            return
+        value = monitored(means, self._monitor)
+        if is_better(value, self._best, self._better, self._min_delta):
+            self._best, self._waited = value, 0
+            return
+        self._waited += 1
+        if self._waited >= self._patience:
+            validations = f"{self._waited} validation{'s' * (self._waited > 1)}"
+            fit.stop(
+                f"stopping early: {self._monitor} was {self._best:.4f} at best, {validations} ago"
+            )
+
+    @property
+    def _rule(self) -> list[Any]:
+        return [self._monitor, self._better, self._min_delta]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what was best, and by which rule."""
+        return {"best": self._best, "waited": self._waited, "rule": self._rule}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what was best, unless another rule found it."""
+        same = state["rule"] == self._rule
+        self._best, self._waited = (state["best"], state["waited"]) if same else (None, 0)

@@ -1,0 +1,255 @@
+"""The event file: all that happened in a run, as one JSON object a line.
+
+::
+
+    start        what the run is: identity, versions, machine, command; once for each call of `fit`
+    step         means, learning rates, norm, and where each worker's time went
+    evaluation   what a validation found
+    checkpoint   one was asked for
+    workers      others compute together now, and why
+    went_back    steps come again; their lines are taken out
+    failure      `fit` ended with an exception
+    end          `fit` is over
+
+Units are in the names; numbers that JSON has no word for are the texts "nan", "inf" and "-inf". The
+lines of steps ascend, and each step stands there once. `docs/events.md` has every field.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from unisono.callbacks.callback import Callback, DoneStep, Fit, Times
+from unisono.callbacks.journal import Journal
+from unisono.callbacks.summary import Summary
+from unisono.errors import PeerLostError
+
+NAME = "events.jsonl"
+FORMAT = 1
+
+# The order of what belongs to one step.
+_FRACTIONS = {"step": 0.0, "evaluation": 0.25, "checkpoint": 0.5, "end": 0.75}
+
+_JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=str)
+_JSON_OF_WORDS = json.JSONEncoder(separators=(",", ":"), default=str)
+# Most of a file are steps: their lines are written without asking what each value is.
+_STEP = (
+    '{"event":"step","time_unix_s":%r,"step":%d,"epoch":%d,"num_samples":%d,"seconds":%r,'
+    '"means":{%s},"learning_rates":[%s],"gradient_norm":%s,"ranks":[%s]%s'
+)
+_ROW = "%.6f " * len(Times._fields)
+_STEP += "".join(f',"{name}":[%s]' for name in Times._fields) + "}\n"
+
+
+class EventLog(Callback):
+    """Writes the event file of a run; there by default where a run has a directory. Final.
+
+    Args:
+        path: the file; None: ``events.jsonl`` in the run directory.
+
+    The time of a step is told by every worker when it is over, so its line is written when the next
+    one is.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self._given = None if path is None else Path(path)
+        self._journal: Journal | None = None
+        self._pending: tuple[int, dict[str, Any]] | None = None
+        self._ended_at_s = 0.0
+
+    def on_begin(self, fit: Fit) -> None:
+        """Go on in the file where the run goes on, or begin it."""
+        path = self._path(fit)
+        if path is None:
+            return
+        self._journal = Journal(path, place_of, fit.say)
+        self._pending = None
+        if fit.is_lead:
+            if fit.step == 0:
+                self._journal.set_aside()
+            self._journal.cut(fit.step, writes=True)
+            self._journal.note(encode("start", format=FORMAT, **_start(fit)))
+        self._ended_at_s = perf_counter()
+
+    def on_step_end(self, fit: Fit, step: DoneStep) -> None:
+        """Write the step before this one, and keep what is known of this one."""
+        if self._journal is None:
+            return
+        self._write_pending(fit)
+        now_s = perf_counter()
+        seconds, self._ended_at_s = now_s - self._ended_at_s, now_s
+        facts = {
+            "time_unix_s": time.time(),
+            "step": step.number,
+            "epoch": step.epoch,
+            "num_samples": step.num_samples,
+            "seconds": seconds,
+            "means": dict(step.means),
+            "learning_rates": [float(group["lr"]) for group in _groups(fit)],
+            "gradient_norm": step.gradient_norm,
+            "ranks": fit.ranks,
+        }
+        if step.is_skipped:
+            facts["is_skipped"] = True
+        self._pending = step.number, facts
+
+    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
+        """Write what a validation found."""
+        facts = {"step": fit.step, "epoch": fit.epoch, "seconds": seconds, "means": dict(means)}
+        self._add(fit, "evaluation", fit.step, facts)
+
+    def on_checkpoint(self, fit: Fit, step: int) -> None:
+        """Write that a checkpoint was asked for."""
+        self._add(fit, "checkpoint", step, {"step": step})
+
+    def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
+        """Write who computes now."""
+        if self._journal is not None and fit.is_lead:
+            lost = [rank for rank in before if rank not in fit.ranks]
+            joined = [rank for rank in fit.ranks if rank not in before]
+            facts = {"lost": lost, "joined": joined, "why": why.split("; ") if why else []}
+            self._journal.take_over()
+            self._journal.note(encode("workers", step=fit.step, **_workers(fit), **facts))
+
+    def on_went_back(self, fit: Fit, from_step: int) -> None:
+        """Take out the lines of the steps that come again."""
+        if self._pending is not None and self._pending[0] >= fit.step:
+            self._pending = None
+        if self._journal is not None:
+            self._write_pending(fit)
+            self._journal.cut(fit.step, writes=fit.is_lead)
+            if fit.is_lead:
+                self._journal.note(encode("went_back", step=fit.step, from_step=from_step))
+
+    def on_end(self, fit: Fit, summary: Summary) -> None:
+        """Write what became of it."""
+        facts = {
+            "step": fit.step,
+            "seconds": summary.seconds,
+            "samples_per_second": summary.samples_per_second,
+            "digest": summary.digest,
+            "stopped_early": fit.step < fit.end_step,
+        }
+        self._add(fit, "end", fit.step, facts)
+        self._close()
+
+    def on_error(self, fit: Fit, error: BaseException) -> None:
+        """Write what happened; the worker that failed does, not those that miss it."""
+        if self._journal is not None and not isinstance(error, PeerLostError):
+            facts = {"error": type(error).__name__, "message": str(error)[:10_000]}
+            if fit.is_lead:
+                self._write_pending(fit)
+            self._journal.note(encode("failure", step=fit.step, rank=fit.rank, **facts))
+        self._close()
+
+    def _path(self, fit: Fit) -> Path | None:
+        if self._given is not None:
+            return self._given
+        return None if fit.directory is None else fit.directory / NAME
+
+    def _add(self, fit: Fit, event: str, steps_done: int, facts: dict[str, Any]) -> None:
+        if self._journal is None:
+            return
+        self._write_pending(fit)
+        facts = {"time_unix_s": time.time(), **facts}
+        place = steps_done - 1 + _FRACTIONS[event]
+        self._journal.add(place, lambda: encode(event, **facts), writes=fit.is_lead)
+
+    def _write_pending(self, fit: Fit) -> None:
+        """Write the newest step, now that all have met since."""
+        if self._pending is None or self._journal is None:
+            return
+        (number, facts), self._pending = self._pending, None
+
+        def make() -> bytes:
+            rows = [fit.times(rank, number) for rank in facts["ranks"]]
+            return step_line(facts, rows)
+
+        self._journal.add(number, make, writes=fit.is_lead)
+
+    def _close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+        self._journal = None
+
+
+def encode(event: str, **facts: Any) -> bytes:
+    """Write one line of the file."""
+    line = {"event": event, "time_unix_s": time.time(), **facts}
+    try:
+        text = _JSON.encode(line)
+    except ValueError:
+        text = _JSON_OF_WORDS.encode(_in_words(line))
+    return text.encode() + b"\n"
+
+
+def step_line(facts: Mapping[str, Any], rows: Sequence[Times | None]) -> bytes:
+    """Write the line of a step: what is known of it, and each worker's times, by phase."""
+    texts = [["null"] * len(Times._fields) if row is None else (_ROW % row).split() for row in rows]
+    line = _STEP % (
+        facts["time_unix_s"],
+        facts["step"],
+        facts["epoch"],
+        facts["num_samples"],
+        facts["seconds"],
+        ",".join([f"{_JSON.encode(name)}:{_number(x)}" for name, x in facts["means"].items()]),
+        ",".join(map(_number, facts["learning_rates"])),
+        _number(facts["gradient_norm"]),
+        ",".join(map(str, facts["ranks"])),
+        ',"is_skipped":true' if "is_skipped" in facts else "",
+        *map(",".join, zip(*texts, strict=True)),
+    )
+    return line.encode()
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "null"
+    return repr(value) if math.isfinite(value) else f'"{value}"'
+
+
+def place_of(line: bytes) -> float | None:
+    """Tell where a line belongs, for :class:`Journal`; None of what belongs to no step."""
+    try:
+        facts = json.loads(line)
+        event, step = facts["event"], int(facts["step"])
+        return float(step - (event != "step") + _FRACTIONS[event])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _in_words(value: Any) -> Any:
+    """Put words where JSON has no numbers."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _in_words(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_in_words(item) for item in value]
+    return value
+
+
+def _start(fit: Fit) -> dict[str, Any]:
+    return {
+        "clock_s": perf_counter(),
+        "step": fit.step,
+        "epoch": fit.epoch,
+        "end_step": fit.end_step,
+        **_workers(fit),
+        **fit.facts,
+    }
+
+
+def _workers(fit: Fit) -> dict[str, Any]:
+    return {"ranks": fit.ranks, "pids": [fit.pid(rank) for rank in fit.ranks]}
+
+
+def _groups(fit: Fit) -> list[dict[str, Any]]:
+    return fit.optimizer.param_groups

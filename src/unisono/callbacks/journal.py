@@ -1,0 +1,195 @@
+"""A file of lines, some for each step, that stays right whatever becomes of the run.
+
+Every worker knows the newest lines; one writes. When it is lost, another goes on where the file
+ends. When steps are undone (the run goes back, or is taken up from a checkpoint), their lines are
+taken out, so that the file holds each step once. A last line without its end is torn and is taken
+out, too. A disk that is full or a folder that cannot be written ends no run: it is told, and every
+line after it is tried again.
+
+What is written here can be made up for by nothing else than running again, and is not synced: a
+host that loses power may lose the newest lines, a worker that is killed loses none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+# Lines that a worker that is lost had not written yet; steps are written one step late.
+_KNOWN = 16
+_BLOCK_BYTES = 1 << 20
+
+# From a line to its place in the run: the step that it belongs to, and a fraction that orders the
+# lines of one step. None: it belongs to no step and always stays.
+PlaceOf = Callable[[bytes], float | None]
+
+
+class Journal:
+    """One file. Final.
+
+    Args:
+        path: the file; it and its folder are made when the first line is written.
+        place_of: where a line of it belongs; lines that have a place ascend.
+        say: where troubles are told.
+    """
+
+    def __init__(self, path: Path, place_of: PlaceOf, say: Callable[[str], None]) -> None:
+        self._path, self._place_of, self._say = path, place_of, say
+        self._fd = -1
+        self._known: deque[tuple[float, Callable[[], bytes]]] = deque(maxlen=_KNOWN)
+        self._has_complained = False
+
+    def add(self, place: float, make: Callable[[], bytes], *, writes: bool) -> None:
+        """Add a line.
+
+        Args:
+            place: where it belongs; above that of the line before.
+            make: gives the line, with its end.
+            writes: whether it is this worker that writes.
+        """
+        if writes and self._takes_over():
+            self._write(make())
+        elif not writes:
+            self.close()
+        self._known.append((place, make))
+
+    def take_over(self) -> None:
+        """Be the one that writes from now on: write what the last one may have left out."""
+        self._takes_over()
+
+    def note(self, line: bytes) -> None:
+        """Add a line that belongs to no step. Any worker may, at any time."""
+        is_mine = self._fd >= 0
+        if is_mine or self._opens():
+            self._write(line)
+        if not is_mine:
+            self.close()
+
+    def cut(self, step: int, *, writes: bool) -> None:
+        """Take out the lines of `step` and of all after it."""
+        self._known = deque((one for one in self._known if one[0] < step), maxlen=_KNOWN)
+        if writes and self._path.exists() and self._takes_over():
+            try:
+                self._cut(step)
+            except OSError as error:
+                self._complain(error)
+
+    def set_aside(self) -> None:
+        """Give the file another name, if there is one: another run begins."""
+        self.close()
+        self._known.clear()
+        names = (self._path.with_stem(f"{self._path.stem}-{n}") for n in itertools.count(1))
+        try:
+            if self._path.exists():
+                self._path.rename(next(name for name in names if not name.exists()))
+        except OSError as error:
+            self._complain(error)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _takes_over(self) -> bool:
+        if self._fd >= 0:
+            return True
+        try:
+            return self._opens() and self._take_over()
+        except OSError as error:
+            self._complain(error)
+            self.close()
+            return False
+
+    def _opens(self) -> bool:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._fd = os.open(self._path, flags, 0o666)
+        except OSError as error:
+            self._complain(error)
+        return self._fd >= 0
+
+    def _take_over(self) -> bool:
+        """Go on where the file ends: without half a line, with what its last writer left out."""
+        end = os.fstat(self._fd).st_size
+        whole = self._end_of_whole_lines(end)
+        if whole != end:
+            os.ftruncate(self._fd, whole)
+        last = max(map(self._place, self._tail(whole)[1]), default=-1.0)
+        for place, make in self._known:
+            if place > last:
+                self._write(make())
+        return True
+
+    def _place(self, line: bytes) -> float:
+        place = self._place_of(line)
+        return -1.0 if place is None else place
+
+    def _end_of_whole_lines(self, end: int) -> int:
+        while end > 0:
+            start = max(0, end - _BLOCK_BYTES)
+            at = os.pread(self._fd, end - start, start).rfind(b"\n")
+            if at >= 0:
+                return start + at + 1
+            end = start
+        return 0
+
+    def _tail(self, end: int, before: float = math.inf) -> tuple[int, list[bytes]]:
+        """Read the last lines: at least one that has a place below `before`, if there is one.
+
+        Returns:
+            Where they begin, and the lines without their ends.
+        """
+        start, tail = end, b""
+        while start > 0:
+            size = min(start, _BLOCK_BYTES)
+            start -= size
+            tail = os.pread(self._fd, size, start) + tail
+            lines = tail.split(b"\n")[:-1]
+            # The first may be the end of a longer one.
+            places = map(self._place_of, lines[1:] if start else lines)
+            if any(place is not None and place < before for place in places):
+                break
+        if start:
+            first = tail.index(b"\n") + 1
+            start, tail = start + first, tail[first:]
+        return start, tail.split(b"\n")[:-1]
+
+    def _cut(self, step: int) -> None:
+        start, lines = self._tail(os.fstat(self._fd).st_size, before=step)
+        stay, at = [], start
+        first: int | None = None
+        for line in lines:
+            if self._place(line) < step:
+                stay.append(line)
+            elif first is None:
+                first, stay = at, []
+            at += len(line) + 1
+        if first is None:
+            return
+        os.ftruncate(self._fd, first)
+        if stay:
+            self._write(b"\n".join(stay) + b"\n")
+
+    def _write(self, data: bytes) -> None:
+        try:
+            written = os.write(self._fd, data)
+            if written < len(data):
+                # Half a line is worse than none: the rest would be taken for another.
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
+                raise OSError(28, "No space left on device")
+        except OSError as error:
+            self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            self._say(
+                f"{self._path} must be writable, but is not ({error.strerror}): lines are missing "
+                f"in it; training goes on."
+            )

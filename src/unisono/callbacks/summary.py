@@ -1,0 +1,52 @@
+"""What a call of ``fit`` did, for the caller and, as one line, for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a call of ``fit`` did.
+
+    Attributes:
+        steps: steps of this call.
+        samples: samples of this call.
+        seconds: wall time of this call, in seconds, validation left out.
+        shards: S.
+        workers: W.
+        digest: of the state at the end.
+        means: of the last step.
+        validation: the last validation, if there was one.
+    """
+
+    steps: int
+    samples: int
+    seconds: float
+    shards: int
+    workers: int
+    digest: str
+    means: Mapping[str, float]
+    validation: Mapping[str, Any] | None
+
+    @property
+    def samples_per_second(self) -> float:
+        """The rate of all workers together."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        shards = "1 shard" if self.shards == 1 else f"{self.shards} shards"
+        return (
+            f"{self.steps:,} steps, {self.samples:,} samples in {self.seconds:.1f} s: "
+            f"{self.samples_per_second:,.0f} samples/s, {shards} on {workers}, "
+            f"digest {self.digest[:16]}"
+        )
+
+
+def told(means: Mapping[str, Any]) -> str:
+    """Write scalars for a person, ``loss 0.1234, accuracy 0.9876``; lists would fill the screen."""
+    scalars = {name: value for name, value in means.items() if not isinstance(value, list)}
+    return ", ".join(f"{name} {value:.4f}" for name, value in scalars.items())

@@ -1,0 +1,157 @@
+"""Small data sets, read from the files in which they are published.
+
+::
+
+    from unisono.data import mnist
+
+    train_set = mnist("data/mnist", download=True)
+    test_set = mnist("data/mnist", train=False, download=True)
+
+Every worker calls them; whichever comes first downloads what is missing, the others wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.data import TensorDataset
+
+from unisono.data.download import fetch_missing
+from unisono.data.idx import read_idx
+from unisono.errors import DataFormatError
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a data set's files come from.
+
+    Args:
+        mirrors: addresses of folders, the best first.
+        checksums: by file name, such as ``sha256:…``.
+    """
+
+    mirrors: tuple[str, ...]
+    checksums: Mapping[str, str]
+
+
+MNIST = Source(
+    ("https://ossci-datasets.s3.amazonaws.com/mnist/",),
+    {
+        "train-images-idx3-ubyte.gz": "sha256:"
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "train-labels-idx1-ubyte.gz": "sha256:"
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images-idx3-ubyte.gz": "sha256:"
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "t10k-labels-idx1-ubyte.gz": "sha256:"
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    },
+)
+# Its makers publish MD5 sums and no others.
+FASHION_MNIST = Source(
+    ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+    {
+        "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte.gz": "md5:25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
+    },
+)
+
+
+def mnist(
+    folder: str | os.PathLike[str],
+    train: bool = True,
+    download: bool = False,
+    *,
+    mirrors: str | Sequence[str] | None = None,
+) -> TensorDataset:
+    """Read MNIST, or a data set of its shape (KMNIST), from its two IDX files.
+
+    Args:
+        folder: where the files lie under their usual names, with or without ``.gz``.
+        train: the 60,000 samples to train on, else the 10,000 to test with.
+        download: fetch what is missing, which needs ``unisono[download]``. What is there is read
+            as it is. When several workers call it at once, one of them fetches.
+        mirrors: addresses of folders to download from instead of the usual, tried in turn.
+
+    Returns:
+        Pairs of an image, float32 (1, 28, 28) in [0, 1], and its label, int64 in 0 … 9.
+
+    Raises:
+        FileNotFoundError: a file is missing; the message names the folder and what was looked for.
+        DataFormatError: a file is damaged, not of MNIST's shape, or the two do not belong together.
+        DownloadError: no mirror gives a file with its checksum, or the folder cannot be written.
+        ModuleNotFoundError: `download` needs a package that is not installed.
+    """
+    return _read_pairs(Path(folder).expanduser(), train, download, mirrors, MNIST)
+
+
+def fashion_mnist(
+    folder: str | os.PathLike[str],
+    train: bool = True,
+    download: bool = False,
+    *,
+    mirrors: str | Sequence[str] | None = None,
+) -> TensorDataset:
+    """Read Fashion-MNIST, from a folder of its own; everything else is as for :func:`mnist`."""
+    return _read_pairs(Path(folder).expanduser(), train, download, mirrors, FASHION_MNIST)
+
+
+def _read_pairs(
+    folder: Path,
+    train: bool,
+    download: bool,
+    mirrors: str | Sequence[str] | None,
+    source: Source,
+) -> TensorDataset:
+    prefix = "train" if train else "t10k"
+    names = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
+    if download:
+        chosen = [mirrors] if isinstance(mirrors, str) else mirrors
+        checksums = {f"{name}.gz": source.checksums[f"{name}.gz"] for name in names}
+        fetch_missing(folder, checksums, source.mirrors if chosen is None else chosen)
+    images_path, labels_path = (_find(folder, name) for name in names)
+    images, labels = read_idx(images_path), read_idx(labels_path)
+    _check(images, images_path, labels, labels_path)
+    pixels = images.unsqueeze(1).to(torch.float32).div_(255)
+    return TensorDataset(pixels, labels.to(torch.int64))
+
+
+def _find(folder: Path, name: str) -> Path:
+    for candidate in (folder / name, folder / f"{name}.gz"):
+        if candidate.is_file():
+            return candidate
+    state = "has neither" if folder.is_dir() else "is not a folder"
+    raise FileNotFoundError(
+        f"The folder must hold {name} or {name}.gz, but {folder} {state}: "
+        f"pass `download=True`, or the folder that has them."
+    )
+
+
+def _check(
+    images: torch.Tensor, images_path: Path, labels: torch.Tensor, labels_path: Path
+) -> None:
+    if images.dtype != torch.uint8 or images.shape[1:] != (28, 28):
+        raise DataFormatError(
+            f"{images_path}: the images must be uint8 of shape (n, 28, 28), but are "
+            f"{_name(images)}: check that this is MNIST's file."
+        )
+    if labels.dtype != torch.uint8 or labels.dim() != 1 or int(labels.max()) > 9:
+        raise DataFormatError(
+            f"{labels_path}: the labels must be uint8 of shape (n,), 0 … 9, but are "
+            f"{_name(labels)} up to {labels.max().item()}: check that this is MNIST's file."
+        )
+    if len(images) != len(labels):
+        raise DataFormatError(
+            f"Images and labels must be equally many, but {images_path} has {len(images):,} and "
+            f"{labels_path} has {len(labels):,}: take both from the same data set."
+        )
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -1,0 +1,196 @@
+"""How do files get into a folder, once per host, whoever asks for them and whatever happens?
+
+::
+
+    folder/.download.lock    held by the process that downloads, as long as it lives
+    folder/.download/        where a file grows until its checksum has been compared
+    folder/NAME              whole and synced when it gets this name
+
+Invariant: what has its name in the folder is whole. The lock is the kernel's (``flock``), which
+lets go when its holder dies, however it dies; whoever holds it next clears away what was left.
+Pooch does the downloading, over `requests`, which knows of proxies and certificates; what comes is
+bytes, compared with a checksum that was known before, and never unpickled.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unisono.errors import DownloadError
+
+if TYPE_CHECKING:
+    import requests
+
+TIMEOUT_S = 30.0
+PAUSE_S = 1.0
+_ROUNDS = 3
+_PIECE_BYTES = 1 << 16
+
+
+def fetch_missing(
+    folder: Path,
+    checksums: Mapping[str, str],
+    mirrors: Sequence[str],
+    *,
+    timeout_s: float = TIMEOUT_S,
+    pause_s: float = PAUSE_S,
+) -> None:
+    """Download the files that are not in a folder, packed or not; make the folder if need be.
+
+    Args:
+        folder: where to.
+        checksums: by file name, such as ``sha256:…``.
+        mirrors: addresses of folders, tried in turn, up to three times each.
+        timeout_s: how long to wait for a server's next bytes.
+        pause_s: how long to wait before the mirrors are tried again.
+
+    Raises:
+        ValueError: there are no mirrors.
+        ModuleNotFoundError: something is missing, and so is pooch.
+        DownloadError: no mirror gives a file with its checksum, or the folder cannot be written.
+    """
+    if not mirrors:
+        raise ValueError("`mirrors` must name one address at least, but is empty: leave it out.")
+    if all(_is_there(folder, name) for name in checksums):
+        return
+    _check_installed(folder, checksums)
+    try:
+        with _locked(folder) as growing:
+            for name, checksum in checksums.items():
+                if not _is_there(folder, name):
+                    _download(name, checksum, mirrors, growing, timeout_s, pause_s)
+                    _publish(growing / name, folder / name)
+    except DownloadError:
+        raise
+    except OSError as error:
+        raise DownloadError(
+            f"{folder} must be a folder that can be written and locked, but “{error}”: pass "
+            f"another one, or put {', '.join(checksums)} there yourself."
+        ) from error
+
+
+def _is_there(folder: Path, name: str) -> bool:
+    return (folder / name).is_file() or (folder / name.removesuffix(".gz")).is_file()
+
+
+def _check_installed(folder: Path, names: Mapping[str, str]) -> None:
+    try:
+        import pooch  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"`download=True` needs the package {error.name}, which is not installed: run "
+            f"`pip install 'unisono[download]'`, or put {', '.join(names)} into {folder} yourself.",
+            name=error.name,
+        ) from error
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[Path]:
+    """Hold a folder's lock, and give a folder below for what is not whole yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    growing = folder / ".download"
+    lock_fd = os.open(folder / ".download.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX)
+        shutil.rmtree(growing, ignore_errors=True)
+        growing.mkdir()
+        try:
+            yield growing
+        finally:
+            shutil.rmtree(growing, ignore_errors=True)
+    finally:
+        os.close(lock_fd)
+
+
+def _download(
+    name: str,
+    checksum: str,
+    mirrors: Sequence[str],
+    growing: Path,
+    timeout_s: float,
+    pause_s: float,
+) -> None:
+    """Take a file from the first mirror that gives it with its checksum."""
+    import pooch
+    import requests
+
+    failures: dict[str, Exception] = {}
+    addresses = [f"{mirror.rstrip('/')}/{name}" for mirror in mirrors]
+    for round_number in range(_ROUNDS):
+        if not addresses:
+            break
+        time.sleep(pause_s * round_number)
+        for address in addresses:
+            try:
+                with _downloader(timeout_s) as downloader:
+                    pooch.retrieve(address, checksum, name, growing, downloader=downloader)
+            except (requests.RequestException, ValueError) as error:
+                failures[address] = error
+            else:
+                return
+        addresses = [address for address in addresses if not _is_final(failures[address])]
+    seen = "; ".join(f"{address}: {_said(error)}" for address, error in failures.items())
+    raise DownloadError(
+        f"{name} must come with the checksum {checksum} from one of its mirrors, but did not "
+        f"({seen}): check the network, pass `mirrors=` with an address that has it, or put the "
+        f"file into {growing.parent} yourself."
+    ) from next(reversed(failures.values()))
+
+
+@contextmanager
+def _downloader(timeout_s: float) -> Iterator[Callable[..., None]]:
+    """Give pooch's downloader, that unpacks nothing and whose connections end with the block."""
+    import pooch
+
+    with ExitStack() as stack:
+
+        def watch(response: requests.Response, *_: Any, **__: Any) -> None:
+            stack.callback(response.close)
+            # Some servers call files encoded that are packed.
+            response.raw.headers.pop("content-encoding", None)
+
+        yield pooch.HTTPDownloader(
+            timeout=timeout_s,
+            chunk_size=_PIECE_BYTES,
+            headers={"Accept-Encoding": "identity"},
+            hooks={"response": watch},
+        )
+
+
+def _is_final(error: Exception) -> bool:
+    """Tell whether a mirror will say the same when it is asked again."""
+    import requests
+
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        return 400 <= error.response.status_code < 500
+    return isinstance(error, requests.RequestException) and isinstance(error, ValueError)
+
+
+def _said(error: Exception) -> str:
+    import requests
+
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        return f"status {error.response.status_code} {error.response.reason}"
+    if isinstance(error, requests.Timeout):
+        return "no answer in time"
+    if isinstance(error, (requests.ConnectionError, requests.exceptions.ChunkedEncodingError)):
+        return "no connection, or one that was broken off"
+    if isinstance(error, requests.RequestException):
+        return f"{type(error).__name__}: {error}"
+    return "what came has another checksum"
+
+
+def _publish(path: Path, name: Path) -> None:
+    """Give a file that is whole its name: on the disk first, readable as new files are here."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    # Temporary files are their owner's alone.
+    path.chmod((name.parent / ".download.lock").stat().st_mode & 0o666)
+    path.replace(name)

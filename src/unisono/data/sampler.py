@@ -1,0 +1,157 @@
+"""In which order does an epoch take the samples, where the program says so?
+
+::
+
+    def balanced(epoch, seed):                 # seed is the run's
+        generator = torch.Generator().manual_seed(seed + epoch)
+        return torch.multinomial(weights, 1000, replacement=True, generator=generator)
+
+Every worker works the order out for itself, and so does each loader process; they compare hashes.
+What is drawn from the default generators depends on (seed, epoch) alone, and one thread computes,
+as the number of threads may change the bits of sums. So torch's samplers can be used, too, as
+long as they draw from the default generators.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from unisono.engine.randomness import generators_put_back, seed_generators
+from unisono.engine.threads import num_threads
+from unisono.plan.seeds import seed_of
+
+Indices = np.ndarray[Any, Any]
+
+
+class EpochOrder:
+    """What a sampler says, checked. Final.
+
+    Args:
+        sampler: takes (epoch, seed) to indices, or one of torch's samplers.
+        seed: the run's.
+        dataset_length: what indices must be below.
+
+    Attributes:
+        name: the sampler's.
+        num_samples: how many indices it gives for the first epoch, and so for each.
+
+    Raises:
+        TypeError: it is no sampler, or gives something else than whole numbers.
+        ValueError: it cannot be used with several workers, or gives indices out of range.
+    """
+
+    def __init__(self, sampler: Sampler, seed: int, dataset_length: int) -> None:
+        self._sampler, self._seed, self._dataset_length = sampler, seed, dataset_length
+        self.name = getattr(sampler, "__name__", type(sampler).__name__)
+        _check_kind(sampler, self.name)
+        self.num_samples = 0
+        # Two: reading ahead is in the next epoch before the worker is.
+        self._order = functools.lru_cache(maxsize=2)(self._work_out)
+        self.num_samples = len(self(0))
+
+    @staticmethod
+    def of(sampler: Sampler, seed: int, dataset_length: int) -> EpochOrder:
+        """Ask a sampler, unless that has been done; raises as making one does."""
+        if isinstance(sampler, EpochOrder):
+            return sampler
+        return EpochOrder(sampler, seed, dataset_length)
+
+    def __call__(self, epoch: int) -> torch.Tensor:
+        """Give the indices of an epoch: int64 of shape (num_samples,).
+
+        Raises:
+            TypeError, ValueError: the sampler gives others than it may.
+        """
+        return self._order(epoch)
+
+    def _work_out(self, epoch: int) -> torch.Tensor:
+        with generators_put_back(), num_threads(1):
+            seed_generators(seed_of("sampler", self._seed, epoch))
+            indices = _as_array(_ask(self._sampler, epoch, self._seed), self.name)
+        self._check(indices, epoch)
+        return torch.from_numpy(indices.astype(np.int64))
+
+    def _check(self, indices: Indices, epoch: int) -> None:
+        if not len(indices):
+            raise ValueError(
+                f"`sampler` must give one index at least, but {self.name} gives none for epoch "
+                f"{epoch}: look at what it chooses from."
+            )
+        wrong = indices[(indices < 0) | (indices >= self._dataset_length)]
+        if len(wrong):
+            raise ValueError(
+                f"`sampler` must give indices from 0 to {self._dataset_length - 1}, but "
+                f"{self.name} gives {wrong[0]} for epoch {epoch}: the dataset has "
+                f"{self._dataset_length} samples."
+            )
+        if self.num_samples and len(indices) != self.num_samples:
+            raise ValueError(
+                f"`sampler` must give equally many indices for each epoch, but {self.name} gives "
+                f"{self.num_samples} for epoch 0 and {len(indices)} for epoch {epoch}: leave some "
+                f"out, or give some twice."
+            )
+
+
+# What programs may pass.
+Sampler = Callable[[int, int], Any] | Iterable[int] | EpochOrder
+
+
+def _check_kind(sampler: object, name: str) -> None:
+    if not callable(sampler) and not isinstance(sampler, Iterable):
+        raise TypeError(
+            f"`sampler` must be a function of (epoch, seed) that gives indices, or one of torch's "
+            f"samplers, but is {sampler!r}: pass `lambda epoch, seed: …`."
+        )
+    if getattr(sampler, "num_replicas", 1) != 1:
+        raise ValueError(
+            f"`sampler` must give the samples of all workers, as Unisono divides them itself, but "
+            f"{name} gives those of one replica: leave it out, the order is the same without it."
+        )
+    if isinstance(getattr(sampler, "generator", None), torch.Generator):
+        raise ValueError(
+            f"`sampler` must draw from torch's default generator, which is seeded for each epoch, "
+            f"but {name} has one of its own, which a resumed run could not go on with: make it "
+            f"without `generator`."
+        )
+
+
+def _ask(sampler: Any, epoch: int, seed: int) -> Any:
+    if callable(sampler):
+        return sampler(epoch, seed)
+    if callable(getattr(sampler, "set_epoch", None)):
+        sampler.set_epoch(epoch)
+    return sampler
+
+
+def _as_array(said: Any, name: str) -> Indices:
+    """Read what a sampler gives, whatever holds the whole numbers."""
+    wanted = (
+        f"`sampler` must give whole numbers in one row: a list, a tensor or an array, but {name} "
+        f"gives"
+    )
+    if isinstance(said, torch.Tensor):
+        said = said.detach().cpu().numpy()
+    if isinstance(said, np.ndarray):
+        indices: Indices = said
+    elif isinstance(said, Iterable):
+        indices = np.array([_as_whole(number, wanted) for number in said], dtype=np.int64)
+    else:
+        raise TypeError(f"{wanted} {said!r}.")
+    if indices.ndim != 1 or indices.dtype.kind not in "iu":
+        raise TypeError(f"{wanted} {indices.dtype} of shape {indices.shape}.")
+    return indices
+
+
+def _as_whole(number: Any, wanted: str) -> int:
+    try:
+        if isinstance(number, bool):
+            raise TypeError
+        return operator.index(number)
+    except TypeError:
+        raise TypeError(f"{wanted} {number!r} among others.") from None

@@ -1,0 +1,1 @@
+"""What happened in a run? Its event file, read and drawn."""

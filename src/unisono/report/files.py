@@ -1,0 +1,92 @@
+"""What `unisono report` and `unisono compare` do: read, draw, write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from unisono.report import document, trace
+from unisono.report.comparison import MAX_RUNS, comparison
+from unisono.report.follow import EventReader, events_file
+from unisono.report.history import History, gather
+from unisono.report.output import write_whole
+from unisono.report.page import report
+
+REPORT_NAME = "report.html"
+
+
+def write_report(
+    directory: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    trace_file: str | os.PathLike[str] | None = None,
+) -> list[Path]:
+    """Write the report of a run, and its trace if one is asked for.
+
+    Args:
+        directory: the run's folder.
+        output: the page; `report.html` in the folder if None.
+        trace_file: the trace, or None.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        ValueError: the folder is no run's, a file cannot be written, or plotly is missing.
+        DataFormatError: the run was written by a newer version.
+    """
+    history = gather(directory)
+    written = []
+    if trace_file is not None:
+        written.append(_write_trace(directory, history, trace_file))
+    target = Path(directory) / REPORT_NAME if output is None else Path(output)
+    page = report(history)
+    return [write_whole(target, [page], mark=document.MARK, option="-o"), *written]
+
+
+def write_comparison(
+    directories: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str]
+) -> Path:
+    """Write a page that draws several runs together.
+
+    Args:
+        directories: the runs' folders.
+        output: the page.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        ValueError: there are too few or too many runs, a folder is no run's, the page cannot be
+            written, or plotly is missing.
+        DataFormatError: a run was written by a newer version.
+    """
+    if not 2 <= len(directories) <= MAX_RUNS:
+        raise ValueError(
+            f"DIRECTORY must name 2 to {MAX_RUNS} runs, but names {len(directories)}: "
+            "use for example `unisono compare runs/one runs/two`."
+        )
+    names = _names([Path(directory) for directory in directories])
+    runs = [gather(one, name) for one, name in zip(directories, names, strict=True)]
+    return write_whole(output, [comparison(runs)], mark=document.MARK, option="-o")
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Name each folder by as many of its last parts as tell them all apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    longest = max(map(len, parts))
+    for num_parts in range(1, longest + 1):
+        names = ["/".join(one[-num_parts:]) for one in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name} ({number})" for number, name in enumerate(map(str, folders), 1)]
+
+
+def _write_trace(
+    directory: str | os.PathLike[str], history: History, target: str | os.PathLike[str]
+) -> Path:
+    num_workers = max(len(history.phases.ranks), len(history.ranks))
+    num_left_out = history.num_steps - trace.num_kept(history.num_steps, num_workers)
+    events = EventReader(events_file(directory)).new_events()
+    parts = trace.trace_parts(events, num_left_out=num_left_out)
+    return write_whole(target, parts, mark=trace.MARK, option="--trace")

@@ -1,0 +1,110 @@
+"use strict";
+// Draws what the page holds as JSON, in the style sheet's colours, and again when they change.
+(() => {
+  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const places = [...document.querySelectorAll(".plot")];
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const narrow = matchMedia("(max-width: 600px)");
+  const hidden = places.map(() => new Set());
+
+  function coloured(value, style) {
+    if (typeof value === "string") {
+      return value.startsWith("var(--") ? style.getPropertyValue(value.slice(4, -1)).trim() : value;
+    }
+    if (Array.isArray(value)) {
+      // Long rows of numbers hold no colours.
+      return value.length > 8 && typeof value[0] === "number"
+        ? value
+        : value.map((one) => coloured(one, style));
+    }
+    if (value && typeof value === "object") {
+      return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, coloured(v, style)]));
+    }
+    return value;
+  }
+
+  function axis(own, style) {
+    const colour = (name) => style.getPropertyValue(name).trim();
+    return {
+      gridcolor: colour("--grid"),
+      linecolor: colour("--line"),
+      zeroline: false,
+      tickfont: { color: colour("--muted") },
+      ...own,
+      title: { standoff: 8, ...own.title, font: { size: 12, color: colour("--muted") } },
+    };
+  }
+
+  function layoutOf(own, style) {
+    const layout = coloured(own, style);
+    const hasAbove = (layout.annotations || []).some((one) => one.yanchor === "bottom");
+    const top = layout.xaxis2 ? 46 : hasAbove ? 26 : 10;
+    const surface = style.getPropertyValue("--surface").trim();
+    const result = {
+      ...layout,
+      showlegend: false,
+      paper_bgcolor: surface,
+      plot_bgcolor: surface,
+      font: {
+        family: getComputedStyle(document.body).fontFamily,
+        size: narrow.matches ? 11 : 12,
+        color: style.getPropertyValue("--ink").trim(),
+      },
+      margin: narrow.matches
+        ? { l: 44, r: 8, t: top, b: 40 }
+        : { l: 56, r: 12, t: top, b: 42 },
+      hoverlabel: {
+        bgcolor: style.getPropertyValue("--card").trim(),
+        bordercolor: style.getPropertyValue("--line").trim(),
+        font: { color: style.getPropertyValue("--ink").trim() },
+        align: "left",
+      },
+      // On a phone a finger scrolls the page.
+      dragmode: narrow.matches ? false : "zoom",
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: style.getPropertyValue("--muted").trim() },
+    };
+    for (const name of ["xaxis", "yaxis", "xaxis2"]) {
+      if (layout[name]) result[name] = axis(layout[name], style);
+    }
+    if (narrow.matches) {
+      for (const name of ["xaxis", "xaxis2"]) {
+        if (result[name] && !result[name].tickvals) result[name].nticks = 5;
+      }
+    }
+    return result;
+  }
+
+  function draw() {
+    const style = getComputedStyle(document.documentElement);
+    places.forEach((place, i) => {
+      try {
+        const data = coloured(figures[i].data, style);
+        for (const trace of data) trace.visible = !hidden[i].has(trace.legendgroup);
+        if (narrow.matches) for (const trace of data) if (trace.colorbar) trace.showscale = false;
+        Plotly.react(place, data, layoutOf(figures[i].layout, style), {
+          responsive: true,
+          displaylogo: false,
+          displayModeBar: narrow.matches ? false : "hover",
+          modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
+        });
+      } catch (error) {
+        place.textContent = `This plot cannot be drawn here: ${error.message}`;
+        console.error(error);
+      }
+    });
+  }
+
+  for (const button of document.querySelectorAll(".legend button")) {
+    button.addEventListener("click", () => {
+      const isShown = button.getAttribute("aria-pressed") === "true";
+      button.setAttribute("aria-pressed", String(!isShown));
+      const group = button.dataset.group;
+      const plots = button.dataset.plots.split(" ").map(Number);
+      for (const i of plots) isShown ? hidden[i].add(group) : hidden[i].delete(group);
+      draw();
+    });
+  }
+  dark.addEventListener("change", draw);
+  narrow.addEventListener("change", draw);
+  draw();
+})();

@@ -1,0 +1,277 @@
+"""The report of one run: what came out, how it went, and how to get it again."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from datetime import datetime, timezone
+
+from unisono.report import curves, times
+from unisono.report.document import Page, document, legend_html, section, table
+from unisono.report.events import End, Failure
+from unisono.report.history import MAX_MARKS, History, Kind, Mark, identity
+from unisono.report.text import (
+    amount,
+    count,
+    duration,
+    in_page,
+    moment,
+    name,
+    plain,
+    plural,
+    value,
+)
+from unisono.report.timeline import timelines
+
+_KIND_CLASSES = {
+    Kind.LOST: "bad",
+    Kind.FAILED: "bad",
+    Kind.NOT_FINITE: "bad",
+    Kind.WENT_BACK: "warn",
+    Kind.JOINED: "good",
+}
+
+
+def report(history: History) -> str:
+    """Return the page that tells of a run."""
+    page = Page()
+    learning = page.place(curves.learning(history))
+    speed = page.place(curves.others(history))
+    body = [
+        _header(history),
+        f'<ul class="tiles">{"".join(_tiles(history))}</ul>',
+        section("Learning", learning or _nothing("No step has been finished yet.")),
+        section("How it was learnt", speed) if speed else "",
+        section("Where the time goes", *_time_parts(page, history)),
+        section("What happened", *_happened(history)),
+        section("What this run is", _identity(history)),
+        section("How to get the same result", *_reproduce(history)),
+        _footer(history),
+    ]
+    return document(f"{script_name(history)} – Unisono report", body, page.figures)
+
+
+def script_name(history: History) -> str:
+    """Return what was run, in a few words: the first Python file of the command."""
+    command = history.first.command if history.first else ()
+    for word in command:
+        if word.endswith((".py", ".ipynb")):
+            return name(os.path.basename(word))
+    return name(command[0]) if command else "a run"
+
+
+def state(history: History) -> tuple[str, str]:
+    """Return how the run stands, and the class of its colour."""
+    if isinstance(history.ended, Failure):
+        return "failed", "bad"
+    if isinstance(history.ended, End):
+        return ("stopped early", "good") if history.ended.stopped_early else ("finished", "good")
+    return "no end yet", "warn"
+
+
+def _header(history: History) -> str:
+    word, colour = state(history)
+    start = history.first
+    said = []
+    if start is not None:
+        said.append(f"Began {moment(start.time_unix_s)}")
+        machine = start.machine
+        where = [start.host or "", value(machine["processor"]) if "processor" in machine else ""]
+        where = [one for one in where if one]
+        said.append(" · ".join(where))
+    parts = [
+        f'<header><h1>{in_page(script_name(history))}<span class="state {colour}">{word}</span>'
+        f'</h1><p class="quiet">{in_page(" · ".join(filter(None, said)))}</p>'
+    ]
+    if isinstance(history.ended, Failure):
+        rank = history.ended.rank
+        whose = "" if rank is None else f"Worker {rank}: "
+        told = f"{whose}{history.ended.error}: {history.ended.message}"
+        parts.append(f'<p class="error">{in_page(told)}</p>')
+    elif history.ended is None:
+        last = moment(history.last_time_unix_s)
+        parts.append(
+            f"<p>Its file tells of no end: when this page was made it was under way, or was cut "
+            f"off. The last that was heard of it was at {in_page(last)}.</p>"
+        )
+    return "".join(parts) + "</header>"
+
+
+def _tile(label: str, shown: str, below: str = "", kind: str = "") -> str:
+    css = f' class="{kind}"' if kind else ""
+    return (
+        f"<li><span>{in_page(label)}</span><b{css}>{in_page(shown)}</b>"
+        f"<span>{in_page(below)}</span></li>"
+    )
+
+
+def _tiles(history: History) -> list[str]:
+    start = history.latest
+    done = 0 if history.last_step is None else history.last_step + 1
+    goal = f"of {count(start.end_step)}" if start and start.end_step else ""
+    if history.last_epoch is not None:
+        goal += f" · epoch {history.last_epoch}"
+    tiles = [_tile("Steps", count(done), goal.strip(" ·"))]
+    speed = history.samples_per_second.values
+    if speed:
+        mean = sum(one.total for one in speed) / sum(one.weight for one in speed)
+        tiles.append(_tile("Samples a second", count(mean), "over all steps"))
+    tiles += _learning_tiles(history)
+    tiles.append(_workers_tile(history))
+    tiles.append(_tile("Time in fit", duration(history.wall_s), _fits(history)))
+    tiles.append(_recoveries_tile(history))
+    if isinstance(history.ended, End) and history.ended.digest:
+        digest = plain(history.ended.digest)
+        tiles.append(_tile("Digest", digest[:12], "equal in equal runs", "long"))
+    return tiles
+
+
+def _learning_tiles(history: History) -> list[str]:
+    tiles = []
+    loss = history.means.get("loss")
+    if loss is not None and loss.last is not None:
+        tiles.append(_tile("Loss", amount(loss.last), f"training, step {loss.last_step}"))
+    for metric in ("loss", "accuracy"):
+        if metric in history.validation:
+            best = history.validation[metric].best(is_low_good=metric == "loss")
+            if best is not None:
+                title = f"Best validation {metric}"
+                tiles.append(_tile(title, amount(best[1]), f"after {plural(best[0], 'step')}"))
+    return tiles
+
+
+def _workers_tile(history: History) -> str:
+    shards = history.first.shards if history.first else None
+    shown = count(len(history.ranks)) if history.ranks else "–"
+    return _tile("Workers", shown, plural(shards, "shard") if shards else "")
+
+
+def _fits(history: History) -> str:
+    return f"in {history.num_starts} fits" if history.num_starts > 1 else ""
+
+
+def _recoveries_tile(history: History) -> str:
+    below = "none"
+    if history.num_went_back:
+        below = f"went back {plural(history.num_went_back, 'time')}"
+    elif history.num_lost:
+        below = "" if isinstance(history.ended, Failure) else "and the run went on"
+    return _tile("Workers lost", count(history.num_lost), below)
+
+
+def _time_parts(page: Page, history: History) -> list[str]:
+    if not history.phases.stretches:
+        return [_nothing("Nothing was measured yet.")]
+    figures = [times.by_phase(history), times.by_worker(history)]
+    heat = times.waiting(history)
+    lines = timelines(history)
+    if heat is not None:
+        figures.append(heat)
+    figures += lines
+    numbers = range(len(page.figures), len(page.figures) + len(figures))
+    places = page.place(figures)
+    said = [times.in_words(history.phases), times.left_out(history.phases)]
+    return [
+        f"<p>{in_page(' '.join(filter(None, said)))}</p>",
+        legend_html(times.PHASE_KEYS, numbers),
+        places,
+    ]
+
+
+def _happened(history: History) -> list[str]:
+    parts = [f"<p>{in_page(_counts(history))}</p>"]
+    if history.marks:
+        began = history.first.time_unix_s if history.first else None
+        rows = "".join(_mark_row(i, mark, began) for i, mark in enumerate(history.marks, 1))
+        parts.append(
+            "<table><thead><tr><th></th><th>Step</th><th>After</th><th>What</th></tr></thead>"
+            f"<tbody>{rows}</tbody></table>"
+        )
+    if history.num_marks > MAX_MARKS:
+        parts.append(_nothing(f"{history.num_marks - MAX_MARKS} more are not shown."))
+    return parts
+
+
+def _counts(history: History) -> str:
+    said = []
+    if not history.marks:
+        said.append("Nothing went wrong.")
+    if history.num_evaluations:
+        said.append(f"{plural(history.num_evaluations, 'evaluation')}.")
+    if history.num_checkpoints:
+        what = plural(history.num_checkpoints, "checkpoint")
+        said.append(f"{what}, the last after step {history.last_checkpoint}.")
+    else:
+        said.append("No checkpoint was written.")
+    return " ".join(said)
+
+
+def _mark_row(number: int, mark: Mark, began_unix_s: float | None) -> str:
+    after = duration(mark.time_unix_s - began_unix_s) if began_unix_s is not None else "–"
+    kind = _KIND_CLASSES.get(mark.kind, "")
+    return (
+        f'<tr><td class="number"><span class="badge {kind}">{number}</span></td>'
+        f'<td class="number">{count(mark.step)}</td><td class="number">{in_page(after)}</td>'
+        f"<td>{in_page(mark.text)}</td></tr>"
+    )
+
+
+def _identity(history: History) -> str:
+    start = history.first
+    if start is None:
+        return _nothing("The file does not say.")
+    fixed = [(key, value(one)) for key, one in identity(history).items()]
+    where = [(f"{key} version", value(one)) for key, one in start.versions.items()]
+    where += [(key.replace("_", " "), value(one)) for key, one in start.machine.items()]
+    facts = [
+        ("host", start.host),
+        ("parameters", None if start.num_parameters is None else count(start.num_parameters)),
+        ("workers at the begin", start.world_size),
+        ("loader processes a worker", start.loader_workers),
+        ("processes", ", ".join(map(str, start.pids)) or None),
+        ("folder", start.folder),
+        ("command", shlex.join(start.command) or None),
+    ]
+    where += [(key, value(one)) for key, one in facts if one is not None]
+    return (
+        f'<div class="two"><div><h3>What fixes the result</h3>{table(fixed)}</div>'
+        f"<div><h3>Where and how it ran</h3>{table(where)}</div></div>"
+    )
+
+
+def _reproduce(history: History) -> list[str]:
+    start = history.first
+    if start is None or not start.command:
+        parts = [_nothing("The file does not say what was run.")]
+    else:
+        change = f"cd {shlex.quote(start.folder)}\n" if start.folder else ""
+        parts = [f"<pre>{in_page(change + shlex.join(start.command))}</pre>"]
+    parts.append(
+        "<p>The code, the data and all that stands above under “What fixes the result” must be the "
+        "same. The number of workers, of loader processes, lost workers, stops and resumes may "
+        "differ: they do not change a bit of the result.</p>"
+    )
+    if isinstance(history.ended, End) and history.ended.digest:
+        parts.append(
+            f"<p>Then the digest after step {history.ended.step} is</p>"
+            f"<pre>{in_page(history.ended.digest)}</pre>"
+        )
+    return parts
+
+
+def _footer(history: History) -> str:
+    said = [f"Made by Unisono at {moment(datetime.now(timezone.utc).timestamp())}."]
+    said.append("This page holds all that it shows and asks the network for nothing.")
+    if history.num_unreadable:
+        said.append(f"{plural(history.num_unreadable, 'line')} could not be read.")
+    if history.num_out_of_order:
+        steps = plural(history.num_out_of_order, "step")
+        said.append(f"{steps} came out of order and are left out.")
+    if history.metrics_left_out:
+        left = ", ".join(name(one) for one in sorted(history.metrics_left_out))
+        said.append(f"These metrics are not drawn, as there are too many: {left}.")
+    return f"<footer><p>{in_page(' '.join(said))}</p></footer>"
+
+
+def _nothing(said: str) -> str:
+    return f'<p class="quiet">{in_page(said)}</p>'

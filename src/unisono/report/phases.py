@@ -1,0 +1,146 @@
+"""Where does the time of a step go, in each worker?
+
+What is kept of a stretch of steps is, for each rank, the sum of its seconds in each phase. What a
+step lasted beyond its phases (callbacks, evaluation, the time to find out that a worker is lost)
+is called *between*.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from unisono.report.events import PHASES, StepDone
+from unisono.report.series import Buckets
+
+MAX_WORKERS = 64  # as many rows as can be told apart
+WAITING = PHASES.index("waiting")
+_COMPUTING = tuple(PHASES.index(name) for name in ("loading", "forward", "backward"))
+
+
+@dataclass
+class Spent:
+    """Seconds of one worker in each phase, and over how many steps."""
+
+    phases_s: list[float]
+    num_steps: int
+
+    def add(self, other: Spent) -> None:
+        """Add another's seconds."""
+        for i, seconds in enumerate(other.phases_s):
+            self.phases_s[i] += seconds
+        self.num_steps += other.num_steps
+
+    @property
+    def total_s(self) -> float:
+        """The seconds of all phases."""
+        return sum(self.phases_s)
+
+    @property
+    def waiting_share(self) -> float | None:
+        """The part of them that was waiting; None if there were none."""
+        return self.phases_s[WAITING] / self.total_s if self.total_s > 0 else None
+
+    @property
+    def computing_s(self) -> float:
+        """The seconds of loading, forward and backward pass, a step."""
+        return sum(self.phases_s[i] for i in _COMPUTING) / max(self.num_steps, 1)
+
+
+@dataclass
+class Stretch:
+    """What the workers spent in some neighbouring steps."""
+
+    first_step: int
+    last_step: int
+    num_steps: int
+    seconds: float
+    by_rank: dict[int, Spent]
+
+    def absorb(self, later: Stretch, /) -> None:
+        """Take in the steps that follow."""
+        self.last_step = later.last_step
+        self.num_steps += later.num_steps
+        self.seconds += later.seconds
+        for rank, spent in later.by_rank.items():
+            if rank in self.by_rank:
+                self.by_rank[rank].add(spent)
+            else:
+                self.by_rank[rank] = spent
+
+    @property
+    def per_step_s(self) -> list[float]:
+        """The seconds of each phase and of what is between, in the mean of workers, a step."""
+        spent = list(self.by_rank.values())
+        attended = sum(one.num_steps for one in spent)
+        if not attended:
+            return [0.0] * len(PHASES) + [self.seconds / self.num_steps]
+        phases_s = [sum(one.phases_s[i] for one in spent) / attended for i in range(len(PHASES))]
+        between_s = self.seconds / self.num_steps - sum(phases_s)
+        return [*phases_s, max(between_s, 0.0)]
+
+
+@dataclass
+class PhaseTimes:
+    """Where the time goes, kept small: over the run, and in all of it for each worker.
+
+    Attributes:
+        by_rank: what each worker spent in the whole run; at most :data:`MAX_WORKERS` of them.
+        num_left_out: how many steps of other workers were left out.
+    """
+
+    max_buckets: int = 200
+    by_rank: dict[int, Spent] = field(default_factory=dict)
+    num_left_out: int = 0
+    buckets: Buckets[Stretch] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.buckets = Buckets(self.max_buckets)
+
+    def add(self, step: StepDone) -> None:
+        """Add a step; one without any columns is passed over."""
+        spent = spent_by_rank(step)
+        kept = {}
+        for rank, one in spent.items():
+            if rank not in self.by_rank and len(self.by_rank) == MAX_WORKERS:
+                self.num_left_out += 1
+                continue
+            kept[rank] = one
+            self.by_rank.setdefault(rank, Spent([0.0] * len(PHASES), 0)).add(one)
+        if kept:
+            self.buckets.add(Stretch(step.step, step.step, 1, step.seconds or 0.0, kept))
+
+    @property
+    def stretches(self) -> list[Stretch]:
+        """What is kept of the run, first to last."""
+        return self.buckets.stretches
+
+    @property
+    def ranks(self) -> list[int]:
+        """The workers, by rank."""
+        return sorted(self.by_rank)
+
+
+def spent_by_rank(step: StepDone) -> dict[int, Spent]:
+    """Return what each worker spent in a step; whoever has no entry was lost in it."""
+    columns = [step.phase(name) for name in PHASES]
+    found = {}
+    for i, rank in enumerate(step.ranks):
+        entries = [column[i] if column else None for column in columns]
+        if any(entry is not None for entry in entries):
+            found[rank] = Spent([entry or 0.0 for entry in entries], 1)
+    return found
+
+
+def slowest(by_rank: dict[int, Spent]) -> tuple[int, float] | None:
+    """Return the worker that computes longest a step, and how many times the others' median.
+
+    None where there are not two workers, or where nothing was measured.
+    """
+    times = sorted((spent.computing_s, rank) for rank, spent in by_rank.items())
+    if len(times) < 2:
+        return None
+    longest, rank = times[-1]
+    others = [seconds for seconds, _ in times[:-1]]
+    middle = len(others) // 2
+    median = others[middle] if len(others) % 2 else (others[middle - 1] + others[middle]) / 2
+    return (rank, longest / median) if median > 0 else None

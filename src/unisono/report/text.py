@@ -1,0 +1,108 @@
+"""How are numbers, times and other people's words shown?
+
+Whatever comes out of a file passes through :func:`plain`, and then through :func:`html.escape` on
+its way into the page or :func:`in_plot` on its way into a plot, whose texts know a few tags.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import unicodedata
+from datetime import datetime, timezone
+
+MAX_TEXT = 2000
+MAX_NAME = 60
+
+
+def plain(text: object, max_chars: int = MAX_TEXT) -> str:
+    """Return text in which nothing is hidden: control and direction characters are written out."""
+    shown = str(text)
+    if len(shown) > max_chars:
+        shown = shown[: max_chars - 1] + "…"
+    return "".join(_shown(character) for character in shown)
+
+
+def _shown(character: str) -> str:
+    if unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+        return character
+    return "\n" if character == "\n" else character.encode("unicode_escape").decode("ascii")
+
+
+def name(text: object) -> str:
+    """Return a short name on one line."""
+    return plain(text, MAX_NAME).replace("\n", " ")
+
+
+def in_page(text: object) -> str:
+    """Return text as HTML that shows it."""
+    return html.escape(plain(text))
+
+
+def in_plot(text: object) -> str:
+    """Return a name as plotly's markup that shows it."""
+    return html.escape(name(text), quote=False)
+
+
+def value(found: object) -> str:
+    """Return a JSON value in few words."""
+    if isinstance(found, str):
+        return found
+    if isinstance(found, bool):
+        return "yes" if found else "no"
+    if found is None:
+        return "none"
+    if isinstance(found, int):
+        return str(found)
+    return json.dumps(found, ensure_ascii=False, allow_nan=True)[:MAX_TEXT]
+
+
+def count(number: float) -> str:
+    """Return a count with its thousands apart."""
+    return f"{number:,.0f}".replace(",", "\u202f") if abs(number) < 1e12 else f"{number:.3g}"
+
+
+def amount(number: float | None, digits: int = 4) -> str:
+    """Return a measured value with a few digits."""
+    if number is None:
+        return "–"
+    if not math.isfinite(number):
+        return {math.inf: "∞", -math.inf: "−∞"}.get(number, "NaN")
+    if 10**digits <= abs(number) < 1e12:
+        return count(number)
+    return f"{number:.{digits}g}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time in the units that one would say it in."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if not hours:
+        return f"{minutes} min {rest} s"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if days else f"{hours} h {minutes} min"
+
+
+def moment(unix_s: float | None) -> str:
+    """Return a point in time, in UTC."""
+    if unix_s is None:
+        return "–"
+    try:
+        at = datetime.fromtimestamp(unix_s, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return "–"
+    return at.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def plural(number: int, word: str) -> str:
+    """Return a count with its noun."""
+    return f"{count(number)} {word}{'' if number == 1 else 's'}"

@@ -1,0 +1,167 @@
+"""The steps of each worker as trace events, which Perfetto and chrome://tracing show.
+
+The format is Chrome's "Trace Event Format", its object form: times and durations in microseconds,
+``X`` a slice with a duration, ``i`` an instant, ``C`` a counter, ``M`` a name. Each worker is a
+process, so that it has a row with its name. Times count from the begin of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from unisono.report.events import (
+    PHASES,
+    Checkpoint,
+    Evaluation,
+    Event,
+    Failure,
+    Start,
+    StepDone,
+    WentBack,
+    Workers,
+)
+from unisono.report.text import plain
+from unisono.report.windows import WorkerStep, phase_begins, step_times
+
+MARK = '{"displayTimeUnit":"ms","otherData":{"writer":"unisono report"'
+MAX_SLICES = 300_000
+RUN_PID = 1  # the row of what concerns all workers
+_FIRST_WORKER_PID = 2
+_STEP_TID = 1
+_US = 1e6
+
+
+def num_kept(num_steps: int, num_workers: int) -> int:
+    """Return how many of the last steps fit in a trace that a browser can open."""
+    return min(num_steps, max(MAX_SLICES // (max(num_workers, 1) * (len(PHASES) + 1)), 1))
+
+
+def trace_parts(events: Iterable[Event], *, num_left_out: int) -> Iterator[str]:
+    """Give a trace piece by piece.
+
+    Args:
+        events: what happened.
+        num_left_out: how many steps to leave out at the begin.
+    """
+    yield f'{MARK},"steps_left_out":{num_left_out}}},"traceEvents":[\n'
+    comma = ""
+    for one in _trace_events(events, num_left_out):
+        yield comma + json.dumps(one, allow_nan=False, separators=(",", ":"))
+        comma = ",\n"
+    yield "\n]}\n"
+
+
+def _trace_events(events: Iterable[Event], num_left_out: int) -> Iterator[dict[str, Any]]:
+    zero: float | None = None
+    clock_at: float | None = None
+    last_step: int | None = None
+    named: set[int] = set()
+    yield from _names(RUN_PID, "run", 0)
+    for event in events:
+        if not math.isfinite(event.time_unix_s):
+            continue
+        zero = event.time_unix_s if zero is None else zero
+        if isinstance(event, Start):
+            at = event.time_unix_s - event.clock_s if event.clock_s is not None else None
+            clock_at = at
+        if not isinstance(event, StepDone):
+            yield from _instant(event, zero)
+            continue
+        if last_step is not None and event.step <= last_step:
+            continue
+        last_step = event.step
+        if num_left_out > 0:
+            num_left_out -= 1
+            continue
+        for worker in step_times(event, clock_at).workers:
+            if worker.rank not in named:
+                named.add(worker.rank)
+                yield from _names(
+                    _FIRST_WORKER_PID + worker.rank, f"worker {worker.rank}", worker.rank + 1
+                )
+            yield from _slices(event, worker, zero)
+        yield from _counters(event, zero)
+
+
+def _names(pid: int, name: str, place: int) -> Iterator[dict[str, Any]]:
+    common = {"ph": "M", "pid": pid, "tid": _STEP_TID}
+    yield {**common, "name": "process_name", "args": {"name": name}}
+    yield {**common, "name": "process_sort_index", "args": {"sort_index": place}}
+    yield {**common, "name": "thread_name", "args": {"name": "steps"}}
+
+
+def _slices(step: StepDone, worker: WorkerStep, zero: float) -> Iterator[dict[str, Any]]:
+    begins = [_us(begin - zero) for begin in phase_begins(worker)]
+    end = _us(worker.begun_unix_s + sum(worker.phases_s) - zero)
+    common = {"ph": "X", "pid": _FIRST_WORKER_PID + worker.rank, "tid": _STEP_TID}
+    args = {"step": step.step, "epoch": step.epoch, "samples": step.num_samples}
+    yield {
+        **common,
+        "name": f"step {step.step}",
+        "cat": "step",
+        "ts": begins[0],
+        "dur": round(max(end - begins[0], 0.0), 3),
+        "args": args,
+    }
+    ends = [*begins[1:], end]
+    for phase, begin, until in zip(PHASES, begins, ends, strict=True):
+        if until > begin:
+            # Ends are the next one's begins, so that no slice sticks out of its step.
+            duration = round(until - begin, 3)
+            yield {**common, "name": phase, "cat": "phase", "ts": begin, "dur": duration}
+
+
+def _counters(step: StepDone, zero: float) -> Iterator[dict[str, Any]]:
+    common = {"ph": "C", "pid": RUN_PID, "ts": _us(step.time_unix_s - zero)}
+    for name, value in step.means.items():
+        if math.isfinite(value):
+            yield {**common, "name": plain(name, 60), "args": {"value": value}}
+
+
+def _instant(event: Event, zero: float) -> Iterator[dict[str, Any]]:
+    if isinstance(event, Evaluation) and event.seconds:
+        begin = _us(event.time_unix_s - event.seconds - zero)
+        yield {
+            "ph": "X",
+            "pid": RUN_PID,
+            "tid": _STEP_TID,
+            "name": "evaluation",
+            "cat": "evaluation",
+            "ts": max(begin, 0.0),
+            "dur": round(event.seconds * _US, 3),
+            "args": {"step": event.step},
+        }
+        return
+    yield {
+        "ph": "i",
+        "s": "g",  # across all rows
+        "pid": RUN_PID,
+        "tid": _STEP_TID,
+        "name": _word(event),
+        "cat": type(event).__name__.lower(),
+        "ts": _us(event.time_unix_s - zero),
+        "args": {"step": event.step},
+    }
+
+
+def _word(event: Event) -> str:
+    if isinstance(event, Start):
+        return "start" if event.step == 0 else f"started again at step {event.step}"
+    if isinstance(event, Workers):
+        return plain("; ".join(event.why) or "other workers", 200)
+    if isinstance(event, WentBack):
+        return f"went back to step {event.step}"
+    if isinstance(event, Checkpoint):
+        return "checkpoint"
+    if isinstance(event, Evaluation):
+        return "evaluation"
+    if isinstance(event, Failure):
+        return plain(f"{event.error}: {event.message}", 200)
+    return "end"
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * _US, 3)

@@ -1,0 +1,299 @@
+"""One call of ``Trainer.fit``: the step loop, with everything that takes notice of it.
+
+::
+
+    for each step     what changed since the last one ─► callbacks
+                      compute ─► callbacks ─► schedule by steps ─► validation ─► callbacks
+                      ─► schedule by validations, by epochs ─► callbacks
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono.callbacks.callback import Callbacks, Times
+from unisono.callbacks.progress import Progress
+from unisono.callbacks.summary import Summary, told
+from unisono.plan.samples import SamplePlan
+from unisono.train.checkpoints import identity
+from unisono.train.position import Position
+from unisono.train.run import Run
+from unisono.train.schedule import Schedule
+from unisono.train.step import Step
+from unisono.train.tally import Tally
+from unisono.train.validation import Validation
+from unisono.version import __version__
+
+
+class FitUnderWay:
+    """A :class:`unisono.callbacks.callback.Fit`. Final; used for one call.
+
+    Args:
+        run: which is trained.
+        plan: which samples are computed where.
+        callbacks: what takes notice, the one that shows progress among them.
+        validation: what is validated, and when.
+        schedule: of learning rates.
+        facts: what else is to be known of the run.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        plan: SamplePlan,
+        callbacks: Callbacks,
+        validation: Validation,
+        schedule: Schedule,
+        facts: Mapping[str, Any],
+    ) -> None:
+        self._run, self._plan, self._callbacks = run, plan, callbacks
+        self._validation, self._schedule, self._more_facts = validation, schedule, facts
+        self._progress = next(c for c in callbacks if isinstance(c, Progress))
+        self._said: set[str] = set()
+        self._crew = run.team.crew
+        self._next = 0
+        self._kept_step: int | None = None
+        self._has_skipped = False
+        self.end_step = run.position.step
+        self.has_ended = False
+        self.model: nn.Module = run.model
+        self.optimizer: Optimizer = run.optimizer
+        run.say = self.say
+
+    @property
+    def directory(self) -> Path | None:
+        """See :class:`Fit`."""
+        return None if self._run.checkpoints is None else self._run.checkpoints.directory
+
+    @property
+    def step(self) -> int:
+        """See :class:`Fit`."""
+        return self._run.position.step
+
+    @property
+    def epoch(self) -> int:
+        """See :class:`Fit`."""
+        return self._run.position.epoch
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """See :class:`Fit`."""
+        return self._run.team.crew.ranks
+
+    @property
+    def rank(self) -> int:
+        """See :class:`Fit`."""
+        return self._run.world.rank
+
+    @property
+    def is_lead(self) -> bool:
+        """See :class:`Fit`."""
+        return self._run.team.is_lead
+
+    @property
+    def is_first(self) -> bool:
+        """See :class:`Fit`."""
+        return self._run.team.position == 0
+
+    @functools.cached_property
+    def facts(self) -> Mapping[str, Any]:
+        """See :class:`Fit`."""
+        run, plan = self._run, self._plan
+        return {
+            "steps_per_epoch": plan.steps_per_epoch,
+            "num_samples": plan.num_samples,
+            "batch_size": plan.batch_size,
+            "shards": plan.shards,
+            "seed": plan.seed,
+            "world_size": run.world.world_size,
+            "num_parameters": sum(p.numel() for p in run.model.parameters()),
+            "identity": identity(plan, run.fixed),
+            **self._more_facts,
+            **_surroundings(),
+        }
+
+    def pid(self, rank: int) -> int | None:
+        """See :class:`Fit`."""
+        return self._run.team.pid(rank)
+
+    def times(self, rank: int, step: int) -> Times | None:
+        """See :class:`Fit`."""
+        times = self._run.team.times(rank, step)
+        return None if times is None else Times(*times)
+
+    def say(self, line: str) -> None:
+        """See :class:`Fit`."""
+        self._progress.say(self, line)
+
+    def stop(self, why: str) -> None:
+        """See :class:`Fit`."""
+        self._run.stop()
+        self._run.last["stopped_by"] = self._callbacks.calling
+        self._say_once(why)
+
+    def go_through(
+        self,
+        loop: Iterator[Step],
+        end_step: int,
+        compute: Callable[[Step], None],
+        digest: Callable[[], str],
+    ) -> Summary:
+        """Compute all steps. Collective: every rank calls it.
+
+        Args:
+            loop: the steps; the run has taken up what it goes on from.
+            end_step: see :class:`Fit`.
+            compute: computes one.
+            digest: gives the digest at the end. Collective.
+        """
+        run, self.end_step = self._run, end_step
+        if run.last.get("stopped_by") not in self._callbacks.names:
+            run.go_on()
+        self._validation.begin()
+        tally = self._tally = Tally(run.position)
+        tally.begin()
+        has_begun = False
+        for step in loop:
+            if not has_begun:
+                has_begun = True
+                self._begin()
+            self._look_around(step)
+            self._callbacks.call("on_step_begin", self)
+            compute(step)
+            if step.is_done:
+                self._count(step)
+        tally.pause()
+        self.has_ended = True
+        if run.position.step > tally.begun_at.step and self._validation.newest is None:
+            self._validate(f"step {run.position.step}")
+        summary = tally.summary(run, self._plan, digest())
+        if has_begun:
+            self._look_for_checkpoints()
+            self._callbacks.call("on_end", self, summary)
+        if tally.has_counted:
+            self.say(str(summary))
+        return summary
+
+    def fail(self, error: BaseException) -> None:
+        """Tell callbacks that the call ends with an exception; theirs are of no account now."""
+        for callback in self._callbacks:
+            try:
+                callback.on_error(self, error)
+            except Exception as another:
+                self.say(
+                    f"the callback {callback.name} failed in `on_error`: "
+                    f"{type(another).__name__}: {another}"
+                )
+
+    def _begin(self) -> None:
+        self._crew, self._next = self._run.team.crew, self.step
+        if self._run.checkpoints is not None:
+            self._kept_step = self._run.checkpoints.kept_step
+        self._callbacks.call("on_begin", self)
+
+    def _look_around(self, step: Step) -> None:
+        """See what has changed since the last step."""
+        before, self._crew = self._crew, self._run.team.crew
+        if self._crew.generation != before.generation:
+            self._callbacks.call("on_workers_changed", self, before.ranks, self._crew.why)
+        if step.number < self._next:
+            from_step, self._next = self._next, step.number
+            if self._kept_step is not None and self._kept_step > self.step:
+                self._kept_step = None
+            self._callbacks.call("on_went_back", self, from_step)
+        self._look_for_checkpoints()
+
+    def _look_for_checkpoints(self) -> None:
+        checkpoints = self._run.checkpoints
+        if checkpoints is None or checkpoints.kept_step != self.step:
+            return
+        if self._kept_step != self.step:
+            self._kept_step = self.step
+            self._callbacks.call("on_checkpoint", self, self.step)
+
+    def _count(self, step: Step) -> None:
+        """Draw all conclusions from a step that is done."""
+        self._next = step.number + 1
+        self._tally.count(step)
+        if step.is_skipped and not self._has_skipped:
+            self._has_skipped = True
+            self.say(
+                f"step {step.number} is skipped: its gradients overflow in float16; the scale of "
+                f"the loss is lowered until they do not (this is told once)"
+            )
+        self._callbacks.call("on_step_end", self, step)
+        self._schedule.after_step()
+        if self._validation.is_due():
+            has_ended = self._run.position.batch == 0
+            self._validate(f"epoch {self.epoch}" if has_ended else f"step {self.step}")
+            if self._validation.newest is not None:
+                self._schedule.after_validation(self._validation.newest)
+        if self._run.position.batch == 0:
+            self._schedule.after_epoch()
+            self._callbacks.call("on_epoch_end", self)
+
+    def _validate(self, when: str) -> None:
+        if not self._validation.has_data:
+            return
+        began_at_s = time.perf_counter()
+        with self._tally.paused():
+            means = self._validation.compute()
+        seconds = time.perf_counter() - began_at_s
+        self._say_once(f"{when}: validation {told(means)}")
+        self._callbacks.call("on_validation", self, means, seconds)
+
+    def _say_once(self, line: str) -> None:
+        """Say something, but not again where steps come again."""
+        if line not in self._said:
+            self._said.add(line)
+            self.say(line)
+
+
+def end_of(plan: SamplePlan, position: Position, epochs: int | None, steps: int | None) -> int:
+    """Count the steps that the run will have done; a loop that has nothing to do stays there."""
+    ends = [] if steps is None else [steps]
+    if epochs is not None:
+        epochs_to_go = max(0, epochs - position.epoch)
+        ends.append(position.step - position.batch + epochs_to_go * plan.steps_per_epoch)
+    return max(position.step, min(ends))
+
+
+def _surroundings() -> dict[str, Any]:
+    """Say where this process runs."""
+    uname = platform.uname()
+    return {
+        "command": list(sys.argv),
+        "folder": os.getcwd(),
+        "host": uname.node,
+        "versions": {
+            "unisono": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "machine": {
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "system": f"{uname.system} {uname.release}",
+        },
+    }
+
+
+def _processor() -> str:
+    """Name the processor as the kernel does; else its kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

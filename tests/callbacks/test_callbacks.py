@@ -1,0 +1,213 @@
+"""When the methods of callbacks run, and what becomes of what they raise."""
+
+import json
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import unisono
+from unisono.callbacks import Callback
+
+
+def data(num_samples=12):
+    x = torch.randn(num_samples, 3, generator=torch.Generator().manual_seed(num_samples))
+    return TensorDataset(x, x.sum(1, keepdim=True))
+
+
+def loss(model, batch):
+    return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def make(*callbacks, **options):
+    torch.manual_seed(4)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    options = {"shards": 2, **options}
+    return unisono.Trainer(model, optimizer, loss, callbacks=callbacks, **options)
+
+
+class Seen(Callback):
+    """Writes down what it sees."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __getattribute__(self, name):
+        if not name.startswith("on_"):
+            return super().__getattribute__(name)
+
+        def note(fit, *arguments):
+            about = [getattr(a, "number", a) for a in arguments if not isinstance(a, (dict, float))]
+            about = [type(a).__name__ if isinstance(a, BaseException) else a for a in about]
+            about = [a for a in about if isinstance(a, (int, str, tuple))]
+            self.seen.append(" ".join(map(str, [name[3:], fit.step, *about])))
+
+        return note
+
+
+def test_the_moments_of_a_run(tmp_path):
+    seen = Seen()
+    trainer = make(seen, directory=tmp_path, checkpoint_every=3)
+    trainer.fit(data(), batch_size=6, epochs=2, validate=data(5), validate_every=3)
+    assert seen.seen == [
+        "begin 0",
+        "step_begin 0", "step_end 1 0",
+        "step_begin 1", "step_end 2 1", "epoch_end 2",
+        "step_begin 2", "step_end 3 2", "validation 3",
+        "checkpoint 3 3",
+        "step_begin 3", "step_end 4 3", "epoch_end 4",
+        "validation 4",
+        "checkpoint 4 4",
+        "end 4",
+    ]  # fmt: skip
+
+
+def test_a_call_with_nothing_to_do_calls_nothing():
+    seen = Seen()
+    trainer = make(seen)
+    trainer.fit(data(), batch_size=6, epochs=1)
+    before = list(seen.seen)
+    trainer.fit(data(), batch_size=6, epochs=1)
+    assert seen.seen == before
+
+
+def test_callbacks_are_called_in_order():
+    called = []
+
+    class Named(Callback):
+        def __init__(self, name):
+            self._name = name
+
+        def on_step_end(self, fit, step):
+            called.append(self._name)
+
+    make(Named("first"), Named("second")).fit(data(), batch_size=12, epochs=2)
+    assert called == ["first", "second"] * 2
+
+
+MOMENTS = [
+    "on_begin", "on_step_begin", "on_step_end", "on_validation", "on_epoch_end", "on_checkpoint",
+    "on_end",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_what_a_callback_raises_bears_its_name(tmp_path, moment):
+    def fail(self, fit, *arguments):
+        raise KeyError("seven")
+
+    broken = type("Broken", (Callback,), {moment: fail})()
+    seen = Seen()
+    trainer = make(seen, broken, directory=tmp_path)
+    words = f"the callback Broken failed in `{moment}`: KeyError: 'seven'"
+    with pytest.raises(unisono.CallbackError, match=words) as caught:
+        trainer.fit(data(), batch_size=6, epochs=1, validate=data(5))
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert seen.seen[-1].startswith("error")
+
+
+def test_a_callback_that_fails_at_an_error_hides_nothing(capsys):
+    class Broken(Callback):
+        def on_step_end(self, fit, step):
+            raise KeyError("the first")
+
+        def on_error(self, fit, error):
+            raise ValueError("the second")
+
+    with pytest.raises(unisono.CallbackError, match="the first"):
+        make(Broken()).fit(data(), batch_size=6, epochs=1)
+    assert "Broken failed in `on_error`: ValueError: the second" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", [print, Callback, "progress"])
+def test_what_is_no_callback_is_refused(wrong):
+    with pytest.raises(TypeError, match="`callbacks` must be a list of"):
+        make(wrong)
+
+
+class Counts(Callback):
+    """Has a state of its own."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def on_step_end(self, fit, step):
+        self.steps += 1
+        assert self.steps == fit.step
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+def count(directory, epochs=6):
+    first, second = Counts(), Counts()
+    trainer = make(first, directory=directory)
+    trainer.callbacks.append(second)
+    trainer.fit(data(), batch_size=6, epochs=epochs)
+    return first.steps, second.steps, trainer.digest()
+
+
+def test_a_callback_with_a_state_goes_on_where_the_run_does(tmp_path):
+    undisturbed = count(None)
+    assert count(tmp_path, epochs=3)[:2] == (6, 6)
+    assert count(tmp_path) == undisturbed
+    folder = sorted((tmp_path / "checkpoints").iterdir())[-1]
+    facts = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    kept = next(fact["state"] for fact in facts if "state" in fact)
+    assert kept == {"Counts": {"steps": 12}, "Counts 2": {"steps": 12}}
+
+
+class Tells(Callback):
+    def __init__(self):
+        self.told = []
+
+    def on_begin(self, fit):
+        self.told.append(("begin", fit.step))
+
+    def on_workers_changed(self, fit, before, why):
+        self.told.append(("workers", tuple(before), fit.ranks, why))
+
+    def on_went_back(self, fit, from_step):
+        self.told.append(("back", from_step > fit.step))
+
+
+def tell(directory):
+    told, counts = Tells(), Counts()
+    trainer = make(told, counts, directory=directory)
+    trainer.fit(data(), batch_size=6, epochs=30)
+    return told.told, counts.steps, trainer.digest()
+
+
+@pytest.mark.slow
+def test_a_lost_worker_is_told_of_and_states_go_back(tmp_path, monkeypatch):
+    *_, alone = tell(None)
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=31,at=update")
+    (told, steps, digest), (replaced, *_) = unisono.launch(tell, tmp_path, workers=2)
+    assert (steps, digest) == (60, alone)
+    assert told[:2] == [("begin", 0), ("workers", (0, 1), (0,), "worker 1 was killed by SIGKILL")]
+    assert set(told[2:]) <= {("back", True), ("workers", (0,), (0, 1), "")}
+    if replaced:  # it may come when all is over
+        assert replaced[0][0] == "begin"
+        assert replaced[0][1] > 0
+
+
+def test_a_run_is_stopped_by_a_callback_and_stays_so_while_it_is_there(tmp_path, capsys):
+    class Stops(Callback):
+        def on_step_end(self, fit, step):
+            if step.number == 2:
+                fit.stop("that is enough")
+
+    def fit(*callbacks):
+        trainer = make(*callbacks, directory=tmp_path)
+        trainer.fit(data(), batch_size=6, epochs=5)
+        return trainer.run.position.step
+
+    assert fit(Stops()) == 3
+    assert "that is enough" in capsys.readouterr().out
+    assert fit(Stops()) == 3
+    assert "stays there" in capsys.readouterr().out
+    assert fit() == 10

@@ -1,0 +1,233 @@
+"""The event file holds what happened, each step once, whatever becomes of the workers."""
+
+import json
+import math
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import unisono
+from unisono.callbacks import EventLog, Times
+from unisono.callbacks.event_log import encode, place_of, step_line
+from unisono.callbacks.journal import Journal
+
+PHASES = [name for name in Times._fields if name != "begun_s"]
+
+
+def data(num_samples=40):
+    x = torch.randn(num_samples, 6, generator=torch.Generator().manual_seed(num_samples))
+    return TensorDataset(x, (x[:, 0] > 0).long())
+
+
+def loss(model, batch):
+    output = model(batch[0])
+    hits = (output.argmax(1) == batch[1]).float().mean()
+    return {"loss": F.cross_entropy(output, batch[1]), "accuracy": hits}
+
+
+def make(directory, **options):
+    torch.manual_seed(4)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    options = {"shards": 3, "directory": directory, **options}
+    return unisono.Trainer(model, optimizer, options.pop("loss", loss), **options)
+
+
+def train(directory, epochs=3, **options):
+    trainer = make(directory, **options)
+    trainer.fit(data(), batch_size=10, epochs=epochs, validate=data(31))
+    return trainer.digest()
+
+
+def events(directory, *kinds, name="events.jsonl"):
+    lines = (directory / name).read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    return [event for event in found if not kinds or event["event"] in kinds]
+
+
+def numbers(directory):
+    return [event["step"] for event in events(directory, "step")]
+
+
+def test_a_run_writes_what_happened(tmp_path):
+    digest = train(tmp_path, checkpoint_every=5, clip_norm=1.0)
+    kinds = [event["event"] for event in events(tmp_path)]
+    assert kinds == [
+        "start",
+        *["step"] * 4, "evaluation", "step", "checkpoint",
+        *["step"] * 3, "evaluation", "step", "step", "checkpoint",
+        *["step"] * 2, "evaluation", "checkpoint", "end",
+    ]  # fmt: skip
+    start, end = events(tmp_path, "start", "end")
+    assert start["format"] == 1
+    assert (start["step"], start["end_step"], start["steps_per_epoch"]) == (0, 12, 4)
+    assert (start["num_samples"], start["batch_size"], start["shards"]) == (40, 10, 3)
+    assert start["identity"]["clip_norm"] == 1.0
+    assert start["ranks"] == [0]
+    assert start["pids"] == [os.getpid()]
+    assert start["versions"]["torch"] == torch.__version__
+    assert start["num_parameters"] == 74
+    assert end["step"] == 12
+    assert end["digest"] == digest
+    assert end["stopped_early"] is False
+    for number, step in enumerate(events(tmp_path, "step")):
+        assert (step["step"], step["epoch"], step["num_samples"]) == (number, number // 4, 10)
+        assert set(step["means"]) == {"loss", "accuracy"}
+        assert step["learning_rates"] == [0.05]
+        assert step["gradient_norm"] > 0
+        assert step["ranks"] == [0]
+        spent = sum(step[phase][0] for phase in PHASES)
+        assert 0 < spent <= step["seconds"] + 0.01
+        assert start["clock_s"] <= step["begun_s"][0]
+    evaluations = events(tmp_path, "evaluation")
+    assert [(event["step"], event["epoch"]) for event in evaluations] == [(4, 1), (8, 2), (12, 3)]
+
+
+def test_nothing_is_written_without_a_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train(None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_of_its_own(tmp_path):
+    train(None, callbacks=[EventLog(tmp_path / "a folder" / "mine.jsonl")])
+    assert len(events(tmp_path / "a folder", "step", name="mine.jsonl")) == 12
+
+
+def test_calls_that_go_on_add_to_the_file(tmp_path):
+    trainer = make(tmp_path)
+    for epochs in (1, 1, 3):  # the second has nothing to do
+        trainer.fit(data(), batch_size=10, epochs=epochs)
+    assert numbers(tmp_path) == list(range(12))
+    starts = [event["step"] for event in events(tmp_path, "start")]
+    ends = [event["step"] for event in events(tmp_path, "end")]
+    assert (starts, ends) == ([0, 4], [4, 12])
+
+
+class Fails(unisono.callbacks.Callback):
+    def on_step_end(self, fit, step):
+        if step.number == 6:
+            raise KeyError("what is missing")
+
+
+def test_a_run_that_is_taken_up_holds_each_step_once(tmp_path):
+    with pytest.raises(unisono.CallbackError):
+        train(tmp_path, checkpoint_every=5, callbacks=[Fails()])
+    (failure,) = events(tmp_path, "failure")
+    assert failure["error"] == "CallbackError"
+    assert "Fails" in failure["message"]
+    assert (failure["rank"], failure["step"]) == (0, 7)
+    train(tmp_path, checkpoint_every=5)
+    assert numbers(tmp_path) == list(range(12))
+    assert [event["step"] for event in events(tmp_path, "start", "failure")] == [0, 7, 7]
+
+
+def test_another_run_leaves_the_file_of_the_first_alone(tmp_path):
+    train(tmp_path, epochs=2)
+    train(tmp_path, epochs=1, resume="never")
+    assert numbers(tmp_path) == list(range(4))
+    assert len(events(tmp_path, "step", name="events-1.jsonl")) == 8
+
+
+def test_a_bad_loss_is_written(tmp_path):
+    def bad(model, batch):
+        return model(batch[0]).sum() * math.nan
+
+    with pytest.raises(unisono.NonFiniteLossError):
+        train(tmp_path, loss=bad)
+    (failure,) = events(tmp_path, "failure")
+    assert failure["error"] == "NonFiniteLossError"
+
+
+def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    train(None, callbacks=[EventLog(tmp_path / "file" / "events.jsonl")])
+    assert capsys.readouterr().out.count("training goes on") == 1
+
+
+def test_numbers_that_json_does_not_have_are_words():
+    line = encode("step", means={"loss": math.nan, "a": [math.inf, -math.inf, 1.0]})
+    assert line.endswith(b"\n")
+    assert json.loads(line, parse_constant=pytest.fail)["means"] == {
+        "loss": "nan",
+        "a": ["inf", "-inf", 1.0],
+    }
+
+
+@pytest.mark.parametrize("more", [{}, {"is_skipped": True}])
+def test_times_stand_by_phase_and_a_lost_worker_has_none(more):
+    rows = [Times(1234.5, 0.1, 0.2, 0.3, 1e-7, 0.0, 2.25e-6), None]
+    facts = {
+        "time_unix_s": 1.7e9,
+        "step": 7,
+        "epoch": 0,
+        "num_samples": 3,
+        "seconds": 0.25,
+        "means": {"loss": math.nan, 'a "b"\n': 1e-9, "c": -math.inf},
+        "learning_rates": [0.1, 1e-30],
+        "gradient_norm": None,
+        "ranks": (0, 2),
+        **more,
+    }
+    text = step_line(facts, rows)
+    assert text.startswith(encode("step", **facts)[:-2])
+    line = json.loads(text)
+    assert [line[name] for name in Times._fields] == [
+        [seconds, None] for seconds in (1234.5, 0.1, 0.2, 0.3, 0.0, 0.0, 0.000002)
+    ]
+
+
+def test_what_belongs_to_a_step_is_ordered():
+    kinds = [("step", 6), ("evaluation", 7), ("checkpoint", 7), ("end", 7), ("step", 7)]
+    places = [place_of(encode(kind, step=step)) for kind, step in kinds]
+    assert places == sorted(places)
+    assert len(set(places)) == 5
+    assert places[0] == 6
+    assert places[3] < 7
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"{", b"[]", b"7", b'{"event":"step"}', b'{"event":[],"step":1}', b"\xff"]
+)
+def test_what_cannot_be_read_belongs_to_no_step(line):
+    assert place_of(line) is None
+
+
+def test_learning_rates_that_are_tensors_are_numbers(tmp_path):
+    fit = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"lr": torch.tensor(0.5)}]))
+    log = EventLog()
+    step = SimpleNamespace(number=0, epoch=0, num_samples=1, means={}, is_skipped=False)
+    fit.ranks, step.gradient_norm = (0,), None
+    log._journal = Journal(tmp_path / "events.jsonl", place_of, print)
+    log.on_step_end(fit, step)
+    assert log._pending[1]["learning_rates"] == [0.5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault", ["", "kill:rank=0,step=7,at=update", "kill:rank=1,step=7", "kill:rank=0,step=6"]
+)
+def test_workers_that_are_lost_leave_each_step_once(tmp_path, monkeypatch, fault):
+    alone = train(tmp_path / "alone")
+    monkeypatch.setenv("UNISONO_FAULTS", fault)
+    (tmp_path / "both").mkdir()
+    assert unisono.launch(train, tmp_path / "both", workers=2) == [alone] * 2
+    assert numbers(tmp_path / "both") == list(range(12))
+    assert len(events(tmp_path / "both", "evaluation")) == 3
+    assert len(events(tmp_path / "both", "end")) == 1
+    steps = events(tmp_path / "both", "step")
+    assert all(step[phase][-1] is not None for step in steps[-2:] for phase in PHASES)
+    changes = events(tmp_path / "both", "workers")
+    if fault:
+        rank = int(fault[10])
+        assert changes[0]["lost"] == [rank]
+        assert changes[0]["why"] == [f"worker {rank} was killed by SIGKILL"]
+        assert changes[0]["ranks"] == [1 - rank]
+    else:
+        assert changes == []
+    means = [step["means"] for step in steps]
+    assert means == [step["means"] for step in events(tmp_path / "alone", "step")]

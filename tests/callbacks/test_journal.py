@@ -1,0 +1,202 @@
+"""A file of lines that stays right when steps come again and when another worker writes on."""
+
+import errno
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.callbacks import journal as module
+from unisono.callbacks.journal import Journal
+
+
+def place_of(line):
+    return int(line.split()[1]) if line.startswith(b"step ") else None
+
+
+def line_of(step):
+    return f"step {step}\n".encode()
+
+
+class Worker:
+    def __init__(self, path):
+        self.path, self.said = path, []
+        self.journal = Journal(path, place_of, self.said.append)
+
+    def step(self, *steps, writes=True):
+        for step in steps:
+            self.journal.add(step, lambda step=step: line_of(step), writes=writes)
+
+    @property
+    def lines(self):
+        return self.path.read_text().splitlines()
+
+
+@pytest.fixture
+def worker(tmp_path):
+    return Worker(tmp_path / "runs" / "lines.txt")
+
+
+def steps(*numbers):
+    return [f"step {number}" for number in numbers]
+
+
+def test_folder_and_file_are_made_with_the_first_line(worker):
+    worker.step(0, 1)
+    assert worker.lines == steps(0, 1)
+
+
+def test_who_does_not_write_makes_nothing(worker):
+    worker.step(0, 1, writes=False)
+    worker.journal.cut(1, writes=False)
+    assert not worker.path.parent.exists()
+
+
+def test_steps_that_come_again_stand_there_once_and_other_lines_stay(worker):
+    worker.step(0, 1, 2)
+    worker.journal.note(b"a worker was lost\n")
+    worker.step(3)
+    worker.journal.cut(2, writes=True)
+    worker.step(2, 3)
+    assert worker.lines == [*steps(0, 1), "a worker was lost", *steps(2, 3)]
+
+
+@pytest.mark.parametrize("cut_at", range(6))
+def test_a_file_is_cut_anywhere(worker, cut_at):
+    worker.step(*range(5))
+    worker.journal.cut(cut_at, writes=True)
+    assert worker.lines == steps(*range(min(cut_at, 5)))
+
+
+@pytest.mark.parametrize("block_bytes", [1, 3, 8, 64])
+def test_blocks_may_end_anywhere_in_a_line(worker, monkeypatch, block_bytes):
+    monkeypatch.setattr(module, "_BLOCK_BYTES", block_bytes)
+    worker.step(*range(8, 13))
+    worker.journal.note(b"a note\n")
+    worker.step(13)
+    worker.journal.cut(10, writes=True)
+    worker.step(10)
+    assert worker.lines == [*steps(8, 9), "a note", *steps(10)]
+
+
+@pytest.mark.parametrize("torn", ["", "step 3", "st", '{"half'])
+def test_a_torn_line_is_taken_out_when_somebody_goes_on(worker, torn):
+    worker.step(0, 1, 2)
+    with worker.path.open("a") as file:
+        file.write(torn)
+    after = Worker(worker.path)
+    after.step(3)
+    assert after.lines == steps(0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("written", range(4))
+def test_the_next_writer_adds_what_the_last_one_left_out(tmp_path, written):
+    path = tmp_path / "lines.txt"
+    first, second = Worker(path), Worker(path)
+    first.step(*range(written))
+    second.step(*range(4), writes=False)
+    second.step(4)
+    assert second.lines == steps(*range(5))
+
+
+def test_a_worker_that_writes_no_more_lets_go(worker):
+    worker.step(0)
+    worker.step(1, writes=False)
+    worker.path.unlink()
+    worker.step(2)  # in a file of its own again
+    assert worker.lines == steps(0, 1, 2)
+
+
+def test_any_worker_may_note_something(tmp_path):
+    path = tmp_path / "lines.txt"
+    writer, other = Worker(path), Worker(path)
+    writer.step(0)
+    other.step(0, writes=False)
+    other.journal.note(b"rank 1 failed\n")
+    writer.step(1)
+    assert writer.lines == [*steps(0), "rank 1 failed", *steps(1)]
+
+
+def test_another_run_gets_a_file_of_its_own(worker):
+    for run in range(3):
+        worker.journal.set_aside()
+        worker.step(run)
+    folder = worker.path.parent
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "lines-1.txt",
+        "lines-2.txt",
+        "lines.txt",
+    ]
+    assert (folder / "lines-1.txt").read_text() == "step 0\n"
+    assert worker.lines == steps(2)
+
+
+def test_trouble_is_told_once_and_ends_nothing(tmp_path):
+    (tmp_path / "file").write_text("")
+    worker = Worker(tmp_path / "file" / "lines.txt")
+    worker.step(0, 1)
+    worker.journal.note(b"a note\n")
+    worker.journal.cut(0, writes=True)
+    worker.journal.set_aside()
+    assert len(worker.said) == 1
+    assert "must be writable" in worker.said[0]
+    assert "training goes on" in worker.said[0]
+
+
+def test_a_full_disk_leaves_no_half_line(worker, monkeypatch):
+    worker.step(0)
+    write = os.write
+
+    def full(fd, data):
+        return write(fd, data[: len(data) // 2])
+
+    monkeypatch.setattr(os, "write", full)
+    worker.step(1)
+    monkeypatch.setattr(os, "write", write)
+    worker.step(2)
+    assert worker.lines == steps(0, 2)
+    assert os.strerror(errno.ENOSPC) in worker.said[0]
+
+
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("step")),
+        st.tuples(st.just("back"), st.integers(1, 5)),
+        st.tuples(st.just("lose")),
+        st.tuples(st.just("note")),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(acts=ACTS)
+def test_each_step_stands_there_once_in_order(tmp_path_factory, acts):
+    path = tmp_path_factory.mktemp("journal") / "lines.txt"
+    workers, lead, position, notes = [Worker(path) for _ in range(2)], 0, 0, 0
+    for act in acts:
+        if act[0] == "step":
+            for rank, worker in enumerate(workers):
+                worker.step(position, writes=rank == lead)
+            position += 1
+        elif act[0] == "back":
+            position = max(0, position - act[1])
+            for rank, worker in enumerate(workers):
+                worker.journal.cut(position, writes=rank == lead)
+        elif act[0] == "lose":  # just before it wrote the newest step
+            for rank, worker in enumerate(workers):
+                if rank != lead:
+                    worker.step(position, writes=False)
+            position += 1
+            workers[lead] = Worker(path)
+            lead = 1 - lead
+            workers[lead].journal.take_over()
+        else:
+            notes += 1
+            workers[lead].journal.note(b"a note\n")
+    for rank, worker in enumerate(workers):
+        worker.step(position, writes=rank == lead)
+    lines = workers[lead].lines
+    assert [line for line in lines if line != "a note"] == steps(*range(position + 1))
+    assert lines.count("a note") == notes

@@ -1,0 +1,161 @@
+"""Scaled losses in float16: torch's bits with one shard, skipped steps on all workers alike."""
+
+import functools
+import itertools
+import math
+
+import pytest
+import torch
+from tests.parity import cases
+from tests.parity.plain import made, plain_loop
+
+import unisono
+
+STEPS = 12
+autocast = functools.partial(torch.autocast, "cpu", torch.float16)
+
+
+def scaler(interval=3):
+    """Overflow at first, then grow often."""
+    return torch.amp.GradScaler("cpu", init_scale=2.0**22, growth_interval=interval)
+
+
+def train(optimizer_name, shards, steps=STEPS, model_name="cnn", **options):
+    model, data, loss, optimizer = made(model_name, optimizer_name)
+    grad_scaler = scaler()
+    trainer = unisono.Trainer(
+        model,
+        optimizer,
+        loss,
+        shards=shards,
+        seed=5,
+        precision="fp16",
+        grad_scaler=grad_scaler,
+        **options,
+    )
+    trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=steps)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    return trainer.digest(), grad_scaler.state_dict(), weights
+
+
+def in_plain_torch(optimizer_name, clip_norm, model_name="cnn"):
+    """Train as torch's recipe for GradScaler says."""
+    grad_scaler, scales = scaler(), []
+
+    def update(value, model, optimizer):
+        scales.append(grad_scaler.get_scale())
+        grad_scaler.scale(value).backward()
+        grad_scaler.unscale_(optimizer)
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        grad_scaler.step(optimizer)
+        grad_scaler.update()
+
+    model = plain_loop(model_name, optimizer_name, STEPS, around=autocast, update=update)
+    return model.state_dict(), grad_scaler.state_dict(), scales
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.05])
+@pytest.mark.parametrize("optimizer_name", ["adamw", "fused adam", "adafactor"])
+@pytest.mark.usefixtures("one_thread")
+def test_one_shard_has_the_bits_of_torchs_recipe(optimizer_name, clip_norm):
+    expected, state, scales = in_plain_torch(optimizer_name, clip_norm)
+    _, seen_state, seen = train(optimizer_name, 1, clip_norm=clip_norm)
+    for name, value in expected.items():
+        assert torch.equal(seen[name], value), name
+    assert seen_state == state
+    assert min(scales) < scales[0]  # else no step was skipped
+    assert any(a < b for a, b in itertools.pairwise(scales))  # else it never grew
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_buffers_are_those_of_skipped_steps_too():
+    expected, _, _ = in_plain_torch("adamw", None, "cnn with norm")
+    _, _, seen = train("adamw", 1, model_name="cnn with norm")
+    assert all(torch.equal(seen[name], value) for name, value in expected.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer_name", ["adamw", "adafactor"])
+def test_the_same_bits_on_one_two_and_three_workers(optimizer_name):
+    clipped = functools.partial(train, clip_norm=0.05)
+    alone = clipped(optimizer_name, 4)[:2]
+    assert alone[1]["scale"] < 2.0**22
+    for workers in (2, 3):
+        found = unisono.launch(clipped, optimizer_name, 4, workers=workers)
+        assert [each[:2] for each in found] == [alone] * workers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [2, 7])
+@pytest.mark.parametrize("phase", ["gradients", "update", "updated"])
+def test_a_worker_killed_meanwhile_changes_no_bit_and_no_scale(monkeypatch, phase, step):
+    alone = train("adamw", 4)[:2]
+    monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=1,step={step},at={phase}")
+    for found in unisono.launch(train, "adamw", 4, workers=3):
+        assert found[:2] == alone
+
+
+def test_the_scale_goes_on_with_a_run_that_is_taken_up_again(tmp_path):
+    undisturbed = train("adamw", 2)[:2]
+    for steps in (2, 8):
+        train("adamw", 2, steps, directory=tmp_path)
+    assert train("adamw", 2, directory=tmp_path)[:2] == undisturbed
+
+
+def own_loop(scale, loss):
+    """Train one weight that is 1 with gradients that are the loss's."""
+    model = torch.nn.Linear(3, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    grad_scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    run = unisono.Run(model, optimizer, shards=2, clip_norm=1.0, grad_scaler=grad_scaler)
+    said = []
+    for step in run.steps(torch.ones(8, 3), batch_size=4, steps=3, shuffle=False):
+        with step:
+            for batch in step.shards:
+                step.backward(loss(model(batch), step.number))
+        said.append((step.is_skipped, step.is_done, step.gradient_norm))
+    return said, grad_scaler.get_scale(), run.position.step
+
+
+def test_a_step_tells_that_it_was_skipped():
+    def loss(output, number):
+        return output.mean() * (math.inf if number == 1 else 1.0)
+
+    said, scale, steps = own_loop(8.0, loss)
+    assert [skipped for skipped, _, _ in said] == [False, True, False]
+    assert [done for _, done, _ in said] == [True] * 3
+    assert said[1][2] == math.inf
+    assert said[0][2] == said[2][2] == pytest.approx(math.sqrt(3.0))
+    assert (scale, steps) == (4.0, 3)
+
+
+def test_gradients_that_no_scale_makes_finite_are_an_error_everywhere():
+    def fail():
+        with pytest.raises(
+            unisono.NonFiniteLossError, match=r"step 1 .* \(the loss of shard 0 is nan\)"
+        ) as caught:
+            own_loop(2.0**-15, lambda output, number: output.mean() * math.nan)
+        return caught.value.shard, caught.value.step
+
+    assert unisono.launch(fail, workers=2) == [(0, 1)] * 2
+
+
+def test_the_user_is_told_once(capsys):
+    train("adamw", 2)
+    assert capsys.readouterr().out.count("is skipped: its gradients overflow in float16") == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "grad_scaler", "kind", "words"),
+    [
+        (torch.float32, 3, TypeError, "`grad_scaler` must be a torch.amp.GradScaler"),
+        (torch.float16, scaler(), ValueError, "must not be in float16"),
+    ],
+)
+def test_what_cannot_be_scaled_is_refused(dtype, grad_scaler, kind, words):
+    model = torch.nn.Linear(2, 1, dtype=dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(kind, match=words):
+        unisono.Run(model, optimizer, shards=1, grad_scaler=grad_scaler)

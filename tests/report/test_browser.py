@@ -1,0 +1,216 @@
+"""The pages in a real browser: drawn, silent, without a request, narrow and wide, day and night."""
+
+import os
+import shutil
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from tests.report.synthetic import run_lines, start_line, step_line, write_run
+
+from unisono.report.files import write_comparison, write_report
+
+BROWSER = os.environ.get("UNISONO_TEST_BROWSER") or shutil.which("chromium")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="there is no chromium: apt-get install chromium"),
+]
+ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+PLOTTED = "document.querySelectorAll('.plot .main-svg').length"
+DRAWN = """[...document.querySelectorAll('.plot')].map(plot => ({
+  title: plot.getAttribute('aria-label'),
+  curves: plot.querySelectorAll('.scatterlayer .js-line').length,
+  bars: plot.querySelectorAll('.barlayer .point').length,
+  maps: plot.querySelectorAll('.heatmaplayer image').length,
+  rows: [...plot.querySelectorAll('.ytick text')].map(text => text.textContent),
+}))"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind():
+    """A browser keeps processes of its own from test to test; they end with it."""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        flags += ["--disable-component-update", "--disable-sync"]
+        browser = driver.chromium.launch(executable_path=BROWSER, args=flags)
+        yield browser
+        browser.close()
+
+
+class Watched:
+    """Pages of a browser, what they said on the console, and what they asked for."""
+
+    def __init__(self, browser):
+        self.browser = browser
+        self.said, self.asked, self.num_opened = [], [], 0
+
+    def open(self, path, *, width=1280, scheme="light"):
+        size = {"width": width, "height": 900}
+        page = self.browser.new_page(viewport=size, color_scheme=scheme)
+        page.on("console", lambda message: self.said.append(message.text))
+        page.on("pageerror", lambda error: self.said.append(str(error)))
+        page.on("dialog", lambda dialog: self.said.append(dialog.message))
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.goto("file://" + quote(str(path)))
+        page.wait_for_function(f"() => {PLOTTED} >= 3 * document.querySelectorAll('.plot').length")
+        self.num_opened += 1
+        return page
+
+    def check_silence(self):
+        assert self.said == []
+        assert {url.split(":")[0] for url in self.asked} <= {"file", "data", "blob"}
+        assert sum(url.startswith("file:") for url in self.asked) == self.num_opened
+
+
+@pytest.fixture
+def opened(browser):
+    """Open a page; in the end nothing was said on its console, and nothing was asked for."""
+    watched = Watched(browser)
+    pages = []
+
+    def opened(*args, **options):
+        pages.append(watched.open(*args, **options))
+        return pages[-1]
+
+    yield opened
+    for page in pages:
+        page.close()
+    watched.check_silence()
+
+
+@pytest.fixture(scope="module")
+def usual(browser, tmp_path_factory):
+    """The page of a run in which all went as usual, opened once."""
+    (path,) = write_report(write_run(tmp_path_factory.mktemp("runs") / "a run"))
+    watched = Watched(browser)
+    return watched, watched.open(path)
+
+
+def drawn(page):
+    return {plot["title"]: plot for plot in page.evaluate(DRAWN)}
+
+
+def test_curves_and_timeline_are_drawn(usual):
+    watched, page = usual
+    plots = drawn(page)
+    assert plots["loss"]["curves"] == 3  # thin, thick, validation
+    assert plots["Samples per second"]["curves"] == 2
+    assert plots["Learning rate"]["curves"] == 1
+    assert plots["Over the run"]["bars"] > 500
+    assert plots["Who waited, over the whole run"]["maps"] == 1
+    workers = ["worker 0", "worker 1", "worker 2", "worker 3"]
+    timeline = plots["The last steps: steps 276 to 299"]
+    assert sorted(timeline["rows"]) == workers
+    assert timeline["bars"] == 24 * 4 * 6
+    assert "When a worker was lost: steps 112 to 135" in plots
+    watched.check_silence()
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_page_is_as_wide_as_the_window(usual, width):
+    watched, page = usual
+    page.set_viewport_size({"width": width, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    watched.check_silence()
+
+
+def test_colours_follow_the_scheme_while_the_page_is_open(usual):
+    watched, page = usual
+    paper = "document.querySelector('.plot .main-svg').style.background"
+    by_day = page.evaluate(paper)
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(f"() => {paper} !== '{by_day}'")
+    assert (by_day, page.evaluate(paper)) == ("rgb(255, 255, 255)", "rgb(20, 23, 27)")
+    watched.check_silence()
+
+
+def test_a_legend_hides_and_shows(usual):
+    _, page = usual
+    button = page.locator("button", has_text="validation").first
+    button.click()
+    assert drawn(page)["loss"]["curves"] == 2
+    button.click()
+    assert drawn(page)["loss"]["curves"] == 3
+
+
+def test_the_policy_stops_what_a_page_must_not_do(usual):
+    _, page = usual  # the last to use it: its console is no longer silent
+    refused = page.evaluate(
+        """() => new Promise(resolve => {
+             const refused = [];
+             document.addEventListener('securitypolicyviolation', event => {
+               refused.push(event.effectiveDirective);
+               if (refused.length === 2) resolve(refused.sort());
+             });
+             const script = document.createElement('script');
+             script.textContent = 'document.title = "taken"';
+             document.body.append(script);
+             fetch('https://example.org/').catch(() => null);
+           })"""
+    )
+    assert refused == ["connect-src", "script-src-elem"]
+    assert page.title() != "taken"
+
+
+def test_words_out_of_the_file_are_shown_as_text(tmp_path, opened):
+    lines = list(run_lines(num_steps=20, lost_at=10, fails=True))
+    lines[0]["command"] = ["python", ATTACK]
+    lines[0]["identity"][ATTACK] = {ATTACK: ATTACK}
+    for line in lines:
+        if line["event"] == "step":
+            line["means"][ATTACK] = 1.0
+        if line["event"] == "workers":
+            line["why"] = [ATTACK]
+        if line["event"] == "failure":
+            line["message"] = ATTACK
+    (path,) = write_report(write_run(tmp_path, lines))
+    assert path.read_text().count(ATTACK) == 0
+    page = opened(path)
+    assert page.locator("main img, main script").count() == 0
+    assert page.locator("td", has_text=ATTACK).count() >= 3
+    assert page.locator("h3", has_text=ATTACK[:50]).count() == 1
+
+
+def no_step():
+    return [start_line()]
+
+
+def one_step():
+    return [start_line(), step_line(0, ranks=[0], phases=[[0.001] * 6], seconds=0.01)]
+
+
+def all_nan():
+    lines = one_step()
+    lines[1] |= {"means": {"loss": "nan"}, "learning_rates": ["inf"], "gradient_norm": "nan"}
+    return lines
+
+
+def far_away():
+    lines = list(run_lines(num_steps=5, lost_at=2))
+    for line in lines[3:6]:
+        line["time_unix_s"] = 9e11
+    lines[2]["begun_s"] = [1e-300, 9e11, None, 0]
+    lines[2]["forward_s"] = [9e11, 0, 0, 1e-320]
+    return lines
+
+
+@pytest.mark.parametrize("lines", [no_step, all_nan, far_away])
+def test_a_strange_run_has_a_page(tmp_path, opened, lines):
+    (path,) = write_report(write_run(tmp_path, lines()))
+    page = opened(path, width=400)
+    assert "cannot be drawn" not in page.locator("main").inner_text()
+
+
+def test_runs_are_drawn_together(tmp_path, opened):
+    runs = [write_run(tmp_path / name, num_workers=n) for name, n in [("a", 2), ("b", 3)]]
+    path = write_comparison(runs, tmp_path / "compare.html")
+    page = opened(path, width=400)
+    assert drawn(page)["loss"]["curves"] == 4
+    assert "All digests are equal" in page.locator("header").inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth") == 400
+    assert Path(path).stat().st_size < 8_000_000

@@ -1,0 +1,136 @@
+"""One line of an event file: what it says, what is missing, what cannot be read."""
+
+import json
+import math
+
+import pytest
+
+from unisono.report.events import (
+    Checkpoint,
+    End,
+    Evaluation,
+    Failure,
+    NewerFormatError,
+    Start,
+    StepDone,
+    WentBack,
+    Workers,
+    read_event,
+)
+
+STEP = {
+    "event": "step",
+    "time_unix_s": 1.5,
+    "step": 12,
+    "epoch": 0,
+    "num_samples": 64,
+    "seconds": 0.007,
+    "means": {"loss": 0.69, "accuracy": "nan"},
+    "learning_rates": [0.001],
+    "gradient_norm": "inf",
+    "ranks": [0, 2],
+    "begun_s": [1.0, None],
+    "loading_s": [0.25, None],
+    "waiting_s": [-1, "nan"],
+}
+
+
+def read(**line):
+    return read_event(json.dumps(line).encode())
+
+
+def test_a_step_has_its_columns():
+    step = read(**STEP)
+    assert isinstance(step, StepDone)
+    assert (step.step, step.num_samples, step.learning_rates) == (12, 64, (0.001,))
+    assert step.means["loss"] == 0.69
+    assert math.isnan(step.means["accuracy"])
+    assert step.gradient_norm == math.inf
+    assert step.phase("loading") == (0.25, None)
+    assert step.phase("forward") == ()
+    assert step.phase("waiting") == (None, None)  # no time is negative, or not a number
+
+
+@pytest.mark.parametrize(
+    ("line", "event"),
+    [
+        ({"event": "went_back", "time_unix_s": 1, "step": 3}, WentBack(1.0, 3, None)),
+        ({"event": "checkpoint", "time_unix_s": 1, "step": 3}, Checkpoint(1.0, 3)),
+        (
+            {"event": "evaluation", "time_unix_s": 1, "step": 3, "means": {"loss": 2}},
+            Evaluation(1.0, 3, None, None, {"loss": 2.0}),
+        ),
+        (
+            {"event": "failure", "time_unix_s": 1, "step": 3, "error": "E", "message": "m"},
+            Failure(1.0, 3, None, "E", "m"),
+        ),
+        (
+            {"event": "end", "time_unix_s": 1, "step": 3, "digest": "ab"},
+            End(1.0, 3, None, None, "ab", False),
+        ),
+        (
+            {"event": "workers", "time_unix_s": 1, "step": 3, "ranks": [0], "lost": [1]},
+            Workers(1.0, 3, (0,), (), (1,), (), ()),
+        ),
+    ],
+)
+def test_each_event_is_read(line, event):
+    assert read(**line) == event
+
+
+def test_a_start_with_nothing_but_its_step_is_read():
+    start = read(event="start", step=0, surprise=[1])
+    assert isinstance(start, Start)
+    assert (start.seed, start.command, start.identity) == (None, (), {})
+    assert math.isnan(start.time_unix_s)
+
+
+@pytest.mark.parametrize("line", [{"event": "tomorrow"}, {"event": "tomorrow", "step": "x"}, {}])
+def test_an_unknown_event_is_passed_over(line):
+    assert read(**line) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": None},
+        {"step": -1},
+        {"step": 1.0},
+        {"step": True},
+        {"step": 10**20},
+        {"seconds": "fast"},
+        {"seconds": 10**400},
+        {"means": [1]},
+        {"means": {"loss": None}},
+        {"ranks": [0, "1"]},
+        {"ranks": [0]},  # not as long as its columns
+        {"ranks": list(range(5000))},
+        {"loading_s": [0.1]},
+        {"learning_rates": 0.1},
+        {"time_unix_s": {}},
+        {"event": ["step"]},
+    ],
+)
+def test_a_wrong_type_makes_the_line_unreadable(change):
+    with pytest.raises(ValueError):
+        read(**{**STEP, **change})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"{", b"[]", b"\xff\xfe", b"[" * 200_000, b'{"event":"step","step":1' + b"0" * 9999],
+)
+def test_what_is_no_object_is_unreadable(line):
+    with pytest.raises(ValueError):
+        read_event(line)
+
+
+@pytest.mark.parametrize(("written", "read_as"), [("\\ud800", "?"), ("\\ud83d\\ude00", "😀")])
+def test_half_a_surrogate_is_replaced(written, read_as):
+    line = b'{"event":"failure","step":1,"message":"' + written.encode() + b'"}'
+    assert read_event(line).message == read_as
+
+
+def test_a_newer_format_is_told_apart():
+    with pytest.raises(NewerFormatError, match="format 2"):
+        read(event="start", step=0, format=2)

@@ -1,0 +1,119 @@
+"""A file that grows, is torn, is replaced, or is none."""
+
+import json
+import os
+
+import pytest
+
+from unisono.errors import DataFormatError
+from unisono.report import follow
+from unisono.report.follow import EventReader, events_file
+
+
+def line(step):
+    return json.dumps({"event": "checkpoint", "time_unix_s": 1.0, "step": step}).encode() + b"\n"
+
+
+def steps(reader):
+    return [event.step for event in reader.new_events()]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "events.jsonl"
+
+
+def test_each_look_gives_what_is_new(path):
+    path.write_bytes(line(0))
+    reader = EventReader(path)
+    assert steps(reader) == [0]
+    assert steps(reader) == []
+    with path.open("ab") as file:
+        file.write(line(1) + line(2)[:10])
+        file.flush()
+        assert steps(reader) == [1]  # the torn one is of no account
+        file.write(line(2)[10:])
+    assert steps(reader) == [2]
+    assert (reader.times_begun, reader.num_unreadable) == (1, 0)
+
+
+def test_a_look_may_stop_midway(path):
+    path.write_bytes(line(0) + line(1) + line(2))
+    reader = EventReader(path)
+    assert next(reader.new_events()).step == 0
+    assert steps(reader) == [1, 2]
+
+
+def shorten(path):
+    os.truncate(path, len(line(0)))
+
+
+def shorten_and_write_on(path):
+    shorten(path)
+    with path.open("ab") as file:
+        file.write(line(7) + line(8) + line(9))
+
+
+def replace(path):
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes())
+    other.replace(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "then"),
+    [(shorten, [0]), (shorten_and_write_on, [0, 7, 8, 9]), (replace, [0, 1, 2])],
+)
+def test_another_file_is_read_from_its_beginning(path, change, then):
+    path.write_bytes(line(0) + line(1) + line(2))
+    reader = EventReader(path)
+    steps(reader)
+    change(path)
+    assert steps(reader) == then
+    assert reader.times_begun == 2
+
+
+def test_lines_that_cannot_be_read_are_counted(path):
+    path.write_bytes(b"garbage\n" + line(0) + b'{"event":"step","step":"x"}\n\n' + line(1))
+    reader = EventReader(path)
+    assert steps(reader) == [0, 1]
+    assert reader.num_unreadable == 2
+
+
+@pytest.mark.parametrize("num_bytes", [70, 100, 101, 1000])
+def test_a_line_without_end_takes_no_memory(path, monkeypatch, num_bytes):
+    monkeypatch.setattr(follow, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(follow, "_PIECE_BYTES", 64)
+    path.write_bytes(line(0) + b"x" * num_bytes + b"\n" + line(1))
+    reader = EventReader(path)
+    assert steps(reader) == [0, 1]
+    assert reader.num_unreadable == 1
+
+
+def test_a_newer_format_is_refused(path):
+    path.write_bytes(b'{"event":"start","step":0,"format":2}\n')
+    with pytest.raises(DataFormatError, match="written in format 2: use the version"):
+        steps(EventReader(path))
+
+
+def test_a_pipe_is_refused(path):
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="must be a plain file"):
+        steps(EventReader(path))
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"must hold events\.jsonl"):
+        events_file(tmp_path)
+    with pytest.raises(ValueError, match="must be a run's folder"):
+        events_file(tmp_path / "none")
+    (tmp_path / "events.jsonl").touch()
+    assert events_file(tmp_path) == tmp_path / "events.jsonl"
+
+
+def test_steps_that_are_old_news_are_passed_over(path):
+    old, new = b'{"event":"step","step":%d,"time_unix_s":1}\n', line(7)
+    path.write_bytes(old % 0 + line(1) + old % 2 + old % 3 + new)
+    assert steps(EventReader(path, recent_bytes=len(new) + 1)) == [1, 3, 7]
+    assert steps(EventReader(path, recent_bytes=0)) == [1, 7]
+    assert steps(EventReader(path)) == [0, 1, 2, 3, 7]

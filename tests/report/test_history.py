@@ -1,0 +1,119 @@
+"""One pass over a file: what is counted, what is marked, what is left out."""
+
+import math
+
+import pytest
+from tests.report.synthetic import start_line, step_line, to_bytes, write_run
+
+from unisono.report.events import End, Failure, read_event
+from unisono.report.history import MAX_METRICS, History, Kind, gather
+
+
+def folded(*lines):
+    history = History()
+    for line in lines:
+        history.add(read_event(to_bytes(line)))
+    return history
+
+
+def step(number, **change):
+    return step_line(number, ranks=[0], phases=[[0.001] * 6], **{"seconds": 0.01, **change})
+
+
+def test_a_run_is_gathered(tmp_path):
+    history = gather(write_run(tmp_path))
+    assert (history.num_steps, history.last_step, history.num_samples) == (300, 299, 300 * 64)
+    assert isinstance(history.ended, End)
+    assert [mark.kind for mark in history.marks] == [Kind.LOST, Kind.JOINED]
+    assert history.marks[0].text == "worker 1 was killed by SIGKILL"
+    assert history.validation["loss"].steps == [100, 200, 300]
+    assert history.phases.ranks == [0, 1, 2, 3]
+    assert history.phases.by_rank[1].num_steps == 288
+    assert history.ranks == (0, 1, 2, 3)
+    assert history.num_checkpoints == 3
+
+
+def test_a_failed_run_says_why(tmp_path):
+    history = gather(write_run(tmp_path, num_steps=130, fails=True))
+    assert isinstance(history.ended, Failure)
+    assert history.marks[-1].text.startswith("worker 2: NonFiniteLossError: the loss of step 130")
+
+
+def test_a_pause_between_two_fits_is_no_wall_time():
+    history = folded(
+        start_line(time_unix_s=100.0),
+        step(0, time_unix_s=101.0),
+        start_line(step=1, time_unix_s=500.0),
+        step(1, time_unix_s=501.5),
+    )
+    assert history.wall_s == 2.5
+    assert [(mark.kind, mark.step) for mark in history.marks] == [(Kind.RESUMED, 1)]
+    assert history.ended is None
+
+
+def test_a_step_that_does_not_follow_is_left_out():
+    history = folded(start_line(), step(0), step(5), step(5), step(3), step(6))
+    assert (history.num_steps, history.num_out_of_order) == (3, 2)
+
+
+def test_the_first_value_that_is_not_finite_is_marked():
+    lines = [step(i, means={"loss": value}) for i, value in enumerate([1, "nan", "nan"])]
+    history = folded(*lines)
+    assert [(mark.step, mark.text) for mark in history.marks] == [
+        (1, "loss is nan for the first time")
+    ]
+
+
+def test_speed_is_samples_over_seconds_not_a_mean_of_speeds():
+    history = folded(step(0, num_samples=64), step(1, num_samples=0, seconds=0.03))
+    history.samples_per_second.buckets._halve()
+    assert history.samples_per_second.values[0].mean == pytest.approx(64 / 0.04)
+
+
+def test_no_more_metrics_are_kept_than_are_drawn():
+    history = folded(step(0, means={f"m{i}": i for i in range(MAX_METRICS + 2)}))
+    assert len(history.means) == MAX_METRICS
+    assert history.metrics_left_out == {"m12", "m13"}
+
+
+def test_the_best_value_is_the_least_loss_or_the_greatest_else():
+    curve = folded(
+        *(
+            {"event": "evaluation", "step": i, "means": {"x": value}}
+            for i, value in enumerate([3, 1, "nan", 4, "inf"])
+        )
+    ).validation["x"]
+    assert curve.best(is_low_good=True) == (1, 1.0)
+    assert curve.best(is_low_good=False) == (3, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"), [(b"", "tells nothing:"), (b"x\ny\n", r"\(2 lines cannot be read\)")]
+)
+def test_a_file_that_tells_nothing_is_refused(tmp_path, content, told):
+    (tmp_path / "events.jsonl").write_bytes(content)
+    with pytest.raises(ValueError, match=told):
+        gather(tmp_path)
+
+
+def test_the_windows_are_chosen(tmp_path):
+    lines = []
+    for number in range(400):
+        seconds = 5.0 if number == 0 else 0.5 if 200 <= number < 210 else 0.01
+        lines.append(step(number, seconds=seconds))
+        if number == 99:
+            lines.append({"event": "workers", "step": 100, "ranks": [0], "lost": [1]})
+    windows = folded(start_line(), *lines).windows
+    assert [one.step for one in windows.last] == list(range(376, 400))
+    assert [one.step for one in windows.loss] == list(range(92, 116))
+    slowest = [one.step for one in windows.slowest]
+    assert len(slowest) == 24
+    assert set(range(200, 210)) <= set(slowest)
+
+
+def test_a_worker_is_placed_on_the_wall_clock():
+    told = folded(start_line(time_unix_s=1000.0, clock_s=50.0), step(0, begun_s=[52.0]))
+    assert told.windows.last[0].workers[0].begun_unix_s == 1002.0
+    untold = folded(start_line(clock_s=None), step(0, time_unix_s=1003.0))
+    assert untold.windows.last[0].workers[0].begun_unix_s == pytest.approx(1003.0 - 0.006)
+    assert not math.isnan(untold.wall_s)

@@ -1,0 +1,72 @@
+"""Where time goes: by worker, by stretch, and what is between steps."""
+
+import pytest
+from tests.report.synthetic import step_line, to_bytes
+
+from unisono.report.events import PHASES, read_event
+from unisono.report.phases import MAX_WORKERS, PhaseTimes, Spent, slowest
+
+
+def step(number, **change):
+    return read_event(to_bytes(step_line(number, **change)))
+
+
+def spent(computing_s, num_steps=1):
+    return Spent([0.0, computing_s * num_steps, 0.0, 0.0, 0.0, 0.0], num_steps)
+
+
+def test_what_is_beyond_the_phases_is_between():
+    times = PhaseTimes()
+    times.add(step(0, ranks=[0, 1], phases=[[1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 1, 1]], seconds=6))
+    (stretch,) = times.stretches
+    assert stretch.per_step_s == [0.5, 1.0, 1.0, 0.5, 0.5, 0.5, 2.0]
+    assert times.by_rank[1].waiting_share == pytest.approx(0.2)
+
+
+def test_a_lost_worker_did_not_attend():
+    times = PhaseTimes()
+    times.add(step(0, ranks=[0, 1], phases=[[1] * 6, [None] * 6], seconds=6))
+    times.add(step(1, ranks=[0, 1], phases=[[1] * 6, [2] * 6], seconds=12))
+    assert [times.by_rank[rank].num_steps for rank in times.ranks] == [2, 1]
+    assert times.stretches[0].per_step_s == [1.0] * 6 + [0.0]
+
+
+def test_stretches_are_joined_rank_by_rank():
+    times = PhaseTimes(max_buckets=2)
+    for number, ranks in enumerate([[0, 1], [0], [0, 2]]):
+        times.add(step(number, ranks=ranks, phases=[[1] * 6] * len(ranks), seconds=6))
+    joined, last = times.stretches
+    assert {rank: one.num_steps for rank, one in joined.by_rank.items()} == {0: 2, 1: 1}
+    assert last.by_rank.keys() == {0, 2}
+
+
+def test_no_more_workers_are_kept_than_can_be_drawn():
+    times = PhaseTimes()
+    many = list(range(MAX_WORKERS + 3))
+    times.add(step(0, ranks=many, phases=[[1] * 6] * len(many), seconds=6))
+    assert (len(times.ranks), times.num_left_out) == (MAX_WORKERS, 3)
+
+
+def test_a_step_without_columns_is_passed_over():
+    times = PhaseTimes()
+    times.add(read_event(b'{"event":"step","step":0,"ranks":[0,1]}'))
+    assert times.stretches == []
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "result"),
+    [
+        ({}, None),
+        ({0: spent(1)}, None),
+        ({0: spent(0), 1: spent(0)}, None),
+        ({0: spent(1), 1: spent(3, num_steps=7)}, (1, 3.0)),
+        ({0: spent(2), 1: spent(1), 2: spent(1), 3: spent(1)}, (0, 2.0)),
+        ({0: spent(6), 1: spent(1), 2: spent(2)}, (0, 4.0)),
+    ],
+)
+def test_the_slowest_computes_longest_a_step(by_rank, result):
+    assert slowest(by_rank) == result
+
+
+def test_phases_are_in_the_order_of_a_step():
+    assert PHASES == ("loading", "forward", "backward", "waiting", "summing", "updating")
