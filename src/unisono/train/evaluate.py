@@ -62,7 +62,7 @@ def evaluate(
         MismatchError: the workers do not evaluate the same.
         ValueError: a mean and a metric have the same name.
     """
-    agree_on(plan, team, "evaluate", **({"`metrics`": metrics.facts} if metrics else {}))
+    agree_on(plan, team, "evaluate", **{"`metrics`": metrics.facts if metrics else None})
     with sweep(model, dataset, plan, loader_workers, collate_fn, pin_memory) as parts_of:
 
         def compute(shards: Sequence[int]) -> bytes:

@@ -153,7 +153,7 @@ def _lists(
         reduction == "cat" and _has_samples_as_rows(pieces[name], indices)
         for name, reduction in reductions.items()
     ):
-        at = torch.cat(indices).argsort()
+        at = torch.cat(indices).argsort(stable=True)
         return {
             name: [torch.cat([entry for (entry,) in entries])[at]]
             for name, entries in pieces.items()
