@@ -104,7 +104,7 @@ def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> 
         DataFormatError: a newer version wrote it.
     """
     watch = Watch(directory)
-    if once or not console.is_terminal or console.is_dumb_terminal:
+    if once or not console.file.isatty() or console.is_dumb_terminal:
         _show_once(watch, directory, console)
         return
     if not Path(directory).is_dir():
