@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "unisono"
 
 # Each layer may import those before it, and itself.
 LAYERS = [
-    {"errors", "world", "version", "whole", "plan", "faults"},
+    {"errors", "world", "version", "whole", "plan", "faults", "seeding"},
     {"comm"},
     {"c10d"},
     {"ddp"},

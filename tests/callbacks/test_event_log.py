@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import EventLog, Times
-from unisono.callbacks.event_log import columns, encode, place_of
+from unisono.callbacks.event_log import encode, place_of, step_line
 from unisono.callbacks.journal import Journal
 
 PHASES = [name for name in Times._fields if name != "begun_s"]
@@ -158,10 +158,24 @@ def test_numbers_that_json_does_not_have_are_words():
     }
 
 
-def test_times_stand_by_phase_and_a_lost_worker_has_none():
+@pytest.mark.parametrize("more", [{}, {"is_skipped": True}])
+def test_times_stand_by_phase_and_a_lost_worker_has_none(more):
     rows = [Times(1234.5, 0.1, 0.2, 0.3, 1e-7, 0.0, 2.25e-6), None]
-    line = json.loads(encode("step", step=7)[:-2] + columns(rows))
-    assert line["step"] == 7
+    facts = {
+        "time_unix_s": 1.7e9,
+        "step": 7,
+        "epoch": 0,
+        "num_samples": 3,
+        "seconds": 0.25,
+        "means": {"loss": math.nan, 'a "b"\n': 1e-9, "c": -math.inf},
+        "learning_rates": [0.1, 1e-30],
+        "gradient_norm": None,
+        "ranks": (0, 2),
+        **more,
+    }
+    text = step_line(facts, rows)
+    assert text.startswith(encode("step", **facts)[:-2])
+    line = json.loads(text)
     assert [line[name] for name in Times._fields] == [
         [seconds, None] for seconds in (1234.5, 0.1, 0.2, 0.3, 0.0, 0.0, 0.000002)
     ]

@@ -172,7 +172,7 @@ class Callback:
         A step that comes again, because the run went back, has this again.
         """
 
-    def on_validation(self, fit: Fit, means: Mapping[str, float], seconds: float) -> None:
+    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """After each validation, which took some seconds; all workers have the same means.
 
         The last one may come when ``fit.has_ended``. A run with other totals would not have it, so

@@ -39,9 +39,13 @@ _FRACTIONS = {"step": 0.0, "evaluation": 0.25, "checkpoint": 0.5, "end": 0.75}
 
 _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=str)
 _JSON_OF_WORDS = json.JSONEncoder(separators=(",", ":"), default=str)
-# Most of a file are the times of steps: they are written without asking what each number is.
+# Most of a file are steps: their lines are written without asking what each value is.
+_STEP = (
+    '{"event":"step","time_unix_s":%r,"step":%d,"epoch":%d,"num_samples":%d,"seconds":%r,'
+    '"means":{%s},"learning_rates":[%s],"gradient_norm":%s,"ranks":[%s]%s'
+)
 _ROW = "%.6f " * len(Times._fields)
-_COLUMNS = "".join(f',"{name}":[%s]' for name in Times._fields) + "}\n"
+_STEP += "".join(f',"{name}":[%s]' for name in Times._fields) + "}\n"
 
 
 class EventLog(Callback):
@@ -96,7 +100,7 @@ class EventLog(Callback):
             facts["is_skipped"] = True
         self._pending = step.number, facts
 
-    def on_validation(self, fit: Fit, means: Mapping[str, float], seconds: float) -> None:
+    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Write what a validation found."""
         facts = {"step": fit.step, "epoch": fit.epoch, "seconds": seconds, "means": dict(means)}
         self._add(fit, "evaluation", fit.step, facts)
@@ -166,7 +170,7 @@ class EventLog(Callback):
 
         def make() -> bytes:
             rows = [fit.times(rank, number) for rank in facts["ranks"]]
-            return encode("step", **facts)[:-2] + columns(rows)
+            return step_line(facts, rows)
 
         self._journal.add(number, make, writes=fit.is_lead)
 
@@ -186,10 +190,29 @@ def encode(event: str, **facts: Any) -> bytes:
     return text.encode() + b"\n"
 
 
-def columns(rows: Sequence[Times | None]) -> bytes:
-    """Write the rest of a step's line: where each worker's time went, by phase."""
+def step_line(facts: Mapping[str, Any], rows: Sequence[Times | None]) -> bytes:
+    """Write the line of a step: what is known of it, and each worker's times, by phase."""
     texts = [["null"] * len(Times._fields) if row is None else (_ROW % row).split() for row in rows]
-    return (_COLUMNS % tuple(map(",".join, zip(*texts, strict=True)))).encode()
+    line = _STEP % (
+        facts["time_unix_s"],
+        facts["step"],
+        facts["epoch"],
+        facts["num_samples"],
+        facts["seconds"],
+        ",".join([f"{_JSON.encode(name)}:{_number(x)}" for name, x in facts["means"].items()]),
+        ",".join(map(_number, facts["learning_rates"])),
+        _number(facts["gradient_norm"]),
+        ",".join(map(str, facts["ranks"])),
+        ',"is_skipped":true' if "is_skipped" in facts else "",
+        *map(",".join, zip(*texts, strict=True)),
+    )
+    return line.encode()
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "null"
+    return repr(value) if math.isfinite(value) else f'"{value}"'
 
 
 def place_of(line: bytes) -> float | None:

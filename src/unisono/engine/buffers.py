@@ -192,5 +192,8 @@ def _move(name: str, tensor: torch.Tensor, module: torch.nn.Module, key: str) ->
 
 
 def _view(block: torch.Tensor, slot: Slot) -> torch.Tensor:
-    flat = block[slot.offset : slot.offset + slot.numel * slot.dtype.itemsize].view(slot.dtype)
+    if slot.numel == 0:
+        return torch.empty_strided(slot.shape, slot.stride, dtype=slot.dtype)
+    # A storage of its own: compiled code refuses to change inputs that share one.
+    flat = torch.frombuffer(block.numpy(), dtype=slot.dtype, count=slot.numel, offset=slot.offset)
     return flat.as_strided(slot.shape, slot.stride)

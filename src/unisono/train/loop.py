@@ -16,6 +16,7 @@ from unisono.engine.threads import num_threads
 from unisono.plan.samples import SamplePlan
 from unisono.train.boundary import Boundary, Plan
 from unisono.train.checkpoints import Checkpoints
+from unisono.train.compiling import every_shape_compiled
 from unisono.train.interrupts import Interrupts, gentle_interrupts
 from unisono.train.kept import Kept
 from unisono.world import threads_per_worker
@@ -126,6 +127,7 @@ def loop(
         with ExitStack() as stack:
             stack.enter_context(generators_put_back())
             stack.enter_context(num_threads(threads_per_worker()))
+            stack.enter_context(every_shape_compiled())
             engine = make_engine()
             stack.callback(engine.state.unbind)
             interrupts = Interrupts()

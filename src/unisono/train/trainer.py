@@ -19,11 +19,12 @@ from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary
 from unisono.checkpoint.digest import digest_of
 from unisono.checkpoint.weights import save_weights
-from unisono.data.fetch import Collate
+from unisono.data.collating import Collate
 from unisono.data.sampler import EpochOrder, Sampler
 from unisono.train.computing import Computing
 from unisono.train.evaluate import evaluate
 from unisono.train.fit import FitUnderWay, end_of
+from unisono.train.metrics import Metrics, outputs_and_targets
 from unisono.train.passes import PassWatch
 from unisono.train.precision import scaler_for
 from unisono.train.predict import Forward, Predictor, forward_inputs
@@ -66,6 +67,9 @@ class Trainer:
         tf32: whether NVIDIA GPUs may round the factors of float32 products to TF32 while this
             computes; torch's switches are put back after. None: as the program has it. On the CPU
             it changes nothing, so it is no part of the run's identity.
+        compile: whether the model's forward pass is compiled by torch, here and now for good, as
+            with ``model.compile()``: for each shape of a shard anew, on each worker. It needs a
+            C++ compiler, which belongs to the run's identity.
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; it is kept with the run.
         schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
             after each validation.
@@ -99,6 +103,7 @@ class Trainer:
         grad_scaler: torch.amp.GradScaler | None = None,
         channels_last: bool = False,
         tf32: bool | None = None,
+        compile: bool = False,
         schedule: LRScheduler | None = None,
         schedule_every: str = "epoch",
         callbacks: Iterable[Callback] = (),
@@ -109,7 +114,9 @@ class Trainer:
                 f"{type(loss).__name__}: "
                 f"pass `lambda model, batch: …`, or a function."
             )
-        self._computing = Computing(precision=precision, channels_last=channels_last, tf32=tf32)
+        self._computing = Computing(
+            precision=precision, channels_last=channels_last, tf32=tf32, compile=compile
+        )
         self.run = Run(
             model,
             optimizer,
@@ -130,15 +137,12 @@ class Trainer:
         if schedule is not None:
             self.run.state[KEY] = schedule
         self.callbacks = list(Callbacks(list(callbacks)))
-        for name, callback in zip(Callbacks(self.callbacks).names, self.callbacks, strict=True):
-            if hasattr(callback, "state_dict"):
-                self.run.state[name] = callback
         self._loss = self._computing.of(loss)
         self._passes = PassWatch(
             model,
             self._loss,
             self.run.world,
-            0 if self.run.team.is_replacement else self.run.shards,
+            0 if self.run.team.is_replacement or compile else self.run.shards,
         )
 
     def fit(
@@ -150,6 +154,8 @@ class Trainer:
         steps: int | None = None,
         validate: Any = None,
         validate_every: int | str = "1 epoch",
+        validate_metrics: Any = None,
+        validate_forward: Forward = outputs_and_targets,
         shuffle: bool | None = None,
         sampler: Sampler | None = None,
         loader_workers: int = 0,
@@ -161,12 +167,15 @@ class Trainer:
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset: map-style; the same on every worker.
+            dataset: map-style, or an IterableDataset with a length, which every worker reads
+                from its start and whole; the same on every worker.
             batch_size: samples of one global batch, all workers together.
             epochs: how many epochs the run has in total.
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
             validate: a dataset to evaluate on the way and at the end.
             validate_every: how often: ``500`` (steps) or ``"2 epochs"``.
+            validate_metrics, validate_forward: what else to compute then: `metrics` and `forward`
+                of :meth:`evaluate`.
             shuffle: whether each epoch has an order of its own; None: it has, if no sampler is
                 given.
             sampler: says the order: takes (epoch, seed) to indices, in each epoch equally many,
@@ -180,7 +189,7 @@ class Trainer:
             What this call did; its text is the summary line.
 
         Raises:
-            TypeError: a dataset is not map-style, or the loss returned something else.
+            TypeError: a dataset has no samples or no length, or the loss returned something else.
             ValueError: a number does not fit, or the loss is not a scalar.
             CallbackError: a callback raised something.
             NonFiniteLossError: the loss of a shard is NaN or infinite, or, with `clip_norm`, the
@@ -197,10 +206,16 @@ class Trainer:
             "pin_memory": pin_memory,
         }
 
-        def find_means() -> dict[str, float]:
-            return self.evaluate(validate, batch_size=batch_size, **reading)
+        metrics: dict[str, Any] = {"metrics": validate_metrics, "forward": validate_forward}
+        self._metrics(**metrics)
+
+        def find_means() -> dict[str, Any]:
+            return self.evaluate(validate, batch_size=batch_size, **metrics, **reading)
 
         callbacks = Callbacks(self._all_callbacks())
+        for name, callback in zip(callbacks.names, callbacks, strict=True):
+            if hasattr(callback, "state_dict"):
+                run.state[name] = callback
         validation = Validation(run, None if validate is None else find_means, validate_every)
         if validate is not None:
             run.plan(validate, batch_size, False)
@@ -238,26 +253,40 @@ class Trainer:
         dataset: Any,
         *,
         batch_size: int,
+        metrics: Any = None,
+        forward: Forward = outputs_and_targets,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
         pin_memory: bool = False,
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Average the loss and its scalars over a dataset, every sample once.
 
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset: map-style; the same on every worker.
+            dataset: as for :meth:`fit`; the same on every worker.
             batch_size: samples of one global batch, all workers together.
+            metrics: torchmetrics objects by name, or a ``MetricCollection``, to compute as well.
+                They are copied: each shard updates copies of its own, whose states are merged. They
+                take a second forward pass.
+            forward: for `metrics`: takes (model, batch) of one shard to what they are updated with,
+                a tuple or a dict by name; by default the model is called with the first part of a
+                pair (inputs, targets), and they get (outputs, targets).
             loader_workers, collate_fn, pin_memory: see :meth:`fit`.
 
         Returns:
             By name, the mean over all samples (or the true weight); the same on every worker,
-            with the same bits for every number of workers.
+            with the same bits for every number of workers. Sums are exact and rounded once, as
+            ``math.fsum`` does. Besides, the result of each metric: a number, or lists of them.
+
+        Raises:
+            TypeError: `metrics` are none of torchmetrics, or the loss returned something else.
+            ValueError: a metric has the name of a mean, or the loss is not a scalar.
         """
         run = self.run
         plan = run.plan(dataset, batch_size, False)
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
+        measured = self._metrics(metrics, forward)
 
         def compute() -> bytes:
             with self._computing.under_way():
@@ -270,10 +299,11 @@ class Trainer:
                     loader_workers=loader_workers,
                     collate_fn=collate_fn,
                     pin_memory=pin_memory,
+                    metrics=measured,
                 )
             return json.dumps(found).encode()
 
-        means: dict[str, float] = json.loads(run.history.together("evaluate", compute))
+        means: dict[str, Any] = json.loads(run.history.together("evaluate", compute))
         return means
 
     def predict(
@@ -292,7 +322,7 @@ class Trainer:
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset: map-style; the same on every worker.
+            dataset: as for :meth:`fit`; the same on every worker.
             batch_size: samples of one global batch, all workers together.
             forward: takes (model, batch) of one shard to a tensor, or a tuple or dict of tensors,
                 with one row for each sample; by default the model is called with the batch, or
@@ -376,6 +406,9 @@ class Trainer:
             return digest_of(run.model, run.optimizer).encode()
 
         return run.history.together("digest", lambda: run.team.hear_lead(speak, "digest")).decode()
+
+    def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
+        return None if metrics is None else Metrics(metrics, self._computing.of(forward))
 
     def _compute(self, step: Step) -> None:
         with step, self._passes.watching():
