@@ -65,6 +65,14 @@ def test_what_is_no_terminal_gets_one_view(tmp_path):
     assert result.output.splitlines()[0].startswith("unisono run -n 4 my script.py --lr 0.1 · ")
 
 
+def test_a_pipe_with_colours_is_no_terminal(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    result = top(write_run(tmp_path / "run", [start_line(), step(0, 1)]))
+    assert result.exit_code == 0
+    assert "\x1b[1m" in result.output
+    assert "\x1b[?1049h" not in result.output
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [

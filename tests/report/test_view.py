@@ -13,6 +13,7 @@ from unisono.report.view import Condition, see
 
 BUSY = Process(State.RUNNING, 0.98, 300_000_000, 310_000_000)
 IDLE = Process(State.RUNNING, 0.01, 300_000_000, 310_000_000)
+CROWDED = Process(State.RUNNING, 0.1, 300_000_000, 310_000_000)  # others use its core, too
 STOPPED = Process(State.STOPPED, 0.0)
 AT_DISK = Process(State.RUNNING, 0.0, waits_for_disk=True)
 BOTH_BUSY = {0: BUSY, 1: BUSY}
@@ -62,6 +63,7 @@ def test_a_run_under_way_is_told():
         ({}, "no step for 12 s"),
         ({0: IDLE, 1: STOPPED}, "no step for 12 s: worker 1 stopped; worker 0 waiting"),
         ({0: BUSY, 1: IDLE}, "no step for 12 s: worker 0 computing; worker 1 waiting"),
+        ({0: CROWDED}, "no step for 12 s: worker 0 computing"),
         ({0: GONE, 1: IDLE}, "no step for 12 s: worker 0 gone; worker 1 waiting"),
         ({0: IDLE, 1: IDLE}, "no step for 12 s: workers 0, 1 waiting"),
         ({0: AT_DISK}, "no step for 12 s: worker 0 at a disk"),

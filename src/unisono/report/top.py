@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from unisono.report.drawing import draw
-from unisono.report.follow import EventReader, events_file
+from unisono.report.follow import FILE_NAME, EventReader, events_file
 from unisono.report.processes import Processes
 from unisono.report.standing import Standing
 from unisono.report.view import Condition, View, see
@@ -49,7 +49,7 @@ class Watch:
         wall: Callable[[], float] = time.time,
         host: str | None = None,
     ) -> None:
-        self._path = Path(directory) / "events.jsonl"
+        self._path = Path(directory) / FILE_NAME
         self._processes = Processes() if processes is None else processes
         self._wall = wall
         self._host = os.uname().nodename if host is None else host
@@ -104,7 +104,7 @@ def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> 
         DataFormatError: a newer version wrote it.
     """
     watch = Watch(directory)
-    if once or not console.is_terminal or console.is_dumb_terminal:
+    if once or not console.file.isatty() or console.is_dumb_terminal:
         _show_once(watch, directory, console)
         return
     if not Path(directory).is_dir():
