@@ -251,7 +251,7 @@ class History:
 
 def _names(event: Workers) -> str:
     lost = [f"worker {rank} was lost" for rank in event.lost]
-    joined = [f"worker {rank} has come" for rank in event.joined]
+    joined = [f"worker {rank} has joined" for rank in event.joined]
     return "; ".join([*lost, *joined]) or f"{len(event.ranks)} workers compute"
 
 
@@ -293,7 +293,7 @@ def identity(history: History) -> dict[str, object]:
         "seed": start.seed,
         "shards": start.shards,
         "batch size": start.batch_size,
-        "samples": start.num_samples,
+        "dataset length": start.num_samples,
     }
     return found | {
         key: value for key, value in facts.items() if value is not None and key not in found
