@@ -108,7 +108,14 @@ def test_relative_imports_are_not_used():
 
 
 @pytest.mark.parametrize(
-    "module", ["unisono", "unisono.cli", "unisono.launch.api", "unisono.checkpoint.store", "unisono.report.files"]
+    "module",
+    [
+        "unisono",
+        "unisono.cli",
+        "unisono.launch.api",
+        "unisono.checkpoint.store",
+        "unisono.report.files",
+    ],
 )
 def test_the_launcher_does_not_wait_for_torch(module):
     code = f"import sys, {module}; assert not {{'torch', 'numpy'}} & sys.modules.keys()"

@@ -25,7 +25,7 @@ from unisono.report.events import (
 from unisono.report.follow import EventReader, events_file
 from unisono.report.phases import PhaseTimes
 from unisono.report.series import Series
-from unisono.report.windows import Windows, step_times
+from unisono.report.windows import Windows
 
 MAX_METRICS = 12
 MAX_GROUPS = 6
@@ -190,7 +190,7 @@ class History:
             self.samples_per_second.add(step.step, num_samples / step.seconds, step.seconds)
         self.ranks = step.ranks or self.ranks
         self.phases.add(step)
-        self.windows.add(step_times(step, self.clock_at_unix_s))
+        self.windows.add(step, self.clock_at_unix_s)
 
     def _add_mean(self, step: StepDone, name: str, value: float) -> None:
         if name not in self.means and len(self.means) == MAX_METRICS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from unisono.report.events import PHASES, StepDone
+from unisono.report.events import PHASES, Column, StepDone
 from unisono.report.series import Buckets
 
 MAX_WORKERS = 64  # as many rows as can be told apart
@@ -136,13 +136,13 @@ def _add(sums: dict[int, Spent], rank: int, one: Spent) -> None:
 
 def spent_by_rank(step: StepDone) -> dict[int, Spent]:
     """Return what each worker spent in a step; whoever has no entry was lost in it."""
-    columns = [step.phase(name) for name in PHASES]
-    found = {}
-    for i, rank in enumerate(step.ranks):
-        entries = [column[i] if column else None for column in columns]
-        if any(entry is not None for entry in entries):
-            found[rank] = Spent([entry or 0.0 for entry in entries], 1)
-    return found
+    nothing: Column = (None,) * len(step.ranks)
+    columns = [step.phase(name) or nothing for name in PHASES]
+    return {
+        rank: Spent([entry or 0.0 for entry in entries], 1)
+        for rank, entries in zip(step.ranks, zip(*columns, strict=True), strict=True)
+        if entries.count(None) < len(entries)
+    }
 
 
 def slowest(by_rank: dict[int, Spent]) -> tuple[int, float] | None:
