@@ -114,6 +114,7 @@ def test_relative_imports_are_not_used():
         "unisono.cli",
         "unisono.launch.api",
         "unisono.checkpoint.store",
+        "unisono.report.files",
         "unisono.report.top",
     ],
 )

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import quote
 
@@ -204,6 +206,42 @@ def test_a_strange_run_has_a_page(tmp_path, opened, lines):
     (path,) = write_report(write_run(tmp_path, lines()))
     page = opened(path, width=400)
     assert "cannot be drawn" not in page.locator("main").inner_text()
+
+
+PROGRAM = """
+import torch, unisono
+
+def main(directory):
+    torch.manual_seed(0)
+    x = torch.randn(256, 8)
+    data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+    model = torch.nn.Linear(8, 1)
+    loss = lambda model, batch: torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+    trainer = unisono.Trainer(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), loss, shards=2, directory=directory
+    )
+    trainer.fit(data, batch_size=16, epochs=2, validate=data)
+
+main("a run")
+"""
+
+
+def test_a_real_run_is_drawn(tmp_path, opened):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    unisono = [sys.executable, "-m", "unisono"]
+    subprocess.run([*unisono, "run", "-n", "2", "train.py"], cwd=tmp_path, check=True)
+    told = subprocess.run(
+        [*unisono, "report", "a run"], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    page = opened(told.stdout.strip())
+    plots = drawn(page)
+    assert plots["loss"]["curves"] == 2
+    timeline = plots["The last steps: steps 8 to 31"]
+    assert sorted(timeline["rows"]) == ["worker 0", "worker 1"]
+    assert timeline["bars"] > 24 * 2 * 3
+    words = page.locator("main").inner_text()
+    assert "finished" in words
+    assert "unisono run -n 2 train.py" in words
 
 
 def test_runs_are_drawn_together(tmp_path, opened):

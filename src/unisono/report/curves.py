@@ -162,7 +162,7 @@ def over_steps(
         "xaxis": {"title": {"text": "step"}, "range": [low - margin, high + margin]},
         "yaxis": {"rangemode": "tozero" if from_zero else "normal"},
         "hovermode": "closest",
-        **drawn_badges(badges(placed, low, high)),
+        **drawn_badges(badges(placed, low, high), is_above=True),
     }
 
 

@@ -135,15 +135,6 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
     return f"<table><tbody>{body}</tbody></table>"
 
 
-def check_plotly() -> None:
-    """Make sure that a page can be drawn.
-
-    Raises:
-        MissingLibraryError: plotly is not installed.
-    """
-    _plotly()
-
-
 def _plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs

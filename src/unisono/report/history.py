@@ -25,7 +25,7 @@ from unisono.report.events import (
 from unisono.report.follow import EventReader, events_file
 from unisono.report.phases import PhaseTimes
 from unisono.report.series import Series
-from unisono.report.windows import Windows, step_times
+from unisono.report.windows import Windows
 
 MAX_METRICS = 12
 MAX_GROUPS = 6
@@ -190,7 +190,7 @@ class History:
             self.samples_per_second.add(step.step, num_samples / step.seconds, step.seconds)
         self.ranks = step.ranks or self.ranks
         self.phases.add(step)
-        self.windows.add(step_times(step, self.clock_at_unix_s))
+        self.windows.add(step, self.clock_at_unix_s)
 
     def _add_mean(self, step: StepDone, name: str, value: float) -> None:
         if name not in self.means and len(self.means) == MAX_METRICS:
@@ -251,7 +251,7 @@ class History:
 
 def _names(event: Workers) -> str:
     lost = [f"worker {rank} was lost" for rank in event.lost]
-    joined = [f"worker {rank} has come" for rank in event.joined]
+    joined = [f"worker {rank} has joined" for rank in event.joined]
     return "; ".join([*lost, *joined]) or f"{len(event.ranks)} workers compute"
 
 
@@ -293,7 +293,7 @@ def identity(history: History) -> dict[str, object]:
         "seed": start.seed,
         "shards": start.shards,
         "batch size": start.batch_size,
-        "samples": start.num_samples,
+        "dataset length": start.num_samples,
     }
     return found | {
         key: value for key, value in facts.items() if value is not None and key not in found

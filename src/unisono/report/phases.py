@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from unisono.report.events import PHASES, StepDone
+from unisono.report.events import PHASES, Column, StepDone
 from unisono.report.series import Buckets
 
 MAX_WORKERS = 64  # as many rows as can be told apart
@@ -85,13 +85,18 @@ class PhaseTimes:
 
     Attributes:
         by_rank: what each worker spent in the whole run; at most :data:`MAX_WORKERS` of them.
+        together: the same, in those steps alone that the most workers took part in: whoever
+            computes for a lost one is not slow.
         num_left_out: how many steps of other workers were left out.
     """
 
     max_buckets: int = 200
     by_rank: dict[int, Spent] = field(default_factory=dict)
+    together: dict[int, Spent] = field(default_factory=dict)
     num_left_out: int = 0
     buckets: Buckets[Stretch] = field(init=False)
+
+    _most: int = 0
 
     def __post_init__(self) -> None:
         self.buckets = Buckets(self.max_buckets)
@@ -105,7 +110,12 @@ class PhaseTimes:
                 self.num_left_out += 1
                 continue
             kept[rank] = one
-            self.by_rank.setdefault(rank, Spent([0.0] * len(PHASES), 0)).add(one)
+            _add(self.by_rank, rank, one)
+        if len(kept) > self._most:
+            self._most, self.together = len(kept), {}
+        if len(kept) == self._most:
+            for rank, one in kept.items():
+                _add(self.together, rank, one)
         if kept:
             self.buckets.add(Stretch(step.step, step.step, 1, step.seconds or 0.0, kept))
 
@@ -120,15 +130,19 @@ class PhaseTimes:
         return sorted(self.by_rank)
 
 
+def _add(sums: dict[int, Spent], rank: int, one: Spent) -> None:
+    sums.setdefault(rank, Spent([0.0] * len(PHASES), 0)).add(one)
+
+
 def spent_by_rank(step: StepDone) -> dict[int, Spent]:
     """Return what each worker spent in a step; whoever has no entry was lost in it."""
-    columns = [step.phase(name) for name in PHASES]
-    found = {}
-    for i, rank in enumerate(step.ranks):
-        entries = [column[i] if column else None for column in columns]
-        if any(entry is not None for entry in entries):
-            found[rank] = Spent([entry or 0.0 for entry in entries], 1)
-    return found
+    nothing: Column = (None,) * len(step.ranks)
+    columns = [step.phase(name) or nothing for name in PHASES]
+    return {
+        rank: Spent([entry or 0.0 for entry in entries], 1)
+        for rank, entries in zip(step.ranks, zip(*columns, strict=True), strict=True)
+        if entries.count(None) < len(entries)
+    }
 
 
 def slowest(by_rank: dict[int, Spent]) -> tuple[int, float] | None:

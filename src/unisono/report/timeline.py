@@ -23,7 +23,7 @@ _EXPLAINED = (
 def timelines(history: History) -> list[Figure]:
     """Return the timelines that say most: the slowest stretch, a recovery, the last steps."""
     windows = history.windows
-    last = _fitting(tuple(windows.last))
+    last = _fitting(windows.last)
     chosen = []
     slowest = _fitting(windows.slowest)
     loss = _fitting(windows.loss)

@@ -152,7 +152,7 @@ def in_words(phases: PhaseTimes) -> str:
     parts = sorted(zip(totals, PHASES, strict=True), reverse=True)
     said = ", ".join(f"{phase} {seconds / whole:.0%}" for seconds, phase in parts if seconds > 0)
     words = f"Of the workers' time in steps: {said}."
-    if (found := slowest(phases.by_rank)) is None:
+    if (found := slowest(phases.together)) is None:
         return words
     rank, times = found
     if times < _FAIR:

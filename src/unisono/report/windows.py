@@ -7,7 +7,8 @@ into seconds of the wall clock as they come, since a run that was resumed has se
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from unisono.report.events import PHASES, StepDone
 from unisono.report.phases import MAX_WORKERS, spent_by_rank
@@ -37,6 +38,7 @@ class StepTimes:
 
 
 Window = tuple[StepTimes, ...]
+_Kept = tuple[StepDone, "float | None"]
 
 
 def step_times(step: StepDone, clock_at_unix_s: float | None) -> StepTimes:
@@ -61,23 +63,34 @@ def step_times(step: StepDone, clock_at_unix_s: float | None) -> StepTimes:
     return StepTimes(step.step, step.seconds or 0.0, tuple(workers))
 
 
-@dataclass
 class Windows:
-    """The steps that are kept whole.
+    """The steps that are kept whole; they are placed in time when they are asked for."""
 
-    Attributes:
-        last: the last steps.
-        slowest: the stretch of as many steps that took longest, those at the begin of a fit
-            passed over; empty where the run is too short to tell.
-        loss: those around the first loss of a worker, or empty.
-    """
+    def __init__(self) -> None:
+        self._last: deque[_Kept] = deque(maxlen=MAX_STEPS)
+        self._slowest: tuple[_Kept, ...] = ()
+        self._loss: tuple[_Kept, ...] = ()
+        self._slowest_s = 0.0
+        self._since_start = 0
+        self._to_come = 0
 
-    last: deque[StepTimes] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
-    slowest: Window = ()
-    loss: tuple[StepTimes, ...] = ()
-    _slowest_s: float = 0.0
-    _since_start: int = 0
-    _to_come: int = 0
+    @property
+    def last(self) -> Window:
+        """The last steps."""
+        return _placed(self._last)
+
+    @property
+    def slowest(self) -> Window:
+        """The stretch of as many steps that took longest; empty where the run is too short.
+
+        The first steps of a fit are passed over.
+        """
+        return _placed(self._slowest)
+
+    @property
+    def loss(self) -> Window:
+        """Those around the first loss of a worker, or empty."""
+        return _placed(self._loss)
 
     def start(self) -> None:
         """A fit begins."""
@@ -85,25 +98,30 @@ class Windows:
 
     def lose(self) -> None:
         """A worker is lost before the next step."""
-        if not self.loss:
-            self.loss = tuple(self.last)[-_BEFORE_LOSS:]
+        if not self._loss:
+            self._loss = tuple(self._last)[-_BEFORE_LOSS:]
             self._to_come = _AFTER_LOSS
 
-    def add(self, step: StepTimes) -> None:
-        """Add the next step."""
-        if not step.workers:
+    def add(self, step: StepDone, clock_at_unix_s: float | None) -> None:
+        """Add the next step; ``clock_at_unix_s`` is as for :func:`step_times`."""
+        if not any(step.phase(name) for name in PHASES):
             return
-        self.last.append(step)
+        self._last.append((step, clock_at_unix_s))
         self._since_start += 1
         if self._to_come:
-            self.loss += (step,)
+            self._loss += ((step, clock_at_unix_s),)
             self._to_come -= 1
         # A quarter of a stretch apart is near enough.
         is_warm = self._since_start >= MAX_STEPS + WARM_UP_STEPS
         if is_warm and self._since_start % (MAX_STEPS // 4) == 0:
-            seconds = sum(one.seconds for one in self.last)
+            seconds = sum(kept.seconds or 0.0 for kept, _ in self._last)
             if seconds > self._slowest_s:
-                self._slowest_s, self.slowest = seconds, tuple(self.last)
+                self._slowest_s, self._slowest = seconds, tuple(self._last)
+
+
+def _placed(kept: Iterable[_Kept]) -> Window:
+    placed = (step_times(step, clock_at_unix_s) for step, clock_at_unix_s in kept)
+    return tuple(step for step in placed if step.workers)
 
 
 def phase_begins(worker: WorkerStep) -> list[float]:

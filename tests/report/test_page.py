@@ -1,0 +1,206 @@
+"""The pages as text: what is on them, what is escaped, what their plots are made of."""
+
+import json
+import re
+import sys
+
+import pytest
+from click.testing import CliRunner
+from tests.report.synthetic import run_lines, start_line, step_line, to_bytes, write_run
+
+from unisono.cli import main
+from unisono.report import curves, document, times
+from unisono.report.comparison import digests_in_words
+from unisono.report.events import read_event
+from unisono.report.figure import Figure, as_json, badges
+from unisono.report.history import History, Kind, Mark, gather
+from unisono.report.page import command_line, report
+from unisono.report.timeline import timelines
+from unisono.report.times import in_words
+
+
+def folded(lines, name=""):
+    history = History(name)
+    for line in lines:
+        history.add(read_event(to_bytes(line)))
+    return history
+
+
+@pytest.fixture
+def small_library(monkeypatch):
+    """The library that draws is 5 MB of what is not looked at here."""
+    monkeypatch.setattr(document, "_plotly", lambda: "/* plotly */")
+
+
+def page_of(lines):
+    return report(folded(lines))
+
+
+def test_a_page_asks_for_nothing(small_library):
+    page = page_of(run_lines())
+    assert len(page) < 500_000
+    assert "default-src 'none'" in page
+    links = re.findall(r'(?:src|href|action)="([^"]*)"', page)
+    assert links == ["data:,"]
+    assert "http" not in page.replace("http-equiv", "")
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (list(run_lines()), ["finished", "worker 1 was killed by SIGKILL", "0123456789abcdef" * 4]),
+        (list(run_lines(fails=True)), ["failed", "Worker 2: NonFiniteLossError: the loss of"]),
+        (list(run_lines(ends=False)), ["no end yet", "Its file tells of no end"]),
+        ([start_line()], ["No step has been finished yet", "Nothing was measured yet"]),
+        ([{"event": "step", "step": 3}], ["a run", "The file does not say"]),
+    ],
+)
+def test_a_page_says_how_the_run_stands(small_library, lines, words):
+    page = page_of(lines)
+    assert [word for word in words if word not in page] == []
+
+
+def test_what_a_page_leaves_out_is_told(small_library, tmp_path):
+    run = write_run(tmp_path, num_steps=10, lost_at=-99)
+    with (run / "events.jsonl").open("ab") as file:
+        file.write(b"garbage\n" + to_bytes({"event": "step", "step": 2}))
+    page = report(gather(run))
+    assert "1 line could not be read" in page
+    assert "1 step came out of order" in page
+
+
+def test_nothing_ends_the_script_that_holds_the_data():
+    figure = Figure("t", "", [{"name": "</script><!--", "y": [float("nan"), 1 / 3]}], {})
+    text = as_json([figure])
+    assert not set("<>&") & set(text)
+    assert json.loads(text)[0]["data"] == [{"name": "</script><!--", "y": [None, 0.333333]}]
+
+
+def test_plots_are_made_of_what_plotly_knows():
+    from plotly.graph_objects import Figure as PlotlyFigure
+
+    history = folded(run_lines())
+    figures = [*curves.learning(history), *curves.others(history), *timelines(history)]
+    figures += [times.by_phase(history), times.by_worker(history), times.waiting(history)]
+    assert len(figures) == 10
+    text = as_json(figures)
+    for spec in json.loads(re.sub(r"var\(--[a-z0-9]+\)", "#123456", text)):
+        PlotlyFigure(spec)  # an unknown name raises
+    css = (curves.__file__.rsplit("/", 1)[0]) + "/page.css"
+    with open(css) as file:
+        style = file.read()
+    colours = set(re.findall(r"var\((--[a-z0-9]+)\)", text))
+    assert {colour for colour in colours if f"{colour}:" not in style} == set()
+
+
+def mark(step):
+    return Mark(step, 0.0, Kind.LOST, f"at {step}")
+
+
+def test_badges_that_are_near_are_one():
+    marks = [(float(step), i, mark(step)) for i, step in enumerate([0, 1, 50, 120], 1)]
+    found = badges(marks, 0, 100)
+    assert [(badge.at, badge.label) for badge in found] == [(0.0, "1–2"), (50.0, "3")]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"command": ["my train.py", "--lr", "1"]}, "unisono run -n 2 'my train.py' --lr 1"),
+        (
+            {"command": ["t.py"], "identity": {"threads": 4}, "world_size": None},
+            "unisono run -n 1 --threads 4 t.py",
+        ),
+        ({"command": ["t.py"], "identity": {"threads": "4; rm"}}, "unisono run -n 2 t.py"),
+        ({"command": ["a", "; rm -r x"]}, "a '; rm -r x'"),
+    ],
+)
+def test_the_command_can_be_run_again(change, line):
+    assert command_line(folded([start_line(**change)])) == line
+
+
+def test_whoever_computes_for_a_lost_worker_is_not_slow():
+    both = [[0, 1.0, 0, 0, 0, 0], [0, 1.01, 0, 0, 0, 0]]
+    lines = [
+        step_line(0, ranks=[0, 1], phases=both, seconds=1),
+        *(step_line(i, ranks=[0], phases=[[0, 2.0, 0, 0, 0, 0]], seconds=2) for i in range(1, 9)),
+    ]
+    assert "No worker was slow" in in_words(folded(lines).phases)
+    slow = [[0, 1.0, 0, 0, 0, 0], [0, 1.5, 0, 0, 0, 0]]
+    lines = [step_line(0, ranks=[0, 3], phases=slow, seconds=1)]
+    assert "Worker 3 was the slowest: it computed 50% longer" in in_words(folded(lines).phases)
+
+
+def ended(digest, *, seed=7, step=3):
+    lines = [start_line(seed=seed, identity={"seed": seed})]
+    if digest:
+        lines.append({"event": "end", "step": step, "digest": digest})
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (ended("a"), ended("a"), "All digests are equal"),
+        (ended("a"), ended("b", step=4), "ended after different numbers of steps"),
+        (ended("a"), ended("b", seed=8), "below is what fixes a result and is not the same"),
+        (ended("a"), ended("b"), "compare their code and data"),
+        (ended("a"), ended(None), "cannot be told: no digest of y."),
+    ],
+)
+def test_digests_are_compared_in_words(one, other, words):
+    assert words in digests_in_words([folded(one, "x"), folded(other, "y")])
+
+
+def called(*words):
+    result = CliRunner().invoke(main, list(map(str, words)))
+    return result.exit_code, result.output
+
+
+def test_the_commands_say_where_their_files_are(small_library, tmp_path):
+    runs = [write_run(tmp_path / name, num_steps=4) for name in ("run a", "run b")]
+    assert called("report", runs[0]) == (0, f"{runs[0] / 'report.html'}\n")
+    page, trace = tmp_path / "p.html", tmp_path / "t.json"
+    assert called("report", runs[0], "-o", page, "--trace", trace) == (0, f"{page}\n{trace}\n")
+    page = tmp_path / "compare.html"
+    assert called("compare", *runs, "-o", page) == (0, f"{page}\n")
+    assert "All digests are equal" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["report", "none"], "DIRECTORY must be a run's folder, but 'none' is none"),
+        (["report", "empty"], r"DIRECTORY must hold events.jsonl, but 'empty' does not"),
+        (["report", "run", "-o", "train.py"], "`-o` must name a new file, or one that this"),
+        (["report", "run", "--trace", "train.py"], "`--trace` must name a new file, or one"),
+        (["compare", "run"], "DIRECTORY must name 2 to 8 runs, but names 1"),
+        (["compare", *["run"] * 9], "DIRECTORY must name 2 to 8 runs, but names 9"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(tmp_path, monkeypatch, words, told):
+    monkeypatch.chdir(tmp_path)
+    write_run("run", num_steps=2)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "train.py").write_text("import torch\n")
+    code, output = called(*words)
+    assert (code, output.count("\n")) == (2, 1)
+    assert told in output
+    assert (tmp_path / "train.py").read_text() == "import torch\n"
+
+
+def test_a_run_of_a_newer_version_gets_one_sentence(tmp_path):
+    run = write_run(tmp_path, [start_line(format=2)])
+    code, output = called("report", run)
+    assert (code, output.count("\n")) == (2, 1)
+    assert "was written in format 2" in output
+
+
+def test_without_plotly_one_sentence_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    code, output = called("report", write_run(tmp_path, num_steps=2))
+    assert code == 2
+    assert output == (
+        "unisono: To draw a page, plotly must be installed, but is not: install it with "
+        "`pip install 'unisono[report]'`.\n"
+    )
