@@ -1,5 +1,6 @@
 """A stream is cut by position: the bits of a list of its samples, whoever reads how often."""
 
+import copy
 import os
 
 import pytest
@@ -96,10 +97,9 @@ class Numbers(IterableDataset):
 
 
 def test_a_stream_gives_the_bits_of_a_list_that_is_not_shuffled(stream):
-    expected = train(Listed(), validate=Listed())
-    assert train(stream, validate=stream) == expected
-    assert train(stream, 1, validate=stream) == expected
-    assert train(stream, 2, validate=stream) == expected
+    expected = train(Listed(), validate=Listed(), steps=7)
+    assert train(stream, validate=stream, steps=7) == expected
+    assert train(stream, 2, validate=stream, steps=7) == expected
 
 
 def test_an_epoch_is_read_once_and_skipped_where_it_must_be():
@@ -152,6 +152,65 @@ def test_epochs_are_alike_unless_the_stream_is_told_of_them(tmp_path):
     assert train(turned, 2, steps=10) == train(turned, steps=10)
 
 
+class Dealt(Stream):
+    """Gives each shard its part, every S-th line."""
+
+    part = None
+
+    def __iter__(self):
+        assert self.part is not None, "nobody needs the whole"
+        first, step = self.part
+        for line in self.path.read_text().split()[: self.gives][first::step]:
+            yield self.listed[int(line)]
+
+    def shard(self, num_shards, index):
+        part = copy.copy(self)
+        part.part = (index, num_shards)
+        return part
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_parts_that_are_dealt_out_give_the_bits_of_the_whole(tmp_path, loader_workers):
+    dealt = Dealt(tmp_path / "lines")
+    assert train(dealt, loader_workers, steps=7) == train(Listed(), steps=7)
+
+
+def test_a_worker_asks_for_the_parts_of_its_shards_alone():
+    class Parts(Numbers):
+        def shard(self, index, num_shards):
+            begun.append(index)
+            return range(index, 20, num_shards)
+
+    begun = []
+    fetch = fetcher(Parts(), batch_size=6, shards=3)
+    assert read(fetch, [(0, 0, 1), (0, 2, 1), (0, 3, 1)]) == [[1, 4], [13, 16], [19]]
+    assert begun == [1]
+    assert read(fetch, [(0, 2, 0), (1, 0, 1), (1, 0, 1)]) == [[12, 15], [1, 4], [1, 4]]
+    assert begun == [1, 0, 1, 1]
+
+
+def test_a_part_of_another_length_is_refused(tmp_path):
+    with pytest.raises(unisono.LoadingError, match=r"16 of shard 0 of 3, but after 15 it ends"):
+        train(Dealt(tmp_path / "lines", gives=45))
+    with pytest.raises(unisono.LoadingError, match=r"15 of shard 0 of 3, but after 15 it goes on"):
+        train(Dealt(tmp_path / "lines", length=44))
+    assert augmenting.make(shards=1).fit(Numbered(), batch_size=10, steps=1).steps == 1
+
+
+class Numbered(Stream):
+    """Has a method by that name, which one shard has no use for."""
+
+    def __init__(self):
+        self.listed = Listed()
+        self.length = N
+
+    def __iter__(self):
+        return (self.listed[index] for index in range(N))
+
+    def shard(self):
+        raise AssertionError
+
+
 def test_evaluation_and_prediction_take_streams_too(stream):
     trainer = augmenting.make()
     kinds = (stream, Listed())
@@ -175,8 +234,8 @@ def test_a_run_resumes_in_the_midst_of_an_epoch_of_a_stream(stream, tmp_path):
 @pytest.mark.parametrize(
     ("length", "message"),
     [
-        (N + 3, rf"as its length says, {N + 3}, but ends after {N}"),
-        (N - 3, rf"as its length says, {N - 3}, but goes on after them"),
+        (N + 3, rf"as its length says, {N + 3}, but after {N} it ends there"),
+        (N - 3, rf"as its length says, {N - 3}, but after {N - 3} it goes on"),
     ],
 )
 def test_a_stream_of_another_length_is_refused(tmp_path, length, message, loader_workers):
@@ -239,20 +298,32 @@ def train_on_streams(path):
     """Train in this worker, with a file of its own."""
     stream = Turned(path / f"{os.getpid()}")
     plain = Stream(path / f"{os.getpid()}")
-    return [train(stream, n, validate=plain) for n in (0, 2)] + [train(plain)]
+    dealt = Dealt(path / f"{os.getpid()}")
+    digests = [train(stream, n, steps=7, validate=plain) for n in (0, 2)]
+    return [
+        *digests,
+        *(train(dataset, n, steps=7) for dataset, n in ((plain, 0), (dealt, 0), (dealt, 2))),
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    digests = train_on_streams(tmp_path_factory.mktemp("alone"))
+    assert digests[0] == digests[1]
+    assert digests[2] == digests[3] == digests[4]
+    return digests
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3])
-def test_digest_is_the_same_on_any_number_of_workers_with_a_stream(tmp_path, workers):
-    alone = train_on_streams(tmp_path)
-    assert alone[0] == alone[1]
+def test_digest_is_the_same_on_any_number_of_workers_with_a_stream(tmp_path, alone, workers):
     assert unisono.launch(train_on_streams, tmp_path, workers=workers) == [alone] * workers
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", ["shard", "update"])
-def test_a_worker_that_is_killed_costs_nothing_with_a_stream(monkeypatch, stream, at):
+@pytest.mark.parametrize(("at", "kind"), [("shard", Stream), ("update", Stream), ("shard", Dealt)])
+def test_a_worker_that_is_killed_costs_nothing_with_a_stream(monkeypatch, tmp_path, at, kind):
+    stream = kind(tmp_path / "lines")
     alone = train(stream)
     monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=1,step=7,at={at}")
     assert unisono.launch(train, stream, workers=3) == [alone] * 3

@@ -52,6 +52,7 @@ def fetcher(
     stream: str = "train",
     collate_fn: Collate | None = None,
     batch_size: int = 1,
+    shards: int = 1,
 ) -> Fetch:
     """Make the function that reads batches.
 
@@ -60,11 +61,12 @@ def fetcher(
         seed: the run's, from which a dataset's own random numbers come.
         stream: what is read for (``"train"``, ``"evaluate"``), with random numbers of its own.
         collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
-        batch_size: of the global batches that will be read, which a stream keeps one by one.
+        batch_size, shards: of the global batches that will be read, and their parts, by which a
+            stream is cut.
     """
     collator = Collator(seed, stream, collate_fn)
     if is_stream(dataset):
-        return StreamReader(dataset, length_of(dataset), batch_size, collator)
+        return StreamReader(dataset, length_of(dataset), batch_size, shards, collator)
     leaf, chosen = _unwrapped(dataset)
     if type(leaf) is TensorDataset and collate_fn is None:
         tensors = leaf.tensors

@@ -194,7 +194,8 @@ class Run:
 
         Args:
             dataset: map-style, or an IterableDataset with a length, which every worker reads
-                from its start and whole; the same on every worker.
+                whole from its start, if it has no method ``shard(index, num_shards)`` that gives
+                one shard's part; the same on every worker.
             batch_size: samples of one global batch, all workers together.
             epochs: how many epochs the run has in total.
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
@@ -227,7 +228,13 @@ class Run:
             )
         self._plan = plan
         self.history.together("start of a loop", lambda: self._agree(plan, epochs, steps))
-        fetch = fetcher(dataset, seed=self.seed, collate_fn=collate_fn, batch_size=plan.batch_size)
+        fetch = fetcher(
+            dataset,
+            seed=self.seed,
+            collate_fn=collate_fn,
+            batch_size=plan.batch_size,
+            shards=self.shards,
+        )
         return self._steps(plan, fetch, loader_workers, bool(pin_memory), epochs, steps)
 
     def stop(self) -> None:

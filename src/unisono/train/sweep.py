@@ -63,6 +63,7 @@ def sweep(
         stream="evaluate",
         collate_fn=collate_fn,
         batch_size=plan.batch_size,
+        shards=plan.shards,
     )
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -168,7 +168,8 @@ class Trainer:
 
         Args:
             dataset: map-style, or an IterableDataset with a length, which every worker reads
-                from its start and whole; the same on every worker.
+                whole from its start, if it has no method ``shard(index, num_shards)`` that gives
+                one shard's part; the same on every worker.
             batch_size: samples of one global batch, all workers together.
             epochs: how many epochs the run has in total.
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
