@@ -51,6 +51,14 @@ def test_a_pause_between_two_fits_is_no_wall_time():
     assert history.ended is None
 
 
+def test_what_the_run_told_itself_comes_first():
+    end = {"event": "end", "step": 1, "seconds": 2.0, "samples_per_second": 32.0}
+    once = folded(start_line(), step(0), end)
+    assert (once.seconds, once.mean_samples_per_second) == (2.0, 32.0)
+    twice = folded(start_line(), start_line(time_unix_s=5.0), step(0, time_unix_s=6.0), end)
+    assert (twice.seconds, twice.mean_samples_per_second) == (1.0, 6400.0)
+
+
 def test_a_step_that_does_not_follow_is_left_out():
     history = folded(start_line(), step(0), step(5), step(5), step(3), step(6))
     assert (history.num_steps, history.num_out_of_order) == (3, 2)

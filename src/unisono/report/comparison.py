@@ -132,17 +132,16 @@ def _summary(runs: Sequence[History]) -> str:
 
 
 def _summary_row(run: History, number: int) -> str:
-    speed = run.samples_per_second.values
-    mean = sum(one.total for one in speed) / sum(one.weight for one in speed) if speed else None
+    speed = run.mean_samples_per_second
     loss = run.means.get("loss")
     digest = run.ended.digest if isinstance(run.ended, End) else None
     cells = [
         state(run)[0],
         count(0 if run.last_step is None else run.last_step + 1),
         count(len(run.ranks)),
-        "–" if mean is None else count(mean),
+        "–" if speed is None else count(speed),
         amount(loss.last if loss else None),
-        duration(run.wall_s),
+        duration(run.seconds),
     ]
     shown = "".join(f'<td class="number">{in_page(cell)}</td>' for cell in cells)
     colour = series_colour(number)

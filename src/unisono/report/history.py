@@ -126,6 +126,26 @@ class History:
         self.num_unreadable = 0
 
     @property
+    def mean_samples_per_second(self) -> float | None:
+        """What the run told in its end, or else samples over the time of steps."""
+        if self._told is not None and self._told.samples_per_second is not None:
+            return self._told.samples_per_second
+        kept = self.samples_per_second.values
+        return sum(one.total for one in kept) / sum(one.weight for one in kept) if kept else None
+
+    @property
+    def seconds(self) -> float:
+        """What the run told in its end, or else the time from line to line."""
+        if self._told is not None and self._told.seconds is not None:
+            return self._told.seconds
+        return self.wall_s
+
+    @property
+    def _told(self) -> End | None:
+        """The end of a run that was fitted once; another's tells of its last fit alone."""
+        return self.ended if isinstance(self.ended, End) and self.num_starts == 1 else None
+
+    @property
     def clock_at_unix_s(self) -> float | None:
         """The time on the wall clock at which the latest fit's own clock stood at 0."""
         if self.latest is None or self.latest.clock_s is None:

@@ -127,13 +127,12 @@ def _tiles(history: History) -> list[str]:
     if history.last_epoch is not None:
         goal += f" · epoch {history.last_epoch}"
     tiles = [_tile("Steps", count(done), goal.strip(" ·"))]
-    speed = history.samples_per_second.values
-    if speed:
-        mean = sum(one.total for one in speed) / sum(one.weight for one in speed)
-        tiles.append(_tile("Samples a second", count(mean), "over all steps"))
+    speed = history.mean_samples_per_second
+    if speed is not None:
+        tiles.append(_tile("Samples a second", count(speed), "in the mean"))
     tiles += _learning_tiles(history)
     tiles.append(_workers_tile(history))
-    tiles.append(_tile("Time in fit", duration(history.wall_s), _fits(history)))
+    tiles.append(_tile("Time in fit", duration(history.seconds), _fits(history)))
     tiles.append(_recoveries_tile(history))
     if isinstance(history.ended, End) and history.ended.digest:
         digest = plain(history.ended.digest)
