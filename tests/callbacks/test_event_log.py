@@ -1,5 +1,6 @@
 """The event file holds what happened, each step once, whatever becomes of the workers."""
 
+import functools
 import json
 import math
 import os
@@ -32,8 +33,9 @@ def loss(model, batch):
 def make(directory, **options):
     torch.manual_seed(4)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     options = {"shards": 3, "directory": directory, **options}
+    optimizer = options.pop("optimizer", functools.partial(torch.optim.AdamW, lr=0.05))
+    optimizer = optimizer(model.parameters())
     return unisono.Trainer(model, optimizer, options.pop("loss", loss), **options)
 
 
@@ -191,6 +193,23 @@ def test_learning_rates_that_are_tensors_are_numbers(tmp_path):
     log._journal = Journal(tmp_path / "events.jsonl", place_of, print)
     log.on_step_end(fit, step)
     assert log._pending[1]["learning_rates"] == [0.5]
+
+
+class WithoutRate(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"pace": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter -= group["pace"] * parameter.grad
+
+
+def test_an_optimizer_without_learning_rates_has_none(tmp_path):
+    trainer = make(tmp_path, optimizer=WithoutRate)
+    trainer.fit(data(), batch_size=10, epochs=1)
+    assert [step["learning_rates"] for step in events(tmp_path, "step")] == [[]] * 4
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ class EventLog(Callback):
             "num_samples": step.num_samples,
             "seconds": seconds,
             "means": dict(step.means),
-            "learning_rates": [float(group["lr"]) for group in _groups(fit)],
+            "learning_rates": [float(group["lr"]) for group in _groups(fit) if "lr" in group],
             "gradient_norm": step.gradient_norm,
             "ranks": fit.ranks,
         }
