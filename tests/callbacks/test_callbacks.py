@@ -160,6 +160,19 @@ def test_a_callback_with_a_state_goes_on_where_the_run_does(tmp_path):
     assert kept == {"Counts": {"steps": 12}, "Counts 2": {"steps": 12}}
 
 
+def test_a_callback_that_comes_between_calls_is_kept_too(tmp_path):
+    count(tmp_path, epochs=2)
+    late = Counts()
+    trainer = make(directory=tmp_path)
+    trainer.fit(data(), batch_size=6, epochs=2)
+    trainer.callbacks.append(late)
+    trainer.fit(data(), batch_size=6, epochs=4)
+    again = make(directory=tmp_path)
+    again.callbacks.append(Counts())
+    again.fit(data(), batch_size=6, epochs=6)
+    assert (late.steps, again.callbacks[0].steps) == (8, 12)
+
+
 class Tells(Callback):
     def __init__(self):
         self.told = []
