@@ -8,6 +8,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import Callback
+from unisono.callbacks.callback import Callbacks
 
 
 def data(num_samples=12):
@@ -171,6 +172,15 @@ def test_a_callback_that_comes_between_calls_is_kept_too(tmp_path):
     again.callbacks.append(Counts())
     again.fit(data(), batch_size=6, epochs=6)
     assert (late.steps, again.callbacks[0].steps) == (8, 12)
+
+
+def test_callbacks_of_one_name_are_told_apart_by_numbers():
+    class Named(Callback):
+        name = "best so far"
+
+    assert Callbacks([Named(), Counts(), Named(), Counts()]).names == [
+        "best so far", "Counts", "best so far 2", "Counts 2",
+    ]  # fmt: skip
 
 
 class Tells(Callback):

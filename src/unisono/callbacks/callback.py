@@ -13,6 +13,7 @@ line) happens where ``fit.is_lead``. Who that is may change when a worker is los
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -234,10 +235,11 @@ class Callbacks:
     @property
     def names(self) -> list[str]:
         """What they are called; the second of a name has a number behind it."""
+        seen: Counter[str] = Counter()
         names: list[str] = []
-        for callback in self._callbacks:
-            others = sum(name.split(" ")[0] == callback.name for name in names)
-            names.append(f"{callback.name} {others + 1}" if others else callback.name)
+        for name in [callback.name for callback in self._callbacks]:
+            seen[name] += 1
+            names.append(name if seen[name] == 1 else f"{name} {seen[name]}")
         return names
 
     def call(self, moment: str, fit: Fit, *arguments: Any) -> None:
