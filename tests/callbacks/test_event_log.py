@@ -100,6 +100,18 @@ def test_a_path_of_its_own(tmp_path):
     assert len(events(tmp_path / "a folder", "step", name="mine.jsonl")) == 12
 
 
+def test_a_program_that_goes_to_another_folder_finds_its_files_again(tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for epochs in (1, 3):
+        monkeypatch.chdir(tmp_path)
+        trainer = make("a run", callbacks=[EventLog("mine.jsonl")])
+        monkeypatch.chdir(elsewhere)
+        assert trainer.fit(data(), batch_size=10, epochs=epochs).steps == 4 * (epochs - epochs // 3)
+    assert list(elsewhere.iterdir()) == []
+    assert len(events(tmp_path, "step", name="mine.jsonl")) == 12
+
+
 def test_calls_that_go_on_add_to_the_file(tmp_path):
     trainer = make(tmp_path)
     for epochs in (1, 1, 3):  # the second has nothing to do

@@ -55,7 +55,7 @@ class EventLog(Callback):
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self._given = None if path is None else Path(path)
+        self._given = None if path is None else Path(path).absolute()
         self._journal: Journal | None = None
         self._pending: tuple[int, dict[str, Any]] | None = None
         self._ended_at_s = 0.0
