@@ -225,6 +225,15 @@ def test_an_optimizer_without_learning_rates_has_none(tmp_path):
 
 
 @pytest.mark.slow
+def test_who_replaces_the_only_worker_goes_on_in_its_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=0,at=update")
+    unisono.launch(train, tmp_path, workers=1)
+    assert numbers(tmp_path) == list(range(12))
+    assert [event["step"] for event in events(tmp_path, "start")] == [0, 0]
+    assert not (tmp_path / "events-1.jsonl").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault", ["", "kill:rank=0,step=7,at=update", "kill:rank=1,step=7", "kill:rank=0,step=6"]
 )

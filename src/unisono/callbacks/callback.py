@@ -118,6 +118,10 @@ class Fit(Protocol):
         """Whether no worker that is there has a lower rank; that one draws on the terminal."""
 
     @property
+    def has_joined(self) -> bool:
+        """Whether this worker came later than the others, in the place of one that was lost."""
+
+    @property
     def facts(self) -> Mapping[str, Any]:
         """What the run is, as JSON: identity, versions, machine, command, sizes."""
 

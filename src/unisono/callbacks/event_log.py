@@ -68,7 +68,7 @@ class EventLog(Callback):
         self._journal = Journal(path, place_of, fit.say)
         self._pending = None
         if fit.is_lead:
-            if fit.step == 0:
+            if fit.step == 0 and not fit.has_joined:
                 self._journal.set_aside()
             self._journal.cut(fit.step, writes=True)
             self._journal.note(encode("start", format=FORMAT, **_start(fit)))

@@ -106,6 +106,11 @@ class FitUnderWay:
         """See :class:`Fit`."""
         return self._run.team.position == 0
 
+    @property
+    def has_joined(self) -> bool:
+        """See :class:`Fit`."""
+        return self._run.has_joined
+
     @functools.cached_property
     def facts(self) -> Mapping[str, Any]:
         """See :class:`Fit`."""

@@ -87,6 +87,8 @@ class Run:
 
     Attributes:
         shards: S.
+        has_joined: whether this worker has joined the newest loop under way, in the place of one
+            that was lost.
         fixed: what else fixes the run's bits, by name, as plain JSON: it is compared between
             workers and with checkpoints. A program may add to it before the first loop.
 
@@ -151,6 +153,7 @@ class Run:
         self._plan: SamplePlan | None = None
         self._has_looked = False
         self._goes_on = False
+        self.has_joined = False
         self.team.host.note_ready()
 
     @property
@@ -299,6 +302,8 @@ class Run:
         if isinstance(entry, Passed):
             self._kept.put_back_ended(entry, self.team)
             return
+        # Who joins a loop under way comes behind what the others have agreed on.
+        self.has_joined = has_agreed = entry is not None and entry.loop is not None
         with ExitStack() as stack:
             under_way = stack.enter_context(self._loop(plan, entry))
             num_batches = _batches_until(plan, position, end_epoch, end_step)
@@ -311,8 +316,6 @@ class Run:
                     pin_memory=pin_memory,
                 )
             )
-            # Who joins a loop under way comes behind what the others have agreed on.
-            has_agreed = isinstance(entry, Live) and entry.loop is not None
             self._check_order(plan)
             while True:
                 if is_over() and under_way.end():
