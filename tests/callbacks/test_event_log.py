@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import os
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -222,6 +223,29 @@ def test_an_optimizer_without_learning_rates_has_none(tmp_path):
     trainer = make(tmp_path, optimizer=WithoutRate)
     trainer.fit(data(), batch_size=10, epochs=1)
     assert [step["learning_rates"] for step in events(tmp_path, "step")] == [[]] * 4
+
+
+class Interrupts(unisono.callbacks.Callback):
+    def __init__(self, pid):
+        self._pid = pid
+
+    def on_step_end(self, fit, step):
+        if step.number == 5 and fit.is_lead:
+            os.kill(self._pid, signal.SIGINT)
+
+
+def train_until_interrupted(directory, pid):
+    train(directory, epochs=10_000, callbacks=[Interrupts(pid)])
+
+
+@pytest.mark.slow
+def test_a_run_that_is_interrupted_leaves_no_gap(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        unisono.launch(train_until_interrupted, tmp_path, os.getpid(), workers=2)
+    (folder,) = (tmp_path / "checkpoints").iterdir()
+    kept = int(folder.name.removeprefix("step-"))
+    assert numbers(tmp_path) == list(range(kept))
+    assert None not in events(tmp_path, "step")[-1]["updating_s"]
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 ::
 
     on_begin ─► ┌ on_step_begin ─ step ─ on_step_end ─ on_validation ─ on_epoch_end ┐ ─► on_end
-                └ on_workers_changed, on_went_back, on_checkpoint ◄─────────────────┘
+                └ on_workers_changed, on_went_back, on_checkpoint, on_pause ◄───────┘
                                 anything raised ─► on_error
 
 Every method runs on every worker, at the same places of the run, so a callback may decide something
@@ -191,6 +191,12 @@ class Callback:
         """After a checkpoint of the run after `step` steps was asked for; it may still be written.
 
         Not on a worker that joins just there.
+        """
+
+    def on_pause(self, fit: Fit) -> None:
+        """Before all workers stand still between two steps, for another to join or for the end.
+
+        After Ctrl-C nothing else follows: what is to be in a file has to be there now.
         """
 
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:

@@ -105,6 +105,10 @@ class EventLog(Callback):
         """Write that a checkpoint was asked for."""
         self._add(fit, "checkpoint", step, {"step": step})
 
+    def on_pause(self, fit: Fit) -> None:
+        """Write the newest step, as the job may end here and go on from a checkpoint of here."""
+        self._write_pending(fit)
+
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
         """Write who computes now."""
         if self._journal is not None and fit.is_lead:

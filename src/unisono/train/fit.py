@@ -70,6 +70,7 @@ class FitUnderWay:
         self.model: nn.Module = run.model
         self.optimizer: Optimizer = run.optimizer
         run.say = self.say
+        run.before_pause = functools.partial(callbacks.call, "on_pause", self)
 
     @property
     def directory(self) -> Path | None:
