@@ -1,8 +1,10 @@
 """The event file holds what happened, each step once, whatever becomes of the workers."""
 
+import functools
 import json
 import math
 import os
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -33,8 +35,9 @@ def loss(model, batch):
 def make(directory, **options):
     torch.manual_seed(4)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     options = {"shards": 3, "directory": directory, **options}
+    optimizer = options.pop("optimizer", functools.partial(torch.optim.AdamW, lr=0.05))
+    optimizer = optimizer(model.parameters())
     return unisono.Trainer(model, optimizer, options.pop("loss", loss), **options)
 
 
@@ -97,6 +100,18 @@ def test_nothing_is_written_without_a_directory(tmp_path, monkeypatch):
 def test_a_path_of_its_own(tmp_path):
     train(None, callbacks=[EventLog(tmp_path / "a folder" / "mine.jsonl")])
     assert len(events(tmp_path / "a folder", "step", name="mine.jsonl")) == 12
+
+
+def test_a_program_that_goes_to_another_folder_finds_its_files_again(tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for epochs in (1, 3):
+        monkeypatch.chdir(tmp_path)
+        trainer = make("a run", callbacks=[EventLog("mine.jsonl")])
+        monkeypatch.chdir(elsewhere)
+        assert trainer.fit(data(), batch_size=10, epochs=epochs).steps == 4 * (epochs - epochs // 3)
+    assert list(elsewhere.iterdir()) == []
+    assert len(events(tmp_path, "step", name="mine.jsonl")) == 12
 
 
 def test_calls_that_go_on_add_to_the_file(tmp_path):
@@ -206,6 +221,55 @@ def test_learning_rates_that_are_tensors_are_numbers(tmp_path):
     log._journal = Journal(tmp_path / "events.jsonl", place_of, print)
     log.on_step_end(fit, step)
     assert log._pending[1]["learning_rates"] == [0.5]
+
+
+class WithoutRate(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"pace": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter -= group["pace"] * parameter.grad
+
+
+def test_an_optimizer_without_learning_rates_has_none(tmp_path):
+    trainer = make(tmp_path, optimizer=WithoutRate)
+    trainer.fit(data(), batch_size=10, epochs=1)
+    assert [step["learning_rates"] for step in events(tmp_path, "step")] == [[]] * 4
+
+
+class Interrupts(unisono.callbacks.Callback):
+    def __init__(self, pid):
+        self._pid = pid
+
+    def on_step_end(self, fit, step):
+        if step.number == 5 and fit.is_lead:
+            os.kill(self._pid, signal.SIGINT)
+
+
+def train_until_interrupted(directory, pid):
+    train(directory, epochs=10_000, callbacks=[Interrupts(pid)])
+
+
+@pytest.mark.slow
+def test_a_run_that_is_interrupted_leaves_no_gap(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        unisono.launch(train_until_interrupted, tmp_path, os.getpid(), workers=2)
+    (folder,) = (tmp_path / "checkpoints").iterdir()
+    kept = int(folder.name.removeprefix("step-"))
+    assert numbers(tmp_path) == list(range(kept))
+    assert None not in events(tmp_path, "step")[-1]["updating_s"]
+
+
+@pytest.mark.slow
+def test_who_replaces_the_only_worker_goes_on_in_its_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=0,at=update")
+    unisono.launch(train, tmp_path, workers=1)
+    assert numbers(tmp_path) == list(range(12))
+    assert [event["step"] for event in events(tmp_path, "start")] == [0, 0]
+    assert not (tmp_path / "events-1.jsonl").exists()
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 ::
 
     on_begin ─► ┌ on_step_begin ─ step ─ on_step_end ─ on_validation ─ on_epoch_end ┐ ─► on_end
-                └ on_workers_changed, on_went_back, on_checkpoint ◄─────────────────┘
+                └ on_workers_changed, on_went_back, on_checkpoint, on_pause ◄───────┘
                                 anything raised ─► on_error
 
 Every method runs on every worker, at the same places of the run, so a callback may decide something
@@ -13,6 +13,7 @@ line) happens where ``fit.is_lead``. Who that is may change when a worker is los
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,6 +118,10 @@ class Fit(Protocol):
         """Whether no worker that is there has a lower rank; that one draws on the terminal."""
 
     @property
+    def has_joined(self) -> bool:
+        """Whether this worker came later than the others, in the place of one that was lost."""
+
+    @property
     def facts(self) -> Mapping[str, Any]:
         """What the run is, as JSON: identity, versions, machine, command, sizes."""
 
@@ -188,6 +193,12 @@ class Callback:
         Not on a worker that joins just there.
         """
 
+    def on_pause(self, fit: Fit) -> None:
+        """Before all workers stand still between two steps, for another to join or for the end.
+
+        After Ctrl-C nothing else follows: what is to be in a file has to be there now.
+        """
+
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
         """After others than `before` compute together, who are ``fit.ranks``; `why`, in words."""
 
@@ -234,10 +245,11 @@ class Callbacks:
     @property
     def names(self) -> list[str]:
         """What they are called; the second of a name has a number behind it."""
+        seen: Counter[str] = Counter()
         names: list[str] = []
-        for callback in self._callbacks:
-            others = sum(name.split(" ")[0] == callback.name for name in names)
-            names.append(f"{callback.name} {others + 1}" if others else callback.name)
+        for name in [callback.name for callback in self._callbacks]:
+            seen[name] += 1
+            names.append(name if seen[name] == 1 else f"{name} {seen[name]}")
         return names
 
     def call(self, moment: str, fit: Fit, *arguments: Any) -> None:

@@ -59,7 +59,7 @@ class EventLog(Callback):
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self._given = None if path is None else Path(path)
+        self._given = None if path is None else Path(path).absolute()
         self._journal: Journal | None = None
         self._pending: tuple[int, dict[str, Any]] | None = None
         self._ended_at_s = 0.0
@@ -72,7 +72,7 @@ class EventLog(Callback):
         self._journal = Journal(path, place_of, fit.say)
         self._pending = None
         if fit.is_lead:
-            if fit.step == 0:
+            if fit.step == 0 and not fit.has_joined:
                 self._journal.set_aside()
             self._journal.cut(fit.step, writes=True)
             self._journal.note(encode("start", format=FORMAT, **_start(fit)))
@@ -92,7 +92,7 @@ class EventLog(Callback):
             "num_samples": step.num_samples,
             "seconds": seconds,
             "means": dict(step.means),
-            "learning_rates": [float(group["lr"]) for group in _groups(fit)],
+            "learning_rates": [float(group["lr"]) for group in _groups(fit) if "lr" in group],
             "gradient_norm": step.gradient_norm,
             "ranks": fit.ranks,
         }
@@ -108,6 +108,10 @@ class EventLog(Callback):
     def on_checkpoint(self, fit: Fit, step: int) -> None:
         """Write that a checkpoint was asked for."""
         self._add(fit, "checkpoint", step, {"step": step})
+
+    def on_pause(self, fit: Fit) -> None:
+        """Write the newest step, as the job may end here and go on from a checkpoint of here."""
+        self._write_pending(fit)
 
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
         """Write who computes now."""

@@ -73,6 +73,7 @@ class FitUnderWay:
         self.model: nn.Module = run.model
         self.optimizer: Optimizer = run.optimizer
         run.say = self.say
+        run.before_pause = functools.partial(callbacks.call, "on_pause", self)
 
     @property
     def directory(self) -> Path | None:
@@ -108,6 +109,11 @@ class FitUnderWay:
     def is_first(self) -> bool:
         """See :class:`Fit`."""
         return self._run.team.position == 0
+
+    @property
+    def has_joined(self) -> bool:
+        """See :class:`Fit`."""
+        return self._run.has_joined
 
     @functools.cached_property
     def facts(self) -> Mapping[str, Any]:
@@ -174,6 +180,8 @@ class FitUnderWay:
             self._look_around(step)
             self._callbacks.call("on_step_begin", self)
             compute(step)
+            # Now: somebody else may have come by the time the next one begins.
+            self._look_at_crew()
             if step.is_done:
                 self._count(step)
         tally.pause()
@@ -207,15 +215,18 @@ class FitUnderWay:
 
     def _look_around(self, step: Step) -> None:
         """See what has changed since the last step."""
-        before, self._crew = self._crew, self._run.team.crew
-        if self._crew.generation != before.generation:
-            self._callbacks.call("on_workers_changed", self, before.ranks, self._crew.why)
+        self._look_at_crew()
         if step.number < self._next:
             from_step, self._next = self._next, step.number
             if self._kept_step is not None and self._kept_step > self.step:
                 self._kept_step = None
             self._callbacks.call("on_went_back", self, from_step)
         self._look_for_checkpoints()
+
+    def _look_at_crew(self) -> None:
+        before, self._crew = self._crew, self._run.team.crew
+        if self._crew.generation != before.generation:
+            self._callbacks.call("on_workers_changed", self, before.ranks, self._crew.why)
 
     def _look_for_checkpoints(self) -> None:
         checkpoints = self._run.checkpoints
@@ -253,6 +264,7 @@ class FitUnderWay:
         with self._tally.paused():
             means = self._validation.compute()
         seconds = time.perf_counter() - began_at_s
+        self._look_at_crew()
         self._say_once(f"{when}: validation {told(means)}")
         self._callbacks.call("on_validation", self, means, seconds)
 

@@ -109,6 +109,7 @@ def loop(
     identity: Mapping[str, Any],
     checkpoints: Checkpoints | None,
     say: Callable[[str], None],
+    before_pause: Callable[[], None],
 ) -> Iterator[Loop]:
     """Share the model among the workers, with generators and threads put back after. Collective.
 
@@ -121,6 +122,7 @@ def loop(
         identity: what fixes the run's bits, for its checkpoints.
         checkpoints: where checkpoints go; None: nowhere.
         say: where words for the user go.
+        before_pause: see :class:`unisono.train.boundary.Boundary`.
     """
     under_way: Loop | None = None
     try:
@@ -133,7 +135,14 @@ def loop(
             interrupts = Interrupts()
             if checkpoints is not None and not team.is_launched:
                 interrupts = stack.enter_context(gentle_interrupts(say))
-            boundary = Boundary(team, engine, lambda: kept.take(identity), checkpoints, interrupts)
+            boundary = Boundary(
+                team,
+                engine,
+                lambda: kept.take(identity),
+                checkpoints,
+                interrupts,
+                before_pause,
+            )
             under_way = Loop(engine, boundary, team, kept, plan)
             if live is not None and live.loop is not None:
                 kept.put_back_newest(engine.state)

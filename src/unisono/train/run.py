@@ -89,6 +89,8 @@ class Run:
 
     Attributes:
         shards: S.
+        has_joined: whether this worker has joined the newest loop under way, in the place of one
+            that was lost.
         fixed: what else fixes the run's bits, by name, as plain JSON: it is compared between
             workers and with checkpoints. A program may add to it before the first loop.
 
@@ -135,6 +137,7 @@ class Run:
         if self._scaling is not None:
             self.state[SCALER_KEY] = grad_scaler
         self.say: Callable[[str], None] = say_on_stderr
+        self.before_pause: Callable[[], None] = lambda: None
         self.checkpoints = (
             None
             if directory is None
@@ -153,6 +156,7 @@ class Run:
         self._plan: SamplePlan | None = None
         self._has_looked = False
         self._goes_on = False
+        self.has_joined = False
         self.team.host.note_ready()
 
     @property
@@ -312,6 +316,8 @@ class Run:
         if isinstance(entry, Passed):
             self._kept.put_back_ended(entry, self.team)
             return
+        # Who joins a loop under way comes behind what the others have agreed on.
+        self.has_joined = has_agreed = entry is not None and entry.loop is not None
         with ExitStack() as stack:
             under_way = stack.enter_context(self._loop(plan, entry))
             num_batches = _batches_until(plan, position, end_epoch, end_step)
@@ -324,8 +330,6 @@ class Run:
                     pin_memory=pin_memory,
                 )
             )
-            # Who joins a loop under way comes behind what the others have agreed on.
-            has_agreed = isinstance(entry, Live) and entry.loop is not None
             self._check_order(plan)
             while True:
                 if is_over() and under_way.end():
@@ -378,6 +382,7 @@ class Run:
                 identity=identity(plan, self.fixed),
                 checkpoints=self.checkpoints,
                 say=lambda line: self.say(line),
+                before_pause=lambda: self.before_pause(),
             ) as under_way:
                 yield under_way
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,7 @@ class Trainer:
         if schedule is not None:
             self.run.state[KEY] = schedule
         self.callbacks = list(Callbacks(list(callbacks)))
+        self._keep_states()
         self._loss = self._computing.of(loss)
         self._passes = PassWatch(
             model,
@@ -214,9 +215,7 @@ class Trainer:
             return self.evaluate(validate, batch_size=batch_size, **metrics, **reading)
 
         callbacks = Callbacks(self._all_callbacks())
-        for name, callback in zip(callbacks.names, callbacks, strict=True):
-            if hasattr(callback, "state_dict"):
-                run.state[name] = callback
+        self._keep_states()
         validation = Validation(run, None if validate is None else find_means, validate_every)
         if validate is not None:
             run.plan(validate, batch_size, False)
@@ -419,6 +418,17 @@ class Trainer:
         advice = self._passes.advice()
         if advice:
             self.run.say(advice)
+
+    def _keep_states(self) -> None:
+        """Have the states of callbacks kept with the run, also of those that came later."""
+        state = self.run.state
+        for name, callback in zip(Callbacks(self.callbacks).names, self.callbacks, strict=True):
+            if not hasattr(callback, "state_dict") or state.get(name) is callback:
+                continue
+            # The run may have been taken up without it.
+            kept, state[name] = state.get(name), callback
+            if isinstance(kept, Mapping):
+                state[name].load_state_dict(kept)
 
     def _all_callbacks(self) -> list[Callback]:
         """Give the callbacks, with those that are always there unless there are others of them."""
