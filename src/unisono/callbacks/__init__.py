@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from unisono.callbacks.best_checkpoint import BestCheckpoint
     from unisono.callbacks.callback import Callback, DoneStep, Fit, Times
     from unisono.callbacks.early_stopping import EarlyStopping
     from unisono.callbacks.event_log import EventLog
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 # Loaded when they are first used: the launcher draws in notebooks, but has no need of torch.
 _HOMES = {
+    "BestCheckpoint": "best_checkpoint",
     "Callback": "callback",
     "DoneStep": "callback",
     "EarlyStopping": "early_stopping",
@@ -23,6 +25,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BestCheckpoint",
     "Callback",
     "DoneStep",
     "EarlyStopping",

@@ -87,6 +87,11 @@ class FitUnderWay:
         return self._run.position.epoch
 
     @property
+    def has_validation(self) -> bool:
+        """See :class:`Fit`."""
+        return self._validation.has_data
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """See :class:`Fit`."""
         return self._run.team.crew.ranks
@@ -135,6 +140,15 @@ class FitUnderWay:
     def say(self, line: str) -> None:
         """See :class:`Fit`."""
         self._progress.say(self, line)
+
+    def once(self, work: Callable[[], str], purpose: str) -> str:
+        """See :class:`Fit`."""
+        run = self._run
+
+        def act() -> bytes:
+            return run.team.hear_lead(lambda: work().encode(), purpose)
+
+        return run.history.together(purpose, act).decode()
 
     def stop(self, why: str) -> None:
         """See :class:`Fit`."""
