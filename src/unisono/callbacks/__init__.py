@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from unisono.callbacks.best_checkpoint import BestCheckpoint
     from unisono.callbacks.callback import Callback, DoneStep, Fit, Times
     from unisono.callbacks.early_stopping import EarlyStopping
+    from unisono.callbacks.ema import EMA
     from unisono.callbacks.event_log import EventLog
     from unisono.callbacks.progress import Progress
 
@@ -17,6 +18,7 @@ _HOMES = {
     "BestCheckpoint": "best_checkpoint",
     "Callback": "callback",
     "DoneStep": "callback",
+    "EMA": "ema",
     "EarlyStopping": "early_stopping",
     "EventLog": "event_log",
     "Fit": "callback",
@@ -28,6 +30,7 @@ __all__ = [
     "BestCheckpoint",
     "Callback",
     "DoneStep",
+    "EMA",
     "EarlyStopping",
     "EventLog",
     "Fit",
