@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unisono.callbacks.best_checkpoint import BestCheckpoint
     from unisono.callbacks.callback import Callback, DoneStep, Fit, Times
+    from unisono.callbacks.csv_log import CSVLog
     from unisono.callbacks.early_stopping import EarlyStopping
     from unisono.callbacks.ema import EMA
     from unisono.callbacks.event_log import EventLog
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 # Loaded when they are first used: the launcher draws in notebooks, but has no need of torch.
 _HOMES = {
     "BestCheckpoint": "best_checkpoint",
+    "CSVLog": "csv_log",
     "Callback": "callback",
     "DoneStep": "callback",
     "EMA": "ema",
@@ -28,6 +30,7 @@ _HOMES = {
 
 __all__ = [
     "BestCheckpoint",
+    "CSVLog",
     "Callback",
     "DoneStep",
     "EMA",
