@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from unisono.callbacks.early_stopping import EarlyStopping
     from unisono.callbacks.ema import EMA
     from unisono.callbacks.event_log import EventLog
+    from unisono.callbacks.garbage_collection import GarbageCollection
+    from unisono.callbacks.learning_rate_monitor import LearningRateMonitor
     from unisono.callbacks.progress import Progress
+    from unisono.callbacks.throughput import Throughput
 
 # Loaded when they are first used: the launcher draws in notebooks, but has no need of torch.
 _HOMES = {
@@ -24,7 +27,10 @@ _HOMES = {
     "EarlyStopping": "early_stopping",
     "EventLog": "event_log",
     "Fit": "callback",
+    "GarbageCollection": "garbage_collection",
+    "LearningRateMonitor": "learning_rate_monitor",
     "Progress": "progress",
+    "Throughput": "throughput",
     "Times": "callback",
 }
 
@@ -37,7 +43,10 @@ __all__ = [
     "EarlyStopping",
     "EventLog",
     "Fit",
+    "GarbageCollection",
+    "LearningRateMonitor",
     "Progress",
+    "Throughput",
     "Times",
 ]
 
