@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from unisono.callbacks.garbage_collection import GarbageCollection
     from unisono.callbacks.learning_rate_monitor import LearningRateMonitor
     from unisono.callbacks.progress import Progress
+    from unisono.callbacks.tensorboard import TensorBoard
     from unisono.callbacks.throughput import Throughput
 
 # Loaded when they are first used: the launcher draws in notebooks, but has no need of torch.
@@ -30,6 +31,7 @@ _HOMES = {
     "GarbageCollection": "garbage_collection",
     "LearningRateMonitor": "learning_rate_monitor",
     "Progress": "progress",
+    "TensorBoard": "tensorboard",
     "Throughput": "throughput",
     "Times": "callback",
 }
@@ -46,6 +48,7 @@ __all__ = [
     "GarbageCollection",
     "LearningRateMonitor",
     "Progress",
+    "TensorBoard",
     "Throughput",
     "Times",
 ]
