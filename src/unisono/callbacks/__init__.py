@@ -37,11 +37,11 @@ _HOMES = {
 }
 
 __all__ = [
+    "EMA",
     "BestCheckpoint",
     "CSVLog",
     "Callback",
     "DoneStep",
-    "EMA",
     "EarlyStopping",
     "EventLog",
     "Fit",
