@@ -8,6 +8,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import Callback
+from unisono.callbacks.callback import Callbacks
 
 
 def data(num_samples=12):
@@ -159,6 +160,16 @@ def test_a_callback_with_a_state_goes_on_where_the_run_does(tmp_path):
     facts = [json.loads(path.read_text()) for path in folder.glob("*.json")]
     kept = next(fact["state"] for fact in facts if "state" in fact)
     assert kept == {"Counts": {"steps": 12}, "Counts 2": {"steps": 12}}
+
+
+class Named(Counts):
+    name = "steps so far"
+
+
+def test_callbacks_of_one_name_are_kept_apart():
+    first, second = Named(), Named()
+    make(first, second).fit(data(), batch_size=6, steps=3)
+    assert Callbacks([first, second]).names == ["steps so far", "steps so far 2"]
 
 
 class Tells(Callback):

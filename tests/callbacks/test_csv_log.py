@@ -1,6 +1,7 @@
 """The table of a run: each step or epoch once, with columns that stay."""
 
 import csv
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -86,7 +87,7 @@ def test_another_run_has_a_file_of_its_own(tmp_path):
     assert (len(rows(tmp_path / "steps-1.csv")), len(rows(tmp_path / "steps.csv"))) == (3, 6)
 
 
-def test_a_mean_that_comes_late_is_told_and_left_out(tmp_path, capsys):
+def test_a_mean_that_comes_late_has_a_column_behind_the_others(tmp_path):
     def late(model, batch):
         late.calls += 1
         means = loss(model, batch)
@@ -95,8 +96,11 @@ def test_a_mean_that_comes_late_is_told_and_left_out(tmp_path, capsys):
     late.calls = 0
     train(tmp_path, CSVLog(), loss=late, validate=False)
     table = rows(tmp_path / "steps.csv")
-    assert (len(table), list(table[0])) == (9, ["step", "epoch", "loss", "learning_rate"])
-    assert capsys.readouterr().out.count("'accuracy' is none of them: it is left out") == 1
+    assert list(table[0]) == ["step", "epoch", "loss", "learning_rate", "accuracy"]
+    assert [bool(row["accuracy"]) for row in table] == [False] * 4 + [True] * 5
+    assert all(row["loss"] for row in table)
+    assert [path.name for path in tmp_path.glob("*.csv")] == ["steps.csv"]
+    assert not list(tmp_path.glob(".*.part"))
 
 
 def test_names_are_quoted_and_ours_are_ours(tmp_path):
@@ -108,6 +112,20 @@ def test_names_are_quoted_and_ours_are_ours(tmp_path):
     assert [row['a, "b"'] for row in table] == ["2.0"] * 3
     assert [row["step"] for row in table] == ["0", "1", "2"]
     assert {"learning_rate_0", "learning_rate_1"} <= table[0].keys()
+
+
+def test_metrics_that_are_lists_have_no_column(tmp_path):
+    optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}])
+    fit = SimpleNamespace(step=0, is_lead=True, has_ended=False, optimizer=optimizer, say=print)
+    log = CSVLog(tmp_path / "log.csv")
+    log.on_begin(fit)
+    step = SimpleNamespace(number=0, epoch=0, means={"loss": 0.5}, gradient_norm=None)
+    log.on_step_end(fit, step)
+    fit.step = 1
+    log.on_validation(fit, {"loss": 0.25, "f1": 1, "of classes": [0.5, 0.5]}, 0.0)
+    log.on_error(fit, RuntimeError())
+    [row] = rows(tmp_path / "log.csv")
+    assert list(row.values()) == ["0", "0", "0.5", "0.1", "0.25", "1"]
 
 
 def test_wrong_options_are_refused():

@@ -62,7 +62,7 @@ class BestCheckpoint(Callback):
         """See that there is a place for the file."""
         self._path(fit)
 
-    def on_validation(self, fit: Fit, means: Mapping[str, float], seconds: float) -> None:
+    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Keep the weights if they are the best so far."""
         value = monitored(means, self._monitor)
         if math.isnan(value) or not is_better(value, self.best, self._better, self._min_delta):

@@ -13,6 +13,7 @@ line) happens where ``fit.is_lead``. Who that is may change when a worker is los
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,10 +100,6 @@ class Fit(Protocol):
     @property
     def has_ended(self) -> bool:
         """Whether all steps are done; what is kept with the run is what it will be."""
-
-    @property
-    def has_validation(self) -> bool:
-        """Whether there is anything to validate on."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -255,9 +252,11 @@ class Callbacks:
     def names(self) -> list[str]:
         """What they are called; the second of a name has a number behind it."""
         names: list[str] = []
+        seen: Counter[str] = Counter()
         for callback in self._callbacks:
-            others = sum(name.split(" ")[0] == callback.name for name in names)
-            names.append(f"{callback.name} {others + 1}" if others else callback.name)
+            seen[callback.name] += 1
+            count = seen[callback.name]
+            names.append(callback.name if count == 1 else f"{callback.name} {count}")
         return names
 
     def call(self, moment: str, fit: Fit, *arguments: Any) -> None:

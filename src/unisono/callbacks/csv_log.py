@@ -24,10 +24,10 @@ class CSVLog(Callback):
 
     Columns: ``step`` and ``epoch``, both counted from 0; the means, for an epoch those of its
     steps weighted by their samples; ``learning_rate`` (``learning_rate_0`` and so on, if there are
-    several groups); ``gradient_norm`` of a step; with ``validate=``, ``validation_loss`` and so on,
-    empty where there was no validation. Numbers are written so that they can be read back exactly.
-
-    The first row fixes the columns. A mean that comes later and has none is told once and left out.
+    several groups); ``gradient_norm`` of a step; ``validation_loss`` and so on, empty where there
+    was no validation. Numbers are written so that they can be read back exactly. What comes later
+    under a new name gets a column behind the others, for which the file is written anew once;
+    metrics that are lists have none.
 
     Args:
         path: the file; None: ``steps.csv`` or ``epochs.csv`` in the run directory. A file of
@@ -48,7 +48,6 @@ class CSVLog(Callback):
         self._sums: dict[str, float] = {}
         self._samples = 0
         self._validated: dict[str, float] = {}
-        self._told: set[str] = set()
 
     def on_begin(self, fit: Fit) -> None:
         """Go on in the file where the run goes on, or begin it."""
@@ -71,9 +70,13 @@ class CSVLog(Callback):
         for name, mean in step.means.items():
             self._sums[name] = self._sums.get(name, 0.0) + mean * step.num_samples
 
-    def on_validation(self, fit: Fit, means: Mapping[str, float], seconds: float) -> None:
+    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Write the newest row again, with what a validation found."""
-        found = {_validation(name): value for name, value in means.items()}
+        found = {
+            f"validation_{name}": value
+            for name, value in means.items()
+            if isinstance(value, (int, float))
+        }
         if self._every == "epoch":
             # What is found at the very end belongs to an epoch that may go on, and is kept.
             self._validated = self._validated if fit.has_ended else found
@@ -125,24 +128,37 @@ class CSVLog(Callback):
         self._row = row
         if self._journal is None:
             return
+        if fit.is_lead:
+            self._widen(fit, list(row))
         at = row["step"]
         assert at is not None, "every row is of a step"
         self._journal.add(at, lambda: self._line(fit, row), writes=fit.is_lead)
 
-    def _line(self, fit: Fit, row: Row) -> bytes:
-        """Write a row, the first one below the names of the columns."""
-        path, before = self._path(fit), b""
+    def _widen(self, fit: Fit, names: list[str]) -> None:
+        """Make room for names that are new, unless the file is to begin with them."""
+        assert self._journal is not None, "only where there is a file"
+        path = self._path(fit)
         if self._columns is None:
             self._columns = _read_columns(path)
+        new = [name for name in names if name not in (self._columns or names)]
+        if self._columns is None or not new:
+            return
+        self._journal.take_over()
+        self._journal.close()
+        self._columns = [*self._columns, *new]
+        try:
+            _rewrite(path, self._columns)
+        except OSError as error:
+            fit.say(f"{path} has no columns for {new}, as it cannot be written anew: {error}.")
+
+    def _line(self, fit: Fit, row: Row) -> bytes:
+        """Write a row, the first one below the names of the columns."""
         if self._columns is None:
-            self._columns = _columns_of(row, fit)
+            self._columns = _read_columns(self._path(fit))
+        before = b""
+        if self._columns is None:
+            self._columns = list(row)
             before = encode(self._columns)
-        for name in row.keys() - set(self._columns) - self._told:
-            self._told.add(name)
-            fit.say(
-                f"the columns of {path} are those of its first row, and {name!r} is none of them: "
-                f"it is left out; give all means from the first step on, or pass another path."
-            )
         return before + encode([row.get(name) for name in self._columns])
 
     def _close(self) -> None:
@@ -174,22 +190,28 @@ def _read_columns(path: Path) -> list[str] | None:
     return names if names and names[0] == "step" else None
 
 
-def _columns_of(row: Row, fit: Fit) -> list[str]:
-    names = [name for name in row if not name.startswith(_validation(""))]
-    fixed = {"step", "epoch", "gradient_norm"} | _rates(fit).keys()
-    if fit.has_validation:
-        names += [_validation(name) for name in names if name not in fixed]
-    return names
+def _rewrite(path: Path, columns: list[str]) -> None:
+    """Give a file more columns, with empty cells; a reader finds the old file or the new one."""
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        with (
+            open(path, newline="", encoding="utf-8") as old,
+            open(beside, "w", newline="", encoding="utf-8") as new,
+        ):
+            rows = csv.reader(old)
+            next(rows)
+            writer = csv.writer(new, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows([*row, *[""] * (len(columns) - len(row))] for row in rows)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _row(fit: Fit, step: int, epoch: int, means: Mapping[str, float]) -> Row:
     row: Row = {"step": step, "epoch": epoch}
     own = {**row, **_rates(fit)}
     return {**row, **{name: mean for name, mean in means.items() if name not in own}, **own}
-
-
-def _validation(name: str) -> str:
-    return f"validation_{name}"
 
 
 def _rates(fit: Fit) -> dict[str, float]:

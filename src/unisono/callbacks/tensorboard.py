@@ -72,11 +72,15 @@ class TensorBoard(Callback):
             values["gradient_norm"] = step.gradient_norm
         self._add(fit, Scalars(step.number, time.time(), values))
 
-    def on_validation(self, fit: Fit, means: Mapping[str, float], seconds: float) -> None:
+    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Write what a validation found."""
         if self._has_begun:
             self._look_who_writes(fit)
-            values = {f"validation/{name}": mean for name, mean in means.items()}
+            values = {
+                f"validation/{name}": float(value)
+                for name, value in means.items()
+                if isinstance(value, (int, float))
+            }
             self._add(fit, Scalars(fit.step - 1, time.time(), values))
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:

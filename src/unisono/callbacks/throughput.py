@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from unisono.callbacks.callback import Callback, DoneStep, Fit
 from unisono.callbacks.summary import Summary
@@ -55,7 +56,7 @@ class Throughput(Callback):
         if self._every_s is not None and self._seconds >= self._every_s:
             self._say(fit, f"step {fit.step:,}")
 
-    def on_validation(self, fit: Fit, means: Mapping[str, float], seconds: float) -> None:
+    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Leave a validation out of the time."""
         self._since_s += seconds
 

@@ -87,11 +87,6 @@ class FitUnderWay:
         return self._run.position.epoch
 
     @property
-    def has_validation(self) -> bool:
-        """See :class:`Fit`."""
-        return self._validation.has_data
-
-    @property
     def ranks(self) -> tuple[int, ...]:
         """See :class:`Fit`."""
         return self._run.team.crew.ranks
