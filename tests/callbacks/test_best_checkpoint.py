@@ -1,6 +1,8 @@
 """The best weights: those of the best validation, whole, wherever a run was split or disturbed."""
 
 import errno
+import os
+import signal
 
 import pytest
 import torch
@@ -150,40 +152,45 @@ def test_a_run_that_is_taken_up_judges_as_one_that_never_stopped(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_next_lead_writes_what_the_lost_one_did_not(tmp_path, monkeypatch):
+def test_workers_and_losses_of_them_change_nothing(tmp_path, monkeypatch):
     alone = train(tmp_path / "alone")[:3]
-    for name, options in {
-        "two": {},
-        "killed": {"faults": "kill:rank=0,step=5,at=update; kill:rank=1,step=9"},
-        "writing": {"dies": True},
-    }.items():
-        monkeypatch.setenv("UNISONO_FAULTS", options.get("faults", ""))
-        directory = tmp_path / name
-        results = unisono.launch(
-            train_and_die if options.get("dies") else train_with_workers, directory, workers=2
-        )
-        assert results == [alone] * 2
-        assert not list(directory.glob("*.part")), "what the lost one has left"
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=5,at=update; kill:rank=1,step=9")
+    assert unisono.launch(train_with_workers, tmp_path / "two", workers=2) == [alone] * 2
 
 
 def train_with_workers(directory):
     return train(directory)[:3]
 
 
-def train_and_die(directory):
-    """The lead dies each time it has begun to write, once for each step."""
-    import os
-    import signal
+@pytest.mark.slow
+def test_the_next_lead_writes_what_the_lost_one_did_not(tmp_path):
+    alone = train_and_die(tmp_path / "alone", [])
+    num_saves = (tmp_path / "alone" / "saves").stat().st_size
+    assert num_saves > 2
+    # The last time that something is better nobody comes later to make up for it.
+    dying = [num_saves - 1, num_saves]
+    assert unisono.launch(train_and_die, tmp_path / "two", dying, workers=2) == [alone] * 2
+    assert (tmp_path / "two" / "saves").stat().st_size > num_saves + 1
+    assert not list((tmp_path / "two").glob(".*.part")), "what the lost ones have left"
+
+
+def train_and_die(directory, dying):
+    """The lead dies when it begins to write for the times in `dying`, all workers counted."""
 
     def save_weights(model, path):
-        trace = directory / f"died-{len(list(directory.glob('died-*')))}"
-        if len(list(directory.glob("died-*"))) < 2:
-            trace.touch()
+        with open(directory / "saves", "ab") as file:
+            file.write(b".")
+            number = file.tell() - 1
+        if number in dying:
+            path.with_name(f".{path.name}.{os.getpid()}.part").write_bytes(b"half")
             os.kill(os.getpid(), signal.SIGKILL)
         save(model, path)
 
     save, module.save_weights = module.save_weights, save_weights
-    return train(directory)[:3]
+    try:
+        return train(directory)[:3]
+    finally:
+        module.save_weights = save
 
 
 def test_it_needs_a_place_and_validation():
