@@ -297,3 +297,31 @@ def test_workers_that_are_lost_leave_each_step_once(tmp_path, monkeypatch, fault
         assert changes == []
     means = [step["means"] for step in steps]
     assert means == [step["means"] for step in events(tmp_path / "alone", "step")]
+
+
+class Crew:
+    """What the log sees of a run on workers 0 and 1, of which 1 has just come."""
+
+    directory = None
+    step, epoch, end_step, facts = 3, 0, 9, {}
+    rank, ranks, is_lead = 0, (0, 1), True
+    optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}])
+
+    def pid(self, rank):
+        return None
+
+    def times(self, rank, step):
+        return None
+
+    def say(self, line):
+        raise AssertionError(line)
+
+
+def test_a_step_is_written_before_somebody_joins_who_knows_nothing_of_it(tmp_path):
+    log, fit = EventLog(tmp_path / "events.jsonl"), Crew()
+    log.on_begin(fit)
+    facts = {"epoch": 0, "num_samples": 8, "means": {}, "gradient_norm": None, "is_skipped": False}
+    log.on_step_end(fit, SimpleNamespace(number=3, **facts))
+    log.on_workers_changed(fit, (0,), "worker 1 has joined")
+    assert numbers(tmp_path) == [3]
+    log.on_error(fit, RuntimeError())

@@ -14,7 +14,7 @@ line) happens where ``fit.is_lead``. Who that is may change when a worker is los
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -135,7 +135,23 @@ class Fit(Protocol):
         """
 
     def say(self, line: str) -> None:
-        """Show one line to the user, without disturbing the progress bar."""
+        """Show one line to the user, without disturbing the progress bar.
+
+        Every worker may; the line is shown by the one for which ``is_first`` holds.
+        """
+
+    def once(self, work: Callable[[], str], purpose: str) -> str:
+        """Have the lead do something; if it is lost meanwhile, the next lead does it.
+
+        Collective: every rank calls it, at the same moment.
+
+        Args:
+            work: does it, and says in words what came of it; it must not raise.
+            purpose: what it is, in at most 24 letters.
+
+        Returns:
+            What `work` said, on every worker, once it is done.
+        """
 
     def stop(self, why: str) -> None:
         """End the run after the step under way. Collective: every rank calls it, at the same step.

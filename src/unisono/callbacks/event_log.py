@@ -115,9 +115,12 @@ class EventLog(Callback):
 
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
         """Write who computes now."""
+        lost = [rank for rank in before if rank not in fit.ranks]
+        joined = [rank for rank in fit.ranks if rank not in before]
+        if joined:
+            # All have met since the newest step, of which those who join know nothing.
+            self._write_pending(fit)
         if self._journal is not None and fit.is_lead:
-            lost = [rank for rank in before if rank not in fit.ranks]
-            joined = [rank for rank in fit.ranks if rank not in before]
             facts = {"lost": lost, "joined": joined, "why": why.split("; ") if why else []}
             self._journal.take_over()
             self._journal.note(encode("workers", step=fit.step, **_workers(fit), **facts))

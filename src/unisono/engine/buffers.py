@@ -87,6 +87,10 @@ class Buffers:
 
     def load(self, now: int) -> None:
         """Take over the values of one of the arena's copies, the present one from now on."""
+        for tensor, homes in zip(self._tensors, self._homes, strict=True):
+            for module, key in homes:
+                # What a forward pass put in its place is undone, too.
+                module._buffers[key] = tensor
         self._now = now
         if self._shared is not None:
             self._block.copy_(self._shared[now])

@@ -145,6 +145,15 @@ class FitUnderWay:
         """See :class:`Fit`."""
         self._progress.say(self, line)
 
+    def once(self, work: Callable[[], str], purpose: str) -> str:
+        """See :class:`Fit`."""
+        run = self._run
+
+        def act() -> bytes:
+            return run.team.hear_lead(lambda: work().encode(), purpose)
+
+        return run.history.together(purpose, act).decode()
+
     def stop(self, why: str) -> None:
         """See :class:`Fit`."""
         self._run.stop()

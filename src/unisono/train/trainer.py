@@ -258,6 +258,7 @@ class Trainer:
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
         pin_memory: bool = False,
+        model: nn.Module | None = None,
     ) -> dict[str, Any]:
         """Average the loss and its scalars over a dataset, every sample once.
 
@@ -273,6 +274,8 @@ class Trainer:
                 a tuple or a dict by name; by default the model is called with the first part of a
                 pair (inputs, targets), and they get (outputs, targets).
             loader_workers, collate_fn, pin_memory: see :meth:`fit`.
+            model: another model to evaluate (the one with averaged weights, say), the same on
+                every worker; None: the one that is trained.
 
         Returns:
             By name, the mean over all samples (or the true weight); the same on every worker,
@@ -291,7 +294,7 @@ class Trainer:
         def compute() -> bytes:
             with self._computing.under_way():
                 found = evaluate(
-                    run.model,
+                    self._model_or(model),
                     self._loss,
                     dataset,
                     plan,
@@ -316,6 +319,7 @@ class Trainer:
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
         pin_memory: bool = False,
+        model: nn.Module | None = None,
     ) -> Any:
         """Predict for every sample of a dataset; row i belongs to sample i.
 
@@ -331,6 +335,7 @@ class Trainer:
                 memory: it is mapped, and rows are read when they are looked at. Until every row
                 is there its name ends in ``.partial``; a job that is killed as a whole leaves that.
             loader_workers, collate_fn, pin_memory: see :meth:`fit`.
+            model: see :meth:`evaluate`.
 
         Returns:
             What `forward` returns, with ``len(dataset)`` rows: the same bits on every worker and
@@ -353,7 +358,7 @@ class Trainer:
         plan = run.plan(dataset, batch_size, False)
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
         predictor = Predictor(
-            run.model,
+            self._model_or(model),
             self._computing.of(forward),
             dataset,
             plan,
@@ -367,10 +372,14 @@ class Trainer:
         with self._computing.under_way():
             return predictor.once(run.history)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, model: nn.Module | None = None) -> None:
         """Write the weights as safetensors, under the plain model's names; rank 0 writes.
 
         Collective: every rank calls it; when it returns, the file is there.
+
+        Args:
+            path: the file; a reader finds the old one or the whole new one.
+            model: see :meth:`evaluate`.
 
         Raises:
             OSError: the folder does not exist or cannot be written.
@@ -380,7 +389,7 @@ class Trainer:
         def speak() -> bytes:
             nonlocal failure
             try:
-                save_weights(self.run.model, path)
+                save_weights(self._model_or(model), path)
             except OSError as caught:
                 failure = caught
                 return str(caught).encode()
@@ -418,6 +427,15 @@ class Trainer:
         advice = self._passes.advice()
         if advice:
             self.run.say(advice)
+
+    def _model_or(self, model: nn.Module | None) -> nn.Module:
+        if model is None:
+            return self.run.model
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}."
+            )
+        return model
 
     def _keep_states(self) -> None:
         """Have the states of callbacks kept with the run, also of those that came later."""
