@@ -57,9 +57,9 @@ def train_alone(directory):
     return alone[0], train(prepare=torch.compile, compile=False)[0]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # where nothing is in torch's cache and others compile, too
-@pytest.mark.parametrize("workers", [3, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long  # half a minute, or two where nothing is in torch's cache
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("workers", [2, 3])
 def test_the_same_bits_on_one_and_more_workers(tmp_path, workers):
     [alone] = unisono.launch(train_alone, tmp_path, workers=1)
     assert unisono.launch(train_both, workers=workers) == [alone] * workers
