@@ -29,6 +29,9 @@ class TensorBoard(Callback):
     taken up again, TensorBoard is told to forget what comes again. When the worker that writes is
     lost, another writes on, and repeats what may not have come to the disk.
 
+    A step that is written costs the worker that writes 0.2 to 0.6 ms: where steps take a few
+    milliseconds, pass ``every=10``.
+
     Args:
         path: the folder; None: ``tensorboard`` in the run directory.
         every: of how many steps one is written.
