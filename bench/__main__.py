@@ -50,7 +50,7 @@ def main() -> int:
     """Measure, print, write; the exit status is 1 if a side could not be measured."""
     args = parse()
     console = Console(width=None if os.isatty(1) else 130)
-    facts = machine.facts()
+    facts, others = machine.facts(), machine.Others()
     console.print(
         f"{facts['cpu']}, {facts['cores']} cores, torch {facts['torch']}", highlight=False
     )
@@ -74,6 +74,8 @@ def main() -> int:
     print_verdicts(console, verdicts)
     if args.quick:
         console.print("A quick run shows that every side works; its figures mean little.")
+    console.print(str(others), highlight=False, soft_wrap=True)
+    facts["others_cores"] = others.cores()
     path = save(args, facts, repeats, startup_s, kills, costs, verdicts, failures)
     console.print(f"All repeats are in {path}", highlight=False, soft_wrap=True)
     return 1 if failures else 0

@@ -1,8 +1,11 @@
 """Train the classic convolutional network on MNIST, on any number of workers.
 
-    unisono run -n 2 examples/mnist.py --data FOLDER
+    unisono run -n 2 examples/mnist.py --data FOLDER --directory runs/mnist
+    unisono top runs/mnist          # in another terminal
+    unisono report runs/mnist       # afterwards
 
-FOLDER holds the four original files (train-images-idx3-ubyte, …), packed with gzip or not.
+FOLDER holds the four original files (train-images-idx3-ubyte, …), packed with gzip or not;
+`--download` fetches those that are not there.
 """
 
 import argparse
@@ -45,15 +48,18 @@ def loss(model, batch):
 def main():
     parser = argparse.ArgumentParser(description="Train a CNN on MNIST.")
     parser.add_argument("--data", required=True, metavar="FOLDER", help="where the IDX files are")
+    parser.add_argument("--download", action="store_true", help="fetch files that are missing")
+    parser.add_argument("--directory", help="for checkpoints and the event file; runs go on there")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64, help="samples of one optimizer step")
     args = parser.parse_args()
 
     torch.manual_seed(0)
-    train_set, test_set = mnist(args.data), mnist(args.data, train=False)
+    train_set = mnist(args.data, download=args.download)
+    test_set = mnist(args.data, train=False, download=args.download)
     model = Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    trainer = unisono.Trainer(model, optimizer, loss, seed=0)
+    trainer = unisono.Trainer(model, optimizer, loss, seed=0, directory=args.directory)
     trainer.fit(train_set, batch_size=args.batch_size, epochs=args.epochs, validate=test_set)
 
 

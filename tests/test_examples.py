@@ -71,6 +71,19 @@ def test_digits_gives_the_same_digest_on_two_workers_and_learns() -> None:
 
 
 @pytest.mark.slow
+@needs_two_cores
+def test_callbacks_leave_the_same_on_two_workers(tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    alone = run("callbacks.py", "--directory", folders[0])
+    together = run("callbacks.py", "--directory", folders[1], workers=2)
+    assert digest(alone) == digest(together)
+    assert alone.splitlines()[-2:] == together.splitlines()[-2:]
+    for name in ("best.safetensors", "averaged.safetensors", "epochs.csv"):
+        one, two = ((folder / name).read_bytes() for folder in folders)
+        assert one == two, name
+
+
+@pytest.mark.slow
 @needs_mnist
 def test_mnist_runs_on_a_few_real_samples_in_plain_files(tmp_path: Path) -> None:
     write_idx(mnist(MNIST), 500, tmp_path, "train")

@@ -48,7 +48,7 @@ def main() -> int:
     """Measure, print, write; the exit status is 1 if a side could not be measured."""
     args = parse()
     console = Console(width=None if os.isatty(1) else 130)
-    facts = machine.facts()
+    facts, others = machine.facts(), machine.Others()
     console.print(
         f"{facts['cpu']}, {facts['cores']} cores, torch {facts['torch']}", highlight=False
     )
@@ -59,6 +59,8 @@ def main() -> int:
     print_verdicts(console, verdicts)
     if args.quick:
         console.print("A quick run shows that every side works; its figures mean little.")
+    console.print(str(others), highlight=False, soft_wrap=True)
+    facts["others_cores"] = others.cores()
     folder = REPOSITORY / "bench" / "results"
     path = args.json or folder / f"{datetime.now():%Y-%m-%d-%H%M%S}-peers.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,6 +82,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sides", default=",".join(NAMES), help=f"some of {','.join(NAMES)}")
     parser.add_argument("--repeats", type=int, default=3, help="of each side (3; quick: 1)")
     parser.add_argument("--workers", type=int, default=2, help="of each side (2)")
+    parser.add_argument("--steps", type=int, default=TIMED_STEPS, help="under the clock (400)")
     parser.add_argument("--quick", action="store_true", help="few steps, to see that it works")
     parser.add_argument("--data", type=Path, default=DATA, help="folder with mnist/")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where all repeats are written")
@@ -97,9 +100,9 @@ def measure_in_turn(
     console: Console, args: argparse.Namespace
 ) -> tuple[list[Repeat], dict[str, str]]:
     """Measure each side in turn; a side that fails once is left out and reported."""
-    warmup_steps, timed_steps = (
-        (QUICK_STEPS, QUICK_STEPS) if args.quick else (WARMUP_STEPS, TIMED_STEPS)
-    )
+    warmup_steps, timed_steps = WARMUP_STEPS, args.steps
+    if args.quick:
+        warmup_steps = timed_steps = QUICK_STEPS
     num_samples = timed_steps * WORKLOADS[WORKLOAD].batch_size * args.workers
     repeats: list[Repeat] = []
     failures: dict[str, str] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import sys
@@ -259,6 +260,36 @@ def checkpoints(directory: str) -> None:
         click.echo(f"{entry.path.name}  {state}")
     if not entries:
         click.echo(f"no checkpoints in {directory}")
+
+
+@main.command(short_help="Watch a run, live.")
+@click.option("--once", is_flag=True, help="Print how it stands, and end; so in a pipe, too.")
+@click.argument("directory")
+def top(directory: str, once: bool) -> None:
+    """Show the run in DIRECTORY: one line for each worker, until it has ended or Ctrl-C.
+
+    DIRECTORY is what the script passes as `Trainer(..., directory=...)`. Nothing is written there,
+    and the run takes no notice.
+
+    Each line has a worker's step, the phase that takes most of its time and a bar of all six, its
+    time a step without waiting for others, and, where the run is on this machine, the state of
+    its process, its memory and its share of a core. `!` is a worker that the others wait for.
+
+    \b
+    Examples:
+      unisono top runs/mnist           live, twice a second
+      unisono top --once runs/mnist    once, for a script
+    """
+    from rich.console import Console
+
+    from unisono.report.top import show
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every terminal knows every letter
+    try:
+        show(directory, Console(), once=once)
+    except (ValueError, UnisonoError) as error:
+        raise _Refusal(str(error)) from None
 
 
 @main.command(short_help="Draw what happened in a run.")

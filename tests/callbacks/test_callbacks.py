@@ -8,6 +8,8 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import Callback
+from unisono.callbacks.callback import Callbacks
+from unisono.comm.crew import Crew
 
 
 def data(num_samples=12):
@@ -23,8 +25,8 @@ def make(*callbacks, **options):
     torch.manual_seed(4)
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    options = {"shards": 2, **options}
-    return unisono.Trainer(model, optimizer, loss, callbacks=callbacks, **options)
+    options = {"shards": 2, "loss": loss, **options}
+    return unisono.Trainer(model, optimizer, options.pop("loss"), callbacks=callbacks, **options)
 
 
 class Seen(Callback):
@@ -145,7 +147,8 @@ class Counts(Callback):
 
 def count(directory, epochs=6):
     first, second = Counts(), Counts()
-    trainer = make(first, second, directory=directory)
+    trainer = make(first, directory=directory)
+    trainer.callbacks.append(second)
     trainer.fit(data(), batch_size=6, epochs=epochs)
     return first.steps, second.steps, trainer.digest()
 
@@ -160,6 +163,28 @@ def test_a_callback_with_a_state_goes_on_where_the_run_does(tmp_path):
     assert kept == {"Counts": {"steps": 12}, "Counts 2": {"steps": 12}}
 
 
+def test_a_callback_that_comes_between_calls_is_kept_too(tmp_path):
+    count(tmp_path, epochs=2)
+    late = Counts()
+    trainer = make(directory=tmp_path)
+    trainer.fit(data(), batch_size=6, epochs=2)
+    trainer.callbacks.append(late)
+    trainer.fit(data(), batch_size=6, epochs=4)
+    again = make(directory=tmp_path)
+    again.callbacks.append(Counts())
+    again.fit(data(), batch_size=6, epochs=6)
+    assert (late.steps, again.callbacks[0].steps) == (8, 12)
+
+
+def test_callbacks_of_one_name_are_told_apart_by_numbers():
+    class Named(Callback):
+        name = "best so far"
+
+    assert Callbacks([Named(), Counts(), Named(), Counts()]).names == [
+        "best so far", "Counts", "best so far 2", "Counts 2",
+    ]  # fmt: skip
+
+
 class Tells(Callback):
     def __init__(self):
         self.told = []
@@ -172,6 +197,25 @@ class Tells(Callback):
 
     def on_went_back(self, fit, from_step):
         self.told.append(("back", from_step > fit.step))
+
+
+def test_a_loss_is_told_though_its_replacement_is_there_before_the_next_step():
+    told = Tells()
+
+    class Joins(Callback):
+        def on_step_end(self, fit, step):
+            if step.number == 2:
+                trainer.run.team.crew = Crew((0,), lead=0, generation=2)
+
+    def losing(model, batch):
+        if trainer.run.position.step == 2:
+            trainer.run.team.crew = Crew((0,), lead=0, generation=1, why="somebody was lost")
+        return loss(model, batch)
+
+    trainer = make(told, Joins(), loss=losing)
+    trainer.fit(data(), batch_size=6, epochs=2)
+    changes = [("workers", (0,), (0,), why) for why in ("somebody was lost", "")]
+    assert told.told == [("begin", 0), *changes]
 
 
 def tell(directory):

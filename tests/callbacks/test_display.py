@@ -204,6 +204,19 @@ def test_one_that_never_led_has_no_display_to_stop():
     assert made == []
 
 
+def test_what_is_said_outside_of_a_run_is_a_line_and_no_more():
+    team = Team(1)
+    (relay,) = team.relays
+    relay.say("going on from a checkpoint")
+    relay.stop()
+    assert team.seen == [["going on from a checkpoint"]]
+    relay.start(0, 1)
+    relay.stop()
+    relay.say("over")
+    relay.stop()
+    assert team.seen[0][1:] == ["start 0/1", "stop", "over"]
+
+
 def test_a_bar_needs_a_terminal_that_can_redraw():
     assert isinstance(display(console(force_terminal=True)), Bar)
     assert isinstance(display(console()), Lines)

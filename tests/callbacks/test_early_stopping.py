@@ -74,7 +74,8 @@ def train(epochs=40, rule=RULE, **options):
     torch.manual_seed(4)
     model = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    rules = [EarlyStopping(**rule)] if rule else []
+    rule = EarlyStopping(**rule) if isinstance(rule, dict) else rule
+    rules = [rule] if rule else []
     trainer = unisono.Trainer(model, optimizer, loss, shards=3, callbacks=rules, **options)
     trainer.fit(data(40), batch_size=10, epochs=epochs, validate=data(31))
     return trainer.run.position.epoch, trainer.digest()
@@ -113,6 +114,19 @@ def test_another_rule_begins_anew():
     assert fit.judge(same, means)
     assert not fit.judge(other, means)
     assert fit.judge(other, means)
+
+
+def test_another_run_with_the_same_object_begins_anew():
+    rule = EarlyStopping(**RULE)
+    assert train(rule=rule) == train(rule=rule)
+
+
+def test_a_run_that_goes_back_to_its_beginning_knows_nothing_of_another_one():
+    rule, fit = EarlyStopping(1), Fit()
+    fit.step = 0
+    rule.load_state_dict({**rule.state_dict(), "best": 0.5})
+    rule.on_went_back(fit, 3)
+    assert not fit.judge(rule, {"loss": 1.0})
 
 
 def test_a_run_that_was_stopped_goes_on_where_it_is_told_to(tmp_path, capsys):

@@ -1,8 +1,11 @@
 """The event file holds what happened, each step once, whatever becomes of the workers."""
 
+import functools
 import json
 import math
 import os
+import signal
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import EventLog, Times
-from unisono.callbacks.event_log import columns, encode, place_of
+from unisono.callbacks.event_log import encode, place_of, step_line
 from unisono.callbacks.journal import Journal
 
 PHASES = [name for name in Times._fields if name != "begun_s"]
@@ -32,8 +35,9 @@ def loss(model, batch):
 def make(directory, **options):
     torch.manual_seed(4)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     options = {"shards": 3, "directory": directory, **options}
+    optimizer = options.pop("optimizer", functools.partial(torch.optim.AdamW, lr=0.05))
+    optimizer = optimizer(model.parameters())
     return unisono.Trainer(model, optimizer, options.pop("loss", loss), **options)
 
 
@@ -98,6 +102,18 @@ def test_a_path_of_its_own(tmp_path):
     assert len(events(tmp_path / "a folder", "step", name="mine.jsonl")) == 12
 
 
+def test_a_program_that_goes_to_another_folder_finds_its_files_again(tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for epochs in (1, 3):
+        monkeypatch.chdir(tmp_path)
+        trainer = make("a run", callbacks=[EventLog("mine.jsonl")])
+        monkeypatch.chdir(elsewhere)
+        assert trainer.fit(data(), batch_size=10, epochs=epochs).steps == 4 * (epochs - epochs // 3)
+    assert list(elsewhere.iterdir()) == []
+    assert len(events(tmp_path, "step", name="mine.jsonl")) == 12
+
+
 def test_calls_that_go_on_add_to_the_file(tmp_path):
     trainer = make(tmp_path)
     for epochs in (1, 1, 3):  # the second has nothing to do
@@ -158,10 +174,24 @@ def test_numbers_that_json_does_not_have_are_words():
     }
 
 
-def test_times_stand_by_phase_and_a_lost_worker_has_none():
+@pytest.mark.parametrize("more", [{}, {"is_skipped": True}])
+def test_times_stand_by_phase_and_a_lost_worker_has_none(more):
     rows = [Times(1234.5, 0.1, 0.2, 0.3, 1e-7, 0.0, 2.25e-6), None]
-    line = json.loads(encode("step", step=7)[:-2] + columns(rows))
-    assert line["step"] == 7
+    facts = {
+        "time_unix_s": 1.7e9,
+        "step": 7,
+        "epoch": 0,
+        "num_samples": 3,
+        "seconds": 0.25,
+        "means": {"loss": math.nan, 'a "b"\n': 1e-9, "c": -math.inf},
+        "learning_rates": [0.1, 1e-30],
+        "gradient_norm": None,
+        "ranks": (0, 2),
+        **more,
+    }
+    text = step_line(facts, rows)
+    assert text.startswith(encode("step", **facts)[:-2])
+    line = json.loads(text)
     assert [line[name] for name in Times._fields] == [
         [seconds, None] for seconds in (1234.5, 0.1, 0.2, 0.3, 0.0, 0.0, 0.000002)
     ]
@@ -193,6 +223,55 @@ def test_learning_rates_that_are_tensors_are_numbers(tmp_path):
     assert log._pending[1]["learning_rates"] == [0.5]
 
 
+class WithoutRate(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"pace": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter -= group["pace"] * parameter.grad
+
+
+def test_an_optimizer_without_learning_rates_has_none(tmp_path):
+    trainer = make(tmp_path, optimizer=WithoutRate)
+    trainer.fit(data(), batch_size=10, epochs=1)
+    assert [step["learning_rates"] for step in events(tmp_path, "step")] == [[]] * 4
+
+
+class Interrupts(unisono.callbacks.Callback):
+    def __init__(self, pid):
+        self._pid = pid
+
+    def on_step_end(self, fit, step):
+        if step.number == 5 and fit.is_lead:
+            os.kill(self._pid, signal.SIGINT)
+
+
+def train_until_interrupted(directory, pid):
+    train(directory, epochs=10_000, callbacks=[Interrupts(pid)])
+
+
+@pytest.mark.slow
+def test_a_run_that_is_interrupted_leaves_no_gap(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        unisono.launch(train_until_interrupted, tmp_path, os.getpid(), workers=2)
+    (folder,) = (tmp_path / "checkpoints").iterdir()
+    kept = int(folder.name.removeprefix("step-"))
+    assert numbers(tmp_path) == list(range(kept))
+    assert None not in events(tmp_path, "step")[-1]["updating_s"]
+
+
+@pytest.mark.slow
+def test_who_replaces_the_only_worker_goes_on_in_its_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=0,at=update")
+    unisono.launch(train, tmp_path, workers=1)
+    assert numbers(tmp_path) == list(range(12))
+    assert [event["step"] for event in events(tmp_path, "start")] == [0, 0]
+    assert not (tmp_path / "events-1.jsonl").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fault", ["", "kill:rank=0,step=7,at=update", "kill:rank=1,step=7", "kill:rank=0,step=6"]
@@ -202,6 +281,7 @@ def test_workers_that_are_lost_leave_each_step_once(tmp_path, monkeypatch, fault
     monkeypatch.setenv("UNISONO_FAULTS", fault)
     (tmp_path / "both").mkdir()
     assert unisono.launch(train, tmp_path / "both", workers=2) == [alone] * 2
+    assert events(tmp_path / "both", "start")[0]["command"] == ["python", *sys.argv]
     assert numbers(tmp_path / "both") == list(range(12))
     assert len(events(tmp_path / "both", "evaluation")) == 3
     assert len(events(tmp_path / "both", "end")) == 1
@@ -217,3 +297,31 @@ def test_workers_that_are_lost_leave_each_step_once(tmp_path, monkeypatch, fault
         assert changes == []
     means = [step["means"] for step in steps]
     assert means == [step["means"] for step in events(tmp_path / "alone", "step")]
+
+
+class Crew:
+    """What the log sees of a run on workers 0 and 1, of which 1 has just come."""
+
+    directory = None
+    step, epoch, end_step, facts = 3, 0, 9, {}
+    rank, ranks, is_lead = 0, (0, 1), True
+    optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}])
+
+    def pid(self, rank):
+        return None
+
+    def times(self, rank, step):
+        return None
+
+    def say(self, line):
+        raise AssertionError(line)
+
+
+def test_a_step_is_written_before_somebody_joins_who_knows_nothing_of_it(tmp_path):
+    log, fit = EventLog(tmp_path / "events.jsonl"), Crew()
+    log.on_begin(fit)
+    facts = {"epoch": 0, "num_samples": 8, "means": {}, "gradient_norm": None, "is_skipped": False}
+    log.on_step_end(fit, SimpleNamespace(number=3, **facts))
+    log.on_workers_changed(fit, (0,), "worker 1 has joined")
+    assert numbers(tmp_path) == [3]
+    log.on_error(fit, RuntimeError())

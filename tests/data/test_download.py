@@ -91,11 +91,20 @@ def test_what_is_there_packed_or_not_is_left_alone(tmp_path: Path, server: Serve
     assert (tmp_path / "labels").read_bytes() == b"mine"
 
 
+def test_a_file_of_another_data_set_is_refused_and_left_alone(
+    tmp_path: Path, server: Server
+) -> None:
+    (tmp_path / "labels.gz").write_bytes(b"of Fashion-MNIST, say")
+    with pytest.raises(DownloadError, match=r"labels.gz must have the checksum md5:.* delete it"):
+        fetch(tmp_path, server)
+    assert contents(tmp_path)["labels.gz"] == b"of Fashion-MNIST, say"
+
+
 def test_a_folder_that_has_all_needs_no_network_no_lock_and_no_pooch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in FILES:
-        (tmp_path / name).touch()
+        (tmp_path / name).write_bytes(FILES[name])
     monkeypatch.setitem(sys.modules, "pooch", None)
     fetch_missing(tmp_path, CHECKSUMS, ["http://127.0.0.1:9/"])
     assert ".download.lock" not in os.listdir(tmp_path)

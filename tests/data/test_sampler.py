@@ -286,11 +286,16 @@ def train_cases():
     return digests, ""
 
 
+@pytest.fixture(scope="module")
+def alone():
+    digests, _ = train_cases()
+    assert digests[0] == digests[1] != digests[2]
+    return digests
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3])
-def test_digest_is_the_same_on_any_number_of_workers_with_a_sampler(workers):
-    alone, _ = train_cases()
-    assert alone[0] == alone[1] != alone[2]
+def test_digest_is_the_same_on_any_number_of_workers_with_a_sampler(alone, workers):
     (first, said), *others = unisono.launch(train_cases, workers=workers)
     assert first == alone
     assert others == [(alone, said)] * (workers - 1)

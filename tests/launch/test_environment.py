@@ -55,8 +55,12 @@ def test_without_a_network_there_is_no_port() -> None:
 
 
 def test_checks_are_turned_on_where_the_user_has_not_said_how() -> None:
-    assert launch_environment({"A": "b"}) == {"A": "b"}
-    variables = launch_environment({"TORCH_SHOW_CPP_STACKTRACES": "0"}, debug=True)
+    command = ["unisono", "run", "a file.py"]
+    assert launch_environment({"A": "b", "UNISONO_COMMAND": "an outer one"}, command) == {
+        "A": "b",
+        "UNISONO_COMMAND": "unisono run 'a file.py'",
+    }
+    variables = launch_environment({"TORCH_SHOW_CPP_STACKTRACES": "0"}, [], debug=True)
     assert variables["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
     assert variables["PYTHONFAULTHANDLER"] == "1"
     assert variables["TORCH_SHOW_CPP_STACKTRACES"] == "0"
@@ -69,7 +73,7 @@ def test_gpus_are_numbered_as_nvidia_smi_does_unless_the_user_has_said_how() -> 
         "CUDA_VISIBLE_DEVICES": "0,3",
     }
     assert with_gpus({"CUDA_DEVICE_ORDER": "x"}, ("0",))["CUDA_DEVICE_ORDER"] == "x"
-    assert launch_environment({}, ("GPU-1f",))["CUDA_VISIBLE_DEVICES"] == "GPU-1f"
+    assert launch_environment({}, [], ("GPU-1f",))["CUDA_VISIBLE_DEVICES"] == "GPU-1f"
 
 
 @pytest.mark.parametrize(

@@ -109,3 +109,11 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         events_file(tmp_path / "none")
     (tmp_path / "events.jsonl").touch()
     assert events_file(tmp_path) == tmp_path / "events.jsonl"
+
+
+def test_steps_that_are_old_news_are_passed_over(path):
+    old, new = b'{"event":"step","step":%d,"time_unix_s":1}\n', line(7)
+    path.write_bytes(old % 0 + line(1) + old % 2 + old % 3 + new)
+    assert steps(EventReader(path, recent_bytes=len(new) + 1)) == [1, 3, 7]
+    assert steps(EventReader(path, recent_bytes=0)) == [1, 7]
+    assert steps(EventReader(path)) == [0, 1, 2, 3, 7]

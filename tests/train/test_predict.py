@@ -65,7 +65,7 @@ def predict_in_a_worker(path=None):
 
 
 @pytest.mark.slow
-def test_the_same_bits_on_one_two_and_three_workers(tmp_path):
+def test_the_same_bits_on_one_to_four_workers(tmp_path):
     alone = predict_in_a_worker()
     for workers in (2, 3):
         path = tmp_path / f"with a space {workers}.safetensors"
@@ -73,6 +73,8 @@ def test_the_same_bits_on_one_two_and_three_workers(tmp_path):
             for rows in unisono.launch(predict_in_a_worker, given, workers=workers):
                 assert torch.equal(rows, alone)
         assert torch.equal(load_file(path)["logits"], alone)
+    for rows in unisono.launch(predict_in_a_worker, workers=4):
+        assert torch.equal(rows, alone)
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "with a space 2.safetensors",
         "with a space 3.safetensors",

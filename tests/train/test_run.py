@@ -186,7 +186,11 @@ class Endless(IterableDataset):
         ({"batch_size": 4, "epochs": None}, ValueError, "`epochs` or `steps` must say"),
         ({"batch_size": 4, "epochs": -1}, ValueError, "`epochs` must be at least 0, but is -1"),
         ({"batch_size": 4, "dataset": TensorDataset(torch.zeros(0, 4))}, ValueError, "is empty"),
-        ({"batch_size": 4, "dataset": Endless()}, TypeError, "Endless is an IterableDataset"),
+        (
+            {"batch_size": 4, "dataset": Endless()},
+            TypeError,
+            "Endless is an IterableDataset w",
+        ),
         ({"batch_size": 4, "dataset": 7}, TypeError, "`__getitem__` and `__len__`, but int"),
     ],
 )

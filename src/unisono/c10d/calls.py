@@ -98,24 +98,16 @@ def encode(
         shape: of the tensor, where it is the same on every rank, in place of `sizes`; of a vector
             `numel` says enough.
     """
-    if kind in _WITH_SHAPES and len(shape) > 1:
-        return _FORM.pack(
-            KINDS.index(kind),
-            dtype_code(dtype),
-            REDUCTIONS.index(reduction) if reduction else NO_REDUCTION,
-            root,
-            numel,
-            len(shape),
-            _packed(shape),
-        )
+    has_shape = kind in _WITH_SHAPES and len(shape) > 1
+    count, code = (len(shape), _packed(shape)) if has_shape else (len(sizes), _fingerprint(sizes))
     return _FORM.pack(
         KINDS.index(kind),
         dtype_code(dtype),
         REDUCTIONS.index(reduction) if reduction else NO_REDUCTION,
         root,
         numel,
-        len(sizes),
-        _fingerprint(sizes),
+        count,
+        code,
     )
 
 

@@ -6,29 +6,50 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from unisono.callbacks.best_checkpoint import BestCheckpoint
     from unisono.callbacks.callback import Callback, DoneStep, Fit, Times
+    from unisono.callbacks.csv_log import CSVLog
     from unisono.callbacks.early_stopping import EarlyStopping
+    from unisono.callbacks.ema import EMA
     from unisono.callbacks.event_log import EventLog
+    from unisono.callbacks.garbage_collection import GarbageCollection
+    from unisono.callbacks.learning_rate_monitor import LearningRateMonitor
     from unisono.callbacks.progress import Progress
+    from unisono.callbacks.tensorboard import TensorBoard
+    from unisono.callbacks.throughput import Throughput
 
 # Loaded when they are first used: the launcher draws in notebooks, but has no need of torch.
 _HOMES = {
+    "BestCheckpoint": "best_checkpoint",
+    "CSVLog": "csv_log",
     "Callback": "callback",
     "DoneStep": "callback",
+    "EMA": "ema",
     "EarlyStopping": "early_stopping",
     "EventLog": "event_log",
     "Fit": "callback",
+    "GarbageCollection": "garbage_collection",
+    "LearningRateMonitor": "learning_rate_monitor",
     "Progress": "progress",
+    "TensorBoard": "tensorboard",
+    "Throughput": "throughput",
     "Times": "callback",
 }
 
 __all__ = [
+    "EMA",
+    "BestCheckpoint",
+    "CSVLog",
     "Callback",
     "DoneStep",
     "EarlyStopping",
     "EventLog",
     "Fit",
+    "GarbageCollection",
+    "LearningRateMonitor",
     "Progress",
+    "TensorBoard",
+    "Throughput",
     "Times",
 ]
 

@@ -3,7 +3,7 @@
 ::
 
     on_begin ─► ┌ on_step_begin ─ step ─ on_step_end ─ on_validation ─ on_epoch_end ┐ ─► on_end
-                └ on_workers_changed, on_went_back, on_checkpoint ◄─────────────────┘
+                └ on_workers_changed, on_went_back, on_checkpoint, on_pause ◄───────┘
                                 anything raised ─► on_error
 
 Every method runs on every worker, at the same places of the run, so a callback may decide something
@@ -13,7 +13,8 @@ line) happens where ``fit.is_lead``. Who that is may change when a worker is los
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -117,6 +118,10 @@ class Fit(Protocol):
         """Whether no worker that is there has a lower rank; that one draws on the terminal."""
 
     @property
+    def has_joined(self) -> bool:
+        """Whether this worker came later than the others, in the place of one that was lost."""
+
+    @property
     def facts(self) -> Mapping[str, Any]:
         """What the run is, as JSON: identity, versions, machine, command, sizes."""
 
@@ -130,7 +135,23 @@ class Fit(Protocol):
         """
 
     def say(self, line: str) -> None:
-        """Show one line to the user, without disturbing the progress bar."""
+        """Show one line to the user, without disturbing the progress bar.
+
+        Every worker may; the line is shown by the one for which ``is_first`` holds.
+        """
+
+    def once(self, work: Callable[[], str], purpose: str) -> str:
+        """Have the lead do something; if it is lost meanwhile, the next lead does it.
+
+        Collective: every rank calls it, at the same moment.
+
+        Args:
+            work: does it, and says in words what came of it; it must not raise.
+            purpose: what it is, in at most 24 letters.
+
+        Returns:
+            What `work` said, on every worker, once it is done.
+        """
 
     def stop(self, why: str) -> None:
         """End the run after the step under way. Collective: every rank calls it, at the same step.
@@ -172,7 +193,7 @@ class Callback:
         A step that comes again, because the run went back, has this again.
         """
 
-    def on_validation(self, fit: Fit, means: Mapping[str, float], seconds: float) -> None:
+    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """After each validation, which took some seconds; all workers have the same means.
 
         The last one may come when ``fit.has_ended``. A run with other totals would not have it, so
@@ -186,6 +207,12 @@ class Callback:
         """After a checkpoint of the run after `step` steps was asked for; it may still be written.
 
         Not on a worker that joins just there.
+        """
+
+    def on_pause(self, fit: Fit) -> None:
+        """Before all workers stand still between two steps, for another to join or for the end.
+
+        After Ctrl-C nothing else follows: what is to be in a file has to be there now.
         """
 
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
@@ -234,10 +261,11 @@ class Callbacks:
     @property
     def names(self) -> list[str]:
         """What they are called; the second of a name has a number behind it."""
+        seen: Counter[str] = Counter()
         names: list[str] = []
-        for callback in self._callbacks:
-            others = sum(name.split(" ")[0] == callback.name for name in names)
-            names.append(f"{callback.name} {others + 1}" if others else callback.name)
+        for name in [callback.name for callback in self._callbacks]:
+            seen[name] += 1
+            names.append(name if seen[name] == 1 else f"{name} {seen[name]}")
         return names
 
     def call(self, moment: str, fit: Fit, *arguments: Any) -> None:

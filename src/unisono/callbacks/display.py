@@ -75,6 +75,7 @@ class Relay:
         self._is_mine = is_mine
         self._make = make
         self._display: Display | None = None
+        self._is_under_way = False
         self._done = self._total = 0
 
     def start(self, done: int, total: int) -> None:
@@ -82,6 +83,7 @@ class Relay:
         self.stop()
         self._display = None
         self._done, self._total = done, total
+        self._is_under_way = True
         self._now()
 
     def step(self, epoch: int, loss: float, num_samples: int) -> None:
@@ -92,8 +94,7 @@ class Relay:
     def at(self, done: int) -> None:
         """Take notice of how far the run is: a replacement does not see its beginning."""
         if done != self._done:
-            self.stop()
-            self._display = None
+            self._drop()
         self._done = done
 
     def say(self, line: str) -> None:
@@ -102,17 +103,25 @@ class Relay:
 
     def stop(self) -> None:
         """See :class:`Display`."""
-        if self._display is not None:
+        if self._display is not None and self._is_under_way:
             self._display.stop()
+        self._is_under_way = False
+
+    def _drop(self) -> None:
+        """Let another display begin, here or elsewhere."""
+        if self._display is not None and self._is_under_way:
+            self._display.stop()
+        self._display = None
 
     def _now(self) -> Display:
         if not self._is_mine():
-            self.stop()
-            self._display = None
+            self._drop()
             return Silence()
         if self._display is None:
             self._display = self._make()
-            self._display.start(self._done, self._total)
+            # What is said before the run begins, or after it, is a line and no more.
+            if self._is_under_way:
+                self._display.start(self._done, self._total)
         return self._display
 
 

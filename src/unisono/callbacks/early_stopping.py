@@ -31,18 +31,19 @@ def check_better(better: str) -> None:
         raise ValueError(f"`better` must be one of {BETTER}, but is {better!r}.")
 
 
-def monitored(means: Mapping[str, float], name: str) -> float:
+def monitored(means: Mapping[str, Any], name: str) -> float:
     """Look a mean up.
 
     Raises:
         ValueError: there is no such mean.
     """
-    if name not in means:
+    numbers = sorted(other for other, value in means.items() if not isinstance(value, list))
+    if name not in numbers:
         raise ValueError(
-            f"`monitor` must be one of the means that the loss function gives, {sorted(means)}, "
-            f"but is {name!r}."
+            f"`monitor` must be one of the means that the loss function gives, or a metric that is "
+            f"one number, {numbers}, but is {name!r}."
         )
-    return means[name]
+    return float(means[name])
 
 
 class EarlyStopping(Callback):
@@ -81,7 +82,16 @@ class EarlyStopping(Callback):
         self._best: float | None = None
         self._waited = 0
 
-    def on_validation(self, fit: Fit, means: Mapping[str, float], seconds: float) -> None:
+    def on_begin(self, fit: Fit) -> None:
+        """Forget what an earlier run has found, if there was one."""
+        if fit.step == 0:
+            self._best, self._waited = None, 0
+
+    def on_went_back(self, fit: Fit, from_step: int) -> None:
+        """Forget it again: the run's first snapshot is older."""
+        self.on_begin(fit)
+
+    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Judge a validation, and stop if patience is at its end."""
         if fit.has_ended:
             return

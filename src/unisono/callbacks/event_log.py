@@ -39,9 +39,13 @@ _FRACTIONS = {"step": 0.0, "evaluation": 0.25, "checkpoint": 0.5, "end": 0.75}
 
 _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=str)
 _JSON_OF_WORDS = json.JSONEncoder(separators=(",", ":"), default=str)
-# Most of a file are the times of steps: they are written without asking what each number is.
+# Most of a file are steps: their lines are written without asking what each value is.
+_STEP = (
+    '{"event":"step","time_unix_s":%r,"step":%d,"epoch":%d,"num_samples":%d,"seconds":%r,'
+    '"means":{%s},"learning_rates":[%s],"gradient_norm":%s,"ranks":[%s]%s'
+)
 _ROW = "%.6f " * len(Times._fields)
-_COLUMNS = "".join(f',"{name}":[%s]' for name in Times._fields) + "}\n"
+_STEP += "".join(f',"{name}":[%s]' for name in Times._fields) + "}\n"
 
 
 class EventLog(Callback):
@@ -55,7 +59,7 @@ class EventLog(Callback):
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self._given = None if path is None else Path(path)
+        self._given = None if path is None else Path(path).absolute()
         self._journal: Journal | None = None
         self._pending: tuple[int, dict[str, Any]] | None = None
         self._ended_at_s = 0.0
@@ -68,7 +72,7 @@ class EventLog(Callback):
         self._journal = Journal(path, place_of, fit.say)
         self._pending = None
         if fit.is_lead:
-            if fit.step == 0:
+            if fit.step == 0 and not fit.has_joined:
                 self._journal.set_aside()
             self._journal.cut(fit.step, writes=True)
             self._journal.note(encode("start", format=FORMAT, **_start(fit)))
@@ -88,7 +92,7 @@ class EventLog(Callback):
             "num_samples": step.num_samples,
             "seconds": seconds,
             "means": dict(step.means),
-            "learning_rates": [float(group["lr"]) for group in _groups(fit)],
+            "learning_rates": [float(group["lr"]) for group in _groups(fit) if "lr" in group],
             "gradient_norm": step.gradient_norm,
             "ranks": fit.ranks,
         }
@@ -96,7 +100,7 @@ class EventLog(Callback):
             facts["is_skipped"] = True
         self._pending = step.number, facts
 
-    def on_validation(self, fit: Fit, means: Mapping[str, float], seconds: float) -> None:
+    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Write what a validation found."""
         facts = {"step": fit.step, "epoch": fit.epoch, "seconds": seconds, "means": dict(means)}
         self._add(fit, "evaluation", fit.step, facts)
@@ -105,11 +109,18 @@ class EventLog(Callback):
         """Write that a checkpoint was asked for."""
         self._add(fit, "checkpoint", step, {"step": step})
 
+    def on_pause(self, fit: Fit) -> None:
+        """Write the newest step, as the job may end here and go on from a checkpoint of here."""
+        self._write_pending(fit)
+
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
         """Write who computes now."""
+        lost = [rank for rank in before if rank not in fit.ranks]
+        joined = [rank for rank in fit.ranks if rank not in before]
+        if joined:
+            # All have met since the newest step, of which those who join know nothing.
+            self._write_pending(fit)
         if self._journal is not None and fit.is_lead:
-            lost = [rank for rank in before if rank not in fit.ranks]
-            joined = [rank for rank in fit.ranks if rank not in before]
             facts = {"lost": lost, "joined": joined, "why": why.split("; ") if why else []}
             self._journal.take_over()
             self._journal.note(encode("workers", step=fit.step, **_workers(fit), **facts))
@@ -166,7 +177,7 @@ class EventLog(Callback):
 
         def make() -> bytes:
             rows = [fit.times(rank, number) for rank in facts["ranks"]]
-            return encode("step", **facts)[:-2] + columns(rows)
+            return step_line(facts, rows)
 
         self._journal.add(number, make, writes=fit.is_lead)
 
@@ -186,10 +197,29 @@ def encode(event: str, **facts: Any) -> bytes:
     return text.encode() + b"\n"
 
 
-def columns(rows: Sequence[Times | None]) -> bytes:
-    """Write the rest of a step's line: where each worker's time went, by phase."""
+def step_line(facts: Mapping[str, Any], rows: Sequence[Times | None]) -> bytes:
+    """Write the line of a step: what is known of it, and each worker's times, by phase."""
     texts = [["null"] * len(Times._fields) if row is None else (_ROW % row).split() for row in rows]
-    return (_COLUMNS % tuple(map(",".join, zip(*texts, strict=True)))).encode()
+    line = _STEP % (
+        facts["time_unix_s"],
+        facts["step"],
+        facts["epoch"],
+        facts["num_samples"],
+        facts["seconds"],
+        ",".join([f"{_JSON.encode(name)}:{_number(x)}" for name, x in facts["means"].items()]),
+        ",".join(map(_number, facts["learning_rates"])),
+        _number(facts["gradient_norm"]),
+        ",".join(map(str, facts["ranks"])),
+        ',"is_skipped":true' if "is_skipped" in facts else "",
+        *map(",".join, zip(*texts, strict=True)),
+    )
+    return line.encode()
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "null"
+    return repr(value) if math.isfinite(value) else f'"{value}"'
 
 
 def place_of(line: bytes) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Summary:
     workers: int
     digest: str
     means: Mapping[str, float]
-    validation: Mapping[str, float] | None
+    validation: Mapping[str, Any] | None
 
     @property
     def samples_per_second(self) -> float:
@@ -45,6 +46,7 @@ class Summary:
         )
 
 
-def told(means: Mapping[str, float]) -> str:
-    """Write scalars for a person, ``loss 0.1234, accuracy 0.9876``."""
-    return ", ".join(f"{name} {value:.4f}" for name, value in means.items())
+def told(means: Mapping[str, Any]) -> str:
+    """Write scalars for a person, ``loss 0.1234, accuracy 0.9876``; lists would fill the screen."""
+    scalars = {name: value for name, value in means.items() if not isinstance(value, list)}
+    return ", ".join(f"{name} {value:.4f}" for name, value in scalars.items())

@@ -202,18 +202,19 @@ class Team:
         if control is None:
             return {self.world.rank: message}
         heard: dict[int, bytes] = {}
-        speaking = dict.fromkeys(self.crew.ranks, b"")
+        speaking: dict[int, list[bytes]] = {rank: [] for rank in self.crew.ranks}
+        rest = memoryview(message)
         while speaking:
-            chunk, message = message[:_CHUNK_BYTES], message[_CHUNK_BYTES:]
-            control.post(self.world.rank, (_MORE if message else _LAST) + chunk)
+            chunk, rest = rest[:_CHUNK_BYTES], rest[_CHUNK_BYTES:]
+            control.post(self.world.rank, (_MORE if rest else _LAST) + chunk)
             self.meet(purpose)
             # Who was lost before it came has not posted this, and nobody believes what it posted.
             speaking = {rank: sofar for rank, sofar in speaking.items() if rank in self.crew.ranks}
             for rank in list(speaking):
                 post = control.posted(rank)
-                speaking[rank] += post[1:]
+                speaking[rank].append(post[1:])
                 if post[:1] == _LAST:
-                    heard[rank] = speaking.pop(rank)
+                    heard[rank] = b"".join(speaking.pop(rank))
             self.meet(purpose)
         return dict(sorted(heard.items()))
 

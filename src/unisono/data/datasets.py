@@ -75,8 +75,8 @@ def mnist(
     Args:
         folder: where the files lie under their usual names, with or without ``.gz``.
         train: the 60,000 samples to train on, else the 10,000 to test with.
-        download: fetch what is missing, which needs ``unisono[download]``. What is there is read
-            as it is. When several workers call it at once, one of them fetches.
+        download: fetch what is missing, which needs ``unisono[download]``; packed files that are
+            there must be MNIST's own. When several workers call it at once, one of them fetches.
         mirrors: addresses of folders to download from instead of the usual, tried in turn.
 
     Returns:

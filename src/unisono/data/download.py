@@ -15,6 +15,7 @@ bytes, compared with a checksum that was known before, and never unpickled.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import time
@@ -54,17 +55,18 @@ def fetch_missing(
     Raises:
         ValueError: there are no mirrors.
         ModuleNotFoundError: something is missing, and so is pooch.
-        DownloadError: no mirror gives a file with its checksum, or the folder cannot be written.
+        DownloadError: no mirror gives a file with its checksum, or the folder cannot be written,
+            or has a file with another.
     """
     if not mirrors:
         raise ValueError("`mirrors` must name one address at least, but is empty: leave it out.")
-    if all(_is_there(folder, name) for name in checksums):
+    if all(_is_there(folder, name, checksum) for name, checksum in checksums.items()):
         return
     _check_installed(folder, checksums)
     try:
         with _locked(folder) as growing:
             for name, checksum in checksums.items():
-                if not _is_there(folder, name):
+                if not _is_there(folder, name, checksum):
                     _download(name, checksum, mirrors, growing, timeout_s, pause_s)
                     _publish(growing / name, folder / name)
     except DownloadError:
@@ -76,8 +78,21 @@ def fetch_missing(
         ) from error
 
 
-def _is_there(folder: Path, name: str) -> bool:
-    return (folder / name).is_file() or (folder / name.removesuffix(".gz")).is_file()
+def _is_there(folder: Path, name: str, checksum: str) -> bool:
+    """Look for a file, unpacked or else packed; what is packed must be what it is taken for."""
+    if (folder / name.removesuffix(".gz")).is_file():
+        return True
+    path = folder / name
+    if not path.is_file():
+        return False
+    kind, _, digits = checksum.partition(":")
+    found = hashlib.new(kind, path.read_bytes(), usedforsecurity=False).hexdigest()
+    if found != digits:
+        raise DownloadError(
+            f"{path} must have the checksum {checksum}, but has {found}, so it is damaged or of "
+            f"another data set: delete it, or pass another folder."
+        )
+    return True
 
 
 def _check_installed(folder: Path, names: Mapping[str, str]) -> None:

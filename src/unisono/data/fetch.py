@@ -19,19 +19,17 @@ as the number of threads may change bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import Subset, TensorDataset
 
-from unisono.engine.randomness import seed_generators
+from unisono.data.collating import Collate, Collator, listed, said
+from unisono.data.length import is_stream, length_of
+from unisono.data.stream import StreamReader
 from unisono.engine.threads import num_threads
 from unisono.errors import LoadingError
-from unisono.plan.seeds import seed_of
-
-Collate = Callable[[list[Any]], Any]
-_NAMED_AT_MOST = 8
 
 
 class Fetch(Protocol):
@@ -47,37 +45,28 @@ class Fetch(Protocol):
         """
 
 
-def length_of(dataset: Any) -> int:
-    """Count a dataset's samples.
-
-    Raises:
-        TypeError: it has no length or no indices, so no sample plan can be made for it.
-    """
-    kind = type(dataset).__name__
-    if isinstance(dataset, IterableDataset):
-        raise TypeError(
-            f"the dataset must be map-style, with `__getitem__` and `__len__`, but {kind} is an "
-            f"IterableDataset, whose samples have no numbers: read it into a list, or give it both."
-        )
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise TypeError(
-            f"the dataset must have `__getitem__` and `__len__`, but {kind} does not: pass a "
-            f"map-style torch Dataset, a TensorDataset or a list of samples (not a DataLoader)."
-        )
-    return len(dataset)
-
-
 def fetcher(
-    dataset: Any, *, seed: int = 0, stream: str = "train", collate_fn: Collate | None = None
+    dataset: Any,
+    *,
+    seed: int = 0,
+    stream: str = "train",
+    collate_fn: Collate | None = None,
+    batch_size: int = 1,
+    shards: int = 1,
 ) -> Fetch:
     """Make the function that reads batches.
 
     Args:
-        dataset: map-style.
+        dataset: map-style, or a stream with a length.
         seed: the run's, from which a dataset's own random numbers come.
         stream: what is read for (``"train"``, ``"evaluate"``), with random numbers of its own.
         collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
+        batch_size, shards: of the global batches that will be read, and their parts, by which a
+            stream is cut.
     """
+    collator = Collator(seed, stream, collate_fn)
+    if is_stream(dataset):
+        return StreamReader(dataset, length_of(dataset), batch_size, shards, collator)
     leaf, chosen = _unwrapped(dataset)
     if type(leaf) is TensorDataset and collate_fn is None:
         tensors = leaf.tensors
@@ -87,22 +76,14 @@ def fetcher(
             return tuple(tensor.index_select(0, places) for tensor in tensors)
 
         return rows
-    return _Reader(leaf, chosen, seed, stream, collate_fn)
+    return _Reader(leaf, chosen, collator)
 
 
 class _Reader:
     """A :class:`Fetch` for datasets that are asked for samples. Final."""
 
-    def __init__(
-        self,
-        dataset: Any,
-        chosen: torch.Tensor | None,
-        seed: int,
-        stream: str,
-        collate_fn: Collate | None,
-    ) -> None:
-        self._dataset, self._chosen = dataset, chosen
-        self._seed, self._stream, self._collate_fn = seed, stream, collate_fn
+    def __init__(self, dataset: Any, chosen: torch.Tensor | None, collator: Collator) -> None:
+        self._dataset, self._chosen, self._collator = dataset, chosen, collator
         self._draws = type(dataset) not in (TensorDataset, list, tuple)
         self._takes_many = self._draws and callable(getattr(dataset, "__getitems__", None))
 
@@ -124,16 +105,16 @@ class _Reader:
                     )
                 ]
             )
-            return self._collate(numbers, samples, all_at_once)
+            return self._collator.collate(numbers, samples, all_at_once)
 
     def _read_one(self, number: int, place: int, stream: Sequence[int]) -> Any:
         if self._draws:
-            self._seed_for("sample", stream)
+            self._collator.seed_for("sample", stream)
         try:
             return self._dataset[place]
         except Exception as error:
             raise LoadingError(
-                f"every sample must be readable, but sample {number} raised {_said(error)}: mend "
+                f"every sample must be readable, but sample {number} raised {said(error)}: mend "
                 f"it, or leave it out with `torch.utils.data.Subset`.",
                 indices=(number,),
             ) from error
@@ -141,30 +122,15 @@ class _Reader:
     def _read_many(
         self, numbers: Sequence[int], places: Sequence[int], stream: Sequence[int]
     ) -> Any:
-        self._seed_for("samples", stream)
+        self._collator.seed_for("samples", stream)
         try:
             return self._dataset.__getitems__(places)
         except Exception as error:
             raise LoadingError(
-                f"every sample must be readable, but `__getitems__` of samples {_listed(numbers)} "
-                f"raised {_said(error)}: ask for them one by one to see which.",
+                f"every sample must be readable, but `__getitems__` of samples {listed(numbers)} "
+                f"raised {said(error)}: ask for them one by one to see which.",
                 indices=tuple(numbers),
             ) from error
-
-    def _collate(self, numbers: Sequence[int], samples: Any, stream: Sequence[int]) -> Any:
-        if self._collate_fn is not None:
-            self._seed_for("collate", stream)
-        try:
-            return (self._collate_fn or default_collate)(samples)
-        except Exception as error:
-            raise LoadingError(
-                f"samples must fit into one batch, but to collate samples {_listed(numbers)} "
-                f"raised {_said(error)}: give all samples one form, or pass a `collate_fn`.",
-                indices=tuple(numbers),
-            ) from error
-
-    def _seed_for(self, what: str, stream: Sequence[int]) -> None:
-        seed_generators(seed_of(f"{self._stream} {what}", self._seed, *stream))
 
 
 def _unwrapped(dataset: Any) -> tuple[Any, torch.Tensor | None]:
@@ -174,12 +140,3 @@ def _unwrapped(dataset: Any) -> tuple[Any, torch.Tensor | None]:
     leaf, chosen = _unwrapped(dataset.dataset)
     indices = torch.as_tensor(dataset.indices, dtype=torch.int64)
     return leaf, indices if chosen is None else chosen[indices]
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_NAMED_AT_MOST]))
-    return f"{shown}, …" if len(numbers) > _NAMED_AT_MOST else shown
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,6 +1,7 @@
 """Which device does a worker compute on, and which backend talks between such devices?
 
-:func:`num_gpus` is the one place that asks for GPUs; everything else follows from its answer.
+:func:`num_gpus` is the one place of a worker that asks for GPUs; everything else follows from its
+answer. (The launcher, which must not begin to use CUDA, asks the driver: ``launch/gpus.py``.)
 """
 
 from __future__ import annotations

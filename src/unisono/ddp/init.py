@@ -17,7 +17,6 @@ import atexit
 import gc
 import math
 import os
-import random
 import sys
 from datetime import timedelta
 from types import TracebackType
@@ -32,6 +31,7 @@ from unisono.ddp.device import choose, name_of, num_gpus
 from unisono.ddp.hosts import is_one_host, place_among
 from unisono.ddp.store import Ranks, ranks_for
 from unisono.plan.seeds import seed_of
+from unisono.seeding import seed_python_and_numpy
 from unisono.world import World, world
 
 TIMEOUT_S = 1800.0
@@ -236,9 +236,7 @@ def _check(backend: object, seed: object, timeout_s: object) -> None:
 def _seed_generators(seed: int) -> None:
     """Seed every default generator of this process, of all its devices, from 64 bits."""
     torch.manual_seed(seed)
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(divmod(seed, 2**32))
+    seed_python_and_numpy(seed)
 
 
 def _let_go_of_groups() -> None:

@@ -87,6 +87,10 @@ class Buffers:
 
     def load(self, now: int) -> None:
         """Take over the values of one of the arena's copies, the present one from now on."""
+        for tensor, homes in zip(self._tensors, self._homes, strict=True):
+            for module, key in homes:
+                # What a forward pass put in its place is undone, too.
+                module._buffers[key] = tensor
         self._now = now
         if self._shared is not None:
             self._block.copy_(self._shared[now])
@@ -192,5 +196,8 @@ def _move(name: str, tensor: torch.Tensor, module: torch.nn.Module, key: str) ->
 
 
 def _view(block: torch.Tensor, slot: Slot) -> torch.Tensor:
-    flat = block[slot.offset : slot.offset + slot.numel * slot.dtype.itemsize].view(slot.dtype)
+    if slot.numel == 0:
+        return torch.empty_strided(slot.shape, slot.stride, dtype=slot.dtype)
+    # A storage of its own: compiled code refuses to change inputs that share one.
+    flat = torch.frombuffer(block.numpy(), dtype=slot.dtype, count=slot.numel, offset=slot.offset)
     return flat.as_strided(slot.shape, slot.stride)

@@ -13,14 +13,13 @@ from contextlib import contextmanager
 
 import torch
 
+from unisono.seeding import seed_python_and_numpy
+
 
 def seed_generators(seed: int) -> None:
     """Seed every default generator of this process from 64 bits."""
     torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        # In two words: of 32 bits alone, two among 77,000 samples would be alike.
-        sys.modules["numpy"].random.seed(divmod(seed, 2**32))
+    seed_python_and_numpy(seed)
 
 
 @contextmanager

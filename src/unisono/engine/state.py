@@ -30,7 +30,8 @@ from unisono.engine.snapshots import Snapshots
 from unisono.engine.update import StateKey
 
 # Beside the state, a snapshot has room for this much and some times the parameters: optimizers that
-# are not element-wise keep their state there. Pages that are not written do not exist.
+# are not element-wise keep their state there, and programs averages of weights. Pages that are not
+# written do not exist.
 _BLOB_BYTES = 1 << 26
 _BLOB_TIMES_PARAMETERS = 8
 
@@ -213,14 +214,14 @@ class SharedState:
         self.buffers.unbind()
 
     def _plan(self, examples: Sequence[torch.Tensor], shards: int) -> Plan:
-        slots = tuple(lay_out(self.parameters))
+        slots, fixed = tuple(lay_out(self.parameters)), tuple(lay_out(self.fixed))
         return Plan(
             slots,
-            tuple(lay_out(self.fixed)),
+            fixed,
             tuple(lay_out(examples)),
             self.buffers.slots,
             shards,
-            _BLOB_BYTES + (0 if self.is_sliced else _BLOB_TIMES_PARAMETERS * size_of(slots)),
+            _BLOB_BYTES + _BLOB_TIMES_PARAMETERS * (size_of(slots) + size_of(fixed)),
         )
 
     def _have_all(self, arena: Arena | None) -> bool:

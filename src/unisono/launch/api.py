@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace as replace_in
 from typing import Any
 
 from unisono.callbacks.cell import environment_of_workers, in_notebook
@@ -89,8 +88,9 @@ def launch(
     _refuse_inside_worker()
     restarts = _at_least("restarts", restarts, 0)
     call = pack_call(fn, args)
-    job = _job(fn, call, workers, threads, recovers=restarts > 0)
-    job = replace_in(job, environ=launch_environment(job.environ, chosen, debug=debug))
+    mine = environment_of_workers(os.environ, launcher_draws=in_notebook())
+    environ = launch_environment(mine, ["python", *sys.argv], chosen, debug=debug)
+    job = _job(fn, call, environ, workers, threads, recovers=restarts > 0)
     open_standard_fds()
     with _interrupts() as signals:
         server = server_pool().borrow(job.environ)
@@ -137,12 +137,20 @@ def _interrupts() -> Iterator[Signals | None]:
                 raise KeyboardInterrupt
 
 
-def _job(fn: Callable[..., Any], call: bytes, workers: int, threads: int, *, recovers: bool) -> Job:
+def _job(
+    fn: Callable[..., Any],
+    call: bytes,
+    environ: dict[str, str],
+    workers: int,
+    threads: int,
+    *,
+    recovers: bool,
+) -> Job:
     return Job(
         kind=FUNCTION,
         target=getattr(fn, "__qualname__", repr(fn)),
         argv=tuple(sys.argv),
-        environ=environment_of_workers(os.environ, launcher_draws=in_notebook()),
+        environ=environ,
         folder=os.getcwd(),
         sys_path=tuple(sys.path),
         num_workers=workers,

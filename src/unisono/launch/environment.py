@@ -5,8 +5,10 @@ They are those that torchrun sets, as far as they are true here, so that program
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 
+from unisono.comm.link import COMMAND_VARIABLE
 from unisono.launch.gpus import with_gpus
 from unisono.launch.job import Job
 from unisono.launch.loopback import ADDRESS
@@ -52,14 +54,19 @@ def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict
 
 
 def launch_environment(
-    environ: Mapping[str, str], gpus: tuple[str, ...] = (), *, debug: bool = False
+    environ: Mapping[str, str],
+    command: Sequence[str],
+    gpus: tuple[str, ...] = (),
+    *,
+    debug: bool = False,
 ) -> dict[str, str]:
     """Say which variables a job begins with: those of its launcher, and what the user has chosen.
 
     Args:
         environ: the launcher's own.
+        command: what the user has called.
         gpus: the GPUs that workers see; as the environment says if there are none.
         debug: turn on the checks of torch, where the user has not said how.
     """
-    checked = {**_DEBUG, **environ} if debug else dict(environ)
+    checked = {**(_DEBUG if debug else {}), **environ, COMMAND_VARIABLE: shlex.join(command)}
     return with_gpus(checked, gpus) if gpus else checked

@@ -99,7 +99,10 @@ def with_gpus(environ: Mapping[str, str], gpus: tuple[str, ...]) -> dict[str, st
 
 
 def num_gpus_here() -> int:
-    """Count the GPUs of this machine; 0 without NVIDIA's driver. Source: NVML API reference."""
+    """Count the GPUs of this machine; 0 without NVIDIA's driver. Source: NVML API reference.
+
+    All of them, while ``ddp.device.num_gpus`` counts those that one process may use.
+    """
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

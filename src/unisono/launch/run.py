@@ -34,7 +34,7 @@ def run(
     debug: bool = False,
 ) -> int:
     """Run a script or module on `workers` workers and return the exit status of it all."""
-    environ = launch_environment(os.environ, gpus, debug=debug)
+    environ = launch_environment(os.environ, ["unisono", *sys.argv[1:]], gpus, debug=debug)
     environ = environment_of_workers(environ, launcher_draws=False)
     with signals_as_bytes(ENDING_SIGNALS) as signals:
         server = ForkServer.start(environ)

@@ -42,6 +42,7 @@ class Boundary:
         pack: gives what is kept with it: facts and tensors.
         checkpoints: where checkpoints go; None: nowhere.
         interrupts: whether this process is to end, where nobody launched it.
+        before_pause: called before all stand still, which may be the end of the job.
     """
 
     def __init__(
@@ -51,10 +52,12 @@ class Boundary:
         pack: Callable[[], tuple[dict[str, Any], dict[str, Any]]],
         checkpoints: Checkpoints | None,
         interrupts: Interrupts,
+        before_pause: Callable[[], None],
     ) -> None:
         self._team, self._engine, self._pack = team, engine, pack
         self._checkpoints = checkpoints
         self._interrupts = interrupts
+        self._before_pause = before_pause
         self._next_at_s = 0.0
         self._recovers = team.host.can_replace
 
@@ -117,6 +120,7 @@ class Boundary:
         if is_last:
             self._interrupts.end()
         if plan & Plan.STOP:
+            self._before_pause()
             self._team.pause()
 
     def end(self, step: int) -> bool:

@@ -71,7 +71,9 @@ class Checkpoints:
         if resume not in RESUME:
             raise ValueError(f"`resume` must be one of {RESUME}, but is {resume!r}.")
         self._team = team
-        self._store = Store(directory, keep)
+        # The program may go to another folder before the first loop.
+        self.directory = Path(directory).absolute()
+        self._store = Store(self.directory, keep)
         self._every = None if every is None else Every.read(every)
         self._resume = resume == "auto"
         self._say = say
@@ -80,7 +82,6 @@ class Checkpoints:
         self._kept_at_s = time.monotonic()
         self._kept_step: int | None = None
         self._kept_by: int | None = None
-        self.directory = Path(directory).absolute()
 
     @property
     def kept_step(self) -> int | None:

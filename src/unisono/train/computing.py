@@ -6,13 +6,14 @@ Whatever changes bits belongs to the run's identity.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from unisono.train.channels import lay_out_channels_last, with_channels_last
+from unisono.train.compiling import compile_forward, compiled_in_this_thread, find_compiler
 from unisono.train.precision import DTYPES, in_precision
 from unisono.train.step import Step
 from unisono.train.tf32 import tf32_switched
@@ -26,6 +27,7 @@ class Computing:
         precision: one of :data:`DTYPES`.
         channels_last: whether images have their channels last in memory.
         tf32: whether GPUs may round factors to TF32; None: as the program has it.
+        compile: whether the model's forward pass is compiled.
 
     Raises:
         ValueError: there is no such precision.
@@ -35,6 +37,7 @@ class Computing:
     precision: str
     channels_last: bool
     tf32: bool | None
+    compile: bool
 
     def __post_init__(self) -> None:
         if self.precision not in DTYPES:
@@ -44,15 +47,24 @@ class Computing:
         for name, value, others in (
             ("channels_last", self.channels_last, ""),
             ("tf32", self.tf32, ", or None"),
+            ("compile", self.compile, ""),
         ):
             if not isinstance(value, bool) and not (others and value is None):
                 raise TypeError(f"`{name}` must be True or False{others}, but is {value!r}.")
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """What of it changes bits, by name, as plain JSON, for the identity of a run."""
+        """What of it changes bits, by name, as plain JSON, for the identity of a run.
+
+        Raises:
+            ValueError: there is nothing to compile with.
+        """
         # Not tf32: it changes nothing on the CPU, where all models are.
-        return {"precision": self.precision, "channels_last": self.channels_last}
+        return {
+            "precision": self.precision,
+            "channels_last": self.channels_last,
+            "compile": find_compiler() if self.compile else None,
+        }
 
     def prepare(self, model: nn.Module) -> None:
         """Do to a model what is done once.
@@ -62,6 +74,8 @@ class Computing:
         """
         if self.channels_last:
             lay_out_channels_last(model)
+        if self.compile:
+            compile_forward(model)
 
     def of(self, compute: Callable[[nn.Module, Any], Any]) -> Callable[[nn.Module, Any], Any]:
         """Have a loss or a forward function computed so."""
@@ -72,7 +86,7 @@ class Computing:
     @contextmanager
     def under_way(self) -> Iterator[None]:
         """Have torch's switches set within a block, and put back after it."""
-        with tf32_switched(self.tf32):
+        with tf32_switched(self.tf32), compiled_in_this_thread() if self.compile else nullcontext():
             yield
 
     def while_under_way(self, steps: Generator[Step, None, None]) -> Generator[Step, None, None]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,7 @@ from torch.optim import Optimizer
 from unisono.callbacks.callback import Callbacks, Times
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary, told
+from unisono.comm.link import COMMAND_VARIABLE, Link
 from unisono.plan.samples import SamplePlan
 from unisono.train.checkpoints import identity
 from unisono.train.position import Position
@@ -34,6 +36,7 @@ from unisono.train.step import Step
 from unisono.train.tally import Tally
 from unisono.train.validation import Validation
 from unisono.version import __version__
+from unisono.world import world
 
 
 class FitUnderWay:
@@ -70,6 +73,7 @@ class FitUnderWay:
         self.model: nn.Module = run.model
         self.optimizer: Optimizer = run.optimizer
         run.say = self.say
+        run.before_pause = functools.partial(callbacks.call, "on_pause", self)
 
     @property
     def directory(self) -> Path | None:
@@ -106,6 +110,11 @@ class FitUnderWay:
         """See :class:`Fit`."""
         return self._run.team.position == 0
 
+    @property
+    def has_joined(self) -> bool:
+        """See :class:`Fit`."""
+        return self._run.has_joined
+
     @functools.cached_property
     def facts(self) -> Mapping[str, Any]:
         """See :class:`Fit`."""
@@ -135,6 +144,15 @@ class FitUnderWay:
     def say(self, line: str) -> None:
         """See :class:`Fit`."""
         self._progress.say(self, line)
+
+    def once(self, work: Callable[[], str], purpose: str) -> str:
+        """See :class:`Fit`."""
+        run = self._run
+
+        def act() -> bytes:
+            return run.team.hear_lead(lambda: work().encode(), purpose)
+
+        return run.history.together(purpose, act).decode()
 
     def stop(self, why: str) -> None:
         """See :class:`Fit`."""
@@ -171,6 +189,8 @@ class FitUnderWay:
             self._look_around(step)
             self._callbacks.call("on_step_begin", self)
             compute(step)
+            # Now: somebody else may have come by the time the next one begins.
+            self._look_at_crew()
             if step.is_done:
                 self._count(step)
         tally.pause()
@@ -204,15 +224,18 @@ class FitUnderWay:
 
     def _look_around(self, step: Step) -> None:
         """See what has changed since the last step."""
-        before, self._crew = self._crew, self._run.team.crew
-        if self._crew.generation != before.generation:
-            self._callbacks.call("on_workers_changed", self, before.ranks, self._crew.why)
+        self._look_at_crew()
         if step.number < self._next:
             from_step, self._next = self._next, step.number
             if self._kept_step is not None and self._kept_step > self.step:
                 self._kept_step = None
             self._callbacks.call("on_went_back", self, from_step)
         self._look_for_checkpoints()
+
+    def _look_at_crew(self) -> None:
+        before, self._crew = self._crew, self._run.team.crew
+        if self._crew.generation != before.generation:
+            self._callbacks.call("on_workers_changed", self, before.ranks, self._crew.why)
 
     def _look_for_checkpoints(self) -> None:
         checkpoints = self._run.checkpoints
@@ -250,6 +273,7 @@ class FitUnderWay:
         with self._tally.paused():
             means = self._validation.compute()
         seconds = time.perf_counter() - began_at_s
+        self._look_at_crew()
         self._say_once(f"{when}: validation {told(means)}")
         self._callbacks.call("on_validation", self, means, seconds)
 
@@ -273,7 +297,7 @@ def _surroundings() -> dict[str, Any]:
     """Say where this process runs."""
     uname = platform.uname()
     return {
-        "command": list(sys.argv),
+        "command": _command(),
         "folder": os.getcwd(),
         "host": uname.node,
         "versions": {
@@ -287,6 +311,16 @@ def _surroundings() -> dict[str, Any]:
             "system": f"{uname.system} {uname.release}",
         },
     }
+
+
+def _command() -> list[str]:
+    """Say what the user has called, as far as this process knows."""
+    if Link.from_environment() is not None and COMMAND_VARIABLE in os.environ:
+        return shlex.split(os.environ[COMMAND_VARIABLE])
+    here = world()
+    if here.started_by == "torchrun":
+        return ["torchrun", f"--nproc-per-node={here.world_size}", *sys.argv]
+    return ["python", *sys.argv]
 
 
 def _processor() -> str:

@@ -16,6 +16,7 @@ from unisono.engine.threads import num_threads
 from unisono.plan.samples import SamplePlan
 from unisono.train.boundary import Boundary, Plan
 from unisono.train.checkpoints import Checkpoints
+from unisono.train.compiling import every_shape_compiled
 from unisono.train.interrupts import Interrupts, gentle_interrupts
 from unisono.train.kept import Kept
 from unisono.world import threads_per_worker
@@ -108,6 +109,7 @@ def loop(
     identity: Mapping[str, Any],
     checkpoints: Checkpoints | None,
     say: Callable[[str], None],
+    before_pause: Callable[[], None],
 ) -> Iterator[Loop]:
     """Share the model among the workers, with generators and threads put back after. Collective.
 
@@ -120,18 +122,27 @@ def loop(
         identity: what fixes the run's bits, for its checkpoints.
         checkpoints: where checkpoints go; None: nowhere.
         say: where words for the user go.
+        before_pause: see :class:`unisono.train.boundary.Boundary`.
     """
     under_way: Loop | None = None
     try:
         with ExitStack() as stack:
             stack.enter_context(generators_put_back())
             stack.enter_context(num_threads(threads_per_worker()))
+            stack.enter_context(every_shape_compiled())
             engine = make_engine()
             stack.callback(engine.state.unbind)
             interrupts = Interrupts()
             if checkpoints is not None and not team.is_launched:
                 interrupts = stack.enter_context(gentle_interrupts(say))
-            boundary = Boundary(team, engine, lambda: kept.take(identity), checkpoints, interrupts)
+            boundary = Boundary(
+                team,
+                engine,
+                lambda: kept.take(identity),
+                checkpoints,
+                interrupts,
+                before_pause,
+            )
             under_way = Loop(engine, boundary, team, kept, plan)
             if live is not None and live.loop is not None:
                 kept.put_back_newest(engine.state)

@@ -17,7 +17,7 @@ from torch import nn
 
 from unisono.comm.history import History
 from unisono.comm.team import Team
-from unisono.data.fetch import Collate
+from unisono.data.collating import Collate
 from unisono.errors import MismatchError
 from unisono.plan.samples import SamplePlan
 from unisono.train.ledger import Ledger
@@ -50,7 +50,7 @@ class Predictor:
     Args:
         model: in whatever mode.
         forward: (model, batch) → a tensor, or a tuple or dict of tensors, one row a sample.
-        dataset: map-style.
+        dataset: as for training.
         plan: of the dataset, without shuffling.
         team: the workers.
         path: the safetensors file to write; None: memory.

@@ -25,7 +25,9 @@ from torch.optim import Optimizer
 from unisono.comm.history import History
 from unisono.comm.host import Live, Passed
 from unisono.comm.team import Team
-from unisono.data.fetch import Collate, Fetch, fetcher, length_of
+from unisono.data.collating import Collate
+from unisono.data.fetch import Fetch, fetcher
+from unisono.data.length import is_stream, length_of
 from unisono.data.loader import Loader
 from unisono.data.sampler import EpochOrder, Sampler
 from unisono.engine.arena import Arena
@@ -87,6 +89,8 @@ class Run:
 
     Attributes:
         shards: S.
+        has_joined: whether this worker has joined the newest loop under way, in the place of one
+            that was lost.
         fixed: what else fixes the run's bits, by name, as plain JSON: it is compared between
             workers and with checkpoints. A program may add to it before the first loop.
 
@@ -133,6 +137,7 @@ class Run:
         if self._scaling is not None:
             self.state[SCALER_KEY] = grad_scaler
         self.say: Callable[[str], None] = say_on_stderr
+        self.before_pause: Callable[[], None] = lambda: None
         self.checkpoints = (
             None
             if directory is None
@@ -151,6 +156,7 @@ class Run:
         self._plan: SamplePlan | None = None
         self._has_looked = False
         self._goes_on = False
+        self.has_joined = False
         self.team.host.note_ready()
 
     @property
@@ -191,7 +197,9 @@ class Run:
         Collective: every rank calls it and uses every step, in the same order.
 
         Args:
-            dataset: map-style; the same on every worker.
+            dataset: map-style, or an IterableDataset with a length, which every worker reads
+                whole from its start, if it has no method ``shard(index, num_shards)`` that gives
+                one shard's part; the same on every worker.
             batch_size: samples of one global batch, all workers together.
             epochs: how many epochs the run has in total.
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
@@ -205,7 +213,7 @@ class Run:
             pin_memory: have batches in pinned memory, where there is a GPU to copy them to.
 
         Raises:
-            TypeError: the dataset is not map-style, or a number is not whole.
+            TypeError: the dataset has no samples or no length, or a number is not whole.
             ValueError: a number does not fit.
             MismatchError: the workers do not agree.
             CheckpointError: the newest checkpoint belongs to another run.
@@ -224,7 +232,13 @@ class Run:
             )
         self._plan = plan
         self.history.together("start of a loop", lambda: self._agree(plan, epochs, steps))
-        fetch = fetcher(dataset, seed=self.seed, collate_fn=collate_fn)
+        fetch = fetcher(
+            dataset,
+            seed=self.seed,
+            collate_fn=collate_fn,
+            batch_size=plan.batch_size,
+            shards=self.shards,
+        )
         return self._steps(plan, fetch, loader_workers, bool(pin_memory), epochs, steps)
 
     def stop(self) -> None:
@@ -256,6 +270,9 @@ class Run:
         """Plan which samples are computed where; raises as :meth:`steps` does."""
         batch_size = check_whole("batch_size", batch_size, at_least=1)
         length = length_of(dataset)
+        if is_stream(dataset):
+            _check_order_is_its_own(dataset, shuffle, sampler)
+            shuffle = False
         if sampler is None or not length:
             shuffle = shuffle is None or bool(shuffle)
             return SamplePlan(length, batch_size, self.shards, shuffle, self.seed)
@@ -299,6 +316,8 @@ class Run:
         if isinstance(entry, Passed):
             self._kept.put_back_ended(entry, self.team)
             return
+        # Who joins a loop under way comes behind what the others have agreed on.
+        self.has_joined = has_agreed = entry is not None and entry.loop is not None
         with ExitStack() as stack:
             under_way = stack.enter_context(self._loop(plan, entry))
             num_batches = _batches_until(plan, position, end_epoch, end_step)
@@ -311,8 +330,6 @@ class Run:
                     pin_memory=pin_memory,
                 )
             )
-            # Who joins a loop under way comes behind what the others have agreed on.
-            has_agreed = isinstance(entry, Live) and entry.loop is not None
             self._check_order(plan)
             while True:
                 if is_over() and under_way.end():
@@ -365,6 +382,7 @@ class Run:
                 identity=identity(plan, self.fixed),
                 checkpoints=self.checkpoints,
                 say=lambda line: self.say(line),
+                before_pause=lambda: self.before_pause(),
             ) as under_way:
                 yield under_way
         finally:
@@ -479,3 +497,12 @@ def _check_totals(epochs: int | None, steps: int | None) -> None:
     for name, total in (("epochs", epochs), ("steps", steps)):
         if total is not None:
             check_whole(name, total, at_least=0)
+
+
+def _check_order_is_its_own(dataset: Any, shuffle: bool | None, sampler: Sampler | None) -> None:
+    given = "`sampler`" if sampler is not None else "`shuffle`" if shuffle else None
+    if given is not None:
+        raise ValueError(
+            f"{given} must be left out for an IterableDataset, which has an order of its own, but "
+            f"is given: let {type(dataset).__name__} shuffle, or give it `__getitem__`."
+        )

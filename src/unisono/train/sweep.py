@@ -16,13 +16,15 @@ import torch
 from torch import nn
 
 from unisono.comm.team import Team
-from unisono.data.fetch import Collate, fetcher
+from unisono.data.collating import Collate
+from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader, Place
 from unisono.engine.buffers import buffers_put_back
 from unisono.engine.randomness import generators_put_back, seed_generators
 from unisono.engine.threads import num_threads
 from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
+from unisono.train.compiling import every_shape_compiled
 from unisono.world import threads_per_worker
 
 
@@ -48,14 +50,21 @@ def sweep(
 
     Args:
         model: in whatever mode.
-        dataset: map-style.
+        dataset: as for training.
         plan: of the dataset, without shuffling.
         loader_workers, collate_fn, pin_memory: as for training.
 
     Returns:
         A function that gives, for some shards, their parts that have samples, batch by batch.
     """
-    fetch = fetcher(dataset, seed=plan.seed, stream="evaluate", collate_fn=collate_fn)
+    fetch = fetcher(
+        dataset,
+        seed=plan.seed,
+        stream="evaluate",
+        collate_fn=collate_fn,
+        batch_size=plan.batch_size,
+        shards=plan.shards,
+    )
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -63,6 +72,7 @@ def sweep(
             torch.no_grad(),
             generators_put_back(),
             num_threads(threads_per_worker()),
+            every_shape_compiled(),
             buffers_put_back(model) as put_buffers_back,
             Loader(
                 fetch,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary
 from unisono.checkpoint.digest import digest_of
 from unisono.checkpoint.weights import save_weights
-from unisono.data.fetch import Collate
+from unisono.data.collating import Collate
 from unisono.data.sampler import EpochOrder, Sampler
 from unisono.train.computing import Computing
 from unisono.train.evaluate import evaluate
 from unisono.train.fit import FitUnderWay, end_of
+from unisono.train.metrics import Metrics, outputs_and_targets
 from unisono.train.passes import PassWatch
 from unisono.train.precision import scaler_for
 from unisono.train.predict import Forward, Predictor, forward_inputs
@@ -66,6 +67,9 @@ class Trainer:
         tf32: whether NVIDIA GPUs may round the factors of float32 products to TF32 while this
             computes; torch's switches are put back after. None: as the program has it. On the CPU
             it changes nothing, so it is no part of the run's identity.
+        compile: whether the model's forward pass is compiled by torch, here and now for good, as
+            with ``model.compile()``: for each shape of a shard anew, on each worker. It needs a
+            C++ compiler, which belongs to the run's identity.
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; it is kept with the run.
         schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
             after each validation.
@@ -99,6 +103,7 @@ class Trainer:
         grad_scaler: torch.amp.GradScaler | None = None,
         channels_last: bool = False,
         tf32: bool | None = None,
+        compile: bool = False,
         schedule: LRScheduler | None = None,
         schedule_every: str = "epoch",
         callbacks: Iterable[Callback] = (),
@@ -109,7 +114,9 @@ class Trainer:
                 f"{type(loss).__name__}: "
                 f"pass `lambda model, batch: …`, or a function."
             )
-        self._computing = Computing(precision=precision, channels_last=channels_last, tf32=tf32)
+        self._computing = Computing(
+            precision=precision, channels_last=channels_last, tf32=tf32, compile=compile
+        )
         self.run = Run(
             model,
             optimizer,
@@ -130,15 +137,13 @@ class Trainer:
         if schedule is not None:
             self.run.state[KEY] = schedule
         self.callbacks = list(Callbacks(list(callbacks)))
-        for name, callback in zip(Callbacks(self.callbacks).names, self.callbacks, strict=True):
-            if hasattr(callback, "state_dict"):
-                self.run.state[name] = callback
+        self._keep_states()
         self._loss = self._computing.of(loss)
         self._passes = PassWatch(
             model,
             self._loss,
             self.run.world,
-            0 if self.run.team.is_replacement else self.run.shards,
+            0 if self.run.team.is_replacement or compile else self.run.shards,
         )
 
     def fit(
@@ -150,6 +155,8 @@ class Trainer:
         steps: int | None = None,
         validate: Any = None,
         validate_every: int | str = "1 epoch",
+        validate_metrics: Any = None,
+        validate_forward: Forward = outputs_and_targets,
         shuffle: bool | None = None,
         sampler: Sampler | None = None,
         loader_workers: int = 0,
@@ -161,12 +168,16 @@ class Trainer:
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset: map-style; the same on every worker.
+            dataset: map-style, or an IterableDataset with a length, which every worker reads
+                whole from its start, if it has no method ``shard(index, num_shards)`` that gives
+                one shard's part; the same on every worker.
             batch_size: samples of one global batch, all workers together.
             epochs: how many epochs the run has in total.
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
             validate: a dataset to evaluate on the way and at the end.
             validate_every: how often: ``500`` (steps) or ``"2 epochs"``.
+            validate_metrics, validate_forward: what else to compute then: `metrics` and `forward`
+                of :meth:`evaluate`.
             shuffle: whether each epoch has an order of its own; None: it has, if no sampler is
                 given.
             sampler: says the order: takes (epoch, seed) to indices, in each epoch equally many,
@@ -180,7 +191,7 @@ class Trainer:
             What this call did; its text is the summary line.
 
         Raises:
-            TypeError: a dataset is not map-style, or the loss returned something else.
+            TypeError: a dataset has no samples or no length, or the loss returned something else.
             ValueError: a number does not fit, or the loss is not a scalar.
             CallbackError: a callback raised something.
             NonFiniteLossError: the loss of a shard is NaN or infinite, or, with `clip_norm`, the
@@ -197,10 +208,14 @@ class Trainer:
             "pin_memory": pin_memory,
         }
 
-        def find_means() -> dict[str, float]:
-            return self.evaluate(validate, batch_size=batch_size, **reading)
+        metrics: dict[str, Any] = {"metrics": validate_metrics, "forward": validate_forward}
+        self._metrics(**metrics)
+
+        def find_means() -> dict[str, Any]:
+            return self.evaluate(validate, batch_size=batch_size, **metrics, **reading)
 
         callbacks = Callbacks(self._all_callbacks())
+        self._keep_states()
         validation = Validation(run, None if validate is None else find_means, validate_every)
         if validate is not None:
             run.plan(validate, batch_size, False)
@@ -238,31 +253,48 @@ class Trainer:
         dataset: Any,
         *,
         batch_size: int,
+        metrics: Any = None,
+        forward: Forward = outputs_and_targets,
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
         pin_memory: bool = False,
-    ) -> dict[str, float]:
+        model: nn.Module | None = None,
+    ) -> dict[str, Any]:
         """Average the loss and its scalars over a dataset, every sample once.
 
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset: map-style; the same on every worker.
+            dataset: as for :meth:`fit`; the same on every worker.
             batch_size: samples of one global batch, all workers together.
+            metrics: torchmetrics objects by name, or a ``MetricCollection``, to compute as well.
+                They are copied: each shard updates copies of its own, whose states are merged. They
+                take a second forward pass.
+            forward: for `metrics`: takes (model, batch) of one shard to what they are updated with,
+                a tuple or a dict by name; by default the model is called with the first part of a
+                pair (inputs, targets), and they get (outputs, targets).
             loader_workers, collate_fn, pin_memory: see :meth:`fit`.
+            model: another model to evaluate (the one with averaged weights, say), the same on
+                every worker; None: the one that is trained.
 
         Returns:
             By name, the mean over all samples (or the true weight); the same on every worker,
-            with the same bits for every number of workers.
+            with the same bits for every number of workers. Sums are exact and rounded once, as
+            ``math.fsum`` does. Besides, the result of each metric: a number, or lists of them.
+
+        Raises:
+            TypeError: `metrics` are none of torchmetrics, or the loss returned something else.
+            ValueError: a metric has the name of a mean, or the loss is not a scalar.
         """
         run = self.run
         plan = run.plan(dataset, batch_size, False)
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
+        measured = self._metrics(metrics, forward)
 
         def compute() -> bytes:
             with self._computing.under_way():
                 found = evaluate(
-                    run.model,
+                    self._model_or(model),
                     self._loss,
                     dataset,
                     plan,
@@ -270,10 +302,11 @@ class Trainer:
                     loader_workers=loader_workers,
                     collate_fn=collate_fn,
                     pin_memory=pin_memory,
+                    metrics=measured,
                 )
             return json.dumps(found).encode()
 
-        means: dict[str, float] = json.loads(run.history.together("evaluate", compute))
+        means: dict[str, Any] = json.loads(run.history.together("evaluate", compute))
         return means
 
     def predict(
@@ -286,13 +319,14 @@ class Trainer:
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
         pin_memory: bool = False,
+        model: nn.Module | None = None,
     ) -> Any:
         """Predict for every sample of a dataset; row i belongs to sample i.
 
         Collective: every rank calls it, in the same order.
 
         Args:
-            dataset: map-style; the same on every worker.
+            dataset: as for :meth:`fit`; the same on every worker.
             batch_size: samples of one global batch, all workers together.
             forward: takes (model, batch) of one shard to a tensor, or a tuple or dict of tensors,
                 with one row for each sample; by default the model is called with the batch, or
@@ -301,6 +335,7 @@ class Trainer:
                 memory: it is mapped, and rows are read when they are looked at. Until every row
                 is there its name ends in ``.partial``; a job that is killed as a whole leaves that.
             loader_workers, collate_fn, pin_memory: see :meth:`fit`.
+            model: see :meth:`evaluate`.
 
         Returns:
             What `forward` returns, with ``len(dataset)`` rows: the same bits on every worker and
@@ -323,7 +358,7 @@ class Trainer:
         plan = run.plan(dataset, batch_size, False)
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
         predictor = Predictor(
-            run.model,
+            self._model_or(model),
             self._computing.of(forward),
             dataset,
             plan,
@@ -337,10 +372,14 @@ class Trainer:
         with self._computing.under_way():
             return predictor.once(run.history)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, model: nn.Module | None = None) -> None:
         """Write the weights as safetensors, under the plain model's names; rank 0 writes.
 
         Collective: every rank calls it; when it returns, the file is there.
+
+        Args:
+            path: the file; a reader finds the old one or the whole new one.
+            model: see :meth:`evaluate`.
 
         Raises:
             OSError: the folder does not exist or cannot be written.
@@ -350,7 +389,7 @@ class Trainer:
         def speak() -> bytes:
             nonlocal failure
             try:
-                save_weights(self.run.model, path)
+                save_weights(self._model_or(model), path)
             except OSError as caught:
                 failure = caught
                 return str(caught).encode()
@@ -377,6 +416,9 @@ class Trainer:
 
         return run.history.together("digest", lambda: run.team.hear_lead(speak, "digest")).decode()
 
+    def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
+        return None if metrics is None else Metrics(metrics, self._computing.of(forward))
+
     def _compute(self, step: Step) -> None:
         with step, self._passes.watching():
             for batch in self._passes.taking(step.shards):
@@ -385,6 +427,26 @@ class Trainer:
         advice = self._passes.advice()
         if advice:
             self.run.say(advice)
+
+    def _model_or(self, model: nn.Module | None) -> nn.Module:
+        if model is None:
+            return self.run.model
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}."
+            )
+        return model
+
+    def _keep_states(self) -> None:
+        """Have the states of callbacks kept with the run, also of those that came later."""
+        state = self.run.state
+        for name, callback in zip(Callbacks(self.callbacks).names, self.callbacks, strict=True):
+            if not hasattr(callback, "state_dict") or state.get(name) is callback:
+                continue
+            # The run may have been taken up without it.
+            kept, state[name] = state.get(name), callback
+            if isinstance(kept, Mapping):
+                state[name].load_state_dict(kept)
 
     def _all_callbacks(self) -> list[Callback]:
         """Give the callbacks, with those that are always there unless there are others of them."""

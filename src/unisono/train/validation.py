@@ -12,7 +12,7 @@ from typing import Any
 from unisono.checkpoint.every import Every
 from unisono.train.run import Run
 
-Means = dict[str, float]
+Means = dict[str, Any]
 
 
 class Validation:

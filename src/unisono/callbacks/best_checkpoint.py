@@ -1,0 +1,109 @@
+"""Which weights were best? Kept in a file of their own, as validations judge them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono.callbacks.callback import Callback, Fit
+from unisono.callbacks.early_stopping import check_better, is_better, monitored
+from unisono.checkpoint.weights import save_weights
+
+NAME = "best.safetensors"
+
+
+class BestCheckpoint(Callback):
+    """Keeps the weights that validated best in a file; ``unisono.load_model`` reads it. Final.
+
+    The file is the old one or the whole new one at any moment, and it is written before training
+    goes on: if the worker that writes is lost, the next one does it. A disk that is full ends no
+    run; it is told, and what is better later is tried again.
+
+    What was best is kept with the run, so a run that is stopped and taken up again, or goes back,
+    judges as one that never stopped. The validation at the very end of ``fit``, where none was due,
+    counts for the file; a run that goes on from there forgets that it was.
+
+    Args:
+        path: the file; None: ``best.safetensors`` in the run directory.
+        monitor: the name of a validation's mean.
+        better: ``"lower"`` (a loss) or ``"higher"`` (an accuracy).
+        min_delta: by how much a validation must be better, at least.
+
+    Attributes:
+        best: the best of the validations that were due; None before the first.
+        step: the steps that were done then; None before the first.
+
+    Raises:
+        ValueError: a number does not fit, or `better` is something else.
+    """
+
+    needs_validation = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        monitor: str = "loss",
+        better: str = "lower",
+        min_delta: float = 0.0,
+    ) -> None:
+        check_better(better)
+        if not min_delta >= 0.0:
+            raise ValueError(f"`min_delta` must be at least 0, but is {min_delta}.")
+        self._given = None if path is None else Path(path)
+        self._monitor, self._better, self._min_delta = monitor, better, float(min_delta)
+        self.best: float | None = None
+        self.step: int | None = None
+
+    def on_begin(self, fit: Fit) -> None:
+        """See that there is a place for the file."""
+        self._path(fit)
+
+    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
+        """Keep the weights if they are the best so far."""
+        value = monitored(means, self._monitor)
+        if math.isnan(value) or not is_better(value, self.best, self._better, self._min_delta):
+            return
+        trouble = fit.once(lambda: self._save(fit), "saving the best weights")
+        if trouble:
+            fit.say(trouble)
+        if not fit.has_ended:
+            self.best, self.step = value, fit.step
+
+    @property
+    def _rule(self) -> list[Any]:
+        return [self._monitor, self._better, self._min_delta]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what was best, and by which rule."""
+        return {"best": self.best, "step": self.step, "rule": self._rule}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what was best, unless another rule found it."""
+        same = state["rule"] == self._rule
+        self.best, self.step = (state["best"], state["step"]) if same else (None, None)
+
+    def _path(self, fit: Fit) -> Path:
+        if self._given is not None:
+            return self._given
+        if fit.directory is None:
+            raise ValueError(
+                "`path` must say where the best weights go if the run has no directory, but is "
+                'None: pass `BestCheckpoint("best.safetensors")`, or `directory=` to the trainer.'
+            )
+        return fit.directory / NAME
+
+    def _save(self, fit: Fit) -> str:
+        path = self._path(fit)
+        try:
+            # Parameters change only after all have met, so nobody changes them meanwhile.
+            save_weights(fit.model, path)
+        except OSError as error:
+            return (
+                f"the best weights so far, of step {fit.step}, are not in {path}: {error}; "
+                f"training goes on."
+            )
+        return ""

@@ -1,0 +1,221 @@
+"""A table of the run, one row a step or an epoch, for whoever reads CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono.callbacks.callback import Callback, DoneStep, Fit
+from unisono.callbacks.journal import Journal
+from unisono.callbacks.rates import rates_of
+from unisono.callbacks.summary import Summary
+
+EVERY = ("step", "epoch")
+
+Row = dict[str, int | float | None]
+
+
+class CSVLog(Callback):
+    """Writes a row for each step or each epoch, each once, whatever becomes of the run. Final.
+
+    Columns: ``step`` and ``epoch``, both counted from 0; the means, for an epoch those of its
+    steps weighted by their samples; ``learning_rate`` (``learning_rate_0`` and so on, if there are
+    several groups); ``gradient_norm`` of a step; ``validation_loss`` and so on, empty where there
+    was no validation. Numbers are written so that they can be read back exactly. What comes later
+    under a new name gets a column behind the others, for which the file is written anew once;
+    metrics that are lists have none.
+
+    Args:
+        path: the file; None: ``steps.csv`` or ``epochs.csv`` in the run directory. A file of
+            another run that is there gets another name.
+        every: ``"step"`` or ``"epoch"``.
+
+    Raises:
+        ValueError: `every` is something else.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, every: str = "step") -> None:
+        if every not in EVERY:
+            raise ValueError(f"`every` must be one of {EVERY}, but is {every!r}.")
+        self._given, self._every = None if path is None else Path(path), every
+        self._journal: Journal | None = None
+        self._columns: list[str] | None = None
+        self._row: Row = {}
+        self._sums: dict[str, float] = {}
+        self._samples = 0
+        self._validated: dict[str, float] = {}
+
+    def on_begin(self, fit: Fit) -> None:
+        """Go on in the file where the run goes on, or begin it."""
+        path = self._path(fit)
+        self._journal = Journal(path, place_of, fit.say)
+        self._columns, self._row = None, {}
+        if fit.is_lead and fit.step == 0:
+            self._journal.set_aside()
+        self._journal.cut(fit.step, writes=fit.is_lead)
+
+    def on_step_end(self, fit: Fit, step: DoneStep) -> None:
+        """Write the row of a step, or count it for that of its epoch."""
+        if self._every == "step":
+            row = _row(fit, step.number, step.epoch, step.means)
+            if step.gradient_norm is not None:
+                row["gradient_norm"] = step.gradient_norm
+            self._write(fit, row)
+            return
+        self._samples += step.num_samples
+        for name, mean in step.means.items():
+            self._sums[name] = self._sums.get(name, 0.0) + mean * step.num_samples
+
+    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
+        """Write the newest row again, with what a validation found."""
+        found = {
+            f"validation_{name}": value
+            for name, value in means.items()
+            if isinstance(value, (int, float))
+        }
+        if self._every == "epoch":
+            # What is found at the very end belongs to an epoch that may go on, and is kept.
+            self._validated = self._validated if fit.has_ended else found
+        elif self._row and self._journal is not None:
+            self._journal.cut(fit.step - 1, writes=fit.is_lead)
+            self._write(fit, {**self._row, **found})
+
+    def on_epoch_end(self, fit: Fit) -> None:
+        """Write the row of an epoch."""
+        if self._every == "epoch":
+            means = {name: total / self._samples for name, total in self._sums.items()}
+            row = _row(fit, fit.step - 1, fit.epoch - 1, means)
+            self._write(fit, {**row, **self._validated})
+            self._sums, self._samples, self._validated = {}, 0, {}
+
+    def on_went_back(self, fit: Fit, from_step: int) -> None:
+        """Take out the rows of the steps that come again."""
+        if self._journal is not None:
+            self._journal.cut(fit.step, writes=fit.is_lead)
+
+    def on_end(self, fit: Fit, summary: Summary) -> None:
+        """Let go of the file."""
+        self._close()
+
+    def on_error(self, fit: Fit, error: BaseException) -> None:
+        """Let go of the file."""
+        self._close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what is known of the epoch under way."""
+        return {"sums": self._sums, "samples": self._samples, "validated": self._validated}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what is known of the epoch under way."""
+        self._sums, self._samples = dict(state["sums"]), int(state["samples"])
+        self._validated = dict(state["validated"])
+
+    def _path(self, fit: Fit) -> Path:
+        if self._given is not None:
+            return self._given
+        if fit.directory is None:
+            raise ValueError(
+                "`path` must say where the table goes if the run has no directory, but is None: "
+                'pass `CSVLog("log.csv")`, or `directory=` to the trainer.'
+            )
+        return fit.directory / f"{self._every}s.csv"
+
+    def _write(self, fit: Fit, row: Row) -> None:
+        self._row = row
+        if self._journal is None:
+            return
+        if fit.is_lead:
+            self._widen(fit, list(row))
+        at = row["step"]
+        assert at is not None, "every row is of a step"
+        self._journal.add(at, lambda: self._line(fit, row), writes=fit.is_lead)
+
+    def _widen(self, fit: Fit, names: list[str]) -> None:
+        """Make room for names that are new, unless the file is to begin with them."""
+        assert self._journal is not None, "only where there is a file"
+        path = self._path(fit)
+        if self._columns is None:
+            self._columns = _read_columns(path)
+        new = [name for name in names if name not in (self._columns or names)]
+        if self._columns is None or not new:
+            return
+        self._journal.take_over()
+        self._journal.close()
+        self._columns = [*self._columns, *new]
+        try:
+            _rewrite(path, self._columns)
+        except OSError as error:
+            fit.say(f"{path} has no columns for {new}, as it cannot be written anew: {error}.")
+
+    def _line(self, fit: Fit, row: Row) -> bytes:
+        """Write a row, the first one below the names of the columns."""
+        if self._columns is None:
+            self._columns = _read_columns(self._path(fit))
+        before = b""
+        if self._columns is None:
+            self._columns = list(row)
+            before = encode(self._columns)
+        return before + encode([row.get(name) for name in self._columns])
+
+    def _close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+        self._journal, self._columns = None, None
+
+
+def encode(cells: list[Any]) -> bytes:
+    """Write one line of the file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode()
+
+
+def place_of(line: bytes) -> float | None:
+    """Tell which step a line belongs to, for :class:`Journal`; None of the names of columns."""
+    first = line.partition(b",")[0]
+    return float(first) if first.isdigit() else None
+
+
+def _read_columns(path: Path) -> list[str] | None:
+    """Read the names of the columns; None where there are none yet."""
+    try:
+        with open(path, newline="", encoding="utf-8", errors="replace") as file:
+            names = next(csv.reader(file), None)
+    except OSError:
+        return None
+    return names if names and names[0] == "step" else None
+
+
+def _rewrite(path: Path, columns: list[str]) -> None:
+    """Give a file more columns, with empty cells; a reader finds the old file or the new one."""
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        with (
+            open(path, newline="", encoding="utf-8") as old,
+            open(beside, "w", newline="", encoding="utf-8") as new,
+        ):
+            rows = csv.reader(old)
+            next(rows)
+            writer = csv.writer(new, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows([*row, *[""] * (len(columns) - len(row))] for row in rows)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _row(fit: Fit, step: int, epoch: int, means: Mapping[str, float]) -> Row:
+    row: Row = {"step": step, "epoch": epoch}
+    own = {**row, **_rates(fit)}
+    return {**row, **{name: mean for name, mean in means.items() if name not in own}, **own}
+
+
+def _rates(fit: Fit) -> dict[str, float]:
+    rates = rates_of(fit.optimizer)
+    if len(rates) == 1:
+        return {"learning_rate": rates[0]}
+    return {f"learning_rate_{at}": rate for at, rate in enumerate(rates)}

@@ -1,0 +1,47 @@
+"""What are the learning rates, and when did they change?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from unisono.callbacks.callback import Callback, Fit
+from unisono.callbacks.rates import rates_of
+
+
+class LearningRateMonitor(Callback):
+    """Says at the end of an epoch, in one line, that learning rates have changed. Final.
+
+    What it knows is kept with the run, so that each change is there once.
+
+    Attributes:
+        changes: (steps done, rates from there on), those of the beginning first; one rate for each
+            group of parameters.
+    """
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[int, list[float]]] = []
+
+    def on_begin(self, fit: Fit) -> None:
+        """Note the rates that the run begins with."""
+        if not self.changes:
+            self.changes.append((fit.step, rates_of(fit.optimizer)))
+
+    def on_epoch_end(self, fit: Fit) -> None:
+        """Look at the rates."""
+        before, rates = self.changes[-1][1], rates_of(fit.optimizer)
+        if rates != before:
+            self.changes.append((fit.step, rates))
+            fit.say(f"epoch {fit.epoch}: learning rate {_told(before)} → {_told(rates)}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what is known."""
+        return {"changes": [list(change) for change in self.changes]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what is known."""
+        self.changes = [(int(step), list(rates)) for step, rates in state["changes"]]
+
+
+def _told(rates: list[float]) -> str:
+    return ", ".join(f"{rate:.4g}" for rate in rates)

@@ -1,0 +1,197 @@
+"""Curves for TensorBoard: each step once, whoever writes them and however often it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from unisono.callbacks.callback import Callback, DoneStep, Fit
+from unisono.callbacks.rates import rates_of
+from unisono.callbacks.summary import Summary
+from unisono.whole import check_whole
+
+NAME = "tensorboard"
+_FLUSH_EVERY_S = 5
+_KNOWN = 3
+
+
+class TensorBoard(Callback):
+    """Writes scalars that TensorBoard shows; needs ``pip install 'unisono[tensorboard]'``. Final.
+
+    ``train/loss`` and the other means, ``learning_rate``, ``gradient_norm`` of steps, counted from
+    0; ``validation/loss`` and so on at the step that was done last. Where the run goes back, or is
+    taken up again, TensorBoard is told to forget what comes again. When the worker that writes is
+    lost, another writes on, and repeats what may not have come to the disk.
+
+    Args:
+        path: the folder; None: ``tensorboard`` in the run directory.
+        every: of how many steps one is written.
+
+    Attributes:
+        writer: torch's ``SummaryWriter`` on the worker that writes now, for what else a callback
+            wants to write in ``on_step_end`` (figures, histograms); None on all others.
+
+    Raises:
+        TypeError: `every` is not a whole number.
+        ValueError: `every` is too small.
+        ModuleNotFoundError: TensorBoard is not installed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, every: int = 1) -> None:
+        _check_installed()
+        self._given = None if path is None else Path(path)
+        self._every = check_whole("every", every, at_least=1)
+        self.writer: Any = None
+        # The newest steps: what the worker that writes may have been lost over.
+        self._known: deque[Scalars] = deque(maxlen=_KNOWN)
+        self._has_begun = self._has_complained = False
+
+    def on_begin(self, fit: Fit) -> None:
+        """Go on where the run goes on."""
+        self._path(fit)
+        self._known.clear()
+        self._has_begun = True
+        self._look_who_writes(fit)
+
+    def on_step_end(self, fit: Fit, step: DoneStep) -> None:
+        """Write what a step has to say."""
+        self._look_who_writes(fit)
+        if step.number % self._every:
+            return
+        values = {f"train/{name}": mean for name, mean in step.means.items()}
+        rates = rates_of(fit.optimizer)
+        for at, rate in enumerate(rates):
+            values["learning_rate" if len(rates) == 1 else f"learning_rate/{at}"] = rate
+        if step.gradient_norm is not None:
+            values["gradient_norm"] = step.gradient_norm
+        self._add(fit, Scalars(step.number, time.time(), values))
+
+    def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
+        """Write what a validation found."""
+        if self._has_begun:
+            self._look_who_writes(fit)
+            values = {
+                f"validation/{name}": float(value)
+                for name, value in means.items()
+                if isinstance(value, (int, float))
+            }
+            self._add(fit, Scalars(fit.step - 1, time.time(), values))
+
+    def on_went_back(self, fit: Fit, from_step: int) -> None:
+        """Have TensorBoard forget the steps that come again."""
+        self._known = deque((one for one in self._known if one.step < fit.step), maxlen=_KNOWN)
+        self._close()
+        self._look_who_writes(fit)
+
+    def on_end(self, fit: Fit, summary: Summary) -> None:
+        """Let go of the file."""
+        self._has_begun = False
+        self._close()
+
+    def on_error(self, fit: Fit, error: BaseException) -> None:
+        """Let go of the file."""
+        self._has_begun = False
+        self._close()
+
+    def _path(self, fit: Fit) -> Path:
+        if self._given is not None:
+            return self._given
+        if fit.directory is None:
+            raise ValueError(
+                "`path` must say where the curves go if the run has no directory, but is None: "
+                'pass `TensorBoard("runs/mine")`, or `directory=` to the trainer.'
+            )
+        return fit.directory / NAME
+
+    def _look_who_writes(self, fit: Fit) -> None:
+        """Begin to write, or leave it to another."""
+        if not fit.is_lead:
+            self._close()
+        elif self.writer is None:
+            first = min((one.step for one in self._known), default=fit.step)
+            try:
+                self.writer = _open(self._path(fit), first)
+                for one in self._known:
+                    one.write(self.writer)
+            except OSError as error:
+                self._complain(fit, error)
+
+    def _add(self, fit: Fit, scalars: Scalars) -> None:
+        if self._known and self._known[-1].step == scalars.step:
+            # All of a step together: what is repeated replaces all that was said of it.
+            values = {**self._known.pop().values, **scalars.values}
+            self._known.append(scalars._replace(values=values))
+        else:
+            self._known.append(scalars)
+        if self.writer is not None:
+            try:
+                scalars.write(self.writer)
+                # To the kernel, which keeps it if this worker is killed.
+                self.writer.flush()
+            except OSError as error:
+                self._complain(fit, error)
+
+    def _complain(self, fit: Fit, error: OSError) -> None:
+        self._close()
+        if not self._has_complained:
+            self._has_complained = True
+            fit.say(
+                f"{self._path(fit)} must be writable, but is not ({error.strerror}): curves are "
+                f"missing there; training goes on."
+            )
+
+    def _close(self) -> None:
+        writer, self.writer = self.writer, None
+        if writer is not None:
+            # Whatever was not written has been told.
+            with contextlib.suppress(OSError):
+                writer.close()
+
+
+class Scalars(NamedTuple):
+    """Numbers of one step, by tag."""
+
+    step: int
+    time_unix_s: float
+    values: dict[str, float]
+
+    def write(self, writer: Any) -> None:
+        """Give them to a ``SummaryWriter``."""
+        for tag, value in self.values.items():
+            writer.add_scalar(tag, value, self.step, self.time_unix_s)
+
+
+def _open(path: Path, first: int) -> Any:
+    """Begin a file; what others in the folder say of step `first` and later is of no account."""
+    # Slow to load, and of use to one worker alone.
+    from torch.utils.tensorboard import SummaryWriter
+
+    _wait_for_a_later_name(path)
+    return SummaryWriter(
+        str(path), purge_step=first if _files(path) else None, flush_secs=_FLUSH_EVERY_S
+    )
+
+
+def _wait_for_a_later_name(path: Path) -> None:
+    """Wait until the second is over in which another file was begun: names give the order."""
+    now_s = int(time.time())
+    if any(f".{now_s:010d}." in name for name in _files(path)):
+        time.sleep(now_s + 1 - time.time())
+
+
+def _files(path: Path) -> list[str]:
+    return [file.name for file in path.glob("events.out.tfevents.*")]
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("tensorboard") is None:
+        raise ModuleNotFoundError(
+            "TensorBoard must be installed to write curves for it, but is not: "
+            "`pip install 'unisono[tensorboard]'`."
+        )

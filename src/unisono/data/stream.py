@@ -1,0 +1,178 @@
+"""From a dataset that gives its samples one after the other to one shard's batch.
+
+Each process reads the whole stream and takes what it needs by position: shards are cut out of it as
+out of a map-style dataset that is not shuffled::
+
+    stream     0 1 2 3 4 │ 5 6 7 8 9 │ 10 …      every process reads all of it
+    shard      0 1 2 0 1 │ 2 0 1 2 0 │  1        and takes those of its shards
+
+What it has read of the global batch under way it keeps, as one shard comes after the other, and
+those of a lost worker come, too. A dataset that has a method ``shard(index, num_shards)`` is asked
+for each shard's part instead, so that nobody reads what it does not compute: the part's k-th sample
+is at position ``index + k * num_shards``. There are as many parts as shards, so the bits do not
+depend on the number of workers here either.
+
+Before each sample generators are seeded from (seed, epoch, position), as for map-style datasets.
+Where the run goes back or is resumed, the stream is read again from its start, and what was
+computed is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from unisono.data.collating import Collator, said
+from unisono.engine.threads import num_threads
+from unisono.errors import LoadingError
+
+_END = object()
+
+
+class Course:
+    """A way through a stream, or through one shard's part of it, again and again. Final.
+
+    Args:
+        dataset: an iterable; its method ``set_epoch``, if it has one, is called before each epoch.
+        length: how many samples the whole stream gives each time.
+        collator: seeds generators.
+        shard: which part.
+        num_shards: of how many; 1: it is the whole.
+    """
+
+    def __init__(
+        self, dataset: Any, length: int, collator: Collator, shard: int = 0, num_shards: int = 1
+    ) -> None:
+        self._dataset, self._length, self._collator = dataset, length, collator
+        self._shard, self._num_shards = shard, num_shards
+        self._iterator: Iterator[Any] = iter(())
+        self._place: tuple[int, int] | None = None
+        self.next = shard
+
+    def leads_to(self, position: int, epoch: int) -> bool:
+        """Tell whether a position is still to come, in this epoch and this process."""
+        # A file that a parent reads has one place for both, so each process opens its own.
+        return self._place == (epoch, os.getpid()) and self.next <= position
+
+    def begin(self, epoch: int) -> None:
+        """Go to the start of an epoch.
+
+        Raises:
+            LoadingError: the dataset raised.
+        """
+        self._collator.seed_for("stream", (epoch,))
+        try:
+            set_epoch = getattr(self._dataset, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(epoch)
+            self._iterator = iter(self._part())
+        except Exception as error:
+            raise LoadingError(
+                f"a stream must be readable from its start in every epoch, but that of epoch "
+                f"{epoch} raised {said(error)}: mend it."
+            ) from error
+        self._place = (epoch, os.getpid())
+        self.next = self._shard
+
+    def read(self, position: int) -> Any:
+        """Read on to a position, and give its sample.
+
+        Raises:
+            LoadingError: the dataset raised, or gives more or fewer samples than it says.
+        """
+        try:
+            while True:
+                sample = self._ask()
+                if sample is _END:
+                    raise self._of_another_length("ends there")
+                self.next += self._num_shards
+                if self.next > position:
+                    break
+            if self.next >= self._length and self._ask() is not _END:
+                raise self._of_another_length("goes on")
+        except BaseException:
+            self._place = None
+            raise
+        return sample
+
+    def _part(self) -> Any:
+        if self._num_shards == 1:
+            return self._dataset
+        return self._dataset.shard(index=self._shard, num_shards=self._num_shards)
+
+    def _ask(self) -> Any:
+        assert self._place is not None
+        self._collator.seed_for("sample", (self._place[0], self.next))
+        try:
+            return next(self._iterator, _END)
+        except Exception as error:
+            raise LoadingError(
+                f"every sample must be readable, but sample {self.next} of the stream raised "
+                f"{said(error)}: mend it, or leave it out.",
+                indices=(self.next,),
+            ) from error
+
+    def _of_another_length(self, what: str) -> LoadingError:
+        done = len(range(self._shard, self.next, self._num_shards))
+        whole = len(range(self._shard, self._length, self._num_shards))
+        of = f" of shard {self._shard} of {self._num_shards}" if self._num_shards > 1 else ""
+        return LoadingError(
+            f"a stream must give as many samples as its length says, {whole}{of}, but after {done} "
+            f"it {what}: let `__len__` say how many it gives, to every process."
+        )
+
+
+class StreamReader:
+    """A `Fetch` for streams. Final.
+
+    Args:
+        dataset: see :class:`Course`.
+        length: how many samples it gives each time.
+        batch_size: of the global batches.
+        shards: S, the parts of each.
+        collator: makes batches.
+    """
+
+    def __init__(
+        self, dataset: Any, length: int, batch_size: int, shards: int, collator: Collator
+    ) -> None:
+        self._length, self._batch_size, self._shards = length, batch_size, shards
+        self._collator = collator
+        self._has_parts = shards > 1 and callable(getattr(dataset, "shard", None))
+        self._whole = Course(dataset, length, collator)
+        self._part = functools.cache(lambda v: Course(dataset, length, collator, v, shards))
+        self._kept: dict[tuple[int, int], Any] = {}
+
+    def __call__(
+        self, indices: torch.Tensor, epoch: int = 0, repeats: torch.Tensor | None = None
+    ) -> Any:
+        """Read on to these positions, which are one shard's of one global batch, and collate them.
+
+        Raises:
+            LoadingError: the stream raised, or gives more or fewer samples than it says.
+        """
+        positions = indices.tolist()
+        with num_threads(1):
+            read = self._read_of_part if self._has_parts else self._read_of_whole
+            return self._collator.collate(positions, read(positions, epoch), (epoch, *positions))
+
+    def _read_of_part(self, positions: list[int], epoch: int) -> list[Any]:
+        part = self._part(positions[0] % self._shards)
+        if not part.leads_to(positions[0], epoch):
+            part.begin(epoch)
+        return [part.read(position) for position in positions]
+
+    def _read_of_whole(self, positions: list[int], epoch: int) -> list[Any]:
+        start = positions[0] // self._batch_size * self._batch_size
+        if not all((epoch, position) in self._kept for position in positions):
+            if not self._whole.leads_to(start, epoch):
+                self._whole.begin(epoch)
+            stop = min(start + self._batch_size, self._length)
+            self._kept = {}
+            for position in range(start, stop):
+                self._kept[epoch, position] = self._whole.read(position)
+        return [self._kept.pop((epoch, position)) for position in positions]

@@ -1,0 +1,48 @@
+"""Sums of floats without rounding: the same bits in whatever order and groups they are added.
+
+Every finite float64 is a whole multiple of 2⁻¹⁰⁷⁴, so a sum is a whole number of those, which
+Python adds exactly. It is rounded once, when it is read; ``math.fsum`` gives the same bits.
+"""
+
+from __future__ import annotations
+
+_UNITS_OF_ONE = 1 << 1074
+
+
+class ExactSum:
+    """A sum of float64. Final."""
+
+    def __init__(self, units: int = 0, not_finite: float = 0.0) -> None:
+        self._units = units
+        self._not_finite = not_finite
+
+    def add(self, number: float) -> None:
+        """Add a number."""
+        try:
+            numerator, denominator = number.as_integer_ratio()
+        except (OverflowError, ValueError):
+            self._not_finite += number
+        else:
+            # The denominator is a power of two.
+            self._units += numerator * (_UNITS_OF_ONE // denominator)
+
+    def add_all(self, other: ExactSum) -> None:
+        """Add what another sum has added."""
+        self._units += other._units
+        self._not_finite += other._not_finite
+
+    def rounded(self) -> float:
+        """Give the float64 that is nearest; infinite where none is near, or an infinity was added.
+
+        NaN where NaN was added, or infinities of both signs.
+        """
+        if self._not_finite != 0.0:
+            return self._not_finite
+        try:
+            return self._units / _UNITS_OF_ONE
+        except OverflowError:
+            return float("inf") if self._units > 0 else float("-inf")
+
+    def as_json(self) -> list[int | float]:
+        """Write it as JSON; give it back as ``ExactSum(*written)``."""
+        return [self._units, self._not_finite]

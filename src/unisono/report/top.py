@@ -1,0 +1,161 @@
+"""A live view of a run in a terminal: read what is new, look at the processes, draw; then wait.
+
+It never writes to the run's folder. ``view.py`` decides what is shown, ``drawing.py`` where.
+
+Signals are blocked and waited for, so that none comes while something is drawn: Ctrl-C and SIGTERM
+end the view and give the terminal back as it was, Ctrl-Z for a while, and another size is drawn at
+once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from unisono.report.drawing import draw
+from unisono.report.follow import FILE_NAME, EventReader, events_file
+from unisono.report.processes import Processes
+from unisono.report.standing import Standing
+from unisono.report.view import Condition, View, see
+
+REFRESH_S = 0.5
+RECENT_BYTES = 1 << 16  # some dozens of steps each time: more say nothing more, and cost
+_CPU_LOOK_S = 0.2
+_WAITED_FOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGWINCH)
+
+
+class Watch:
+    """Looks at one run again and again. Final.
+
+    Args:
+        directory: the run's folder.
+        processes: tells of processes.
+        wall: seconds since 1970.
+        host: the name of this machine.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        processes: Processes | None = None,
+        wall: Callable[[], float] = time.time,
+        host: str | None = None,
+    ) -> None:
+        self._path = Path(directory) / FILE_NAME
+        self._processes = Processes() if processes is None else processes
+        self._wall = wall
+        self._host = os.uname().nodename if host is None else host
+        self._begin()
+
+    def look(self) -> View:
+        """Tell what is to be seen now.
+
+        Raises:
+            ValueError: the event file cannot be read.
+            DataFormatError: a newer version wrote it.
+        """
+        try:
+            self._read()
+        except ValueError:
+            if os.path.lexists(self._path):
+                raise
+            self._begin()  # not there yet, or set aside for the next run
+        start = self._standing.start
+        is_here = start is not None and start.host == self._host
+        found = self._processes.look(self._standing.named) if is_here else {}
+        return see(self._standing, found, self._wall())
+
+    def _begin(self) -> None:
+        self._reader = EventReader(self._path, RECENT_BYTES)
+        self._times_begun = 0
+        self._standing = Standing()
+
+    def _read(self) -> None:
+        for event in self._reader.new_events():
+            self._begin_anew_where_the_file_is_another()
+            self._standing.add(event)
+        self._begin_anew_where_the_file_is_another()
+
+    def _begin_anew_where_the_file_is_another(self) -> None:
+        if self._reader.times_begun != self._times_begun:
+            self._times_begun = self._reader.times_begun
+            self._standing = Standing()
+
+
+def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> None:
+    """Show a run until it has ended, or until Ctrl-C.
+
+    Args:
+        directory: what the script passed as `Trainer(..., directory=...)`.
+        console: where to. What is no terminal gets one view.
+        once: show how it stands, and end.
+
+    Raises:
+        ValueError: it is no run's folder, no run has begun there where one view was asked for, or
+            the event file cannot be read.
+        DataFormatError: a newer version wrote it.
+    """
+    watch = Watch(directory)
+    if once or not console.file.isatty() or console.is_dumb_terminal:
+        _show_once(watch, directory, console)
+        return
+    if not Path(directory).is_dir():
+        events_file(directory)  # raises, in words
+    _print(_show_live(watch, console), console)
+
+
+def _show_once(watch: Watch, directory: str | os.PathLike[str], console: Console) -> None:
+    path = events_file(directory)
+    if watch.look().condition is Condition.AWAITED:
+        raise ValueError(
+            f"{str(path)!r} must tell of a run, but tells nothing yet: wait until it has begun, or "
+            "leave out `--once`."
+        )
+    time.sleep(_CPU_LOOK_S)  # processor time is seen from two looks
+    _print(watch.look(), console)
+
+
+def _show_live(watch: Watch, console: Console) -> View:
+    while True:
+        with _signals_waited_for(), Live(console=console, screen=True, auto_refresh=False) as live:
+            view, reason = _until_a_signal(watch, live, console)
+        if reason != signal.SIGTSTP:
+            return view
+        os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl-Z, with the terminal as it was before
+
+
+def _until_a_signal(watch: Watch, live: Live, console: Console) -> tuple[View, int | None]:
+    while True:
+        view = watch.look()
+        if view.is_over:
+            return view, None
+        live.update(_drawn(view, console, console.height), refresh=True)
+        found = signal.sigtimedwait(_WAITED_FOR, REFRESH_S)
+        if found is not None and found.si_signo != signal.SIGWINCH:
+            return view, found.si_signo
+
+
+def _drawn(view: View, console: Console, height: int | None) -> Text:
+    has_unicode = not console.options.ascii_only
+    return draw(view, console.width, height, has_unicode=has_unicode)
+
+
+def _print(view: View, console: Console) -> None:
+    console.print(_drawn(view, console, None), highlight=False, markup=False)
+
+
+@contextmanager
+def _signals_waited_for() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,269 @@
+"""What is to be seen of a run now: its standing, its processes and the clock, put into words.
+
+A pure function, :func:`see`; ``drawing.py`` finds places for it on a terminal. Whatever a file says
+comes out of here as plain text on one line.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from unisono.report.events import End, Failure, Start
+from unisono.report.processes import UNKNOWN, Process, State
+from unisono.report.standing import Standing
+from unisono.report.text import amount, duration, name, plain
+from unisono.report.workers import WorkerLine, where, worker_lines
+
+STILL_S = 3.0  # no step for so long is worth saying
+STILL_STEPS = 5  # …unless steps take as long
+STAYS_S = 5.0  # a program may call `fit` again; so long it is waited for
+MAX_MEANS = 4
+_AGES_S = 1e10
+
+
+class Condition(Enum):
+    """How a run is; the value is the word for it."""
+
+    AWAITED = "not begun"
+    RUNNING = "running"
+    STILL = "no step"
+    ENDED = "ended"
+    FAILED = "failed"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class View:
+    """What is to be seen. Each text is one line; tuples hold what may stand on different ones.
+
+    Attributes:
+        condition: how the run is.
+        title: its command.
+        facts: what it is.
+        num_done: steps done.
+        end_step: of so many; None where nobody knows.
+        position: where in the run that is.
+        numbers: of the last step.
+        kept: the newest evaluation and the newest checkpoint.
+        trouble: what has become of workers; empty if nothing.
+        message: the last words, or why nothing moves; empty if there is nothing to say.
+        workers: those who compute, and those who were lost, by rank.
+        num_steps: over how many steps times are taken.
+        is_over: whether nothing more will come.
+    """
+
+    condition: Condition
+    title: str
+    facts: tuple[str, ...] = ()
+    num_done: int = 0
+    end_step: int | None = None
+    position: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    trouble: str = ""
+    message: str = ""
+    workers: tuple[WorkerLine, ...] = ()
+    num_steps: int = 0
+    is_over: bool = False
+
+
+def see(standing: Standing, processes: Mapping[int, Process], now_unix_s: float) -> View:
+    """Put into words how a run stands.
+
+    Args:
+        standing: what its events say.
+        processes: what each rank's process does, as far as anybody can tell from here.
+        now_unix_s: what time it is.
+    """
+    start = standing.start
+    if start is None:
+        return View(Condition.AWAITED, "", message="waiting for the run to begin")
+    condition = _condition(standing, processes, now_unix_s)
+    workers = tuple(worker_lines(standing, processes))
+    return View(
+        condition,
+        _title(start),
+        facts=tuple(_facts(standing, condition, now_unix_s)),
+        num_done=standing.num_done,
+        end_step=start.end_step,
+        position=tuple(_position(standing, condition)),
+        numbers=tuple(_numbers(standing, condition)),
+        kept=tuple(_kept(standing, now_unix_s)),
+        trouble=_trouble(standing, now_unix_s),
+        message=_message(standing, condition, workers, now_unix_s),
+        workers=workers,
+        num_steps=standing.recent.num_steps,
+        is_over=_is_over(standing, condition, processes, now_unix_s),
+    )
+
+
+def _condition(
+    standing: Standing, processes: Mapping[int, Process], now_unix_s: float
+) -> Condition:
+    if standing.ended is not None:
+        return Condition.FAILED if isinstance(standing.ended, Failure) else Condition.ENDED
+    seen = [processes.get(rank, UNKNOWN).state for rank in standing.ranks]
+    silent_s = _since(standing.last_event_unix_s, now_unix_s)
+    if seen and set(seen) == {State.GONE} and silent_s > STAYS_S:
+        return Condition.GONE
+    rate = standing.recent.steps_per_s
+    patience_s = max(STILL_S, STILL_STEPS / rate if rate else 0.0)
+    is_still = _without_step_s(standing, now_unix_s) > patience_s
+    return Condition.STILL if is_still else Condition.RUNNING
+
+
+def _is_over(
+    standing: Standing,
+    condition: Condition,
+    processes: Mapping[int, Process],
+    now_unix_s: float,
+) -> bool:
+    if condition in (Condition.ENDED, Condition.FAILED):
+        states = {processes.get(rank, UNKNOWN).state for rank in standing.ranks}
+        is_there = bool(states & {State.RUNNING, State.STOPPED})
+        return not is_there or _since(standing.last_event_unix_s, now_unix_s) > STAYS_S
+    return condition is Condition.GONE
+
+
+def _since(unix_s: float, now_unix_s: float) -> float:
+    """Return the seconds since then; 0 for what is to come, or for no time at all."""
+    passed_s = now_unix_s - unix_s
+    return passed_s if passed_s > 0 else 0.0
+
+
+def _without_step_s(standing: Standing, now_unix_s: float) -> float:
+    last: object = standing.last_step or standing.start
+    assert last is not None
+    return _since(max(_time_of(last), _time_of(standing.evaluation)), now_unix_s)
+
+
+def _time_of(event: object) -> float:
+    time_unix_s = getattr(event, "time_unix_s", -math.inf)
+    return -math.inf if math.isnan(time_unix_s) else time_unix_s
+
+
+def _title(start: Start) -> str:
+    if not start.command:
+        return "a run"
+    program, *arguments = start.command
+    return name(" ".join([os.path.basename(program) or program, *arguments]))
+
+
+def _facts(standing: Standing, condition: Condition, now_unix_s: float) -> Iterator[str]:
+    start = standing.start
+    assert start is not None
+    until_s = now_unix_s
+    if condition in (Condition.ENDED, Condition.FAILED, Condition.GONE):
+        until_s = standing.last_event_unix_s
+    yield f"{_condition_word(standing, condition)}, {_whole(_since(start.time_unix_s, until_s))}"
+    yield _plural(len(standing.ranks), "worker")
+    if start.shards is not None:
+        yield _plural(start.shards, "shard")
+    if start.host:
+        yield f"on {name(start.host)}"
+
+
+def _condition_word(standing: Standing, condition: Condition) -> str:
+    if isinstance(standing.ended, End) and standing.ended.stopped_early:
+        return "stopped early"
+    return "standing still" if condition is Condition.STILL else condition.value
+
+
+def _position(standing: Standing, condition: Condition) -> Iterator[str]:
+    start = standing.start
+    assert start is not None
+    if standing.epoch is not None:
+        of = ""
+        if start.steps_per_epoch and start.end_step is not None:
+            of = f" of {math.ceil(start.end_step / start.steps_per_epoch):,}"
+        yield f"epoch {standing.epoch + 1:,}{of}"
+    rate = standing.recent.steps_per_s
+    if rate and start.end_step is not None and condition is Condition.RUNNING:
+        yield f"{_whole(max(start.end_step - standing.num_done, 0) / rate)} to go"
+
+
+def _numbers(standing: Standing, condition: Condition) -> Iterator[str]:
+    step = standing.last_step
+    if step is None:
+        return
+    means = [f"{name(key)} {amount(mean)}" for key, mean in step.means.items()]
+    yield from means[:1]
+    rate = standing.recent.samples_per_s
+    if isinstance(standing.ended, End):
+        rate = standing.ended.samples_per_second
+    if rate is not None:
+        yield f"{rate:,.0f} samples/s" if 10 <= rate < 1e12 else f"{rate:.2g} samples/s"
+    yield from means[1:MAX_MEANS]
+    if step.learning_rates:
+        yield f"learning rate {amount(step.learning_rates[0])}"
+    if step.gradient_norm is not None:
+        yield f"gradient norm {amount(step.gradient_norm)}"
+
+
+def _kept(standing: Standing, now_unix_s: float) -> Iterator[str]:
+    if (found := standing.evaluation) is not None:
+        means = [f"{name(key)} {amount(mean)}" for key, mean in found.means.items()]
+        yield f"validation at step {found.step:,}: {', '.join(means[:MAX_MEANS])}"
+    if (kept := standing.checkpoint) is not None:
+        yield f"checkpoint at step {kept.step:,}, {_ago(kept.time_unix_s, now_unix_s)}"
+
+
+def _trouble(standing: Standing, now_unix_s: float) -> str:
+    if standing.trouble is None:
+        return ""
+    ago = _ago(standing.trouble.time_unix_s, now_unix_s)
+    said = f"{_line(standing.trouble.text)}, {ago}"
+    if standing.num_lost > 1:
+        return f"{standing.num_lost:,} workers lost; the last: {said}"
+    return said
+
+
+def _message(
+    standing: Standing, condition: Condition, workers: tuple[WorkerLine, ...], now_unix_s: float
+) -> str:
+    if isinstance(ended := standing.ended, Failure):
+        whose = "the run" if ended.rank is None else f"worker {ended.rank}"
+        return f"{whose} failed at step {ended.step:,}: {_line(f'{ended.error}: {ended.message}')}"
+    if ended is not None:
+        digest = f", digest {name(ended.digest)[:16]}" if ended.digest else ""
+        return f"{_plural(ended.step, 'step')} in {duration(ended.seconds)}{digest}"
+    if condition is Condition.GONE:
+        return (
+            f"no worker is there any more, so the run was interrupted or killed: last heard of "
+            f"{_ago(standing.last_event_unix_s, now_unix_s)}"
+        )
+    if condition is Condition.STILL:
+        yet = " yet" if standing.last_step is None else ""
+        passed = _whole(_without_step_s(standing, now_unix_s))
+        return f"no step{yet} for {passed}{_at_an_end(standing)}{where(workers)}"
+    return ""
+
+
+def _at_an_end(standing: Standing) -> str:
+    """Say that it may be evaluating: the last step of an epoch is written when the next one is."""
+    start = standing.start
+    per_epoch = start.steps_per_epoch if start is not None else None
+    if standing.last_step is None or not per_epoch or (standing.num_done + 1) % per_epoch:
+        return ""
+    return f", at the end of epoch {(standing.epoch or 0) + 1:,}"
+
+
+def _line(text: str) -> str:
+    return " ".join(plain(text).split())
+
+
+def _plural(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _whole(seconds: float) -> str:
+    """Return a time in whole seconds or longer units, so that it does not flicker."""
+    return duration(float(round(min(seconds, _AGES_S)))) if seconds >= 1 else "0 s"
+
+
+def _ago(unix_s: float, now_unix_s: float) -> str:
+    return f"{_whole(_since(unix_s, now_unix_s))} ago" if math.isfinite(unix_s) else "some time ago"

@@ -1,0 +1,206 @@
+"""torchmetrics objects in an evaluation: every shard updates copies of its own.
+
+::
+
+    Metrics.start ─► ShardMetrics, one a shard ─► states ─► all workers ─► Metrics.finish ─► results
+
+What is computed in the end is computed from the same state on every worker, so it has the same bits
+there, whoever held which shard. torchmetrics itself is never imported here: where a program has an
+object of it, it is loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from unisono.plan.samples import SamplePlan
+from unisono.train.metric_states import Reduction, State, States, merged
+
+Forward = Callable[[nn.Module, Any], Any]
+
+
+def outputs_and_targets(model: nn.Module, batch: Any) -> Any:
+    """Call the model with the first part of a pair (inputs, targets); the second goes with it.
+
+    Raises:
+        TypeError: the batch is no pair.
+    """
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        kind = type(batch).__name__
+        parts = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+        raise TypeError(
+            f"a batch must be a pair (inputs, targets) for metrics to be updated with (outputs, "
+            f"targets), but is a {kind}{parts}: say what they get with a function `forward`, such "
+            f"as `lambda model, batch: (model(batch[0]), batch[1])`."
+        )
+    return model(batch[0]), batch[1]
+
+
+class Metrics:
+    """The metrics of one evaluation. Final.
+
+    Args:
+        metrics: torchmetrics objects by name, or a ``MetricCollection``; they are copied.
+        forward: (model, batch) → what they are updated with: a tuple, a dict by name, or one thing.
+
+    Raises:
+        TypeError: `metrics` is something else.
+    """
+
+    def __init__(self, metrics: Any, forward: Forward) -> None:
+        self._forward = forward
+        self._template = _collection(metrics)
+        self._template.reset()
+        for _, metric in _metrics_in(self._template):
+            # A program may have a process group besides; states are exchanged by us.
+            metric.distributed_available_fn = _never
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What workers must agree on."""
+        return {path: type(metric).__name__ for path, metric in _metrics_in(self._template)}
+
+    def start(self) -> ShardMetrics:
+        """Begin the metrics of one shard."""
+        return ShardMetrics(copy.deepcopy(self._template), self._forward)
+
+    def finish(self, shards: Mapping[int, States], plan: SamplePlan) -> dict[str, Any]:
+        """Compute the results for the whole dataset.
+
+        Args:
+            shards: by shard, the states of those that have samples.
+            plan: of the dataset.
+
+        Returns:
+            By name, a number, or a list where there are several.
+
+        Raises:
+            TypeError: a result is nothing of that kind.
+        """
+        whole = copy.deepcopy(self._template)
+        num_parts = sum(
+            plan.shard_size(batch, shard) > 0
+            for batch in range(plan.steps_per_epoch)
+            for shard in range(plan.shards)
+        )
+        for path, metric in _metrics_in(whole):
+            held = {shard: states.get(path, {}) for shard, states in shards.items()}
+            for name, state in merged(held, _reductions(metric), plan).items():
+                setattr(metric, name, state)
+            metric._update_count = num_parts
+        return {name: _plain(name, value) for name, value in whole.compute().items()}
+
+
+class ShardMetrics:
+    """The metrics of one shard. Final; made by :meth:`Metrics.start`."""
+
+    def __init__(self, collection: Any, forward: Forward) -> None:
+        self._collection, self._forward = collection, forward
+        self._ends: dict[tuple[str, str], list[int]] = {}
+
+    def update(self, model: nn.Module, batch: Any) -> None:
+        """Take notice of a part."""
+        found = self._forward(model, batch)
+        if isinstance(found, Mapping):
+            self._collection.update(**found)
+        else:
+            self._collection.update(*(found if isinstance(found, (tuple, list)) else (found,)))
+        for path, metric in _metrics_in(self._collection):
+            for name, default in metric._defaults.items():
+                if isinstance(default, list):
+                    self._ends.setdefault((path, name), []).append(len(getattr(metric, name)))
+
+    def states(self) -> States:
+        """Give what the metrics hold.
+
+        Raises:
+            TypeError: a state holds something else than tensors.
+        """
+        return {
+            path: {
+                name: self._state(path, name, getattr(metric, name), default)
+                for name, default in metric._defaults.items()
+            }
+            for path, metric in _metrics_in(self._collection)
+        }
+
+    def _state(self, path: str, name: str, value: Any, default: Any) -> State:
+        is_list = isinstance(default, list)
+        tensors = value if isinstance(value, list) else [value]
+        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            raise TypeError(
+                f"the states of a metric must be tensors or lists of tensors to be merged, but "
+                f"{name!r} of {path!r} holds something else: compute it from the rows that "
+                f"`predict` gives."
+            )
+        ends = self._ends.get((path, name), [])
+        has_grown = isinstance(value, list) and ends == sorted(ends)
+        return State(tensors, (ends if has_grown else []) if is_list else None)
+
+
+def _collection(metrics: Any) -> Any:
+    """Copy metrics into a collection in which each has states of its own."""
+    torchmetrics: Any = sys.modules.get("torchmetrics")
+    kinds = (torchmetrics.Metric, torchmetrics.MetricCollection) if torchmetrics else ()
+    wanted = 'torchmetrics objects by name, such as `{"f1": MulticlassF1Score(10)}`'
+    if isinstance(metrics, Mapping) and not isinstance(metrics, kinds):
+        for name, metric in metrics.items():
+            if not isinstance(metric, kinds):
+                raise TypeError(
+                    f"`metrics` must be {wanted}, but {name!r} is of type {type(metric).__name__}: "
+                    f"derive it from `torchmetrics.Metric`, or return its value from the loss "
+                    f"function, which is averaged."
+                )
+        # In groups, as it has them itself, which metrics share states depends on the first batch.
+        return torchmetrics.MetricCollection(
+            {name: copy.deepcopy(metric) for name, metric in metrics.items()}, compute_groups=False
+        )
+    if torchmetrics is None or not isinstance(metrics, torchmetrics.MetricCollection):
+        raise TypeError(f"`metrics` must be {wanted}, but is of type {type(metrics).__name__}.")
+    return torchmetrics.MetricCollection(
+        {name: copy.deepcopy(metric) for name, metric in metrics.items(keep_base=True)},
+        prefix=metrics.prefix,
+        postfix=metrics.postfix,
+        compute_groups=False,
+    )
+
+
+def _metrics_in(collection: Any) -> Iterator[tuple[str, Any]]:
+    """Give every metric of a collection, those within others too, by its path."""
+    kind = sys.modules["torchmetrics"].Metric
+    return ((path, each) for path, each in collection.named_modules() if isinstance(each, kind))
+
+
+def _reductions(metric: Any) -> dict[str, Reduction]:
+    utilities = sys.modules["torchmetrics.utilities.data"]
+    words = {
+        utilities.dim_zero_sum: "sum",
+        utilities.dim_zero_mean: "mean",
+        utilities.dim_zero_cat: "cat",
+    }
+    return {name: words.get(how, how) for name, how in metric._reductions.items()}
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Make plain numbers of a result: one, or lists of them in lists."""
+    if isinstance(value, torch.Tensor) and not value.is_complex():
+        return float(value) if value.numel() == 1 else value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(name, each) for each in value]
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"the result of a metric must be numbers, but that of {name!r} is of type "
+            f"{type(value).__name__}: compute it from the rows that `predict` gives."
+        ) from None
+
+
+def _never() -> bool:
+    return False

@@ -1,0 +1,130 @@
+"""Every callback there is, at once: lost workers leave the same files and the same numbers."""
+
+import csv
+import functools
+import json
+import warnings
+
+import pytest
+import torch
+from tests.parity import cases
+
+import unisono
+from unisono import callbacks as module
+from unisono.callbacks import (
+    EMA,
+    BestCheckpoint,
+    Callback,
+    CSVLog,
+    EarlyStopping,
+    EventLog,
+    GarbageCollection,
+    LearningRateMonitor,
+    Progress,
+    TensorBoard,
+    Throughput,
+)
+
+pytest.importorskip("tensorboard")
+
+
+def train(directory, epochs=6, **options):
+    torch.manual_seed(11)
+    model = cases.Cnn(norm=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    ema, best, rates = EMA(0.9), BestCheckpoint(), LearningRateMonitor()
+    trainer = unisono.Trainer(
+        model,
+        optimizer,
+        cases.classify,
+        shards=3,
+        directory=directory,
+        schedule=schedule,
+        clip_norm=1.0,
+        callbacks=[
+            ema,
+            best,
+            rates,
+            CSVLog(),
+            CSVLog(every="epoch"),
+            EarlyStopping(50),
+            GarbageCollection(10),
+            TensorBoard(),
+            Throughput(),
+        ],
+        **options,
+    )
+    trainer.fit(
+        cases.images(),
+        batch_size=cases.BATCH_SIZE,
+        epochs=epochs,
+        validate=cases.images(),
+        validate_every=4,
+    )
+    averages = sum(value.double().sum().item() for value in ema.weights.values())
+    return trainer.digest(), averages, ema.num_averaged, best.best, best.step, rates.changes
+
+
+def files_of(directory):
+    """What is in the files of a run, without what differs from run to run."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reader = EventAccumulator(str(directory / "tensorboard"), size_guidance={"scalars": 0})
+        reader.Reload()
+    curves = {
+        tag: [(one.step, one.value) for one in reader.Scalars(tag)]
+        for tag in reader.Tags()["scalars"]
+    }
+    lines = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
+    tables = {}
+    for name in ("steps.csv", "epochs.csv"):
+        with open(directory / name, newline="") as file:
+            tables[name] = list(csv.reader(file))
+    return {
+        **tables,
+        "best": (directory / "best.safetensors").read_bytes(),
+        "curves": curves,
+        "steps": [(one["step"], one["means"]) for one in lines if one["event"] == "step"],
+        "found": [(one["step"], one["means"]) for one in lines if one["event"] == "evaluation"],
+    }
+
+
+def test_all_of_them_are_here():
+    """Who adds a callback adds it to this program."""
+    usual = {Progress, EventLog, EMA, BestCheckpoint, LearningRateMonitor, CSVLog, EarlyStopping}
+    public = {getattr(module, name) for name in module.__all__}
+    kinds = {one for one in public if isinstance(one, type) and issubclass(one, Callback)}
+    assert kinds - {Callback} == usual | {GarbageCollection, TensorBoard, Throughput}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "faults",
+    [
+        "",
+        "kill:rank=0,step=9,at=update; kill:rank=1,step=20,at=gradients",
+        "kill:rank=1,step=7,at=updated; kill:rank=0,step=13,at=commit; kill:rank=0,step=30",
+    ],
+)
+def test_lost_workers_leave_the_same_files(tmp_path, monkeypatch, faults):
+    alone = train(tmp_path / "alone")
+    monkeypatch.setenv("UNISONO_FAULTS", faults)
+    often = functools.partial(train, checkpoint_every=5, keep=2)
+    results = unisono.launch(often, tmp_path / "two", workers=2)
+    assert results == [alone] * 2
+    expected, found = files_of(tmp_path / "alone"), files_of(tmp_path / "two")
+    for name in expected:
+        assert found[name] == expected[name], name
+
+
+@pytest.mark.slow
+def test_a_run_in_parts_leaves_the_same_files(tmp_path):
+    alone = train(tmp_path / "alone")
+    train(tmp_path / "parts", epochs=4)
+    assert train(tmp_path / "parts", epochs=6) == alone
+    expected, found = files_of(tmp_path / "alone"), files_of(tmp_path / "parts")
+    for name in expected:
+        assert found[name] == expected[name], name

@@ -1,0 +1,115 @@
+"""Curves for TensorBoard, read back with its own reader: each step once."""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import unisono
+from unisono.callbacks import TensorBoard
+
+pytest.importorskip("tensorboard")
+
+
+@pytest.fixture(autouse=True)
+def other_peoples_warnings():
+    """What TensorBoard's own modules warn of when they are loaded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def curves(path):
+    """Read (step, value) of each tag."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(path), size_guidance={"scalars": 0})
+    reader.Reload()
+    return {
+        tag: [(one.step, one.value) for one in reader.Scalars(tag)]
+        for tag in reader.Tags()["scalars"]
+    }
+
+
+def steps_of(path):
+    return {tag: [step for step, _ in curve] for tag, curve in curves(path).items()}
+
+
+def data(num_samples=20):
+    x = torch.randn(num_samples, 4, generator=torch.Generator().manual_seed(num_samples))
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+
+def loss(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def train(directory, epochs=3, every=1, path=None, **options):
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    callbacks = [TensorBoard(path, every=every)]
+    trainer = unisono.Trainer(
+        model, optimizer, loss, shards=2, directory=directory, callbacks=callbacks, **options
+    )
+    trainer.fit(data(), batch_size=8, epochs=epochs, validate=data(7))
+    return trainer
+
+
+def test_each_step_is_there(tmp_path):
+    trainer = train(tmp_path, clip_norm=1.0)
+    found = curves(tmp_path / "tensorboard")
+    assert found.keys() == {"train/loss", "learning_rate", "gradient_norm", "validation/loss"}
+    assert [step for step, _ in found["train/loss"]] == list(range(9))
+    assert [step for step, _ in found["validation/loss"]] == [2, 5, 8]
+    assert found["train/loss"][-1][1] == pytest.approx(trainer.run.last["means"]["loss"])
+    assert found["validation/loss"][-1][1] == pytest.approx(trainer.run.last["validation"]["loss"])
+
+
+def test_some_steps_are_left_out(tmp_path):
+    train(None, every=4, path=tmp_path / "curves")
+    found = steps_of(tmp_path / "curves")
+    assert (found["train/loss"], found["validation/loss"]) == ([0, 4, 8], [2, 5, 8])
+
+
+def test_a_run_that_is_taken_up_hides_what_comes_again(tmp_path):
+    train(tmp_path / "whole")
+    train(tmp_path / "parts", epochs=2, checkpoint_every=2)
+    newest = sorted((tmp_path / "parts" / "checkpoints").iterdir())[-1]
+    shutil.rmtree(newest)  # as if the run had been killed before: step 4 and 5 come again
+    train(tmp_path / "parts")
+    assert curves(tmp_path / "parts" / "tensorboard") == curves(tmp_path / "whole" / "tensorboard")
+    train(tmp_path / "parts", epochs=1, resume="never")
+    assert steps_of(tmp_path / "parts" / "tensorboard")["train/loss"] == [0, 1, 2]
+
+
+def test_a_disk_that_cannot_be_written_ends_no_run(tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    train(None, epochs=1, path=tmp_path / "file")
+    assert capsys.readouterr().out.count("curves are missing there; training goes on") == 1
+
+
+def test_without_tensorboard_there_is_a_sentence(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'unisono\[tensorboard\]'"):
+        TensorBoard()
+
+
+def test_a_place_is_needed():
+    with pytest.raises(unisono.CallbackError, match="`path` must say where the curves go"):
+        train(None)
+
+
+@pytest.mark.slow
+def test_nothing_heavy_is_loaded_before_it_is_used():
+    code = (
+        "import sys; from unisono.callbacks import EMA, CSVLog, TensorBoard; TensorBoard('x');"
+        "assert not {'tensorboard', 'torch.utils.tensorboard'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

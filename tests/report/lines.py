@@ -1,0 +1,36 @@
+"""Single lines of an event file, and how a run stands after some."""
+
+from tests.report.synthetic import BEGAN_UNIX_S, step_line, to_bytes
+
+from unisono.report.events import read_event
+from unisono.report.standing import Standing
+
+# Seconds in each phase; what is not waiting is eight milliseconds.
+ROW = [0.001, 0.002, 0.004, 0.002, 0.0005, 0.0005]
+
+
+def standing(*lines):
+    made = Standing()
+    for line in lines:
+        made.add(read_event(to_bytes(line)))
+    return made
+
+
+def step(number, at_s, *, ranks=(0, 1), rows=None, seconds=0.01, **change):
+    return step_line(
+        number,
+        ranks=list(ranks),
+        phases=rows or [ROW] * len(ranks),
+        seconds=seconds,
+        time_unix_s=BEGAN_UNIX_S + at_s,
+        **change,
+    )
+
+
+def event(kind, step, at_s=1.0, **facts):
+    return {"event": kind, "step": step, "time_unix_s": BEGAN_UNIX_S + at_s, **facts}
+
+
+def workers(step, at_s=1.0, *, ranks, lost=(), joined=(), pids=(), why=()):
+    facts = {"ranks": ranks, "lost": lost, "joined": joined, "pids": pids, "why": why}
+    return event("workers", step, at_s, **{k: list(v) for k, v in facts.items()})

@@ -1,0 +1,213 @@
+"""The command shows a run that somebody trains, and leaves its folder alone."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+from click.testing import CliRunner
+from tests.report.lines import event, step
+from tests.report.synthetic import run_lines, start_line, to_bytes, write_run
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import unisono
+from unisono.cli import main
+from unisono.report.processes import Processes
+from unisono.report.top import Watch
+from unisono.report.view import Condition
+
+
+def top(*arguments):
+    return CliRunner().invoke(main, ["top", *map(str, arguments)])
+
+
+def train(directory):
+    x = torch.randn(120, 6, generator=torch.Generator().manual_seed(1))
+    model = torch.nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    trainer = unisono.Trainer(
+        model, optimizer, lambda m, b: F.cross_entropy(m(b[0]), b[1]), shards=2, directory=directory
+    )
+    trainer.fit(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=10, epochs=2)
+    return trainer.digest()
+
+
+def test_a_real_run_is_shown(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/train.py", "--quick"])
+    digest = train(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    result = top("--once", tmp_path)
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert lines[0].startswith("train.py --quick · ended, ")
+    assert lines[1].startswith("step 24 of 24 · epoch 2 of 2 ")
+    assert lines[1].endswith(" 100 %")
+    assert "samples/s · learning rate 0.05" in lines[2]
+    assert f"digest {digest[:16]}" in result.output
+    worker = next(line for line in lines if line.startswith("   0 "))
+    assert worker.split()[1:4] == [str(os.getpid()), "running", "24"]
+    assert "MB" in worker or "GB" in worker
+    assert max(map(len, lines)) <= 80
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_what_is_no_terminal_gets_one_view(tmp_path):
+    result = top(write_run(tmp_path / "run", ends=False))
+    assert result.exit_code == 0
+    assert "\x1b" not in result.output
+    assert result.output.splitlines()[0].startswith("unisono run -n 4 my script.py --lr 0.1 · ")
+
+
+def test_a_pipe_with_colours_is_no_terminal(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    result = top(write_run(tmp_path / "run", [start_line(), step(0, 1)]))
+    assert result.exit_code == 0
+    assert "\x1b[1m" in result.output
+    assert "\x1b[?1049h" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda folder: folder / "none", "DIRECTORY must be a run's folder, but "),
+        (lambda folder: folder, "DIRECTORY must hold events.jsonl, but "),
+    ],
+)
+def test_a_folder_without_a_run_gets_one_sentence(tmp_path, make, words):
+    result = top("--once", make(tmp_path))
+    assert result.exit_code == 2
+    assert result.output.startswith(f"unisono: {words}")
+    assert result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "tells nothing yet: wait until it has begun"),
+        (b"\x00\xff\n[1]\n{}\n", "tells nothing yet: wait until it has begun"),
+        (b'{"event":"start","format":99,"step":0}\n', "use the version that wrote it"),
+    ],
+)
+def test_a_file_that_tells_nothing_gets_one_sentence(tmp_path, content, words):
+    (tmp_path / "events.jsonl").write_bytes(content)
+    result = top("--once", tmp_path)
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+class TestWatch:
+    @pytest.fixture
+    def watch(self, tmp_path):
+        return Watch(tmp_path, Processes(tmp_path), host="another")
+
+    @pytest.fixture
+    def file(self, tmp_path):
+        return tmp_path / "events.jsonl"
+
+    def test_a_run_that_has_not_begun_is_awaited(self, watch, file):
+        assert watch.look().condition is Condition.AWAITED
+        file.write_bytes(b"")
+        assert watch.look().condition is Condition.AWAITED
+        file.write_bytes(to_bytes(start_line())[:50])
+        assert watch.look().condition is Condition.AWAITED
+
+    def test_what_is_new_is_seen(self, watch, file):
+        file.write_bytes(to_bytes(start_line()) + to_bytes(step(0, 1)))
+        assert watch.look().num_done == 1
+        with file.open("ab") as more:
+            more.write(to_bytes(step(1, 2)))
+        assert watch.look().num_done == 2
+
+    def test_a_file_that_was_cut_is_read_anew(self, watch, file):
+        head = to_bytes(start_line()) + to_bytes(step(0, 1))
+        lost = event("workers", 2, ranks=[0], lost=[1], joined=[], pids=[], why=["x"])
+        kept = to_bytes(event("checkpoint", 2))
+        file.write_bytes(head + to_bytes(step(1, 2)) + kept + to_bytes(step(2, 3)))
+        assert watch.look().num_done == 3
+        file.write_bytes(head + to_bytes(lost) + to_bytes(event("went_back", 1, from_step=3)))
+        view = watch.look()
+        assert (view.num_done, view.kept) == (1, ())
+        assert view.trouble.startswith("x; steps 1 to 2 came again, ")
+
+    def test_another_run_in_the_folder_is_another(self, watch, file):
+        file.write_bytes(to_bytes(start_line(end_step=5)) + to_bytes(step(0, 1)))
+        assert watch.look().end_step == 5
+        file.rename(file.with_stem("events-1"))
+        assert watch.look().condition is Condition.AWAITED
+        file.write_bytes(to_bytes(start_line(end_step=7)))
+        view = watch.look()
+        assert (view.num_done, view.end_step) == (0, 7)
+
+    def test_a_long_file_is_known_by_its_end(self, watch, file):
+        lines = run_lines(num_steps=2000, num_workers=2, lost_at=20)
+        compact = [json.dumps(line, separators=(",", ":")) for line in lines]
+        file.write_text("\n".join([*compact, ""]))
+        view = watch.look()
+        assert view.num_done == 2000
+        assert view.num_steps < 200
+        assert "worker 1 was killed by SIGKILL" in view.trouble
+        assert view.condition is Condition.ENDED
+
+    def test_processes_are_believed_on_their_own_host_alone(self, tmp_path, file):
+        mine = {"ranks": [0], "pids": [os.getpid()], "host": "here"}
+        file.write_bytes(to_bytes(start_line(num_workers=1, **mine, time_unix_s=time.time())))
+        here, there = (Watch(tmp_path, host=host).look().workers[0] for host in ("here", "there"))
+        assert here.state == "running"
+        assert there.state == "unknown"
+
+
+def read_until(terminal, words, seen=b""):
+    while words not in seen:
+        seen += os.read(terminal, 1 << 16)
+    return seen
+
+
+@contextmanager
+def on_a_terminal(directory):
+    terminal, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    command = [sys.executable, "-m", "unisono", "top", str(directory)]
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    )
+    try:
+        yield process, terminal
+    finally:
+        process.kill()
+        process.wait()
+        os.close(theirs)
+        os.close(terminal)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_on_a_terminal_it_is_live_and_gives_the_terminal_back(tmp_path, by):
+    write_run(tmp_path, [start_line(), step(0, 1)])
+    with on_a_terminal(tmp_path) as (process, terminal):
+        seen = read_until(terminal, b"step 1 of 300")
+        assert b"\x1b[?1049h" in seen  # the other screen
+        assert b"\x1b[?25l" in seen  # no cursor
+        with (tmp_path / "events.jsonl").open("ab") as file:
+            file.write(to_bytes(step(1, 2)))
+        read_until(terminal, b"step 2 of 300")
+        process.send_signal(by)
+        seen = read_until(terminal, b"\x1b[?1049l")
+        after = read_until(terminal, b"step 2 of 300", seen.partition(b"\x1b[?1049l")[2])
+        assert b"\x1b[?25h" in seen + after
+        assert process.wait() == 0
+
+
+@pytest.mark.slow
+def test_on_a_terminal_it_waits_for_a_run_and_ends_with_it(tmp_path):
+    with on_a_terminal(tmp_path) as (process, terminal):
+        read_until(terminal, b"waiting for the run to begin")
+        write_run(tmp_path, run_lines(num_steps=40))
+        read_until(terminal, b"digest 0123456789abcdef")
+        assert process.wait() == 0

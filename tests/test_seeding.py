@@ -1,0 +1,32 @@
+"""Python's and numpy's generators begin where a seed says, whichever part of the package asks."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from unisono.ddp import init
+from unisono.engine.randomness import generators_put_back, seed_generators
+
+SEED = 2**40 + 7
+
+
+@pytest.mark.parametrize("seed_all", [seed_generators, init._seed_generators])
+def test_every_default_generator_is_seeded(seed_all):
+    with generators_put_back():
+        seed_all(SEED)
+        drawn = random.random(), np.random.rand(), torch.rand(()).item()
+        seed_all(SEED + 1)
+        others = random.random(), np.random.rand(), torch.rand(()).item()
+        seed_all(SEED)
+        assert (random.random(), np.random.rand(), torch.rand(()).item()) == drawn
+    assert all(one != other for one, other in zip(drawn, others, strict=True))
+
+
+def test_numpy_takes_all_bits_of_a_seed():
+    with generators_put_back():
+        seed_generators(7)
+        drawn = np.random.rand()
+        seed_generators(SEED)
+        assert np.random.rand() != drawn

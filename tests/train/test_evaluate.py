@@ -1,0 +1,110 @@
+"""Evaluation is what a plain loop finds, bit for bit, on any number of workers."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import unisono
+from unisono.engine.threads import num_threads
+from unisono.plan.samples import SamplePlan
+
+NUM_SAMPLES = 10_007  # a prime: the last batch is short, whatever the size
+
+
+def data(num_samples):
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(
+        torch.randn(num_samples, 6, generator=generator),
+        torch.randint(0, 3, (num_samples,), generator=generator),
+    )
+
+
+def make(loss, shards=4):
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return unisono.Trainer(model, optimizer, loss, shards=shards)
+
+
+def loss_of(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def hits_and_loss(model, batch):
+    outputs = model(batch[0])
+    hits = (outputs.argmax(1) == batch[1]).sum()
+    return {"loss": F.cross_entropy(outputs, batch[1]), "accuracy": (hits, len(batch[1]))}
+
+
+def plain_losses(loss, batches):
+    """The losses of a plain loop, and how many samples each is the mean of."""
+    model = make(loss).run.model.eval()
+    inputs, targets = data(NUM_SAMPLES).tensors
+    with torch.no_grad(), num_threads(1):
+        return [
+            (loss(model, (inputs[indices], targets[indices])).item(), len(indices))
+            for indices in batches
+        ]
+
+
+def evaluate_one_by_one():
+    # With as many samples in a batch as shards, each pass has one sample.
+    return make(loss_of).evaluate(data(NUM_SAMPLES), batch_size=4)["loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # 10,007 passes on each number of workers
+def test_the_mean_is_a_plain_loops_per_sample_mean_on_one_to_four_workers():
+    losses = [loss for loss, _ in plain_losses(loss_of, torch.arange(NUM_SAMPLES).split(1))]
+    expected = math.fsum(losses) / NUM_SAMPLES
+    # float32 losses of one size leave a float64 sum nothing to round: any plain loop will do.
+    assert sum(losses) / NUM_SAMPLES == expected
+    assert evaluate_one_by_one() == expected
+    for workers in (2, 3, 4):
+        assert unisono.launch(evaluate_one_by_one, workers=workers) == [expected] * workers
+
+
+@pytest.mark.parametrize("batch_size", [64, 1000])
+def test_the_mean_over_batches_is_that_of_a_plain_loop_over_the_same_batches(batch_size):
+    plan = SamplePlan(NUM_SAMPLES, batch_size, shards=4, shuffle=False)
+    order = plan.order(0)
+    passes = [
+        plan.shard_indices(order, batch, shard)
+        for shard in reversed(range(4))  # in another order than ours
+        for batch in range(plan.steps_per_epoch)
+        if plan.shard_size(batch, shard)
+    ]
+    terms = [loss * num_samples for loss, num_samples in plain_losses(loss_of, passes)]
+    found = make(loss_of).evaluate(data(NUM_SAMPLES), batch_size=batch_size)
+    assert found == {"loss": math.fsum(terms) / NUM_SAMPLES}
+
+
+def test_counts_are_exact_whatever_the_batches():
+    inputs, targets = data(NUM_SAMPLES).tensors
+    model = make(hits_and_loss).run.model.eval()
+    expected = int((model(inputs).argmax(1) == targets).sum()) / NUM_SAMPLES
+    for shards, batch_size in [(1, NUM_SAMPLES), (3, 64), (4, 999)]:
+        found = make(hits_and_loss, shards).evaluate(data(NUM_SAMPLES), batch_size=batch_size)
+        assert found["accuracy"] == expected
+
+
+def test_a_shard_without_samples_has_no_part_in_a_mean():
+    means = make(hits_and_loss).evaluate(data(2), batch_size=4)
+    assert means == make(hits_and_loss, shards=2).evaluate(data(2), batch_size=4)
+
+
+def test_what_addition_in_any_order_would_lose_is_kept():
+    dataset = TensorDataset(torch.tensor([1e16, 1.0, -1e16, 1.0], dtype=torch.float64))
+    for shards in (1, 2, 4):
+        trainer = make(lambda model, batch: batch[0].sum(), shards)
+        assert trainer.evaluate(dataset, batch_size=shards) == {"loss": 0.5}
+
+
+def test_the_names_must_be_the_same_for_every_shard():
+    trainer = make(lambda model, batch: {"loss": batch[0].sum(), f"{len(batch[1])}": 1.0}, shards=2)
+    with pytest.raises(unisono.MismatchError, match="the same names for every shard"):
+        trainer.evaluate(data(3), batch_size=3)

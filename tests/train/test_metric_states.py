@@ -1,0 +1,124 @@
+"""The states of shards are told without pickle and merged in an order that knows no workers."""
+
+import pytest
+import torch
+
+from unisono.plan.samples import SamplePlan
+from unisono.train.metric_states import State, merged, read, write
+
+PLAN = SamplePlan(7, 4, shards=3, shuffle=False)  # shard 0: 0 3 │ 6, shard 1: 1 │ 4, shard 2: 2 │ 5
+
+
+def alone(*numbers, dtype=torch.float32):
+    return State([torch.tensor(numbers, dtype=dtype)], None)
+
+
+def test_what_is_told_is_what_was_held():
+    twice = torch.arange(6.0).view(2, 3).t()  # not contiguous, and held by two metrics
+    shards = {
+        2: {"a": {"sum": alone(1, 2), "rows": State([twice, torch.empty(0, 3)], [1, 2])}},
+        0: {"a": {"sum": alone(3, 4, dtype=torch.int64), "rows": State([], [0, 0])}},
+        1: {"b.inner": {"rows": State([twice, torch.tensor(True)], [2, 2])}},
+    }
+    told = read(write(shards))
+    assert told.keys() == shards.keys()
+    for shard, states in shards.items():
+        for path, of_metric in states.items():
+            for name, state in of_metric.items():
+                found = told[shard][path][name]
+                assert found.ends == state.ends
+                assert len(found.tensors) == len(state.tensors)
+                for one, other in zip(found.tensors, state.tensors, strict=True):
+                    assert one.dtype == other.dtype
+                    assert torch.equal(one, other)
+
+
+def test_nothing_can_be_told():
+    assert read(write({})) == {}
+
+
+@pytest.mark.parametrize(
+    ("reduction", "states", "expected"),
+    [
+        ("sum", [alone(1e8), alone(1), alone(-1e8)], [0.0]),  # (0 + 1) + 2
+        ("sum", [alone(2, dtype=torch.int64)] * 3, [6]),
+        ("mean", [alone(1), alone(2), alone(3)], [(3 * 1 + 2 * 2 + 2 * 3) / 7]),
+        ("mean", [alone(0.1)] * 3, [torch.tensor(0.1).item()]),
+        (None, [alone(1, 2), alone(3, 4), alone(5, 6)], [[1, 2], [3, 4], [5, 6]]),
+        (lambda stacked: stacked.max(0).values, [alone(1, 9), alone(3, 4), alone(5, 6)], [5, 9]),
+    ],
+)
+def test_tensors_are_merged_in_shard_order(reduction, states, expected):
+    shards = {shard: {"x": states[shard]} for shard in (2, 0, 1)}
+    whole = merged(shards, {"x": reduction}, PLAN)["x"]
+    assert whole.dtype == states[0].tensors[0].dtype
+    assert torch.equal(whole, torch.tensor(expected, dtype=whole.dtype))
+
+
+def test_sums_are_taken_along_the_tree():
+    plan = SamplePlan(4, 4, shards=4, shuffle=False)
+    states = {shard: {"x": alone(value)} for shard, value in enumerate([1, 1e8, -1e8, 1])}
+    assert merged(states, {"x": "sum"}, plan)["x"].item() == 0  # one by one it would be 1
+
+
+def test_of_one_shard_alone_nothing_is_stacked():
+    plan = SamplePlan(1, 3, shards=3, shuffle=False)
+    assert merged({0: {"x": alone(1, 2)}}, {"x": None}, plan)["x"].tolist() == [1, 2]
+
+
+def rows(*numbers):
+    return torch.tensor(numbers)
+
+
+def lists(**of_shard_1):
+    """Every sample's number; `of_shard_1` is what that shard has instead."""
+    shards = {
+        0: {"x": State([rows(0, 3), rows(6)], [1, 2])},
+        1: {"x": State([rows(1), rows(4)], [1, 2])},
+        2: {"x": State([rows(2), rows(5)], [1, 2])},
+    }
+    shards[1] |= of_shard_1
+    return {shard: shards[shard] for shard in (1, 2, 0)}
+
+
+def joined(shards, reductions):
+    whole = merged(shards, reductions, PLAN)
+    return {name: [entry.tolist() for entry in whole[name]] for name in reductions}
+
+
+def test_rows_of_samples_come_in_the_order_of_the_dataset():
+    assert joined(lists(), {"x": "cat"}) == {"x": [[0, 1, 2, 3, 4, 5, 6]]}
+
+
+@pytest.mark.parametrize(
+    ("reductions", "of_shard_1", "expected"),
+    [
+        ({"x": None}, {}, [[0, 3], [1], [2], [6], [4], [5]]),
+        (
+            {"x": "cat"},
+            {"x": State([rows(1, 1), rows(4)], [1, 2])},
+            [[0, 3], [1, 1], [2], [6], [4], [5]],
+        ),
+        (
+            {"x": "cat"},
+            {"x": State([rows(1), rows(4), rows(4)], [1, 3])},
+            [[0, 3], [1], [2], [6], [4], [4], [5]],
+        ),
+        ({"x": "cat"}, {"x": State([rows(4)], [])}, [[0, 3], [6], [4], [2], [5]]),
+    ],
+)
+def test_other_lists_come_by_batches_or_else_by_shards(reductions, of_shard_1, expected):
+    assert joined(lists(**of_shard_1), reductions) == {"x": expected}
+
+
+def test_all_lists_of_a_metric_come_in_the_same_order():
+    shards = lists()
+    for states in shards.values():
+        states["kept"] = State([entry[:0] for entry in states["x"].tensors], [1, 2])
+    found = joined(shards, {"x": "cat", "kept": "cat"})
+    assert found["x"] == [[0, 3], [1], [2], [6], [4], [5]]
+
+
+def test_a_function_of_a_list_is_given_the_list():
+    found = merged(lists(), {"x": lambda entries: torch.cat(entries).sum()}, PLAN)
+    assert found["x"].item() == 21
