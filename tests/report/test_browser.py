@@ -149,6 +149,7 @@ def test_the_policy_stops_what_a_page_must_not_do(usual):
                refused.push(event.effectiveDirective);
                if (refused.length === 2) resolve(refused.sort());
              });
+             setTimeout(() => resolve(refused), 5000);
              const script = document.createElement('script');
              script.textContent = 'document.title = "taken"';
              document.body.append(script);

@@ -59,6 +59,15 @@ def test_what_the_run_told_itself_comes_first():
     assert (twice.seconds, twice.mean_samples_per_second) == (1.0, 6400.0)
 
 
+def test_going_back_is_counted_and_told():
+    back = {"event": "went_back", "step": 2, "from_step": 5}
+    history = folded(start_line(), step(0), step(1), back, step(2))
+    assert (history.num_steps, history.num_out_of_order, history.num_went_back) == (3, 0, 1)
+    assert history.marks[0].text == (
+        "went back to step 2 from step 5: 3 came again, with the same result"
+    )
+
+
 def test_a_step_that_does_not_follow_is_left_out():
     history = folded(start_line(), step(0), step(5), step(5), step(3), step(6))
     assert (history.num_steps, history.num_out_of_order) == (3, 2)

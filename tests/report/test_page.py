@@ -93,6 +93,13 @@ def test_plots_are_made_of_what_plotly_knows():
     assert {colour for colour in colours if f"{colour}:" not in style} == set()
 
 
+def test_a_failure_after_the_last_step_is_marked():
+    (figure, *_) = curves.learning(folded(run_lines(num_steps=9, lost_at=-99, fails=True)))
+    (badge,) = figure.layout["annotations"]
+    assert (badge["x"], badge["text"]) == (9.0, "1")
+    assert figure.layout["xaxis"]["range"][1] >= 9
+
+
 def mark(step):
     return Mark(step, 0.0, Kind.LOST, f"at {step}")
 

@@ -158,11 +158,12 @@ def over_steps(
     low, high = min(ends, default=0), max(ends, default=1)
     margin = (high - low) * 0.01 or 0.5
     placed = [(float(mark.step), number, mark) for number, mark in marks]
+    end = high + 1 if marks else high  # a run ends, or fails, after its last step
     return {
-        "xaxis": {"title": {"text": "step"}, "range": [low - margin, high + margin]},
+        "xaxis": {"title": {"text": "step"}, "range": [low - margin, max(high + margin, end)]},
         "yaxis": {"rangemode": "tozero" if from_zero else "normal"},
         "hovermode": "closest",
-        **drawn_badges(badges(placed, low, high), is_above=True),
+        **drawn_badges(badges(placed, low, end), is_above=True),
     }
 
 

@@ -132,7 +132,7 @@ def _tiles(history: History) -> list[str]:
         tiles.append(_tile("Samples a second", count(speed), "in the mean"))
     tiles += _learning_tiles(history)
     tiles.append(_workers_tile(history))
-    tiles.append(_tile("Time in fit", duration(history.seconds), _fits(history)))
+    tiles.append(_tile("Time in fit", duration(history.seconds or None), _fits(history)))
     tiles.append(_recoveries_tile(history))
     if isinstance(history.ended, End) and history.ended.digest:
         digest = plain(history.ended.digest)
@@ -209,7 +209,7 @@ def _happened(history: History) -> list[str]:
 def _counts(history: History) -> str:
     said = []
     if not history.marks:
-        said.append("Nothing went wrong.")
+        said.append("Nothing went wrong." if history.ended else "Nothing went wrong so far.")
     if history.num_evaluations:
         said.append(f"{plural(history.num_evaluations, 'evaluation')}.")
     if history.num_checkpoints:
