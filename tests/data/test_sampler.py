@@ -342,3 +342,23 @@ def test_a_replacement_that_joins_where_an_epoch_begins_agrees_with_the_others(m
     first, *joined = results[1][1]
     assert (first, joined) == (0, list(range(joined[0], 60)))
     assert joined[0] > 7
+
+
+def known_order():
+    torch.manual_seed(4)
+    model = torch.nn.Linear(6, 2)
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=2)
+    x = torch.randn(N, 6)
+    for step in run.steps(x, batch_size=4, steps=3, sampler=as_shuffled):
+        with step:
+            for batch in step.shards:
+                step.backward(model(batch).mean())
+    return run.last.get("order")
+
+
+@pytest.mark.slow
+def test_who_replaces_the_only_worker_keeps_the_order_with_the_run(monkeypatch):
+    alone = known_order()
+    assert alone
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=0,at=update")
+    assert unisono.launch(known_order, workers=1) == [alone]

@@ -70,6 +70,12 @@ def test_checkpoints_come_at_their_interval_and_at_the_end(tmp_path, capsys):
     assert "going on from checkpoint step-000000000008" in capsys.readouterr().out
 
 
+def test_a_directory_that_is_a_file_is_refused_in_words(tmp_path):
+    (tmp_path / "a file").touch()
+    with pytest.raises(unisono.CheckpointError, match="`directory` must be a folder that can be"):
+        fit(tmp_path / "a file", 1)
+
+
 def test_a_damaged_checkpoint_is_passed_over_with_the_reason(tmp_path, capsys):
     whole = fit(None, 12)
     fit(tmp_path, 8, checkpoint_every=3)

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import unisono
+from unisono.engine import laps
 
 
 def data():
@@ -55,6 +56,22 @@ def test_the_number_of_workers_changes_nothing(precision, dtype):
     assert alone[0] != train("fp32")[0]
     assert alone[2] == dtype
     assert unisono.launch(train, precision, workers=3) == [alone] * 3
+
+
+def test_who_waits_for_the_scale_of_others_is_said_to_wait(monkeypatch):
+    now_s = [0.0]
+    trainer = make("fp16", 1)
+    gather = trainer.run.team.gather
+
+    def slow(message, purpose):
+        now_s[0] += 7.0 * purpose.startswith("scale of step")
+        return gather(message, purpose)
+
+    monkeypatch.setattr(laps, "perf_counter", lambda: now_s[0])
+    monkeypatch.setattr(trainer.run.team, "gather", slow)
+    trainer.fit(data(), batch_size=10, steps=1)
+    times = trainer.run.team.times(0, 0)
+    assert [times[phase] for phase in (laps.Phase.WAITING, laps.Phase.SUMMING)] == [7.0, 0.0]
 
 
 def test_a_checkpoint_of_another_precision_is_told(tmp_path, capsys):

@@ -313,7 +313,9 @@ class SharedEngine:
             return True
         crew = self._team.crew
         mine = b"finite" if self._scaling.unscale(self._totals(present)) else b""
+        self.laps.lap(Phase.SUMMING)
         heard = self._team.gather(mine, f"scale of step {step}")
+        self.laps.lap(Phase.WAITING)
         if self._team.crew != crew:
             return False
         self.is_skipped = not all(heard.values())

@@ -334,8 +334,8 @@ class Run:
             while True:
                 if is_over() and under_way.end():
                     return
-                if plan.sampler is not None and not (position.batch or is_over() or has_agreed):
-                    self._agree_on_order(plan)
+                if plan.sampler is not None and not (position.batch or is_over()):
+                    self._begin_order(plan, has_agreed)
                 has_agreed = False
                 if not under_way.act() or is_over():
                     continue
@@ -404,7 +404,13 @@ class Run:
             nonlocal found
             try:
                 found = checkpoints.find(plan, identity(plan, self.fixed))
-            except (CheckpointError, OSError) as error:
+            except OSError as error:
+                trouble = (
+                    f"`directory` must be a folder that can be read and written, or that can be "
+                    f"made, but “{error}”: pass another one, or make room for it."
+                )
+                return json.dumps({"error": trouble}).encode()
+            except CheckpointError as error:
                 return json.dumps({"error": str(error)}).encode()
             if found is None:
                 return b"{}"
@@ -452,10 +458,11 @@ class Run:
         )
         return b""
 
-    def _agree_on_order(self, plan: SamplePlan) -> None:
-        """Begin an epoch whose order a sampler says. Collective."""
+    def _begin_order(self, plan: SamplePlan, has_agreed: bool) -> None:
+        """Begin an epoch whose order a sampler says. Collective, unless that has been agreed on."""
         order = self._order(plan)
-        self.team.agree(order, "order of an epoch")
+        if not has_agreed:
+            self.team.agree(order, "order of an epoch")
         self.last["order"] = order
 
     def _check_order(self, plan: SamplePlan) -> None:
