@@ -1,5 +1,6 @@
 """Curves for TensorBoard, read back with its own reader: each step once."""
 
+import errno
 import importlib.util
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import TensorBoard
+from unisono.callbacks import tensorboard as module
 
 pytest.importorskip("tensorboard")
 
@@ -93,6 +95,20 @@ def test_a_disk_that_cannot_be_written_ends_no_run(tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
     train(None, epochs=1, path=tmp_path / "file")
     assert capsys.readouterr().out.count("curves are missing there; training goes on") == 1
+
+
+def test_a_disk_that_is_full_is_tried_once_in_each_fit(tmp_path, monkeypatch, capsys):
+    tried = []
+
+    def fail(path, first):
+        tried.append(first)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "_open", fail)
+    for epochs in (1, 2):
+        train(tmp_path, epochs=epochs)
+    assert tried == [0, 3]
+    assert capsys.readouterr().out.count("No space left on device") == 2
 
 
 def test_without_tensorboard_there_is_a_sentence(monkeypatch):

@@ -27,7 +27,8 @@ class TensorBoard(Callback):
     ``train/loss`` and the other means, ``learning_rate``, ``gradient_norm`` of steps, counted from
     0; ``validation/loss`` and so on at the step that was done last. Where the run goes back, or is
     taken up again, TensorBoard is told to forget what comes again. When the worker that writes is
-    lost, another writes on, and repeats what may not have come to the disk.
+    lost, another writes on, and repeats what may not have come to the disk. A disk that is full ends
+    no run: it is told, and curves end there until ``fit`` is called again.
 
     A step that is written costs the worker that writes 0.2 to 0.6 ms: where steps take a few
     milliseconds, pass ``every=10``.
@@ -59,7 +60,7 @@ class TensorBoard(Callback):
         """Go on where the run goes on."""
         self._path(fit)
         self._known.clear()
-        self._has_begun = True
+        self._has_begun, self._has_complained = True, False
         self._look_who_writes(fit)
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
@@ -116,7 +117,8 @@ class TensorBoard(Callback):
         """Begin to write, or leave it to another."""
         if not fit.is_lead:
             self._close()
-        elif self.writer is None:
+        elif self.writer is None and not self._has_complained:
+            # Else each step would begin another file, and wait for a name of its own.
             first = min((one.step for one in self._known), default=fit.step)
             try:
                 self.writer = _open(self._path(fit), first)
@@ -142,12 +144,11 @@ class TensorBoard(Callback):
 
     def _complain(self, fit: Fit, error: OSError) -> None:
         self._close()
-        if not self._has_complained:
-            self._has_complained = True
-            fit.say(
-                f"{self._path(fit)} must be writable, but is not ({error.strerror}): curves are "
-                f"missing there; training goes on."
-            )
+        self._has_complained = True
+        fit.say(
+            f"{self._path(fit)} must be writable, but is not ({error.strerror}): curves are "
+            f"missing there; training goes on."
+        )
 
     def _close(self) -> None:
         writer, self.writer = self.writer, None
