@@ -27,8 +27,8 @@ class TensorBoard(Callback):
     ``train/loss`` and the other means, ``learning_rate``, ``gradient_norm`` of steps, counted from
     0; ``validation/loss`` and so on at the step that was done last. Where the run goes back, or is
     taken up again, TensorBoard is told to forget what comes again. When the worker that writes is
-    lost, another writes on, and repeats what may not have come to the disk. A disk that is full ends
-    no run: it is told, and curves end there until ``fit`` is called again.
+    lost, another writes on, and repeats what may not have come to the disk. A disk that is full
+    ends no run: it is told, and curves end there until ``fit`` is called again.
 
     A step that is written costs the worker that writes 0.2 to 0.6 ms: where steps take a few
     milliseconds, pass ``every=10``.
