@@ -1,6 +1,8 @@
 """The table of a run: each step or epoch once, with columns that stay."""
 
 import csv
+import errno
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -114,14 +116,42 @@ def test_names_are_quoted_and_ours_are_ours(tmp_path):
     assert {"learning_rate_0", "learning_rate_1"} <= table[0].keys()
 
 
-def test_metrics_that_are_lists_have_no_column(tmp_path):
+@pytest.fixture
+def fit():
     optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}])
-    fit = SimpleNamespace(step=0, is_lead=True, has_ended=False, optimizer=optimizer, say=print)
+    said = []
+    return SimpleNamespace(
+        step=0, is_lead=True, has_ended=False, optimizer=optimizer, said=said, say=said.append
+    )
+
+
+def end_step(fit, log):
+    log.on_step_end(
+        fit, SimpleNamespace(number=fit.step, epoch=0, means={"loss": 0.5}, gradient_norm=None)
+    )
+    fit.step += 1
+
+
+def test_a_disk_that_was_full_at_first_has_columns_later(tmp_path, fit, monkeypatch):
+    def fail(fd, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     log = CSVLog(tmp_path / "log.csv")
     log.on_begin(fit)
-    step = SimpleNamespace(number=0, epoch=0, means={"loss": 0.5}, gradient_norm=None)
-    log.on_step_end(fit, step)
-    fit.step = 1
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", fail)
+        end_step(fit, log)
+        log.on_validation(fit, {"loss": 0.25}, 0.0)
+    end_step(fit, log)
+    log.on_error(fit, RuntimeError())
+    [row] = rows(tmp_path / "log.csv")
+    assert (row["step"], row["loss"], len(fit.said)) == ("1", "0.5", 1)
+
+
+def test_metrics_that_are_lists_have_no_column(tmp_path, fit):
+    log = CSVLog(tmp_path / "log.csv")
+    log.on_begin(fit)
+    end_step(fit, log)
     log.on_validation(fit, {"loss": 0.25, "f1": 1, "of classes": [0.5, 0.5]}, 0.0)
     log.on_error(fit, RuntimeError())
     [row] = rows(tmp_path / "log.csv")

@@ -137,15 +137,13 @@ class CSVLog(Callback):
     def _widen(self, fit: Fit, names: list[str]) -> None:
         """Make room for names that are new, unless the file is to begin with them."""
         assert self._journal is not None, "only where there is a file"
-        path = self._path(fit)
-        if self._columns is None:
-            self._columns = _read_columns(path)
-        new = [name for name in names if name not in (self._columns or names)]
-        if self._columns is None or not new:
+        path, columns = self._path(fit), self._known_columns(fit)
+        new = [name for name in names if name not in (columns or names)]
+        if columns is None or not new:
             return
         self._journal.take_over()
         self._journal.close()
-        self._columns = [*self._columns, *new]
+        self._columns = [*columns, *new]
         try:
             _rewrite(path, self._columns)
         except OSError as error:
@@ -153,13 +151,18 @@ class CSVLog(Callback):
 
     def _line(self, fit: Fit, row: Row) -> bytes:
         """Write a row, the first one below the names of the columns."""
-        if self._columns is None:
-            self._columns = _read_columns(self._path(fit))
-        before = b""
-        if self._columns is None:
-            self._columns = list(row)
-            before = encode(self._columns)
-        return before + encode([row.get(name) for name in self._columns])
+        columns, before = self._known_columns(fit), b""
+        if columns is None:
+            columns = self._columns = list(row)
+            before = encode(columns)
+        return before + encode([row.get(name) for name in columns])
+
+    def _known_columns(self, fit: Fit) -> list[str] | None:
+        """Name the columns of the file; None while it has none, also if a full disk took none."""
+        path = self._path(fit)
+        if self._columns is None or not _has_content(path):
+            self._columns = _read_columns(path)
+        return self._columns
 
     def _close(self) -> None:
         if self._journal is not None:
@@ -178,6 +181,13 @@ def place_of(line: bytes) -> float | None:
     """Tell which step a line belongs to, for :class:`Journal`; None of the names of columns."""
     first = line.partition(b",")[0]
     return float(first) if first.isdigit() else None
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
 
 
 def _read_columns(path: Path) -> list[str] | None:
