@@ -132,6 +132,16 @@ def test_another_run_gets_a_file_of_its_own(worker):
     assert worker.lines == steps(2)
 
 
+def test_a_folder_keeps_its_name(tmp_path):
+    worker = Worker(tmp_path)
+    worker.journal.set_aside()
+    worker.step(0)
+    assert tmp_path.is_dir()
+    assert not list(tmp_path.parent.glob(f"{tmp_path.name}-*"))
+    [line] = worker.said
+    assert "Is a directory" in line
+
+
 def test_trouble_is_told_once_and_ends_nothing(tmp_path):
     (tmp_path / "file").write_text("")
     worker = Worker(tmp_path / "file" / "lines.txt")

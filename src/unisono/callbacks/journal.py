@@ -79,12 +79,12 @@ class Journal:
                 self._complain(error)
 
     def set_aside(self) -> None:
-        """Give the file another name, if there is one: another run begins."""
+        """Give the file another name, if there is one: another run begins. A folder keeps its own."""
         self.close()
         self._known.clear()
         names = (self._path.with_stem(f"{self._path.stem}-{n}") for n in itertools.count(1))
         try:
-            if self._path.exists():
+            if self._path.is_file():
                 self._path.rename(next(name for name in names if not name.exists()))
         except OSError as error:
             self._complain(error)
