@@ -84,6 +84,16 @@ def test_a_disk_that_is_full_ends_nothing(fit, monkeypatch):
     assert "No space left on device" in line
 
 
+def test_a_folder_is_made(tmp_path):
+    fit = Fit()
+    fit.judge(BestCheckpoint(tmp_path / "new" / "folder" / "best.safetensors"), 2.0)
+    assert (tmp_path / "new" / "folder" / "best.safetensors").is_file()
+    assert fit.said == []
+    fit.judge(BestCheckpoint(tmp_path), 2.0)
+    [line] = fit.said
+    assert "is a folder: save to a file in it; training goes on." in line
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -27,7 +27,7 @@ class BestCheckpoint(Callback):
     counts for the file; a run that goes on from there forgets that it was.
 
     Args:
-        path: the file; None: ``best.safetensors`` in the run directory.
+        path: the file; None: ``best.safetensors`` in the run directory. Its folder is made.
         monitor: the name of a validation's mean.
         better: ``"lower"`` (a loss) or ``"higher"`` (an accuracy).
         min_delta: by how much a validation must be better, at least.
@@ -99,11 +99,13 @@ class BestCheckpoint(Callback):
     def _save(self, fit: Fit) -> str:
         path = self._path(fit)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             # Parameters change only after all have met, so nobody changes them meanwhile.
             save_weights(fit.model, path)
         except OSError as error:
+            why = str(error).removesuffix(".")
             return (
-                f"the best weights so far, of step {fit.step}, are not in {path}: {error}; "
+                f"the best weights so far, of step {fit.step}, are not in {path}: {why}; "
                 f"training goes on."
             )
         return ""
