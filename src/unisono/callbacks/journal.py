@@ -79,7 +79,7 @@ class Journal:
                 self._complain(error)
 
     def set_aside(self) -> None:
-        """Give the file another name, if there is one: another run begins. A folder keeps its own."""
+        """Give the file another name, if there is one: another run begins; a folder keeps its."""
         self.close()
         self._known.clear()
         names = (self._path.with_stem(f"{self._path.stem}-{n}") for n in itertools.count(1))
