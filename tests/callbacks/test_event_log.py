@@ -281,7 +281,7 @@ def test_workers_that_are_lost_leave_each_step_once(tmp_path, monkeypatch, fault
     monkeypatch.setenv("UNISONO_FAULTS", fault)
     (tmp_path / "both").mkdir()
     assert unisono.launch(train, tmp_path / "both", workers=2) == [alone] * 2
-    assert events(tmp_path / "both", "start")[0]["command"] == ["python", *sys.argv]
+    assert events(tmp_path / "both", "start")[0]["command"] == ["python", *sys.orig_argv[1:]]
     assert numbers(tmp_path / "both") == list(range(12))
     assert len(events(tmp_path / "both", "evaluation")) == 3
     assert len(events(tmp_path / "both", "end")) == 1

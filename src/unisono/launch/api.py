@@ -89,7 +89,7 @@ def launch(
     restarts = _at_least("restarts", restarts, 0)
     call = pack_call(fn, args)
     mine = environment_of_workers(os.environ, launcher_draws=in_notebook())
-    environ = launch_environment(mine, ["python", *sys.argv], chosen, debug=debug)
+    environ = launch_environment(mine, ["python", *sys.orig_argv[1:]], chosen, debug=debug)
     job = _job(fn, call, environ, workers, threads, recovers=restarts > 0)
     open_standard_fds()
     with _interrupts() as signals:

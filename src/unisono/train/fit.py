@@ -320,7 +320,7 @@ def _command() -> list[str]:
     here = world()
     if here.started_by == "torchrun":
         return ["torchrun", f"--nproc-per-node={here.world_size}", *sys.argv]
-    return ["python", *sys.argv]
+    return ["python", *sys.orig_argv[1:]]  # with `-m package.train`, as `sys.argv` has a path
 
 
 def _processor() -> str:
