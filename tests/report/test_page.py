@@ -113,12 +113,12 @@ def test_badges_that_are_near_are_one():
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"command": ["my train.py", "--lr", "1"]}, "unisono run -n 2 'my train.py' --lr 1"),
+        ({"command": ["python", "my train.py", "--lr", "1"]}, "python 'my train.py' --lr 1"),
         (
-            {"command": ["t.py"], "identity": {"threads": 4}, "world_size": None},
-            "unisono run -n 1 --threads 4 t.py",
+            {"command": ["python", "t.py"], "identity": {"threads": 4}},
+            "UNISONO_THREADS=4 python t.py",
         ),
-        ({"command": ["t.py"], "identity": {"threads": "4; rm"}}, "unisono run -n 2 t.py"),
+        ({"command": ["python", "t.py"], "identity": {"threads": "4; rm"}}, "python t.py"),
         ({"command": ["a", "; rm -r x"]}, "a '; rm -r x'"),
     ],
 )

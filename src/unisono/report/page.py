@@ -61,18 +61,12 @@ def script_name(history: History) -> str:
 
 
 def command_line(history: History) -> str:
-    """Return a command that runs it again, as a shell reads it.
-
-    A script's own words are what Python calls ``sys.argv``; they do not tell who started it.
-    """
+    """Return a command that runs it again, as a shell reads it, with as many threads a worker."""
     start = history.first
     assert start is not None
-    words = list(start.command)
-    if words and words[0].endswith(".py"):
-        threads = start.identity.get("threads", 1)
-        options = ["--threads", str(threads)] if type(threads) is int and threads > 1 else []
-        words = ["unisono", "run", "-n", str(start.world_size or 1), *options, *words]
-    return shlex.join(words)
+    threads = start.identity.get("threads", 1)
+    before = f"UNISONO_THREADS={threads} " if type(threads) is int and threads > 1 else ""
+    return before + shlex.join(start.command)
 
 
 def state(history: History) -> tuple[str, str]:
