@@ -53,6 +53,10 @@ def test_a_page_asks_for_nothing(small_library):
         (list(run_lines(ends=False)), ["no end yet", "Its file tells of no end"]),
         ([start_line()], ["No step has been finished yet", "Nothing was measured yet"]),
         ([{"event": "step", "step": 3}], ["a run", "The file does not say"]),
+        (
+            [start_line(end_step=9), {"event": "step", "step": 4, "epoch": 1}],
+            ["<b>5</b><span>of 9 · epoch 2</span>"],  # counted from 1, as `unisono top` does
+        ),
     ],
 )
 def test_a_page_says_how_the_run_stands(small_library, lines, words):

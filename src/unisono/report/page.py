@@ -119,7 +119,7 @@ def _tiles(history: History) -> list[str]:
     done = 0 if history.last_step is None else history.last_step + 1
     goal = f"of {count(start.end_step)}" if start and start.end_step else ""
     if history.last_epoch is not None:
-        goal += f" · epoch {history.last_epoch}"
+        goal += f" · epoch {count(history.last_epoch + 1)}"
     tiles = [_tile("Steps", count(done), goal.strip(" ·"))]
     speed = history.mean_samples_per_second
     if speed is not None:
