@@ -14,7 +14,7 @@ from unisono.report.comparison import digests_in_words
 from unisono.report.events import read_event
 from unisono.report.figure import Figure, as_json, badges
 from unisono.report.history import History, Kind, Mark, gather
-from unisono.report.page import command_line, report
+from unisono.report.page import report
 from unisono.report.timeline import timelines
 from unisono.report.times import in_words
 
@@ -108,22 +108,6 @@ def test_badges_that_are_near_are_one():
     marks = [(float(step), i, mark(step)) for i, step in enumerate([0, 1, 50, 120], 1)]
     found = badges(marks, 0, 100)
     assert [(badge.at, badge.label) for badge in found] == [(0.0, "1–2"), (50.0, "3")]
-
-
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        ({"command": ["my train.py", "--lr", "1"]}, "unisono run -n 2 'my train.py' --lr 1"),
-        (
-            {"command": ["t.py"], "identity": {"threads": 4}, "world_size": None},
-            "unisono run -n 1 --threads 4 t.py",
-        ),
-        ({"command": ["t.py"], "identity": {"threads": "4; rm"}}, "unisono run -n 2 t.py"),
-        ({"command": ["a", "; rm -r x"]}, "a '; rm -r x'"),
-    ],
-)
-def test_the_command_can_be_run_again(change, line):
-    assert command_line(folded([start_line(**change)])) == line
 
 
 def test_whoever_computes_for_a_lost_worker_is_not_slow():

@@ -60,21 +60,6 @@ def script_name(history: History) -> str:
     return name(command[0]) if command else "a run"
 
 
-def command_line(history: History) -> str:
-    """Return a command that runs it again, as a shell reads it.
-
-    A script's own words are what Python calls ``sys.argv``; they do not tell who started it.
-    """
-    start = history.first
-    assert start is not None
-    words = list(start.command)
-    if words and words[0].endswith(".py"):
-        threads = start.identity.get("threads", 1)
-        options = ["--threads", str(threads)] if type(threads) is int and threads > 1 else []
-        words = ["unisono", "run", "-n", str(start.world_size or 1), *options, *words]
-    return shlex.join(words)
-
-
 def state(history: History) -> tuple[str, str]:
     """Return how the run stands, and the class of its colour."""
     if isinstance(history.ended, Failure):
@@ -259,7 +244,7 @@ def _reproduce(history: History) -> list[str]:
         parts = [_nothing("The file does not say what was run.")]
     else:
         change = f"cd {shlex.quote(start.folder)}\n" if start.folder else ""
-        parts = [f"<pre>{in_page(change + command_line(history))}</pre>"]
+        parts = [f"<pre>{in_page(change + shlex.join(start.command))}</pre>"]
     parts.append(
         "<p>The code, the data and all that stands above under “What fixes the result” must be the "
         "same. The number of workers, of loader processes, lost workers, stops and resumes may "
