@@ -62,7 +62,7 @@ def test_what_is_no_terminal_gets_one_view(tmp_path):
     result = top(write_run(tmp_path / "run", ends=False))
     assert result.exit_code == 0
     assert "\x1b" not in result.output
-    assert result.output.splitlines()[0].startswith("unisono run -n 4 my script.py --lr 0.1 · ")
+    assert result.output.splitlines()[0].startswith("my script.py --lr 0.1 · ")
 
 
 def test_a_pipe_with_colours_is_no_terminal(tmp_path, monkeypatch):
