@@ -40,7 +40,7 @@ def train(directory):
 
 
 def test_a_real_run_is_shown(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["/somewhere/train.py", "--quick"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "/somewhere/train.py", "--quick"])
     digest = train(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     result = top("--once", tmp_path)
@@ -62,7 +62,7 @@ def test_what_is_no_terminal_gets_one_view(tmp_path):
     result = top(write_run(tmp_path / "run", ends=False))
     assert result.exit_code == 0
     assert "\x1b" not in result.output
-    assert result.output.splitlines()[0].startswith("unisono run -n 4 my script.py --lr 0.1 · ")
+    assert result.output.splitlines()[0].startswith("my script.py --lr 0.1 · ")
 
 
 def test_a_pipe_with_colours_is_no_terminal(tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ def test_a_run_under_way_is_told():
         at_s=4.0,
     )
     assert found.condition is Condition.RUNNING
-    assert found.title == "unisono run -n 2 my script.py --lr 0.1"
+    assert found.title == "my script.py --lr 0.1"
     assert found.facts == ("running, 4 s", "2 workers", "4 shards", "on example")
     assert (found.num_done, found.end_step) == (200, 300)
     assert found.position == ("epoch 2 of 3", "50 s to go")

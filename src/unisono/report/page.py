@@ -11,6 +11,7 @@ from unisono.report.document import Page, document, legend_html, section, table
 from unisono.report.events import End, Failure
 from unisono.report.history import MAX_MARKS, History, Kind, Mark, identity
 from unisono.report.text import (
+    SCRIPTS,
     amount,
     count,
     duration,
@@ -55,7 +56,7 @@ def script_name(history: History) -> str:
     """Return what was run, in a few words: the first Python file of the command."""
     command = history.first.command if history.first else ()
     for word in command:
-        if word.endswith((".py", ".ipynb")):
+        if word.endswith(SCRIPTS):
             return name(os.path.basename(word))
     return name(command[0]) if command else "a run"
 

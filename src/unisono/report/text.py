@@ -14,6 +14,8 @@ from datetime import datetime, timezone
 
 MAX_TEXT = 2000
 MAX_NAME = 60
+# What the word of a command ends with that names the program; those before it start it.
+SCRIPTS = (".py", ".ipynb")
 
 
 def plain(text: object, max_chars: int = MAX_TEXT) -> str:

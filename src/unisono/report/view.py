@@ -15,7 +15,7 @@ from enum import Enum
 from unisono.report.events import End, Failure, Start
 from unisono.report.processes import UNKNOWN, Process, State
 from unisono.report.standing import Standing
-from unisono.report.text import amount, duration, name, plain
+from unisono.report.text import SCRIPTS, amount, duration, name, plain
 from unisono.report.workers import WorkerLine, where, worker_lines
 
 STILL_S = 3.0  # no step for so long is worth saying
@@ -147,9 +147,11 @@ def _time_of(event: object) -> float:
 
 
 def _title(start: Start) -> str:
+    """Return the program with its arguments; who started it does not matter here."""
     if not start.command:
         return "a run"
-    program, *arguments = start.command
+    scripts = (at for at, word in enumerate(start.command) if word.endswith(SCRIPTS))
+    program, *arguments = start.command[next(scripts, 0) :]
     return name(" ".join([os.path.basename(program) or program, *arguments]))
 
 
