@@ -60,7 +60,12 @@ def test_version_and_help_say_what_one_wants_to_know() -> None:
     assert unisono.__version__ in CliRunner().invoke(main, ["--version"]).output
     project = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert f'version = "{unisono.__version__}"' in project
-    assert "unisono run -n 2 train.py" in CliRunner().invoke(main, ["--help"]).output
+    text = CliRunner().invoke(main, ["--help"]).output
+    for words in ("unisono run -n 2 train.py", "unisono top runs/", "unisono report runs/"):
+        assert words in text
+    for command in main.commands:
+        text = CliRunner().invoke(main, [command, "--help"]).output
+        assert f"  unisono {command} " in text, "every command has an example"
     text = CliRunner().invoke(main, ["run", "--help"]).output
     for words in ("-n WORKERS", "--threads", "Exit status", "unisono run -n 4 train.py"):
         assert words in text

@@ -103,6 +103,8 @@ def main() -> None:
     Examples:
       unisono run train.py                 one worker for each device
       unisono run -n 2 train.py --lr 0.1   two workers; --lr goes to the script
+      unisono top runs/mnist               watch a run, live
+      unisono report runs/mnist            draw what happened in it
       unisono run --help                   all about it
     """
 
@@ -244,6 +246,10 @@ def checkpoints(directory: str) -> None:
 
     DIRECTORY is what the script passed as `Trainer(..., directory=...)`. A run that starts again
     goes on from the first line that says "whole".
+
+    \b
+    Example:
+      unisono checkpoints runs/mnist
     """
     from unisono.checkpoint.store import Store
 
