@@ -94,6 +94,13 @@ class Workers:
     joined: tuple[int, ...]
     why: tuple[str, ...]
 
+    @property
+    def in_words(self) -> str:
+        """What happened, as the file tells it; else who was lost and who has come."""
+        lost = [f"worker {rank} was lost" for rank in self.lost]
+        joined = [f"worker {rank} has come" for rank in self.joined]
+        return "; ".join(self.why) or "; ".join([*lost, *joined]) or "others compute now"
+
 
 @dataclass(frozen=True)
 class WentBack:

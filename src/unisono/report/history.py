@@ -230,7 +230,7 @@ class History:
             kind = Kind.JOINED if event.joined else Kind.CHANGED
         self.num_lost += len(event.lost)
         self.ranks = event.ranks or self.ranks
-        self._mark(event, kind, "; ".join(event.why) or _names(event))
+        self._mark(event, kind, event.in_words)
 
     def _add_went_back(self, event: WentBack) -> None:
         self.num_went_back += 1
@@ -267,12 +267,6 @@ class History:
     def _leave_out(self, name: str) -> None:
         if len(self.metrics_left_out) < MAX_METRICS:
             self.metrics_left_out.add(name)
-
-
-def _names(event: Workers) -> str:
-    lost = [f"worker {rank} was lost" for rank in event.lost]
-    joined = [f"worker {rank} has joined" for rank in event.joined]
-    return "; ".join([*lost, *joined]) or f"{len(event.ranks)} workers compute"
 
 
 def gather(directory: str | os.PathLike[str], name: str = "") -> History:

@@ -194,10 +194,9 @@ class Standing:
         self._name(event)
         self.lost = (self.lost | set(event.lost)) - set(event.ranks)
         self.num_lost += len(event.lost)
-        said = "; ".join(event.why) or _said(event)
         # That another has come in its place is less than why it was lost.
         if event.lost or self.trouble is None:
-            self.trouble = Trouble(event.time_unix_s, said)
+            self.trouble = Trouble(event.time_unix_s, event.in_words)
         self.recent = Recent()
 
     def _add_went_back(self, event: WentBack) -> None:
@@ -246,9 +245,3 @@ def _num_shards(shards: int | None, num_workers: int) -> list[int]:
 def _add_spent(to: dict[int, Spent], more: Mapping[int, Spent]) -> None:
     for rank, spent in more.items():
         to.setdefault(rank, Spent([0.0] * len(PHASES), 0)).add(spent)
-
-
-def _said(event: Workers) -> str:
-    lost = [f"worker {rank} was lost" for rank in event.lost]
-    joined = [f"worker {rank} has come" for rank in event.joined]
-    return "; ".join([*lost, *joined]) or "others compute now"

@@ -151,7 +151,7 @@ def _word(event: Event) -> str:
     if isinstance(event, Start):
         return "start" if event.step == 0 else f"started again at step {event.step}"
     if isinstance(event, Workers):
-        return plain("; ".join(event.why) or "other workers", 200)
+        return plain(event.in_words, 200)
     if isinstance(event, WentBack):
         return f"went back to step {event.step}"
     if isinstance(event, Checkpoint):
