@@ -165,6 +165,17 @@ def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path, capsys):
     assert capsys.readouterr().out.count("training goes on") == 1
 
 
+def test_a_worker_that_is_alone_has_written_each_step_when_the_next_begins(tmp_path):
+    class Looks(EventLog):  # one of a class of its own: there is no second one beside it
+        def on_step_begin(self, fit):
+            seen.append(numbers(tmp_path)[-1:])
+
+    seen = []
+    train(tmp_path, epochs=1, callbacks=[Looks()])
+    assert seen == [[], [0], [1], [2]]
+    assert numbers(tmp_path) == [0, 1, 2, 3]
+
+
 def test_numbers_that_json_does_not_have_are_words():
     line = encode("step", means={"loss": math.nan, "a": [math.inf, -math.inf, 1.0]})
     assert line.endswith(b"\n")
@@ -217,7 +228,7 @@ def test_learning_rates_that_are_tensors_are_numbers(tmp_path):
     fit = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"lr": torch.tensor(0.5)}]))
     log = EventLog()
     step = SimpleNamespace(number=0, epoch=0, num_samples=1, means={}, is_skipped=False)
-    fit.ranks, step.gradient_norm = (0,), None
+    fit.ranks, step.gradient_norm = (0, 1), None
     log._journal = Journal(tmp_path / "events.jsonl", place_of, print)
     log.on_step_end(fit, step)
     assert log._pending[1]["learning_rates"] == [0.5]

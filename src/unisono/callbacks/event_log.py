@@ -55,7 +55,7 @@ class EventLog(Callback):
         path: the file; None: ``events.jsonl`` in the run directory.
 
     The time of a step is told by every worker when it is over, so its line is written when the next
-    one is.
+    one is; at once where there is one worker.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -99,6 +99,8 @@ class EventLog(Callback):
         if step.is_skipped:
             facts["is_skipped"] = True
         self._pending = step.number, facts
+        if len(fit.ranks) == 1:
+            self._write_pending(fit)  # nobody else has anything to tell
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Write what a validation found."""

@@ -306,7 +306,8 @@ class Run:
 
         if self._is_stopped and self.team.position == 0:
             self.say(
-                f"the run was stopped at step {self.position.step} and stays there: see `stop`"
+                f"the run was stopped at step {self.position.step} and stays there: call the "
+                f"run's `go_on()` first, or leave out the callback that stopped it"
             )
         if is_over():
             return

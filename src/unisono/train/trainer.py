@@ -451,6 +451,6 @@ class Trainer:
     def _all_callbacks(self) -> list[Callback]:
         """Give the callbacks, with those that are always there unless there are others of them."""
         callbacks = list(self.callbacks)
-        given = {type(callback) for callback in callbacks}
         usual: list[type[Callback]] = [Progress, EventLog]
-        return [*(kind() for kind in usual if kind not in given), *callbacks]
+        missing = [kind for kind in usual if not any(isinstance(c, kind) for c in callbacks)]
+        return [*(kind() for kind in missing), *callbacks]
