@@ -28,6 +28,7 @@ from typing import Any
 
 from unisono.callbacks.callback import Callback, DoneStep, Fit, Times
 from unisono.callbacks.journal import Journal
+from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
 from unisono.errors import PeerLostError
 
@@ -92,7 +93,7 @@ class EventLog(Callback):
             "num_samples": step.num_samples,
             "seconds": seconds,
             "means": dict(step.means),
-            "learning_rates": [float(group["lr"]) for group in _groups(fit) if "lr" in group],
+            "learning_rates": rates_of(fit.optimizer),
             "gradient_norm": step.gradient_norm,
             "ranks": fit.ranks,
         }
@@ -258,7 +259,3 @@ def _start(fit: Fit) -> dict[str, Any]:
 
 def _workers(fit: Fit) -> dict[str, Any]:
     return {"ranks": fit.ranks, "pids": [fit.pid(rank) for rank in fit.ranks]}
-
-
-def _groups(fit: Fit) -> list[dict[str, Any]]:
-    return fit.optimizer.param_groups

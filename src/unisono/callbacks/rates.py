@@ -6,5 +6,5 @@ from torch.optim import Optimizer
 
 
 def rates_of(optimizer: Optimizer) -> list[float]:
-    """List the learning rate of each group of parameters; 0 where a group has none."""
-    return [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+    """List the learning rate of each group of parameters, of those that have one."""
+    return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
