@@ -27,7 +27,8 @@ class BestCheckpoint(Callback):
     counts for the file; a run that goes on from there forgets that it was.
 
     Args:
-        path: the file; None: ``best.safetensors`` in the run directory. Its folder is made.
+        path: the file, one for each of several; None: ``best.safetensors`` in the run directory.
+            Its folder is made.
         monitor: the name of a validation's mean.
         better: ``"lower"`` (a loss) or ``"higher"`` (an accuracy).
         min_delta: by how much a validation must be better, at least.
