@@ -92,7 +92,7 @@ def test_mnist_runs_on_a_few_real_samples_in_plain_files(tmp_path: Path) -> None
     assert digest(output)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @needs_mnist
 def test_mnist_learns_in_three_epochs() -> None:
@@ -100,7 +100,7 @@ def test_mnist_learns_in_three_epochs() -> None:
     assert validation_accuracy(output) > 0.985
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_text
 @needs_two_cores
 def test_gpt_writes_the_same_text_on_two_workers() -> None:

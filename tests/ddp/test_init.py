@@ -38,12 +38,29 @@ def alike(tmp_path):
 
 @pytest.fixture
 def of_an_agent(tmp_path):
-    """Workers whose launcher holds the store, as torchrun does."""
-    # Is inherited by forks, as nothing of an agent's is.
-    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-    yield Job(tmp_path, {**place, "TORCHELASTIC_USE_AGENT_STORE": "True"})
-    del store  # it had to live until now
+    """Workers whose launcher holds the store, as torchrun does.
+
+    In a process of its own: its threads may hold locks, which workers forked from it would find
+    taken for ever.
+    """
+    reading, writing = os.pipe()
+    agent = os.fork()
+    if agent == 0:
+        try:
+            store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+            os.write(writing, str(store.port).encode())
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with open(reading) as file:
+        port = os.read(file.fileno(), 16).decode()
+    try:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        yield Job(tmp_path, {**place, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    finally:
+        os.kill(agent, signal.SIGKILL)
+        os.waitpid(agent, 0)
 
 
 def total(rank):

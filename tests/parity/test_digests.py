@@ -33,9 +33,15 @@ def test_digest_is_the_same_on_one_two_and_three_workers(case):
     assert digests_on(3, [case])[case] == alone
 
 
+LONGEST = ("gpt", "lstm with bag", "cnn")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("model", cases.MODELS)
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(model, marks=[pytest.mark.long] * (model in LONGEST)) for model in cases.MODELS],
+)
 def test_digest_is_the_same_on_one_to_four_workers(model):
     wanted = [
         (model, optimizer, shards)
