@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -275,20 +274,15 @@ class Callbacks:
             CallbackError: what one of them raised.
         """
         for callback in self._callbacks:
-            with self._named(callback, moment):
+            self.calling = callback.name
+            try:
                 getattr(callback, moment)(fit, *arguments)
-
-    @contextmanager
-    def _named(self, callback: Callback, moment: str) -> Iterator[None]:
-        self.calling = callback.name
-        try:
-            yield
-        except UnisonoError:
-            raise
-        except Exception as error:
-            raise CallbackError(
-                f"the callback {callback.name} failed in `{moment}`: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        finally:
-            self.calling = ""
+            except UnisonoError:
+                raise
+            except Exception as error:
+                raise CallbackError(
+                    f"the callback {callback.name} failed in `{moment}`: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+            finally:
+                self.calling = ""
