@@ -247,6 +247,7 @@ class Trainer:
             raise
         finally:
             loop.close()
+            run.before_pause = lambda: None
 
     def evaluate(
         self,
