@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import unisono
 from unisono.comm.link import is_worker
+from unisono.data import collating
 from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader, Place, upcoming
 from unisono.data.parcel import read_parcel, write_parcel
@@ -81,7 +82,7 @@ def test_no_two_samples_and_no_two_epochs_share_a_stream():
         for stream in ("train", "evaluate")
         for seed in (0, 1)
         for epoch in (0, 1)
-        for drawn in draws(Each(draw), range(200), epoch, stream=stream, seed=seed)
+        for drawn in draws(Each(draw, 200), range(200), epoch, stream=stream, seed=seed)
     ]
     for numbers in zip(*seen, strict=True):
         assert len(set(numbers)) == 2 * 2 * 2 * 200
@@ -92,9 +93,19 @@ def test_entries_of_a_subset_that_name_one_sample_are_two_samples():
     assert set(first).isdisjoint(second)
 
 
-def test_many_at_once_are_seeded_by_all_their_indices():
+def test_no_two_of_many_samples_share_what_torch_takes_of_a_seed(monkeypatch):
+    # Of random seeds some would: torch's generator takes 32 bits of them.
+    seeds = []
+    monkeypatch.setattr(collating, "seed_generators", seeds.append)
+    fetch = fetcher(Each(lambda index: index, 60_000))
+    for epoch in (0, 1, 2):
+        fetch(torch.arange(60_000), epoch)
+    assert len({seed % 2**32 for seed in seeds}) == 3 * 60_000
+
+
+def test_many_at_once_are_seeded_by_the_first_of_them():
     assert draws(Many(draw), [5, 3]) == draws(Many(draw), [5, 3])
-    assert draws(Many(draw), [5, 3])[0] != draws(Many(draw), [5, 4])[0]
+    assert draws(Many(draw), [5, 3])[0] != draws(Many(draw), [3, 5])[0]
     assert draws(Many(draw), [5, 3]) != draws(Many(draw), [5, 3], epoch=1)
 
 

@@ -22,28 +22,41 @@ class Collator:
         seed: the run's, from which a dataset's own random numbers come.
         stream: what is read for (``"train"``, ``"evaluate"``), with random numbers of its own.
         collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
+        length: how many samples the dataset has.
     """
 
-    def __init__(self, seed: int, stream: str, collate_fn: Collate | None) -> None:
+    def __init__(self, seed: int, stream: str, collate_fn: Collate | None, length: int) -> None:
         self._seed, self._stream, self._collate_fn = seed, stream, collate_fn
+        self._length = length
 
-    def seed_for(self, what: str, place: Sequence[int]) -> None:
-        """Seed every generator for a sample, for several, or for a batch."""
-        seed_generators(seed_of(f"{self._stream} {what}", self._seed, *place))
+    def seed_for(self, what: str, epoch: int, number: int = 0, repeat: int = 0) -> None:
+        """Seed every generator for a sample, or for several, of which this is the first.
 
-    def collate(self, numbers: Sequence[int], samples: Any, place: Sequence[int]) -> Any:
+        Args:
+            what: ``"sample"``, ``"samples"``, ``"collate"`` or ``"stream"``.
+            epoch: in which.
+            number: the sample's, below the dataset's length.
+            repeat: how often it came before in the epoch.
+        """
+        place = epoch * self._length + number
+        seed_generators(seed_of(f"{self._stream} {what}", self._seed, place, repeat))
+
+    def collate(
+        self, numbers: Sequence[int], samples: Any, epoch: int, first_repeat: int = 0
+    ) -> Any:
         """Make a batch of samples.
 
         Args:
-            numbers: which they are.
+            numbers: which they are; at least one.
             samples: in that order.
-            place: what the random numbers of a ``collate_fn`` depend on.
+            epoch: in which they are read.
+            first_repeat: how often the first came before in the epoch.
 
         Raises:
             LoadingError: they do not fit together.
         """
         if self._collate_fn is not None:
-            self.seed_for("collate", place)
+            self.seed_for("collate", epoch, numbers[0], first_repeat)
         try:
             return (self._collate_fn or default_collate)(samples)
         except Exception as error:

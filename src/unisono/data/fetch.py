@@ -7,7 +7,7 @@ Tensor datasets (and subsets of them) take one indexing operation for a whole sh
 What a dataset draws from the default generators depends on what is read, never on who reads it::
 
     __getitem__     seeded before each sample, from (seed, epoch, index)
-    __getitems__    seeded once a shard, from (seed, epoch, the shard's indices)
+    __getitems__    seeded once a shard, from (seed, epoch, the first index)
     collate_fn      the same, in a stream of its own
 
 ``index`` is the sample's place in the dataset that was passed, so that two entries of a ``Subset``
@@ -64,9 +64,10 @@ def fetcher(
         batch_size, shards: of the global batches that will be read, and their parts, by which a
             stream is cut.
     """
-    collator = Collator(seed, stream, collate_fn)
+    length = length_of(dataset)
+    collator = Collator(seed, stream, collate_fn, length)
     if is_stream(dataset):
-        return StreamReader(dataset, length_of(dataset), batch_size, shards, collator)
+        return StreamReader(dataset, length, batch_size, shards, collator)
     leaf, chosen = _unwrapped(dataset)
     if type(leaf) is TensorDataset and collate_fn is None:
         tensors = leaf.tensors
@@ -92,24 +93,21 @@ class _Reader:
     ) -> Any:
         numbers = indices.tolist()
         places = numbers if self._chosen is None else self._chosen[indices].tolist()
-        again = [] if repeats is None else repeats.tolist()
-        all_at_once = (epoch, *numbers, *(again if any(again) else ()))
+        again = [0] * len(numbers) if repeats is None else repeats.tolist()
         with num_threads(1):
             samples = (
-                self._read_many(numbers, places, all_at_once)
+                self._read_many(numbers, places, epoch, again[0])
                 if self._takes_many
                 else [
-                    self._read_one(number, place, (epoch, number, *([count] if count else ())))
-                    for number, place, count in zip(
-                        numbers, places, again or [0] * len(numbers), strict=True
-                    )
+                    self._read_one(number, place, epoch, repeat)
+                    for number, place, repeat in zip(numbers, places, again, strict=True)
                 ]
             )
-            return self._collator.collate(numbers, samples, all_at_once)
+            return self._collator.collate(numbers, samples, epoch, again[0])
 
-    def _read_one(self, number: int, place: int, stream: Sequence[int]) -> Any:
+    def _read_one(self, number: int, place: int, epoch: int, repeat: int) -> Any:
         if self._draws:
-            self._collator.seed_for("sample", stream)
+            self._collator.seed_for("sample", epoch, number, repeat)
         try:
             return self._dataset[place]
         except Exception as error:
@@ -120,9 +118,9 @@ class _Reader:
             ) from error
 
     def _read_many(
-        self, numbers: Sequence[int], places: Sequence[int], stream: Sequence[int]
+        self, numbers: Sequence[int], places: Sequence[int], epoch: int, first_repeat: int
     ) -> Any:
-        self._collator.seed_for("samples", stream)
+        self._collator.seed_for("samples", epoch, numbers[0], first_repeat)
         try:
             return self._dataset.__getitems__(places)
         except Exception as error:

@@ -64,7 +64,7 @@ class Course:
         Raises:
             LoadingError: the dataset raised.
         """
-        self._collator.seed_for("stream", (epoch,))
+        self._collator.seed_for("stream", epoch)
         try:
             set_epoch = getattr(self._dataset, "set_epoch", None)
             if callable(set_epoch):
@@ -106,7 +106,7 @@ class Course:
 
     def _ask(self) -> Any:
         assert self._place is not None
-        self._collator.seed_for("sample", (self._place[0], self.next))
+        self._collator.seed_for("sample", self._place[0], self.next)
         try:
             return next(self._iterator, _END)
         except Exception as error:
@@ -158,7 +158,7 @@ class StreamReader:
         positions = indices.tolist()
         with num_threads(1):
             read = self._read_of_part if self._has_parts else self._read_of_whole
-            return self._collator.collate(positions, read(positions, epoch), (epoch, *positions))
+            return self._collator.collate(positions, read(positions, epoch), epoch)
 
     def _read_of_part(self, positions: list[int], epoch: int) -> list[Any]:
         part = self._part(positions[0] % self._shards)

@@ -114,7 +114,8 @@ class SharedEngine:
     def start_shard(self, step: int, shard: int) -> None:
         """Prepare generators and buffers for one shard's forward pass."""
         self._team.faults.meet("shard", step)
-        randomness.seed_generators(seed_of("train", self._seed, step, shard))
+        place = step * self._arena.plan.shards + shard
+        randomness.seed_generators(seed_of("train", self._seed, place))
         self._buffers.restore()
 
     def finish_shard(self, step: int, shard: int, loss: ShardLoss, share: float) -> None:

@@ -89,7 +89,9 @@ def sweep(
                         num_samples = plan.shard_size(batch, shard)
                         if num_samples:
                             data = loader.batch(Place(0, batch, shard), shards)
-                            seed_generators(seed_of("evaluate", plan.seed, batch, shard))
+                            seed_generators(
+                                seed_of("evaluate", plan.seed, batch * plan.shards + shard)
+                            )
                             put_buffers_back()
                             yield Part(batch, shard, num_samples, data)
 
