@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from unisono.comm import futex
 from unisono.comm.barrier import Barrier
 from unisono.comm.control import MAILBOX_BYTES, ControlPage, Departure
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
@@ -60,6 +61,18 @@ def test_nobody_goes_on_before_everybody_has_come(page_of, world_size):
             assert meet(barrier)
 
     assert as_ranks(world_size, work) == [None] * world_size
+
+
+def test_a_processor_that_reads_out_of_order_is_told_not_to(page_of, monkeypatch):
+    monkeypatch.setattr(futex, "_READS_STAY_IN_ORDER", False)
+    told = []
+    monkeypatch.setattr(
+        futex, "add_and_wake", lambda *args, do=futex.add_and_wake: told.append(args) or do(*args)
+    )
+    page = page_of(1)
+    assert meet(Barrier(page, 0))
+    assert [args[1:] for args in told] == [(), (0,)]  # come, and order reads
+    assert page.arrivals(0) == 1
 
 
 def test_arrivals_are_counted_past_the_end_of_32_bits(page_of):

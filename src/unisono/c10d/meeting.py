@@ -12,7 +12,6 @@ before everyone has come to the next one, and so has compared this one.
 from __future__ import annotations
 
 import os
-import platform
 import struct
 import time
 from collections.abc import Sequence
@@ -29,7 +28,6 @@ _SPIN_S = 1e-3
 _SPIN_WHEN_CROWDED_S = 2e-5
 _COUNTER = 2**32
 _NOTE = struct.Struct("<q")
-READS_STAY_IN_ORDER = platform.machine() == "x86_64"
 
 
 def spin_s(names: Sequence[int]) -> float:
@@ -160,8 +158,7 @@ class Meeting:
                 missing = self._missing(missing, target)
             if missing:
                 self._sleep(missing, target)
-        if not READS_STAY_IN_ORDER:  # then order those to come after the arrivals seen
-            self._region.add_and_wake(self._lines[self.rank] + ARRIVALS, 0)
+        self._region.acquire(self._lines[self.rank] + ARRIVALS)
         self._is_ahead = False
 
     def _missing(self, ranks: list[int], target: int) -> list[int]:

@@ -38,6 +38,10 @@ class Region:
         """Add to a word after everything written before, and wake whoever sleeps on it."""
         futex.add_and_wake(self.address + offset, amount)
 
+    def acquire(self, offset: int) -> None:
+        """Order later reads after those made; `offset` is of a word that this rank changes."""
+        futex.acquire(self.address + offset)
+
     def wake(self, offset: int) -> None:
         """Wake whoever sleeps on the word at `offset`."""
         futex.wake(self.address + offset)

@@ -89,7 +89,7 @@ class ControlPage:
 
     def acquire(self, rank: int) -> None:
         """Order this worker's later reads after the arrivals it has just seen."""
-        futex.add_and_wake(self._address + _line(rank, _ARRIVALS), 0)
+        futex.acquire(self._address + _line(rank, _ARRIVALS))
 
     def sleep_until_arrival(self, rank: int, seen: int, timeout_s: float) -> None:
         """Sleep while `rank` has come to `seen` barriers; wakes when it arrives or leaves."""

@@ -2,7 +2,8 @@
 
 Linux futexes on shared mappings. :func:`add_and_wake` adds to the word inside the kernel, which
 is atomic and a full memory barrier on every processor: what a worker wrote before it is seen by
-whoever sees the new value. Source: futex(2), ``FUTEX_WAIT`` and ``FUTEX_WAKE_OP``.
+whoever sees the new value and then calls :func:`acquire`. Source: futex(2), ``FUTEX_WAIT`` and
+``FUTEX_WAKE_OP``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import platform
 
 _SYSCALL_NUMBER = {"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine(), 202)
+_READS_STAY_IN_ORDER = platform.machine() == "x86_64"
 _WAIT, _WAKE, _WAKE_OP = 0, 1, 5
 _OP_ADD = 1
 _EVERYONE = 2**31 - 1
@@ -51,6 +53,15 @@ def add_and_wake(address: int, amount: int = 1) -> None:
     """Add `amount` (0 … 2047) to the word at `address`, then wake everyone who sleeps on it."""
     operation = (_OP_ADD << 28) | (amount << 12)
     _call(address, _WAKE_OP, _EVERYONE, 0, address, operation)
+
+
+def acquire(address: int) -> None:
+    """Order later reads after those made, of a word at `address` that is this process's to change.
+
+    Where processors keep them in order by themselves it costs nothing.
+    """
+    if not _READS_STAY_IN_ORDER:
+        add_and_wake(address, 0)
 
 
 def _call(

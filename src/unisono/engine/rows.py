@@ -10,9 +10,11 @@ Sums over shards are taken in the canonical order, so that means have the same b
 from __future__ import annotations
 
 import enum
+import functools
 import json
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.engine.arena import ROW_BYTES, Arena
@@ -65,7 +67,7 @@ class Rows:
         if loss is None:
             self._arena.write_row(shard, _HEAD.pack(Form.EMPTY, 0, 0, 0))
             return
-        names = json.dumps(list(loss.scalars)).encode()
+        names = _text_of(tuple(loss.scalars))
         pairs = [number for pair in loss.scalars.values() for number in pair]
         head = _HEAD.pack(Form.SUM if loss.is_sum else Form.MEAN, len(pairs) // 2, len(names), 0)
         row = head + struct.pack(f"<{len(pairs)}d", *pairs) + names
@@ -76,24 +78,17 @@ class Rows:
             )
         self._arena.write_row(shard, row)
 
-    def non_finite_shard(self) -> tuple[int, float] | None:
-        """Find the first shard whose loss is NaN or infinite, and that loss."""
-        for shard in range(self._num_shards):
-            row = _Row(self._arena.read_row(shard, _HEAD.size + _PAIR_BYTES))
-            if row.form != Form.EMPTY:
-                total, weight = struct.unpack_from("<2d", row.data, _HEAD.size)
-                if not math.isfinite(total):
-                    return shard, total / weight if weight else total
-        return None
+    def read(self) -> list[Row]:
+        """Read the rows of all shards; the same on every worker."""
+        return [Row(self._arena.read_row(shard, ROW_BYTES)) for shard in range(self._num_shards)]
 
-    def totals(self) -> StepTotals:
-        """Read all rows; the same on every worker.
+    def totals(self, rows: Sequence[Row]) -> StepTotals:
+        """Add up the rows of all shards.
 
         Raises:
             MismatchError: shards disagree about the form of the loss or the names.
             ValueError: the weights add up to nothing.
         """
-        rows = [_Row(self._arena.read_row(shard, ROW_BYTES)) for shard in range(self._num_shards)]
         speaker = next(shard for shard, row in enumerate(rows) if row.form != Form.EMPTY)
         for shard, row in enumerate(rows):
             if row.form != Form.EMPTY and not row.is_like(rows[speaker]):
@@ -117,24 +112,47 @@ class Rows:
         return StepTotals(rows[speaker].form, means, weights[0])
 
 
-class _Row:
+def non_finite_shard(rows: Sequence[Row]) -> tuple[int, float] | None:
+    """Find the first shard whose loss is NaN or infinite, and that loss."""
+    for shard, row in enumerate(rows):
+        if row.form != Form.EMPTY:
+            total, weight = row.pairs(1)
+            if not math.isfinite(total):
+                return shard, total / weight if weight else total
+    return None
+
+
+class Row:
     """One shard's row, as read. Final."""
 
     def __init__(self, data: bytes) -> None:
         form, self.num_names, num_bytes, _ = _HEAD.unpack_from(data)
         self.form = Form(form)
         names_at = _HEAD.size + self.num_names * _PAIR_BYTES
-        self.data = data
+        self._data = data
         self._names = data[names_at : names_at + num_bytes]
 
-    def is_like(self, other: _Row) -> bool:
+    def is_like(self, other: Row) -> bool:
+        """Tell whether another shard has the same form of loss and the same names."""
         return self.form == other.form and self._names == other._names
 
-    def names(self) -> list[str]:
-        return [str(name) for name in json.loads(self._names)]
+    def names(self) -> tuple[str, ...]:
+        """Name the scalars, the loss first."""
+        return _names_in(self._names)
 
     def pairs(self, num_names: int) -> list[float]:
         """Give sum, weight, sum, weight, …; all zero where the shard is empty."""
         if self.form == Form.EMPTY:
             return [0.0] * (2 * num_names)
-        return list(struct.unpack_from(f"<{2 * num_names}d", self.data, _HEAD.size))
+        return list(struct.unpack_from(f"<{2 * num_names}d", self._data, _HEAD.size))
+
+
+# Every step has the same names.
+@functools.lru_cache(maxsize=64)
+def _names_in(text: bytes) -> tuple[str, ...]:
+    return tuple(map(str, json.loads(text)))
+
+
+@functools.lru_cache(maxsize=64)
+def _text_of(names: tuple[str, ...]) -> bytes:
+    return json.dumps(names).encode()

@@ -39,7 +39,7 @@ from unisono.engine.loss import (
     non_finite_norm,
     non_finite_unscaled,
 )
-from unisono.engine.rows import Form, Rows, StepTotals
+from unisono.engine.rows import Form, Rows, StepTotals, non_finite_shard
 from unisono.engine.scaling import SMALLEST, LossScaling
 from unisono.engine.state import SharedState
 from unisono.engine.summing import OrderedSum
@@ -191,18 +191,19 @@ class SharedEngine:
             RuntimeError: something else changed the parameters meanwhile.
         """
         self.state.check_untouched()
-        bad = self._rows.non_finite_shard()
+        rows = self._rows.read()
+        bad = non_finite_shard(rows)
         if bad is not None and self._scaling is None:
             self._team.meet(f"bad loss in step {step}")
             shard, value = bad
             raise non_finite(value, step, shard)
-        totals = self._rows.totals()
+        totals = self._rows.totals(rows)
         if self.state.is_lost:
             return totals, False
         present = self._sum.add()
         if totals.form == Form.SUM:
             self._divide_sums(present, totals.weight)
-        if not self._unscale(present, step) or not self._clip(present, step):
+        if not self._unscale(present, step, bad) or not self._clip(present, step):
             return totals, False
         self.laps.lap(Phase.SUMMING)
         if not self.state.is_sliced and not self._meet(f"sums of step {step}", Phase.SUMMING):
@@ -304,7 +305,7 @@ class SharedEngine:
         if totals:
             torch._foreach_div_(totals, weight)
 
-    def _unscale(self, present: Sequence[bool], step: int) -> bool:
+    def _unscale(self, present: Sequence[bool], step: int, bad: tuple[int, float] | None) -> bool:
         """Unscale this worker's pieces, and find out whether all skip the step. Collective.
 
         Returns:
@@ -321,7 +322,7 @@ class SharedEngine:
             return False
         self.is_skipped = not all(heard.values())
         if self.is_skipped and self._scaling.scale <= SMALLEST:
-            raise non_finite_unscaled(self._scaling.scale, step, self._rows.non_finite_shard())
+            raise non_finite_unscaled(self._scaling.scale, step, bad)
         return True
 
     def _clip(self, present: Sequence[bool], step: int) -> bool:
