@@ -85,6 +85,7 @@ def test_the_plan_is_pure():
         "__future__",
         "collections.abc",
         "dataclasses",
+        "functools",
         "hashlib",
         "struct",
         "typing",

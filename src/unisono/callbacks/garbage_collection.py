@@ -12,6 +12,8 @@ from unisono.callbacks.callback import Callback, DoneStep, Fit
 from unisono.callbacks.summary import Summary
 from unisono.whole import check_whole
 
+_FROZEN_BY_PYTHON = 1000  # Python 3.12 begins with 375 objects
+
 
 class GarbageCollection(Callback):
     """Collects garbage after every so many steps, on all workers at once, and never else. Final.
@@ -36,7 +38,7 @@ class GarbageCollection(Callback):
         self._is_to_be_enabled = gc.isenabled()
         gc.disable()
         gc.collect()
-        if not gc.get_freeze_count():
+        if gc.get_freeze_count() < _FROZEN_BY_PYTHON:  # so the program has not
             self._is_to_be_unfrozen = True
             gc.freeze()
 
