@@ -29,7 +29,6 @@ from unisono.callbacks.summary import Summary, told
 from unisono.comm.link import COMMAND_VARIABLE, Link
 from unisono.plan.samples import SamplePlan
 from unisono.train.checkpoints import identity
-from unisono.train.position import Position
 from unisono.train.run import Run
 from unisono.train.schedule import Schedule
 from unisono.train.step import Step
@@ -282,15 +281,6 @@ class FitUnderWay:
         if line not in self._said:
             self._said.add(line)
             self.say(line)
-
-
-def end_of(plan: SamplePlan, position: Position, epochs: int | None, steps: int | None) -> int:
-    """Count the steps that the run will have done; a loop that has nothing to do stays there."""
-    ends = [] if steps is None else [steps]
-    if epochs is not None:
-        epochs_to_go = max(0, epochs - position.epoch)
-        ends.append(position.step - position.batch + epochs_to_go * plan.steps_per_epoch)
-    return max(position.step, min(ends))
 
 
 def _surroundings() -> dict[str, Any]:

@@ -23,7 +23,7 @@ from unisono.data.collating import Collate
 from unisono.data.sampler import EpochOrder, Sampler
 from unisono.train.computing import Computing
 from unisono.train.evaluate import evaluate
-from unisono.train.fit import FitUnderWay, end_of
+from unisono.train.fit import FitUnderWay
 from unisono.train.metrics import Metrics, outputs_and_targets
 from unisono.train.passes import PassWatch
 from unisono.train.precision import scaler_for
@@ -31,6 +31,7 @@ from unisono.train.predict import Forward, Predictor, forward_inputs
 from unisono.train.run import Run
 from unisono.train.schedule import KEY, Schedule
 from unisono.train.step import Step
+from unisono.train.totals import Totals
 from unisono.train.validation import Validation
 from unisono.whole import check_whole
 
@@ -238,7 +239,7 @@ class Trainer:
                 **reading,
             )
         )
-        end_step = end_of(plan, run.position, epochs, steps)
+        end_step = Totals(epochs, steps).end_step(plan, run.position)
         run.model.train()
         try:
             return fit.go_through(loop, end_step, self._compute, self.digest)
