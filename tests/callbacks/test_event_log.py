@@ -279,7 +279,11 @@ def test_who_replaces_the_only_worker_goes_on_in_its_file(tmp_path, monkeypatch)
     monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=0,at=update")
     unisono.launch(train, tmp_path, workers=1)
     assert numbers(tmp_path) == list(range(12))
-    assert [event["step"] for event in events(tmp_path, "start")] == [0, 0]
+    assert len(events(tmp_path, "start")) == 1
+    (change,) = events(tmp_path, "workers")
+    assert (change["lost"], change["joined"], change["ranks"]) == ([0], [0], [0])
+    assert change["why"] == ["worker 0 was killed by SIGKILL"]
+    assert change["pids"] != events(tmp_path, "start")[0]["pids"]
     assert not (tmp_path / "events-1.jsonl").exists()
 
 
@@ -315,7 +319,7 @@ class Crew:
 
     directory = None
     step, epoch, end_step, facts = 3, 0, 9, {}
-    rank, ranks, is_lead = 0, (0, 1), True
+    rank, ranks, is_lead, has_joined = 0, (0, 1), True, False
     optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}])
 
     def pid(self, rank):

@@ -110,7 +110,10 @@ class Fit(Protocol):
 
     @property
     def is_lead(self) -> bool:
-        """Whether this worker is the one that writes for all."""
+        """Whether this worker is the one that writes for all.
+
+        Nobody is who finds that the others have already done what it comes to.
+        """
 
     @property
     def is_first(self) -> bool:
@@ -180,7 +183,8 @@ class Callback:
         """Before the first step of a call of ``fit`` here; not if there is nothing to do.
 
         The run stands where it goes on from. A replacement of a lost worker has this, too, when it
-        has joined the others.
+        has joined the others; where they have done all steps without it, when it finds them done
+        (``fit.has_ended``).
         """
 
     def on_step_begin(self, fit: Fit) -> None:
@@ -215,7 +219,10 @@ class Callback:
         """
 
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
-        """After others than `before` compute together, who are ``fit.ranks``; `why`, in words."""
+        """After others than `before` compute together, who are ``fit.ranks``; `why`, in words.
+
+        On a replacement that goes on alone, as all were lost, `before` is empty.
+        """
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:
         """After the run went back from `from_step` to ``fit.step``; what lay between is undone.

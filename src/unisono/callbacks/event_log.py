@@ -76,7 +76,8 @@ class EventLog(Callback):
             if fit.step == 0 and not fit.has_joined:
                 self._journal.set_aside()
             self._journal.cut(fit.step, writes=True)
-            self._journal.note(encode("start", format=FORMAT, **_start(fit)))
+            if not (fit.has_joined and path.exists()):
+                self._journal.note(encode("start", format=FORMAT, **_start(fit)))
         self._ended_at_s = perf_counter()
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
@@ -119,6 +120,8 @@ class EventLog(Callback):
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
         """Write who computes now."""
         lost = [rank for rank in before if rank not in fit.ranks]
+        if not before:
+            lost = list(range(fit.facts["world_size"]))
         joined = [rank for rank in fit.ranks if rank not in before]
         if joined:
             # All have met since the newest step, of which those who join know nothing.

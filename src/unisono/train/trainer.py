@@ -242,7 +242,7 @@ class Trainer:
         end_step = Totals(epochs, steps).end_step(plan, run.position)
         run.model.train()
         try:
-            return fit.go_through(loop, end_step, self._compute, self.digest)
+            return fit.go_through(loop, end_step, self._compute)
         except BaseException as error:
             fit.fail(error)
             raise
