@@ -120,9 +120,8 @@ def test_names_are_quoted_and_ours_are_ours(tmp_path):
 def fit():
     optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}])
     said = []
-    return SimpleNamespace(
-        step=0, is_lead=True, has_ended=False, optimizer=optimizer, said=said, say=said.append
-    )
+    facts = {"is_lead": True, "is_first": True, "has_ended": False, "directory": None}
+    return SimpleNamespace(step=0, optimizer=optimizer, said=said, say=said.append, **facts)
 
 
 def end_step(fit, log):

@@ -319,7 +319,7 @@ class Crew:
 
     directory = None
     step, epoch, end_step, facts = 3, 0, 9, {}
-    rank, ranks, is_lead, has_joined = 0, (0, 1), True, False
+    rank, ranks, is_lead, is_first, has_joined = 0, (0, 1), True, True, False
     optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}])
 
     def pid(self, rank):

@@ -13,6 +13,7 @@ line) happens where ``fit.is_lead``. Who that is may change when a worker is los
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -179,6 +180,14 @@ class Callback:
         """What it is called in messages and in checkpoints."""
         return type(self).__name__
 
+    def writes_to(self, directory: Path | None) -> Path | None:
+        """Name the file or folder that it alone writes; None: there is none.
+
+        Args:
+            directory: the run's; None: it has none.
+        """
+        return None
+
     def on_begin(self, fit: Fit) -> None:
         """Before the first step of a call of ``fit`` here; not if there is nothing to do.
 
@@ -242,15 +251,17 @@ class Callbacks:
 
     Args:
         callbacks: in the order in which they are called.
+        directory: the run's; None: it has none.
 
     Raises:
         TypeError: one is no callback.
+        ValueError: two write the same file.
 
     Attributes:
         calling: the name of the one that is being called.
     """
 
-    def __init__(self, callbacks: Sequence[Any]) -> None:
+    def __init__(self, callbacks: Sequence[Any], directory: Path | None = None) -> None:
         for callback in callbacks:
             if not isinstance(callback, Callback):
                 hint = ", not the class" if isinstance(callback, type) else ""
@@ -260,6 +271,7 @@ class Callbacks:
                 )
         self._callbacks: list[Callback] = list(callbacks)
         self.calling = ""
+        self._check_places(directory)
 
     def __iter__(self) -> Iterator[Callback]:
         return iter(self._callbacks)
@@ -293,3 +305,17 @@ class Callbacks:
                 ) from error
             finally:
                 self.calling = ""
+
+    def _check_places(self, directory: Path | None) -> None:
+        writers: dict[str, str] = {}
+        for callback in self._callbacks:
+            path = callback.writes_to(directory)
+            if path is None:
+                continue
+            place = os.path.realpath(path)
+            if place in writers:
+                raise ValueError(
+                    f"each callback must write a file of its own, but {writers[place]} and "
+                    f"{callback.name} both write {path}: give one of them another `path`."
+                )
+            writers[place] = callback.name

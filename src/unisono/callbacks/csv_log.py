@@ -49,6 +49,10 @@ class CSVLog(Callback):
         self._samples = 0
         self._validated: dict[str, float] = {}
 
+    def writes_to(self, directory: Path | None) -> Path | None:
+        """See :class:`Callback`."""
+        return self._given or (directory and directory / f"{self._every}s.csv")
+
     def on_begin(self, fit: Fit) -> None:
         """Go on in the file where the run goes on, or begin it."""
         path = self._path(fit)
@@ -115,14 +119,13 @@ class CSVLog(Callback):
         self._validated = dict(state["validated"])
 
     def _path(self, fit: Fit) -> Path:
-        if self._given is not None:
-            return self._given
-        if fit.directory is None:
+        path = self.writes_to(fit.directory)
+        if path is None:
             raise ValueError(
                 "`path` must say where the table goes if the run has no directory, but is None: "
                 'pass `CSVLog("log.csv")`, or `directory=` to the trainer.'
             )
-        return fit.directory / f"{self._every}s.csv"
+        return path
 
     def _write(self, fit: Fit, row: Row) -> None:
         self._row = row

@@ -65,9 +65,13 @@ class EventLog(Callback):
         self._pending: tuple[int, dict[str, Any]] | None = None
         self._ended_at_s = 0.0
 
+    def writes_to(self, directory: Path | None) -> Path | None:
+        """See :class:`Callback`."""
+        return self._given or (directory and directory / NAME)
+
     def on_begin(self, fit: Fit) -> None:
         """Go on in the file where the run goes on, or begin it."""
-        path = self._path(fit)
+        path = self.writes_to(fit.directory)
         if path is None:
             return
         self._journal = Journal(path, place_of, fit.say)
@@ -161,11 +165,6 @@ class EventLog(Callback):
                 self._write_pending(fit)
             self._journal.note(encode("failure", step=fit.step, rank=fit.rank, **facts))
         self._close()
-
-    def _path(self, fit: Fit) -> Path | None:
-        if self._given is not None:
-            return self._given
-        return None if fit.directory is None else fit.directory / NAME
 
     def _add(self, fit: Fit, event: str, steps_done: int, facts: dict[str, Any]) -> None:
         if self._journal is None:

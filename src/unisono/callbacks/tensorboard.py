@@ -56,6 +56,10 @@ class TensorBoard(Callback):
         self._known: deque[Scalars] = deque(maxlen=_KNOWN)
         self._has_begun = self._has_complained = False
 
+    def writes_to(self, directory: Path | None) -> Path | None:
+        """See :class:`Callback`."""
+        return self._given or (directory and directory / NAME)
+
     def on_begin(self, fit: Fit) -> None:
         """Go on where the run goes on."""
         self._path(fit)
@@ -104,14 +108,13 @@ class TensorBoard(Callback):
         self._close()
 
     def _path(self, fit: Fit) -> Path:
-        if self._given is not None:
-            return self._given
-        if fit.directory is None:
+        path = self.writes_to(fit.directory)
+        if path is None:
             raise ValueError(
                 "`path` must say where the curves go if the run has no directory, but is None: "
                 'pass `TensorBoard("runs/mine")`, or `directory=` to the trainer.'
             )
-        return fit.directory / NAME
+        return path
 
     def _look_who_writes(self, fit: Fit) -> None:
         """Begin to write, or leave it to another."""

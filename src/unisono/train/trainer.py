@@ -137,7 +137,7 @@ class Trainer:
         self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:
             self.run.state[KEY] = schedule
-        self.callbacks = list(Callbacks(list(callbacks)))
+        self.callbacks = list(Callbacks(list(callbacks), self._directory))
         self._keep_states()
         self._loss = self._computing.of(loss)
         self._passes = PassWatch(
@@ -215,7 +215,7 @@ class Trainer:
         def find_means() -> dict[str, Any]:
             return self.evaluate(validate, batch_size=batch_size, **metrics, **reading)
 
-        callbacks = Callbacks(self._all_callbacks())
+        callbacks = Callbacks(self._all_callbacks(), self._directory)
         self._keep_states()
         validation = Validation(run, None if validate is None else find_means, validate_every)
         if validate is not None:
@@ -417,6 +417,10 @@ class Trainer:
             return digest_of(run.model, run.optimizer).encode()
 
         return run.history.together("digest", lambda: run.team.hear_lead(speak, "digest")).decode()
+
+    @property
+    def _directory(self) -> Path | None:
+        return None if self.run.checkpoints is None else self.run.checkpoints.directory
 
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
         return None if metrics is None else Metrics(metrics, self._computing.of(forward))
