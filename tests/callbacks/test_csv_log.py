@@ -147,6 +147,15 @@ def test_a_disk_that_was_full_at_first_has_columns_later(tmp_path, fit, monkeypa
     assert (row["step"], row["loss"], len(fit.said)) == ("1", "0.5", 1)
 
 
+def test_a_full_disk_is_told_though_another_worker_shows_the_run(tmp_path, fit, capsys):
+    (tmp_path / "file").touch()
+    fit.is_first, fit.say = False, pytest.fail
+    log = CSVLog(tmp_path / "file" / "log.csv")
+    log.on_begin(fit)
+    end_step(fit, log)
+    assert capsys.readouterr().err.startswith("unisono: ")
+
+
 def test_metrics_that_are_lists_have_no_column(tmp_path, fit):
     log = CSVLog(tmp_path / "log.csv")
     log.on_begin(fit)

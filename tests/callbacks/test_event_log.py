@@ -332,6 +332,14 @@ class Crew:
         raise AssertionError(line)
 
 
+def test_a_lead_that_does_not_show_the_run_complains_all_the_same(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    log, fit = EventLog(tmp_path / "file" / "events.jsonl"), Crew()
+    fit.is_first = False  # rank 0 was lost and replaced, and rank 1 is the lead
+    log.on_begin(fit)
+    assert "training goes on" in capsys.readouterr().err
+
+
 def test_a_step_is_written_before_somebody_joins_who_knows_nothing_of_it(tmp_path):
     log, fit = EventLog(tmp_path / "events.jsonl"), Crew()
     log.on_begin(fit)

@@ -140,7 +140,8 @@ class Fit(Protocol):
     def say(self, line: str) -> None:
         """Show one line to the user, without disturbing the progress bar.
 
-        Every worker may; the line is shown by the one for which ``is_first`` holds.
+        Every worker may; the line is shown by the one for which ``is_first`` holds. So all must
+        know what it says; the lead may be another one.
         """
 
     def once(self, work: Callable[[], str], purpose: str) -> str:

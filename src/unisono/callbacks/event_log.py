@@ -17,6 +17,7 @@ lines of steps ascend, and each step stands there once. `docs/events.md` has eve
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -30,6 +31,7 @@ from unisono.callbacks.callback import Callback, DoneStep, Fit, Times
 from unisono.callbacks.journal import Journal
 from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
+from unisono.callbacks.words import say_alone
 from unisono.errors import PeerLostError
 
 NAME = "events.jsonl"
@@ -74,7 +76,7 @@ class EventLog(Callback):
         path = self.writes_to(fit.directory)
         if path is None:
             return
-        self._journal = Journal(path, place_of, fit.say)
+        self._journal = Journal(path, place_of, functools.partial(say_alone, fit))
         self._pending = None
         if fit.is_lead:
             if fit.step == 0 and not fit.has_joined:

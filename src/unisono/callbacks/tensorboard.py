@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from unisono.callbacks.callback import Callback, DoneStep, Fit
 from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
+from unisono.callbacks.words import say_alone
 from unisono.whole import check_whole
 
 NAME = "tensorboard"
@@ -148,9 +149,10 @@ class TensorBoard(Callback):
     def _complain(self, fit: Fit, error: OSError) -> None:
         self._close()
         self._has_complained = True
-        fit.say(
+        say_alone(
+            fit,
             f"{self._path(fit)} must be writable, but is not ({error.strerror}): curves are "
-            f"missing there; training goes on."
+            f"missing there; training goes on.",
         )
 
     def _close(self) -> None:
