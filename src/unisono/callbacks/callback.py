@@ -225,7 +225,7 @@ class Callback:
     def on_pause(self, fit: Fit) -> None:
         """Before all workers stand still between two steps, for another to join or for the end.
 
-        After Ctrl-C nothing else follows: what is to be in a file has to be there now.
+        After Ctrl-C only `on_error` follows: what is to be in a file has to be there now.
         """
 
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
@@ -244,7 +244,11 @@ class Callback:
         """After ``fit`` is over, all validations and checkpoints included."""
 
     def on_error(self, fit: Fit, error: BaseException) -> None:
-        """After anything was raised in ``fit`` on this worker, before it leaves ``fit``."""
+        """After anything was raised in ``fit`` on this worker, before it leaves ``fit``.
+
+        Also where a run with a directory is interrupted and its launcher ends this process, with a
+        KeyboardInterrupt after Ctrl-C, else a SystemExit.
+        """
 
 
 class Callbacks:

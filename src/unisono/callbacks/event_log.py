@@ -9,6 +9,7 @@
     workers      others compute together now, and why
     went_back    steps come again; their lines are taken out
     failure      `fit` ended with an exception
+    interrupted  somebody ended it, by Ctrl-C or SIGTERM
     end          `fit` is over
 
 Units are in the names; numbers that JSON has no word for are the texts "nan", "inf" and "-inf". The
@@ -21,6 +22,7 @@ import functools
 import json
 import math
 import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -161,12 +163,23 @@ class EventLog(Callback):
 
     def on_error(self, fit: Fit, error: BaseException) -> None:
         """Write what happened; the worker that failed does, not those that miss it."""
-        if self._journal is not None and not isinstance(error, PeerLostError):
-            facts = {"error": type(error).__name__, "message": str(error)[:10_000]}
+        if self._journal is not None and self._has_a_say(fit, error):
             if fit.is_lead:
                 self._write_pending(fit)
-            self._journal.note(encode("failure", step=fit.step, rank=fit.rank, **facts))
+            if by := _signal_of(error):
+                self._journal.note(encode("interrupted", step=fit.step, by=by))
+            else:
+                facts = {"error": type(error).__name__, "message": str(error)[:10_000]}
+                self._journal.note(encode("failure", step=fit.step, rank=fit.rank, **facts))
         self._close()
+
+    def _has_a_say(self, fit: Fit, error: BaseException) -> bool:
+        """Tell whether it is this worker that writes how the call ends."""
+        if isinstance(error, PeerLostError):
+            # One that was killed has left no word: the first of those who miss it writes theirs.
+            is_told = self._journal is not None and b'"event":"failure"' in self._journal.last()
+            return not is_told and fit.rank == min(set(fit.ranks) - {error.rank}, default=None)
+        return fit.is_lead or not _signal_of(error)
 
     def _add(self, fit: Fit, event: str, steps_done: int, facts: dict[str, Any]) -> None:
         if self._journal is None:
@@ -192,6 +205,14 @@ class EventLog(Callback):
         if self._journal is not None:
             self._journal.close()
         self._journal = None
+
+
+def _signal_of(error: BaseException) -> str:
+    """Name the signal that asked the program to end; empty if it ends by itself."""
+    if isinstance(error, KeyboardInterrupt):
+        return "SIGINT"
+    is_asked = isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM
+    return "SIGTERM" if is_asked else ""
 
 
 def encode(event: str, **facts: Any) -> bytes:

@@ -26,6 +26,7 @@ from unisono.checkpoint.digest import digest_of
 from unisono.comm.crew import Crew
 from unisono.plan.samples import SamplePlan
 from unisono.train.checkpoints import identity
+from unisono.train.interrupts import interruption
 from unisono.train.run import Run
 from unisono.train.schedule import Schedule
 from unisono.train.step import Step
@@ -72,7 +73,7 @@ class FitUnderWay:
         self.model: nn.Module = run.model
         self.optimizer: Optimizer = run.optimizer
         run.say = self.say
-        run.before_pause = functools.partial(callbacks.call, "on_pause", self)
+        run.before_pause = self._pause
 
     @property
     def directory(self) -> Path | None:
@@ -201,6 +202,12 @@ class FitUnderWay:
                     f"the callback {callback.name} failed in `on_error`: "
                     f"{type(another).__name__}: {another}"
                 )
+
+    def _pause(self) -> None:
+        self._callbacks.call("on_pause", self)
+        if signum := self._run.team.is_ended_by:
+            # The launcher ends this process in the pause.
+            self.fail(interruption(signum))
 
     def _begin(self) -> None:
         run = self._run
