@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from unisono.comm.history import History
 from unisono.comm.host import Live, Passed
 from unisono.comm.team import Team
 from unisono.data.collating import Collate
-from unisono.data.fetch import Fetch, fetcher
+from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader
 from unisono.data.sampler import Sampler
 from unisono.engine.arena import Arena
@@ -240,7 +241,10 @@ class Run:
             batch_size=plan.batch_size,
             shards=self.shards,
         )
-        return self._steps(plan, order, totals, fetch, loader_workers, bool(pin_memory))
+        make_loader = functools.partial(
+            Loader, fetch, plan, num_processes=loader_workers, pin_memory=bool(pin_memory)
+        )
+        return self._steps(plan, order, totals, make_loader)
 
     def stop(self) -> None:
         """End the loop under way after the step under way, as if that were its last.
@@ -278,9 +282,7 @@ class Run:
         plan: SamplePlan,
         order: SamplerOrder,
         totals: Totals,
-        fetch: Fetch,
-        loader_workers: int,
-        pin_memory: bool,
+        make_loader: Callable[..., Loader],
     ) -> Generator[Step, None, None]:
         if self._is_stopped and self.team.position == 0:
             self.say(
@@ -299,13 +301,7 @@ class Run:
         self.has_joined = is_agreed = entry is not None and entry.loop is not None
         with (
             self._loop(plan, entry) as under_way,
-            Loader(
-                fetch,
-                plan,
-                num_processes=loader_workers,
-                num_batches=totals.num_batches(plan, self.position),
-                pin_memory=pin_memory,
-            ) as loader,
+            make_loader(num_batches=totals.num_batches(plan, self.position)) as loader,
         ):
             order.check()
             while True:
