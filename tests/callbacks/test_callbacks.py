@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.callbacks import Callback
+from unisono.callbacks import BestCheckpoint, Callback, CSVLog
 from unisono.callbacks.callback import Callbacks
 from unisono.comm.crew import Crew
 
@@ -127,6 +127,30 @@ def test_a_callback_that_fails_at_an_error_hides_nothing(capsys):
 def test_what_is_no_callback_is_refused(wrong):
     with pytest.raises(TypeError, match="`callbacks` must be a list of"):
         make(wrong)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (BestCheckpoint(), BestCheckpoint(monitor="accuracy")),
+        (CSVLog(), CSVLog("run/steps.csv")),
+        (CSVLog("all.txt"), BestCheckpoint("all.txt")),
+    ],
+)
+def test_two_that_would_write_one_file_are_refused(tmp_path, monkeypatch, first, second):
+    monkeypatch.chdir(tmp_path)
+    words = f"but {first.name} and {second.name} both write .*: give one of them another `path`"
+    with pytest.raises(ValueError, match=words):
+        make(first, second, directory="run")
+    trainer = make(first, directory="run")
+    trainer.callbacks.append(second)
+    with pytest.raises(ValueError, match=words):
+        trainer.fit(data(), batch_size=6, epochs=1, validate=data(5))
+
+
+def test_several_with_files_of_their_own_are_welcome(tmp_path):
+    tables = [CSVLog(), CSVLog(every="epoch"), CSVLog(tmp_path / "more.csv")]
+    make(*tables, BestCheckpoint(), BestCheckpoint(tmp_path / "best"), directory=tmp_path)
 
 
 class Counts(Callback):

@@ -8,13 +8,13 @@ import pytest
 
 from unisono.callbacks.cell import (
     Observed,
-    Sight,
     environment_of_workers,
     in_notebook,
     launcher_draws,
     message_of,
     sight_of,
 )
+from unisono.callbacks.sight import Sight
 
 BAR = "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━"
 

@@ -120,9 +120,8 @@ def test_names_are_quoted_and_ours_are_ours(tmp_path):
 def fit():
     optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}])
     said = []
-    return SimpleNamespace(
-        step=0, is_lead=True, has_ended=False, optimizer=optimizer, said=said, say=said.append
-    )
+    facts = {"is_lead": True, "is_first": True, "has_ended": False, "directory": None}
+    return SimpleNamespace(step=0, optimizer=optimizer, said=said, say=said.append, **facts)
 
 
 def end_step(fit, log):
@@ -146,6 +145,15 @@ def test_a_disk_that_was_full_at_first_has_columns_later(tmp_path, fit, monkeypa
     log.on_error(fit, RuntimeError())
     [row] = rows(tmp_path / "log.csv")
     assert (row["step"], row["loss"], len(fit.said)) == ("1", "0.5", 1)
+
+
+def test_a_full_disk_is_told_though_another_worker_shows_the_run(tmp_path, fit, capsys):
+    (tmp_path / "file").touch()
+    fit.is_first, fit.say = False, pytest.fail
+    log = CSVLog(tmp_path / "file" / "log.csv")
+    log.on_begin(fit)
+    end_step(fit, log)
+    assert capsys.readouterr().err.startswith("unisono: ")
 
 
 def test_metrics_that_are_lists_have_no_column(tmp_path, fit):

@@ -260,6 +260,33 @@ class Interrupts(unisono.callbacks.Callback):
             os.kill(self._pid, signal.SIGINT)
 
 
+@pytest.mark.parametrize(
+    ("signum", "ends_with"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_a_run_that_nobody_launched_says_that_it_was_interrupted(tmp_path, signum, ends_with):
+    class Asks(unisono.callbacks.Callback):
+        def on_step_end(self, fit, step):
+            if step.number == 5:
+                os.kill(os.getpid(), signum)
+
+    with pytest.raises(ends_with):
+        train(tmp_path, callbacks=[Asks()])
+    last = events(tmp_path)[-1]
+    assert (last["event"], last["by"]) == ("interrupted", signum.name)
+    assert last["step"] == 7  # asked for in step 5, planned in step 6
+    assert events(tmp_path, "failure") == []
+
+
+def test_a_program_that_ends_itself_is_not_interrupted(tmp_path):
+    class Leaves(unisono.callbacks.Callback):
+        def on_step_end(self, fit, step):
+            sys.exit(3)
+
+    with pytest.raises(SystemExit):
+        train(tmp_path, callbacks=[Leaves()])
+    assert events(tmp_path)[-1]["error"] == "SystemExit"
+
+
 def train_until_interrupted(directory, pid):
     train(directory, epochs=10_000, callbacks=[Interrupts(pid)])
 
@@ -272,6 +299,8 @@ def test_a_run_that_is_interrupted_leaves_no_gap(tmp_path):
     kept = int(folder.name.removeprefix("step-"))
     assert numbers(tmp_path) == list(range(kept))
     assert None not in events(tmp_path, "step")[-1]["updating_s"]
+    last = events(tmp_path)[-1]
+    assert (last["event"], last["by"], last["step"]) == ("interrupted", "SIGINT", kept)
 
 
 @pytest.mark.slow
@@ -279,7 +308,11 @@ def test_who_replaces_the_only_worker_goes_on_in_its_file(tmp_path, monkeypatch)
     monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=0,at=update")
     unisono.launch(train, tmp_path, workers=1)
     assert numbers(tmp_path) == list(range(12))
-    assert [event["step"] for event in events(tmp_path, "start")] == [0, 0]
+    assert len(events(tmp_path, "start")) == 1
+    (change,) = events(tmp_path, "workers")
+    assert (change["lost"], change["joined"], change["ranks"]) == ([0], [0], [0])
+    assert change["why"] == ["worker 0 was killed by SIGKILL"]
+    assert change["pids"] != events(tmp_path, "start")[0]["pids"]
     assert not (tmp_path / "events-1.jsonl").exists()
 
 
@@ -315,7 +348,7 @@ class Crew:
 
     directory = None
     step, epoch, end_step, facts = 3, 0, 9, {}
-    rank, ranks, is_lead = 0, (0, 1), True
+    rank, ranks, is_lead, is_first, has_joined = 0, (0, 1), True, True, False
     optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}])
 
     def pid(self, rank):
@@ -326,6 +359,34 @@ class Crew:
 
     def say(self, line):
         raise AssertionError(line)
+
+
+def test_a_lead_that_does_not_show_the_run_complains_all_the_same(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    log, fit = EventLog(tmp_path / "file" / "events.jsonl"), Crew()
+    fit.is_first = False  # rank 0 was lost and replaced, and rank 1 is the lead
+    log.on_begin(fit)
+    assert "training goes on" in capsys.readouterr().err
+
+
+def fail_together(tmp_path, *, is_told):
+    """Have rank 1 fail, with a word or killed, and rank 0 miss it."""
+    logs, fits = [EventLog(tmp_path / "events.jsonl") for _ in range(2)], [Crew(), Crew()]
+    fits[1].rank, fits[1].is_lead = 1, False
+    for log, fit in zip(logs, fits, strict=True):
+        log.on_begin(fit)
+    if is_told:
+        logs[1].on_error(fits[1], ValueError("what is wrong"))
+    logs[0].on_error(fits[0], unisono.PeerLostError("rank 1 has died", rank=1))
+    return [(event["rank"], event["error"]) for event in events(tmp_path, "failure")]
+
+
+def test_who_is_killed_is_told_of_by_the_first_of_those_who_miss_it(tmp_path):
+    assert fail_together(tmp_path, is_told=False) == [(0, "PeerLostError")]
+
+
+def test_who_fails_tells_of_itself_alone(tmp_path):
+    assert fail_together(tmp_path, is_told=True) == [(1, "ValueError")]
 
 
 def test_a_step_is_written_before_somebody_joins_who_knows_nothing_of_it(tmp_path):

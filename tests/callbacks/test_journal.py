@@ -210,3 +210,14 @@ def test_each_step_stands_there_once_in_order(tmp_path_factory, acts):
     lines = workers[lead].lines
     assert [line for line in lines if line != "a note"] == steps(*range(position + 1))
     assert lines.count("a note") == notes
+
+
+def test_the_last_line_is_the_last_whole_one(worker):
+    assert worker.journal.last() == b""
+    assert not worker.path.exists()
+    worker.step(1, 2)
+    assert worker.journal.last() == b"step 2"
+    with open(worker.path, "a") as file:
+        file.write("torn")
+    worker.journal.close()
+    assert worker.journal.last() == b"step 2"

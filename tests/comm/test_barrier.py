@@ -260,6 +260,9 @@ def test_what_the_launcher_wishes_is_seen_through_every_mapping(page_of):
     assert other.wish
     page.wish = False
     assert not other.wish
+    assert other.end == 0
+    page.end = 15
+    assert (other.end, other.wish) == (15, False)
     other.close()
 
 

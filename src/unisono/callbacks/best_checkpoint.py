@@ -59,6 +59,10 @@ class BestCheckpoint(Callback):
         self.best: float | None = None
         self.step: int | None = None
 
+    def writes_to(self, directory: Path | None) -> Path | None:
+        """See :class:`Callback`."""
+        return self._given or (directory and directory / NAME)
+
     def on_begin(self, fit: Fit) -> None:
         """See that there is a place for the file."""
         self._path(fit)
@@ -88,14 +92,13 @@ class BestCheckpoint(Callback):
         self.best, self.step = (state["best"], state["step"]) if same else (None, None)
 
     def _path(self, fit: Fit) -> Path:
-        if self._given is not None:
-            return self._given
-        if fit.directory is None:
+        path = self.writes_to(fit.directory)
+        if path is None:
             raise ValueError(
                 "`path` must say where the best weights go if the run has no directory, but is "
                 'None: pass `BestCheckpoint("best.safetensors")`, or `directory=` to the trainer.'
             )
-        return fit.directory / NAME
+        return path
 
     def _save(self, fit: Fit) -> str:
         path = self._path(fit)

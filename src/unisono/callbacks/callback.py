@@ -13,6 +13,7 @@ line) happens where ``fit.is_lead``. Who that is may change when a worker is los
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -110,7 +111,10 @@ class Fit(Protocol):
 
     @property
     def is_lead(self) -> bool:
-        """Whether this worker is the one that writes for all."""
+        """Whether this worker is the one that writes for all.
+
+        Nobody is who finds that the others have already done what it comes to.
+        """
 
     @property
     def is_first(self) -> bool:
@@ -136,7 +140,8 @@ class Fit(Protocol):
     def say(self, line: str) -> None:
         """Show one line to the user, without disturbing the progress bar.
 
-        Every worker may; the line is shown by the one for which ``is_first`` holds.
+        Every worker may; the line is shown by the one for which ``is_first`` holds. So all must
+        know what it says; the lead may be another one.
         """
 
     def once(self, work: Callable[[], str], purpose: str) -> str:
@@ -176,11 +181,20 @@ class Callback:
         """What it is called in messages and in checkpoints."""
         return type(self).__name__
 
+    def writes_to(self, directory: Path | None) -> Path | None:
+        """Name the file or folder that it alone writes; None: there is none.
+
+        Args:
+            directory: the run's; None: it has none.
+        """
+        return None
+
     def on_begin(self, fit: Fit) -> None:
         """Before the first step of a call of ``fit`` here; not if there is nothing to do.
 
         The run stands where it goes on from. A replacement of a lost worker has this, too, when it
-        has joined the others.
+        has joined the others; where they have done all steps without it, when it finds them done
+        (``fit.has_ended``).
         """
 
     def on_step_begin(self, fit: Fit) -> None:
@@ -211,11 +225,14 @@ class Callback:
     def on_pause(self, fit: Fit) -> None:
         """Before all workers stand still between two steps, for another to join or for the end.
 
-        After Ctrl-C nothing else follows: what is to be in a file has to be there now.
+        After Ctrl-C only `on_error` follows: what is to be in a file has to be there now.
         """
 
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
-        """After others than `before` compute together, who are ``fit.ranks``; `why`, in words."""
+        """After others than `before` compute together, who are ``fit.ranks``; `why`, in words.
+
+        On a replacement that goes on alone, as all were lost, `before` is empty.
+        """
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:
         """After the run went back from `from_step` to ``fit.step``; what lay between is undone.
@@ -227,7 +244,11 @@ class Callback:
         """After ``fit`` is over, all validations and checkpoints included."""
 
     def on_error(self, fit: Fit, error: BaseException) -> None:
-        """After anything was raised in ``fit`` on this worker, before it leaves ``fit``."""
+        """After anything was raised in ``fit`` on this worker, before it leaves ``fit``.
+
+        Also where a run with a directory is interrupted and its launcher ends this process, with a
+        KeyboardInterrupt after Ctrl-C, else a SystemExit.
+        """
 
 
 class Callbacks:
@@ -235,15 +256,17 @@ class Callbacks:
 
     Args:
         callbacks: in the order in which they are called.
+        directory: the run's; None: it has none.
 
     Raises:
         TypeError: one is no callback.
+        ValueError: two write the same file.
 
     Attributes:
         calling: the name of the one that is being called.
     """
 
-    def __init__(self, callbacks: Sequence[Any]) -> None:
+    def __init__(self, callbacks: Sequence[Any], directory: Path | None = None) -> None:
         for callback in callbacks:
             if not isinstance(callback, Callback):
                 hint = ", not the class" if isinstance(callback, type) else ""
@@ -253,6 +276,7 @@ class Callbacks:
                 )
         self._callbacks: list[Callback] = list(callbacks)
         self.calling = ""
+        self._check_places(directory)
 
     def __iter__(self) -> Iterator[Callback]:
         return iter(self._callbacks)
@@ -286,3 +310,17 @@ class Callbacks:
                 ) from error
             finally:
                 self.calling = ""
+
+    def _check_places(self, directory: Path | None) -> None:
+        writers: dict[str, str] = {}
+        for callback in self._callbacks:
+            path = callback.writes_to(directory)
+            if path is None:
+                continue
+            place = os.path.realpath(path)
+            if place in writers:
+                raise ValueError(
+                    f"each callback must write a file of its own, but {writers[place]} and "
+                    f"{callback.name} both write {path}: give one of them another `path`."
+                )
+            writers[place] = callback.name

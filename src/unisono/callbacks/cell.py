@@ -10,21 +10,19 @@ holds its last state, and no more.
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
+
+from unisono.callbacks.sight import Clock, Count, Sight
 
 # Set in the environment of workers whose launcher draws how far they are.
 _VARIABLE = "UNISONO_PROGRESS"
 _LAUNCHER = "launcher"
 _REDRAW_EVERY_S = 0.25
-_BAR_WIDTH = 30
-
-Clock = Callable[[], float]
 
 
 def in_notebook() -> bool:
@@ -49,56 +47,8 @@ def environment_of_workers(environ: Mapping[str, str], *, launcher_draws: bool) 
     return {**others, _VARIABLE: _LAUNCHER} if launcher_draws else others
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """How far a run is.
-
-    Attributes:
-        done: steps of the whole run.
-        total: steps that it will have.
-        seconds: since it was begun or gone on with, in seconds.
-        steps: steps since then.
-        samples: samples since then.
-        epoch: of the newest step, counted from 0; None before the first.
-        loss: of the newest step.
-    """
-
-    done: int
-    total: int
-    seconds: float = 0.0
-    steps: int = 0
-    samples: int = 0
-    epoch: int | None = None
-    loss: float = math.nan
-
-    @property
-    def is_over(self) -> bool:
-        """Nothing will follow."""
-        return self.done >= self.total
-
-    def begins_another_than(self, before: Sight | None) -> bool:
-        """Tell whether it begins another run than the one that `before` is of.
-
-        A worker that shows the run in the place of one that was lost begins with the same total.
-        """
-        return before is None or before.is_over or (self.steps == 0 and self.total != before.total)
-
-    def __str__(self) -> str:
-        share = self.done / self.total if self.total else 1.0
-        full = min(_BAR_WIDTH, int(_BAR_WIDTH * share))
-        words = ["━" * full + "─" * (_BAR_WIDTH - full), f"{self.done:,}/{self.total:,} steps"]
-        if self.epoch is not None:
-            words.insert(0, f"epoch {self.epoch + 1}")
-            words.append(f"loss {self.loss:.4f}")
-        if self.steps and self.seconds > 0:
-            words.append(f"{self.samples / self.seconds:,.0f} samples/s")
-        if self.steps and not self.is_over:
-            words.append(f"{_time(self.seconds / self.steps * (self.total - self.done))} left")
-        return "  ".join(words)
-
-
 class Observed:
-    """Counts a run's steps and shows, a few times a second, how far it is. Final.
+    """Shows, a few times a second, how far a run is. Final.
 
     Args:
         show: draws a sight, or has it drawn.
@@ -107,32 +57,18 @@ class Observed:
 
     def __init__(self, show: Callable[[Sight], None], clock: Clock = time.monotonic) -> None:
         self._show = show
-        self._clock = clock
-        self._sight = Sight(0, 0)
+        self._count = Count(_REDRAW_EVERY_S, clock)
         self._shown: Sight | None = None
-        self._started_at = self._shown_at = 0.0
 
     def start(self, done: int, total: int) -> None:
         """See :class:`unisono.callbacks.display.Display`."""
-        self._started_at = self._shown_at = self._clock()
-        self._sight = Sight(done, total)
-        self._show_now()
+        self._show_now(self._count.start(done, total))
 
     def step(self, epoch: int, loss: float, num_samples: int) -> None:
         """See :class:`unisono.callbacks.display.Display`."""
-        now, before = self._clock(), self._sight
-        self._sight = Sight(
-            before.done + 1,
-            before.total,
-            now - self._started_at,
-            before.steps + 1,
-            before.samples + num_samples,
-            epoch,
-            loss,
-        )
-        if now - self._shown_at >= _REDRAW_EVERY_S:
-            self._shown_at = now
-            self._show_now()
+        sight = self._count.step(epoch, loss, num_samples)
+        if sight is not None:
+            self._show_now(sight)
 
     def say(self, line: str) -> None:
         """See :class:`unisono.callbacks.display.Display`."""
@@ -141,13 +77,13 @@ class Observed:
     def stop(self) -> None:
         """See :class:`unisono.callbacks.display.Display`."""
         # Who stops before the end may only have lost the lead; then another goes on.
-        if self._sight.is_over:
-            self._show_now()
+        if self._count.sight.is_over:
+            self._show_now(self._count.sight)
 
-    def _show_now(self) -> None:
-        if self._sight != self._shown:
-            self._shown = self._sight
-            self._show(self._sight)
+    def _show_now(self, sight: Sight) -> None:
+        if sight != self._shown:
+            self._shown = sight
+            self._show(sight)
 
 
 class Cell:
@@ -180,9 +116,3 @@ def message_of(sight: Sight) -> dict[str, Any]:
 def sight_of(message: Mapping[str, Any]) -> Sight:
     """Take the sight out of a worker's message."""
     return Sight(**message["sight"])
-
-
-def _time(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import os
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from unisono.callbacks.callback import Callback, DoneStep, Fit
 from unisono.callbacks.journal import Journal
 from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
+from unisono.callbacks.words import say_alone
 
 EVERY = ("step", "epoch")
 
@@ -49,10 +51,14 @@ class CSVLog(Callback):
         self._samples = 0
         self._validated: dict[str, float] = {}
 
+    def writes_to(self, directory: Path | None) -> Path | None:
+        """See :class:`Callback`."""
+        return self._given or (directory and directory / f"{self._every}s.csv")
+
     def on_begin(self, fit: Fit) -> None:
         """Go on in the file where the run goes on, or begin it."""
         path = self._path(fit)
-        self._journal = Journal(path, place_of, fit.say)
+        self._journal = Journal(path, place_of, functools.partial(say_alone, fit))
         self._columns, self._row = None, {}
         if fit.is_lead and fit.step == 0:
             self._journal.set_aside()
@@ -115,14 +121,13 @@ class CSVLog(Callback):
         self._validated = dict(state["validated"])
 
     def _path(self, fit: Fit) -> Path:
-        if self._given is not None:
-            return self._given
-        if fit.directory is None:
+        path = self.writes_to(fit.directory)
+        if path is None:
             raise ValueError(
                 "`path` must say where the table goes if the run has no directory, but is None: "
                 'pass `CSVLog("log.csv")`, or `directory=` to the trainer.'
             )
-        return fit.directory / f"{self._every}s.csv"
+        return path
 
     def _write(self, fit: Fit, row: Row) -> None:
         self._row = row
@@ -147,7 +152,8 @@ class CSVLog(Callback):
         try:
             _rewrite(path, self._columns)
         except OSError as error:
-            fit.say(f"{path} has no columns for {new}, as it cannot be written anew: {error}.")
+            line = f"{path} has no columns for {new}, as it cannot be written anew: {error}."
+            say_alone(fit, line)
 
     def _line(self, fit: Fit, row: Row) -> bytes:
         """Write a row, the first one below the names of the columns."""

@@ -17,13 +17,11 @@ from rich.progress import (
 )
 
 from unisono.callbacks.cell import Cell, Observed, in_notebook, launcher_draws, message_of
+from unisono.callbacks.sight import Clock, Count
 from unisono.comm.link import Link
 
 _REDRAW_EVERY_S = 0.25
 _LINE_EVERY_S = 30.0
-
-# Seconds of a clock that never goes back.
-Clock = Callable[[], float]
 
 
 class Display(Protocol):
@@ -151,28 +149,24 @@ class Lines:
 
     def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
         self._console = console
-        self._clock = clock
-        self._steps = self._total = 0
-        self._samples = 0
-        self._told_at = 0.0
+        self._count = Count(_LINE_EVERY_S, clock)
+        self._told = self._count.sight
 
     def start(self, done: int, total: int) -> None:
         """See :class:`Display`."""
-        self._steps, self._total = done, total
-        self._samples, self._told_at = 0, self._clock()
+        self._told = self._count.start(done, total)
 
     def step(self, epoch: int, loss: float, num_samples: int) -> None:
         """See :class:`Display`."""
-        self._steps += 1
-        self._samples += num_samples
-        now = self._clock()
-        seconds = now - self._told_at
-        if seconds >= _LINE_EVERY_S:
-            self.say(
-                f"epoch {epoch + 1}, step {self._steps:,} of {self._total:,}: "
-                f"loss {loss:.4f}, {self._samples / seconds:,.0f} samples/s"
-            )
-            self._samples, self._told_at = 0, now
+        sight = self._count.step(epoch, loss, num_samples)
+        if sight is None:
+            return
+        samples, seconds = sight.samples - self._told.samples, sight.seconds - self._told.seconds
+        self._told = sight
+        self.say(
+            f"epoch {epoch + 1}, step {sight.done:,} of {sight.total:,}: "
+            f"loss {loss:.4f}, {samples / seconds:,.0f} samples/s"
+        )
 
     def say(self, line: str) -> None:
         """See :class:`Display`."""
@@ -192,40 +186,32 @@ class Bar:
 
     def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
         self._console = console
-        self._clock = clock
+        self._count = Count(_REDRAW_EVERY_S, clock)
         self._progress = Progress(
             *columns(console.width), console=console, auto_refresh=False, transient=True
         )
         # Before the first step nothing is known but how far the run is.
         self._task = self._progress.add_task("", epoch="", loss="loss –", rate="")
-        self._steps = 0
-        self._samples = 0
-        self._drawn_at = 0.0
-        self._started_at = 0.0
 
     def start(self, done: int, total: int) -> None:
         """See :class:`Display`."""
+        self._count.start(done, total)
         self._progress.update(self._task, completed=done, total=total)
-        self._steps, self._samples = done, 0
-        self._started_at = self._drawn_at = self._clock()
         self._progress.start()
 
     def step(self, epoch: int, loss: float, num_samples: int) -> None:
         """See :class:`Display`."""
-        self._steps += 1
-        self._samples += num_samples
-        now = self._clock()
-        if now - self._drawn_at < _REDRAW_EVERY_S:
+        sight = self._count.step(epoch, loss, num_samples)
+        if sight is None:
             return
-        self._drawn_at = now
         # The terminal may have another width than when the run began.
         self._progress.columns = columns(self._console.width)
         self._progress.update(
             self._task,
-            completed=self._steps,
+            completed=sight.done,
             epoch=f"epoch {epoch + 1}",
             loss=f"loss {loss:.4f}",
-            rate=f"{self._samples / (now - self._started_at):,.0f} samples/s",
+            rate=f"{sight.samples / sight.seconds:,.0f} samples/s",
             refresh=True,
         )
 

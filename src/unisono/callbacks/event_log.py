@@ -9,6 +9,7 @@
     workers      others compute together now, and why
     went_back    steps come again; their lines are taken out
     failure      `fit` ended with an exception
+    interrupted  somebody ended it, by Ctrl-C or SIGTERM
     end          `fit` is over
 
 Units are in the names; numbers that JSON has no word for are the texts "nan", "inf" and "-inf". The
@@ -17,9 +18,11 @@ lines of steps ascend, and each step stands there once. `docs/events.md` has eve
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +33,7 @@ from unisono.callbacks.callback import Callback, DoneStep, Fit, Times
 from unisono.callbacks.journal import Journal
 from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
+from unisono.callbacks.words import say_alone
 from unisono.errors import PeerLostError
 
 NAME = "events.jsonl"
@@ -65,18 +69,23 @@ class EventLog(Callback):
         self._pending: tuple[int, dict[str, Any]] | None = None
         self._ended_at_s = 0.0
 
+    def writes_to(self, directory: Path | None) -> Path | None:
+        """See :class:`Callback`."""
+        return self._given or (directory and directory / NAME)
+
     def on_begin(self, fit: Fit) -> None:
         """Go on in the file where the run goes on, or begin it."""
-        path = self._path(fit)
+        path = self.writes_to(fit.directory)
         if path is None:
             return
-        self._journal = Journal(path, place_of, fit.say)
+        self._journal = Journal(path, place_of, functools.partial(say_alone, fit))
         self._pending = None
         if fit.is_lead:
             if fit.step == 0 and not fit.has_joined:
                 self._journal.set_aside()
             self._journal.cut(fit.step, writes=True)
-            self._journal.note(encode("start", format=FORMAT, **_start(fit)))
+            if not (fit.has_joined and path.exists()):
+                self._journal.note(encode("start", format=FORMAT, **_start(fit)))
         self._ended_at_s = perf_counter()
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
@@ -119,6 +128,8 @@ class EventLog(Callback):
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
         """Write who computes now."""
         lost = [rank for rank in before if rank not in fit.ranks]
+        if not before:
+            lost = list(range(fit.facts["world_size"]))
         joined = [rank for rank in fit.ranks if rank not in before]
         if joined:
             # All have met since the newest step, of which those who join know nothing.
@@ -152,17 +163,23 @@ class EventLog(Callback):
 
     def on_error(self, fit: Fit, error: BaseException) -> None:
         """Write what happened; the worker that failed does, not those that miss it."""
-        if self._journal is not None and not isinstance(error, PeerLostError):
-            facts = {"error": type(error).__name__, "message": str(error)[:10_000]}
+        if self._journal is not None and self._has_a_say(fit, error):
             if fit.is_lead:
                 self._write_pending(fit)
-            self._journal.note(encode("failure", step=fit.step, rank=fit.rank, **facts))
+            if by := _signal_of(error):
+                self._journal.note(encode("interrupted", step=fit.step, by=by))
+            else:
+                facts = {"error": type(error).__name__, "message": str(error)[:10_000]}
+                self._journal.note(encode("failure", step=fit.step, rank=fit.rank, **facts))
         self._close()
 
-    def _path(self, fit: Fit) -> Path | None:
-        if self._given is not None:
-            return self._given
-        return None if fit.directory is None else fit.directory / NAME
+    def _has_a_say(self, fit: Fit, error: BaseException) -> bool:
+        """Tell whether it is this worker that writes how the call ends."""
+        if isinstance(error, PeerLostError):
+            # One that was killed has left no word: the first of those who miss it writes theirs.
+            is_told = self._journal is not None and b'"event":"failure"' in self._journal.last()
+            return not is_told and fit.rank == min(set(fit.ranks) - {error.rank}, default=None)
+        return fit.is_lead or not _signal_of(error)
 
     def _add(self, fit: Fit, event: str, steps_done: int, facts: dict[str, Any]) -> None:
         if self._journal is None:
@@ -188,6 +205,14 @@ class EventLog(Callback):
         if self._journal is not None:
             self._journal.close()
         self._journal = None
+
+
+def _signal_of(error: BaseException) -> str:
+    """Name the signal that asked the program to end; empty if it ends by itself."""
+    if isinstance(error, KeyboardInterrupt):
+        return "SIGINT"
+    is_asked = isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM
+    return "SIGTERM" if is_asked else ""
 
 
 def encode(event: str, **facts: Any) -> bytes:

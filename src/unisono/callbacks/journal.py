@@ -69,6 +69,18 @@ class Journal:
         if not is_mine:
             self.close()
 
+    def last(self) -> bytes:
+        """Read the last whole line; empty if there is none."""
+        is_mine = self._fd >= 0
+        if not is_mine and not (self._path.exists() and self._opens()):
+            return b""
+        try:
+            lines = self._tail(self._end_of_whole_lines(os.fstat(self._fd).st_size))[1]
+        finally:
+            if not is_mine:
+                self.close()
+        return lines[-1] if lines else b""
+
     def cut(self, step: int, *, writes: bool) -> None:
         """Take out the lines of `step` and of all after it."""
         self._known = deque((one for one in self._known if one[0] < step), maxlen=_KNOWN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,8 @@ class Summary:
     Attributes:
         steps: steps of this call.
         samples: samples of this call.
-        seconds: wall time of this call, in seconds, validation left out.
+        seconds: wall time of this call, in seconds, validation left out; NaN where nobody knows,
+            as no worker was left of those who have seen steps.
         shards: S.
         workers: W.
         digest: of the state at the end.
@@ -36,12 +38,17 @@ class Summary:
         """The rate of all workers together."""
         return self.samples / self.seconds if self.seconds else 0.0
 
+    @property
+    def _pace(self) -> str:
+        if math.isnan(self.seconds):
+            return "in a time that nobody knows"
+        return f"in {self.seconds:.1f} s: {self.samples_per_second:,.0f} samples/s"
+
     def __str__(self) -> str:
         workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
         shards = "1 shard" if self.shards == 1 else f"{self.shards} shards"
         return (
-            f"{self.steps:,} steps, {self.samples:,} samples in {self.seconds:.1f} s: "
-            f"{self.samples_per_second:,.0f} samples/s, {shards} on {workers}, "
+            f"{self.steps:,} steps, {self.samples:,} samples {self._pace}, {shards} on {workers}, "
             f"digest {self.digest[:16]}"
         )
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from unisono.callbacks.callback import Callback, DoneStep, Fit
 from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
+from unisono.callbacks.words import say_alone
 from unisono.whole import check_whole
 
 NAME = "tensorboard"
@@ -55,6 +56,10 @@ class TensorBoard(Callback):
         # The newest steps: what the worker that writes may have been lost over.
         self._known: deque[Scalars] = deque(maxlen=_KNOWN)
         self._has_begun = self._has_complained = False
+
+    def writes_to(self, directory: Path | None) -> Path | None:
+        """See :class:`Callback`."""
+        return self._given or (directory and directory / NAME)
 
     def on_begin(self, fit: Fit) -> None:
         """Go on where the run goes on."""
@@ -104,14 +109,13 @@ class TensorBoard(Callback):
         self._close()
 
     def _path(self, fit: Fit) -> Path:
-        if self._given is not None:
-            return self._given
-        if fit.directory is None:
+        path = self.writes_to(fit.directory)
+        if path is None:
             raise ValueError(
                 "`path` must say where the curves go if the run has no directory, but is None: "
                 'pass `TensorBoard("runs/mine")`, or `directory=` to the trainer.'
             )
-        return fit.directory / NAME
+        return path
 
     def _look_who_writes(self, fit: Fit) -> None:
         """Begin to write, or leave it to another."""
@@ -145,9 +149,10 @@ class TensorBoard(Callback):
     def _complain(self, fit: Fit, error: OSError) -> None:
         self._close()
         self._has_complained = True
-        fit.say(
+        say_alone(
+            fit,
             f"{self._path(fit)} must be writable, but is not ({error.strerror}): curves are "
-            f"missing there; training goes on."
+            f"missing there; training goes on.",
         )
 
     def _close(self) -> None:

@@ -2,7 +2,7 @@
 
 One memfd: a head, four cache lines a rank, then one mailbox a rank::
 
-    head     │ wish u32 │ token                                                  64 bytes
+    head     │ wish u32 │ end u32 │ token                                        64 bytes
     line r   │ arrivals u32 │ departure u32 │ step i64 │ purpose │ purpose │     64 bytes
              │ plan: step i64 │ plan: what u32 │ process i64 │ started i64 │     64 bytes
              │ times: step i64 │ seven f64 │ the same of another step │       2 × 64 bytes
@@ -139,6 +139,15 @@ class ControlPage:
     @wish.setter
     def wish(self, value: bool) -> None:
         self._words[0] = int(value)
+
+    @property
+    def end(self) -> int:
+        """Which signal asks the job to end after the step under way; 0: none."""
+        return self._words[1]
+
+    @end.setter
+    def end(self, signum: int) -> None:
+        self._words[1] = signum
 
     @property
     def token(self) -> bytes:

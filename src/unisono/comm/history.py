@@ -55,6 +55,14 @@ class History:
         return self._index * _INNER_LOOPS_AT_MOST + self._num_inner_loops
 
     @property
+    def is_behind(self) -> bool:
+        """Whether the others have been already where this worker comes to, and it has not joined.
+
+        What is to be said or written once has been said and written there.
+        """
+        return self._catches_up
+
+    @property
     def index(self) -> int:
         """Count what has been done together before what is done now."""
         return self._index

@@ -188,6 +188,11 @@ class Team:
         """Whether the launcher wishes that all stop between two steps."""
         return self._control is not None and self._control.wish
 
+    @property
+    def is_ended_by(self) -> int:
+        """Which signal has the launcher end the job when all stop between two steps; 0: none."""
+        return 0 if self._control is None else self._control.end
+
     def memory(self, key: int, num_bytes: int) -> Memory:
         """Share memory with everybody who asks with the same `key`."""
         return self.host.memory(key, num_bytes)

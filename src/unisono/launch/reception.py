@@ -144,11 +144,13 @@ class Reception:
         crew = self.state.crew
         return others_are_done if crew is None else rank not in crew.ranks
 
-    def want_stop(self) -> bool:
-        """Have the job end after the step under way; False when that is no use."""
+    def want_stop(self, signum: int) -> bool:
+        """Have the job end after the step under way, as a signal asks; False when it is no use."""
         if not self.state.can_stop_between_steps:
             return False
         self._say("finishing the step, then writing a checkpoint; once more ends it at once")
+        # Before the wish that it explains.
+        self._control.end = signum
         self._take(events.StopWanted())
         return True
 

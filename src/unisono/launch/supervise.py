@@ -244,7 +244,7 @@ class _Supervision:
 
     def _interrupted(self, signum: int) -> policy.Interrupted:
         is_first = self.state.interrupted_by is None
-        return policy.Interrupted(signum, gently=is_first and self._desk.want_stop())
+        return policy.Interrupted(signum, gently=is_first and self._desk.want_stop(signum))
 
     def _read_server(self) -> list[policy.Event]:
         events: list[policy.Event] = []

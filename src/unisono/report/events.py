@@ -142,6 +142,11 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Interrupted(Failure):
+    """Somebody has ended a fit; the message says how."""
+
+
+@dataclass(frozen=True)
 class End:
     """A fit has ended well, after ``step`` steps."""
 
@@ -282,6 +287,17 @@ def _read_failure(line: dict[str, Any]) -> Failure:
     )
 
 
+def _read_interrupted(line: dict[str, Any]) -> Interrupted:
+    by = _text(line, "by") or "a signal"
+    return Interrupted(
+        time_unix_s=_time(line),
+        step=_step(line),
+        rank=None,
+        error="interrupted",
+        message=f"by {'Ctrl-C' if by == 'SIGINT' else by}",
+    )
+
+
 def _read_end(line: dict[str, Any]) -> End:
     stopped = line.get("stopped_early", False)
     if not isinstance(stopped, bool):
@@ -304,6 +320,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], Event]] = {
     "evaluation": _read_evaluation,
     "checkpoint": _read_checkpoint,
     "failure": _read_failure,
+    "interrupted": _read_interrupted,
     "end": _read_end,
 }
 

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 from unisono.report import curves, times
 from unisono.report.document import Page, document, legend_html, section, table
-from unisono.report.events import End, Failure
+from unisono.report.events import End, Failure, Interrupted
 from unisono.report.history import MAX_MARKS, History, Kind, Mark, identity
 from unisono.report.text import (
     SCRIPTS,
@@ -72,6 +72,8 @@ def command_line(history: History) -> str:
 
 def state(history: History) -> tuple[str, str]:
     """Return how the run stands, and the class of its colour."""
+    if isinstance(history.ended, Interrupted):
+        return "interrupted", "warn"
     if isinstance(history.ended, Failure):
         return "failed", "bad"
     if isinstance(history.ended, End):

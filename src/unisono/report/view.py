@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from unisono.report.events import End, Failure, Start
+from unisono.report.events import End, Failure, Interrupted, Start
 from unisono.report.processes import UNKNOWN, Process, State
 from unisono.report.standing import Standing
 from unisono.report.text import SCRIPTS, amount, duration, name, plain
@@ -172,6 +172,8 @@ def _facts(standing: Standing, condition: Condition, now_unix_s: float) -> Itera
 def _condition_word(standing: Standing, condition: Condition) -> str:
     if isinstance(standing.ended, End) and standing.ended.stopped_early:
         return "stopped early"
+    if isinstance(standing.ended, Interrupted):
+        return "interrupted"
     return "standing still" if condition is Condition.STILL else condition.value
 
 
@@ -227,7 +229,9 @@ def _trouble(standing: Standing, now_unix_s: float) -> str:
 def _message(
     standing: Standing, condition: Condition, workers: tuple[WorkerLine, ...], now_unix_s: float
 ) -> str:
-    if isinstance(ended := standing.ended, Failure):
+    if isinstance(ended := standing.ended, Interrupted):
+        return f"interrupted {_line(ended.message)} after {_plural(ended.step, 'step')}"
+    if isinstance(ended, Failure):
         whose = "the run" if ended.rank is None else f"worker {ended.rank}"
         return f"{whose} failed at step {ended.step:,}: {_line(f'{ended.error}: {ended.message}')}"
     if ended is not None:

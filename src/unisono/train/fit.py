@@ -10,33 +10,32 @@
 from __future__ import annotations
 
 import functools
-import os
-import platform
-import shlex
-import sys
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from unisono.callbacks.callback import Callbacks, Times
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary, told
-from unisono.comm.link import COMMAND_VARIABLE, Link
+from unisono.checkpoint.digest import digest_of
+from unisono.comm.crew import Crew
 from unisono.plan.samples import SamplePlan
 from unisono.train.checkpoints import identity
-from unisono.train.position import Position
+from unisono.train.interrupts import interruption
 from unisono.train.run import Run
 from unisono.train.schedule import Schedule
 from unisono.train.step import Step
+from unisono.train.surroundings import surroundings
 from unisono.train.tally import Tally
 from unisono.train.validation import Validation
-from unisono.version import __version__
-from unisono.world import world
+
+# Before whoever goes on alone in the place of all.
+_NOBODY = Crew((), lead=-1, generation=-1)
 
 
 class FitUnderWay:
@@ -65,6 +64,7 @@ class FitUnderWay:
         self._progress = next(c for c in callbacks if isinstance(c, Progress))
         self._said: set[str] = set()
         self._crew = run.team.crew
+        self._has_begun = False
         self._next = 0
         self._kept_step: int | None = None
         self._has_skipped = False
@@ -73,7 +73,7 @@ class FitUnderWay:
         self.model: nn.Module = run.model
         self.optimizer: Optimizer = run.optimizer
         run.say = self.say
-        run.before_pause = functools.partial(callbacks.call, "on_pause", self)
+        run.before_pause = self._pause
 
     @property
     def directory(self) -> Path | None:
@@ -103,17 +103,17 @@ class FitUnderWay:
     @property
     def is_lead(self) -> bool:
         """See :class:`Fit`."""
-        return self._run.team.is_lead
+        return self._run.team.is_lead and not self._run.history.is_behind
 
     @property
     def is_first(self) -> bool:
         """See :class:`Fit`."""
-        return self._run.team.position == 0
+        return self._run.team.position == 0 and not self._run.history.is_behind
 
     @property
     def has_joined(self) -> bool:
         """See :class:`Fit`."""
-        return self._run.has_joined
+        return self._run.has_joined or self._run.history.is_behind
 
     @functools.cached_property
     def facts(self) -> Mapping[str, Any]:
@@ -129,7 +129,7 @@ class FitUnderWay:
             "num_parameters": sum(p.numel() for p in run.model.parameters()),
             "identity": identity(plan, run.fixed),
             **self._more_facts,
-            **_surroundings(),
+            **surroundings(),
         }
 
     def pid(self, rank: int) -> int | None:
@@ -165,7 +165,6 @@ class FitUnderWay:
         loop: Iterator[Step],
         end_step: int,
         compute: Callable[[Step], None],
-        digest: Callable[[], str],
     ) -> Summary:
         """Compute all steps. Collective: every rank calls it.
 
@@ -173,18 +172,15 @@ class FitUnderWay:
             loop: the steps; the run has taken up what it goes on from.
             end_step: see :class:`Fit`.
             compute: computes one.
-            digest: gives the digest at the end. Collective.
         """
         run, self.end_step = self._run, end_step
         if run.last.get("stopped_by") not in self._callbacks.names:
             run.go_on()
         self._validation.begin()
-        tally = self._tally = Tally(run.position)
-        tally.begin()
-        has_begun = False
+        self._tally = Tally(run.position)
+        self._tally.begin()
         for step in loop:
-            if not has_begun:
-                has_begun = True
+            if not self._has_begun:
                 self._begin()
             self._look_around(step)
             self._callbacks.call("on_step_begin", self)
@@ -193,17 +189,8 @@ class FitUnderWay:
             self._look_at_crew()
             if step.is_done:
                 self._count(step)
-        tally.pause()
-        self.has_ended = True
-        if run.position.step > tally.begun_at.step and self._validation.newest is None:
-            self._validate(f"step {run.position.step}")
-        summary = tally.summary(run, self._plan, digest())
-        if has_begun:
-            self._look_for_checkpoints()
-            self._callbacks.call("on_end", self, summary)
-        if tally.has_counted:
-            self.say(str(summary))
-        return summary
+        self._tally.pause()
+        return self._end()
 
     def fail(self, error: BaseException) -> None:
         """Tell callbacks that the call ends with an exception; theirs are of no account now."""
@@ -216,11 +203,50 @@ class FitUnderWay:
                     f"{type(another).__name__}: {another}"
                 )
 
+    def _pause(self) -> None:
+        self._callbacks.call("on_pause", self)
+        if signum := self._run.team.is_ended_by:
+            # The launcher ends this process in the pause.
+            self.fail(interruption(signum))
+
     def _begin(self) -> None:
-        self._crew, self._next = self._run.team.crew, self.step
-        if self._run.checkpoints is not None:
-            self._kept_step = self._run.checkpoints.kept_step
+        run = self._run
+        self._has_begun, self._next = True, self.step
+        # A replacement that is the lead has found nobody there.
+        is_alone = run.history.is_behind or (self.has_joined and run.team.is_lead)
+        self._crew = _NOBODY if is_alone else run.team.crew
+        if run.checkpoints is not None:
+            self._kept_step = run.checkpoints.kept_step
         self._callbacks.call("on_begin", self)
+
+    def _end(self) -> Summary:
+        """Draw all conclusions once all steps are done, be it by others alone."""
+        self.has_ended = True
+        if self.step > self._tally.begun_at.step:
+            if not self._has_begun:
+                self._begin()
+            if self._validation.newest is None:
+                self._validate(f"step {self.step}")
+        summary = self._summary()
+        if self._has_begun:
+            self._look_at_crew()
+            self._look_for_checkpoints()
+            self._callbacks.call("on_end", self, summary)
+        if summary.steps:
+            self.say(str(summary))
+        return summary
+
+    def _summary(self) -> Summary:
+        """Sum the call up; the lead's state and the lead's clock are everybody's."""
+        run, plan, tally = self._run, self._plan, self._tally
+
+        def speak() -> bytes:
+            digest = digest_of(run.model, run.optimizer)
+            told = {"digest": digest, "seconds": tally.seconds(run.position, plan)}
+            return json.dumps(told).encode()
+
+        heard = run.history.together("summary", lambda: run.team.hear_lead(speak, "summary"))
+        return tally.summary(run, plan, **json.loads(heard))
 
     def _look_around(self, step: Step) -> None:
         """See what has changed since the last step."""
@@ -233,6 +259,8 @@ class FitUnderWay:
         self._look_for_checkpoints()
 
     def _look_at_crew(self) -> None:
+        if self._run.history.is_behind:
+            return
         before, self._crew = self._crew, self._run.team.crew
         if self._crew.generation != before.generation:
             self._callbacks.call("on_workers_changed", self, before.ranks, self._crew.why)
@@ -282,52 +310,3 @@ class FitUnderWay:
         if line not in self._said:
             self._said.add(line)
             self.say(line)
-
-
-def end_of(plan: SamplePlan, position: Position, epochs: int | None, steps: int | None) -> int:
-    """Count the steps that the run will have done; a loop that has nothing to do stays there."""
-    ends = [] if steps is None else [steps]
-    if epochs is not None:
-        epochs_to_go = max(0, epochs - position.epoch)
-        ends.append(position.step - position.batch + epochs_to_go * plan.steps_per_epoch)
-    return max(position.step, min(ends))
-
-
-def _surroundings() -> dict[str, Any]:
-    """Say where this process runs."""
-    uname = platform.uname()
-    return {
-        "command": _command(),
-        "folder": os.getcwd(),
-        "host": uname.node,
-        "versions": {
-            "unisono": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        "machine": {
-            "processor": _processor(),
-            "cores": os.cpu_count(),
-            "system": f"{uname.system} {uname.release}",
-        },
-    }
-
-
-def _command() -> list[str]:
-    """Say what the user has called, as far as this process knows."""
-    if Link.from_environment() is not None and COMMAND_VARIABLE in os.environ:
-        return shlex.split(os.environ[COMMAND_VARIABLE])
-    here = world()
-    if here.started_by == "torchrun":
-        return ["torchrun", f"--nproc-per-node={here.world_size}", *sys.argv]
-    return ["python", *sys.orig_argv[1:]]  # with `-m package.train`, as `sys.argv` has a path
-
-
-def _processor() -> str:
-    """Name the processor as the kernel does; else its kind."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())

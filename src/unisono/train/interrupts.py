@@ -29,9 +29,12 @@ class Interrupts:
             KeyboardInterrupt: it was Ctrl-C.
             SystemExit: it was another signal.
         """
-        if self.asked_by == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(128 + (self.asked_by or 0))
+        raise interruption(self.asked_by or 0)
+
+
+def interruption(signum: int) -> BaseException:
+    """Give what Python raises after Ctrl-C, or what a shell would see after another signal."""
+    return KeyboardInterrupt() if signum == signal.SIGINT else SystemExit(128 + signum)
 
 
 @contextmanager

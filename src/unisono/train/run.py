@@ -11,10 +11,10 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +26,25 @@ from unisono.comm.history import History
 from unisono.comm.host import Live, Passed
 from unisono.comm.team import Team
 from unisono.data.collating import Collate
-from unisono.data.fetch import Fetch, fetcher
-from unisono.data.length import is_stream, length_of
+from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader
-from unisono.data.sampler import EpochOrder, Sampler
+from unisono.data.sampler import Sampler
 from unisono.engine.arena import Arena
 from unisono.engine.clipping import Clipping
 from unisono.engine.contents import check_contents, signature
 from unisono.engine.scaling import LossScaling
 from unisono.engine.shared import SharedEngine
-from unisono.errors import CheckpointError, MismatchError
 from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import assign
-from unisono.train.checkpoints import Checkpoints, Found, identity
+from unisono.train.checkpoints import Checkpoints, identity
 from unisono.train.interrupts import say_on_stderr
 from unisono.train.kept import Kept
 from unisono.train.loop import Loop, loop
+from unisono.train.order import SamplerOrder, plan_samples
 from unisono.train.position import Position
 from unisono.train.step import Step
+from unisono.train.taking_up import take_up
+from unisono.train.totals import Totals
 from unisono.whole import check_whole
 from unisono.world import num_devices, threads_per_worker
 
@@ -220,7 +221,7 @@ class Run:
         """
         plan = self.plan(dataset, batch_size, shuffle, sampler)
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
-        _check_totals(epochs, steps)
+        totals = Totals(epochs, steps)
         self._take_up(plan)
         if self._goes_on:
             self.last.pop("stopped_at", None)
@@ -231,7 +232,8 @@ class Run:
                 f"steps of epoch {self.position.epoch}: finish the epoch first."
             )
         self._plan = plan
-        self.history.together("start of a loop", lambda: self._agree(plan, epochs, steps))
+        order = SamplerOrder(plan, self._kept, self.team)
+        self.history.together("start of a loop", lambda: self._agree(plan, order, totals))
         fetch = fetcher(
             dataset,
             seed=self.seed,
@@ -239,7 +241,10 @@ class Run:
             batch_size=plan.batch_size,
             shards=self.shards,
         )
-        return self._steps(plan, fetch, loader_workers, bool(pin_memory), epochs, steps)
+        make_loader = functools.partial(
+            Loader, fetch, plan, num_processes=loader_workers, pin_memory=bool(pin_memory)
+        )
+        return self._steps(plan, order, totals, make_loader)
 
     def stop(self) -> None:
         """End the loop under way after the step under way, as if that were its last.
@@ -268,48 +273,23 @@ class Run:
         sampler: Sampler | None = None,
     ) -> SamplePlan:
         """Plan which samples are computed where; raises as :meth:`steps` does."""
-        batch_size = check_whole("batch_size", batch_size, at_least=1)
-        length = length_of(dataset)
-        if is_stream(dataset):
-            _check_order_is_its_own(dataset, shuffle, sampler)
-            shuffle = False
-        if sampler is None or not length:
-            shuffle = shuffle is None or bool(shuffle)
-            return SamplePlan(length, batch_size, self.shards, shuffle, self.seed)
-        if shuffle:
-            raise ValueError(
-                "`shuffle` must be left out where a `sampler` says the order, but is "
-                f"{shuffle!r}: let the sampler shuffle."
-            )
-        order = EpochOrder.of(sampler, self.seed, length)
-        return SamplePlan(
-            order.num_samples, batch_size, self.shards, False, self.seed, order.name, order
+        return plan_samples(
+            dataset, batch_size, shuffle, sampler, shards=self.shards, seed=self.seed
         )
 
     def _steps(
         self,
         plan: SamplePlan,
-        fetch: Fetch,
-        loader_workers: int,
-        pin_memory: bool,
-        end_epoch: int | None,
-        end_step: int | None,
+        order: SamplerOrder,
+        totals: Totals,
+        make_loader: Callable[..., Loader],
     ) -> Generator[Step, None, None]:
-        position = self.position
-
-        def is_over() -> bool:
-            return (
-                self._is_stopped
-                or (end_step is not None and position.step >= end_step)
-                or (end_epoch is not None and position.epoch >= end_epoch)
-            )
-
         if self._is_stopped and self.team.position == 0:
             self.say(
                 f"the run was stopped at step {self.position.step} and stays there: call the "
                 f"run's `go_on()` first, or leave out the callback that stopped it"
             )
-        if is_over():
+        if self._is_over(totals):
             return
         if self._engine is not None:
             raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
@@ -318,41 +298,29 @@ class Run:
             self._kept.put_back_ended(entry, self.team)
             return
         # Who joins a loop under way comes behind what the others have agreed on.
-        self.has_joined = has_agreed = entry is not None and entry.loop is not None
-        with ExitStack() as stack:
-            under_way = stack.enter_context(self._loop(plan, entry))
-            num_batches = _batches_until(plan, position, end_epoch, end_step)
-            loader = stack.enter_context(
-                Loader(
-                    fetch,
-                    plan,
-                    num_processes=loader_workers,
-                    num_batches=num_batches,
-                    pin_memory=pin_memory,
-                )
-            )
-            self._check_order(plan)
+        self.has_joined = is_agreed = entry is not None and entry.loop is not None
+        with (
+            self._loop(plan, entry) as under_way,
+            make_loader(num_batches=totals.num_batches(plan, self.position)) as loader,
+        ):
+            order.check()
             while True:
-                if is_over() and under_way.end():
+                is_over = self._is_over(totals)
+                if is_over and under_way.end():
                     return
-                if plan.sampler is not None and not (position.batch or is_over()):
-                    self._begin_order(plan, has_agreed)
-                has_agreed = False
-                if not under_way.act() or is_over():
+                if not is_over:
+                    order.begin_epoch(is_agreed=is_agreed)
+                is_agreed = False
+                if not under_way.act() or self._is_over(totals):
                     continue
-                step = Step(
-                    under_way.engine,
-                    plan,
-                    loader,
-                    number=position.step,
-                    epoch=position.epoch,
-                    batch=position.batch,
-                    loop=under_way,
-                )
+                step = Step(under_way.engine, plan, loader, self.position, under_way)
                 yield step
                 step.check_finished()
                 if not step.is_done:
                     under_way.undo()
+
+    def _is_over(self, totals: Totals) -> bool:
+        return self._is_stopped or totals.are_reached(self.position)
 
     @contextmanager
     def _loop(self, plan: SamplePlan, live: Live | None) -> Iterator[Loop]:
@@ -390,55 +358,15 @@ class Run:
             self._engine = None
 
     def _take_up(self, plan: SamplePlan) -> None:
-        """Go on from the newest checkpoint, at the first loop only. Collective.
-
-        Raises:
-            CheckpointError: the run was another one, or its state does not fit this model.
-        """
+        """Go on from the newest checkpoint, at the first loop only. Collective."""
         if self.checkpoints is None or self._has_looked:
             return
         self._has_looked = True
-        checkpoints = self.checkpoints
-        found: Found | None = None
-
-        def speak() -> bytes:
-            nonlocal found
-            try:
-                found = checkpoints.find(plan, identity(plan, self.fixed))
-            except OSError as error:
-                trouble = (
-                    f"`directory` must be a folder that can be read and written, or that can be "
-                    f"made, but “{error}”: pass another one, or make room for it."
-                )
-                return json.dumps({"error": trouble}).encode()
-            except CheckpointError as error:
-                return json.dumps({"error": str(error)}).encode()
-            if found is None:
-                return b"{}"
-            facts = found.snapshot.facts
-            told = {name: facts[name] for name in ("position", "last")}
-            return json.dumps({"path": found.path, **told}).encode()
-
-        heard = self.history.together("taking up", lambda: self.team.hear_lead(speak, "taking up"))
-        answer = json.loads(heard)
-        if "error" in answer:
-            raise CheckpointError(answer["error"])
-        checkpoints.begin(None)
-        if answer:
-            self.position.move_to(**answer["position"])
-            self._kept.last = answer["last"]
+        fixed = identity(plan, self.fixed)
+        if take_up(self.checkpoints, self._kept, plan, fixed, self.team, self.history):
             self._plan = plan
-            checkpoints.begin(self.position.step)
-            try:
-                snapshot = found.snapshot if found is not None else checkpoints.read(answer["path"])
-            except CheckpointError:
-                # A replacement that comes late takes the state from the others.
-                if not self.team.is_replacement:
-                    raise
-            else:
-                self._kept.put_back(snapshot)
 
-    def _agree(self, plan: SamplePlan, epochs: int | None, steps: int | None) -> bytes:
+    def _agree(self, plan: SamplePlan, order: SamplerOrder, totals: Totals) -> bytes:
         self.team.agree(
             {
                 "the step that the run has come to": self.position.step,
@@ -449,68 +377,12 @@ class Run:
                 **{f"`{name}`": value for name, value in self.fixed.items()},
                 "`shuffle`": plan.shuffle,
                 "`sampler`": plan.sampler,
-                **self._order(plan),
-                "`epochs`": epochs,
-                "`steps`": steps,
+                **order.facts,
+                "`epochs`": totals.epochs,
+                "`steps`": totals.steps,
                 "the model with its optimizer": signature(self.model, self.optimizer),
                 "the number of threads": threads_per_worker(),
                 "torch's version": torch.__version__,
             }
         )
         return b""
-
-    def _begin_order(self, plan: SamplePlan, has_agreed: bool) -> None:
-        """Begin an epoch whose order a sampler says. Collective, unless that has been agreed on."""
-        order = self._order(plan)
-        if not has_agreed:
-            self.team.agree(order, "order of an epoch")
-        self.last["order"] = order
-
-    def _check_order(self, plan: SamplePlan) -> None:
-        """Refuse to go on in the midst of an epoch in another order than it has begun in.
-
-        Raises:
-            MismatchError: the sampler says another.
-        """
-        order = self._order(plan)
-        if order and self.position.batch and self.last.get("order", order) != order:
-            raise MismatchError(
-                f"`sampler` must give the order again in which epoch {self.position.epoch} has "
-                f"begun, but {plan.sampler} gives another: give it what it was given, or begin "
-                f'anew with `resume="never"`.'
-            )
-
-    def _order(self, plan: SamplePlan) -> dict[str, str]:
-        """Tell the order of the epoch under way apart from others, if a sampler says it."""
-        if plan.sampler is None:
-            return {}
-        epoch = self.position.epoch
-        return {f"the sampler's order of epoch {epoch}": plan.digest(epoch)}
-
-
-def _batches_until(
-    plan: SamplePlan, position: Position, end_epoch: int | None, end_step: int | None
-) -> int:
-    """Count the global batches from the first epoch's first to the end of the run."""
-    here = position.epoch * plan.steps_per_epoch + position.batch
-    ends = [] if end_step is None else [here + end_step - position.step]
-    if end_epoch is not None:
-        ends.append(end_epoch * plan.steps_per_epoch)
-    return min(ends)
-
-
-def _check_totals(epochs: int | None, steps: int | None) -> None:
-    if epochs is None and steps is None:
-        raise ValueError("`epochs` or `steps` must say when the run ends: pass `epochs=3`, say.")
-    for name, total in (("epochs", epochs), ("steps", steps)):
-        if total is not None:
-            check_whole(name, total, at_least=0)
-
-
-def _check_order_is_its_own(dataset: Any, shuffle: bool | None, sampler: Sampler | None) -> None:
-    given = "`sampler`" if sampler is not None else "`shuffle`" if shuffle else None
-    if given is not None:
-        raise ValueError(
-            f"{given} must be left out for an IterableDataset, which has an order of its own, but "
-            f"is given: let {type(dataset).__name__} shuffle, or give it `__getitem__`."
-        )

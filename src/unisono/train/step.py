@@ -11,6 +11,7 @@ from unisono.engine.laps import Phase
 from unisono.engine.loss import read_loss
 from unisono.engine.shared import SharedEngine
 from unisono.plan.samples import SamplePlan
+from unisono.train.position import Position
 
 
 class Loop(Protocol):
@@ -53,14 +54,11 @@ class Step:
         engine: SharedEngine,
         plan: SamplePlan,
         loader: Loader,
-        *,
-        number: int,
-        epoch: int,
-        batch: int,
+        position: Position,
         loop: Loop,
     ) -> None:
-        self.number, self.epoch, self.batch = number, epoch, batch
-        self.num_samples = plan.num_batch_samples(batch)
+        self.number, self.epoch, self.batch = position.step, position.epoch, position.batch
+        self.num_samples = plan.num_batch_samples(self.batch)
         self.means: dict[str, float] = {}
         self._engine, self._plan, self._loader = engine, plan, loader
         self.gradient_norm: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ class Tally:
     """Counts what a call of ``fit`` does. Final.
 
     A replacement that joins the others late counts what it sees; what the call did is told by how
-    far the run has come.
+    far the run has come, and the time by the lead.
     """
 
     def __init__(self, begun_at: Position) -> None:
@@ -27,11 +28,6 @@ class Tally:
         self._last = begun_at.step - 1
         self._seconds = 0.0
         self._resumed_at_s = 0.0
-
-    @property
-    def has_counted(self) -> bool:
-        """Whether this worker has seen any step."""
-        return self._samples > 0
 
     def begin(self) -> None:
         """Start the clock."""
@@ -56,10 +52,19 @@ class Tally:
             self._last = step.number
             self._samples += step.num_samples
 
-    def summary(self, run: Run, plan: SamplePlan, digest: str) -> Summary:
-        """Say what the call did."""
-        samples = _samples(run.position, plan) - _samples(self.begun_at, plan)
-        seconds = self._seconds * samples / self._samples if self._samples else self._seconds
+    def seconds(self, position: Position, plan: SamplePlan) -> float:
+        """Tell how long it took to come to `position`; NaN if this worker has seen no step of it.
+
+        One that has seen some of the steps takes the others to have been as fast.
+        """
+        samples = self._samples_until(position, plan)
+        if not samples:
+            return self._seconds
+        return self._seconds * samples / self._samples if self._samples else math.nan
+
+    def summary(self, run: Run, plan: SamplePlan, digest: str, seconds: float) -> Summary:
+        """Say what the call did, with the digest and the time that the lead has told."""
+        samples = self._samples_until(run.position, plan)
         return Summary(
             run.position.step - self.begun_at.step,
             samples,
@@ -70,6 +75,9 @@ class Tally:
             run.last.get("means", {}) if samples else {},
             run.last.get("validation"),
         )
+
+    def _samples_until(self, position: Position, plan: SamplePlan) -> int:
+        return _samples(position, plan) - _samples(self.begun_at, plan)
 
 
 def _samples(position: Position, plan: SamplePlan) -> int:

@@ -23,7 +23,7 @@ from unisono.data.collating import Collate
 from unisono.data.sampler import EpochOrder, Sampler
 from unisono.train.computing import Computing
 from unisono.train.evaluate import evaluate
-from unisono.train.fit import FitUnderWay, end_of
+from unisono.train.fit import FitUnderWay
 from unisono.train.metrics import Metrics, outputs_and_targets
 from unisono.train.passes import PassWatch
 from unisono.train.precision import scaler_for
@@ -31,6 +31,7 @@ from unisono.train.predict import Forward, Predictor, forward_inputs
 from unisono.train.run import Run
 from unisono.train.schedule import KEY, Schedule
 from unisono.train.step import Step
+from unisono.train.totals import Totals
 from unisono.train.validation import Validation
 from unisono.whole import check_whole
 
@@ -136,7 +137,7 @@ class Trainer:
         self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:
             self.run.state[KEY] = schedule
-        self.callbacks = list(Callbacks(list(callbacks)))
+        self.callbacks = list(Callbacks(list(callbacks), self._directory))
         self._keep_states()
         self._loss = self._computing.of(loss)
         self._passes = PassWatch(
@@ -214,7 +215,7 @@ class Trainer:
         def find_means() -> dict[str, Any]:
             return self.evaluate(validate, batch_size=batch_size, **metrics, **reading)
 
-        callbacks = Callbacks(self._all_callbacks())
+        callbacks = Callbacks(self._all_callbacks(), self._directory)
         self._keep_states()
         validation = Validation(run, None if validate is None else find_means, validate_every)
         if validate is not None:
@@ -238,10 +239,10 @@ class Trainer:
                 **reading,
             )
         )
-        end_step = end_of(plan, run.position, epochs, steps)
+        end_step = Totals(epochs, steps).end_step(plan, run.position)
         run.model.train()
         try:
-            return fit.go_through(loop, end_step, self._compute, self.digest)
+            return fit.go_through(loop, end_step, self._compute)
         except BaseException as error:
             fit.fail(error)
             raise
@@ -416,6 +417,10 @@ class Trainer:
             return digest_of(run.model, run.optimizer).encode()
 
         return run.history.together("digest", lambda: run.team.hear_lead(speak, "digest")).decode()
+
+    @property
+    def _directory(self) -> Path | None:
+        return None if self.run.checkpoints is None else self.run.checkpoints.directory
 
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
         return None if metrics is None else Metrics(metrics, self._computing.of(forward))

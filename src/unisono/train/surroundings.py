@@ -1,0 +1,56 @@
+"""Where does a run take place? What whoever reads its event file later may want to know."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unisono.comm.link import COMMAND_VARIABLE, Link
+from unisono.version import __version__
+from unisono.world import world
+
+
+def surroundings() -> dict[str, Any]:
+    """Say where this process runs, as JSON: command, folder, host, versions, machine."""
+    uname = platform.uname()
+    return {
+        "command": _command(),
+        "folder": os.getcwd(),
+        "host": uname.node,
+        "versions": {
+            "unisono": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "machine": {
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "system": f"{uname.system} {uname.release}",
+        },
+    }
+
+
+def _command() -> list[str]:
+    """Say what the user has called, as far as this process knows."""
+    if Link.from_environment() is not None and COMMAND_VARIABLE in os.environ:
+        return shlex.split(os.environ[COMMAND_VARIABLE])
+    here = world()
+    if here.started_by == "torchrun":
+        return ["torchrun", f"--nproc-per-node={here.world_size}", *sys.argv]
+    return ["python", *sys.orig_argv[1:]]  # with `-m package.train`, as `sys.argv` has a path
+
+
+def _processor() -> str:
+    """Name the processor as the kernel does; else its kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

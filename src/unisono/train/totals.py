@@ -1,0 +1,60 @@
+"""When does a run end? Totals of epochs and steps, of which the first to be reached counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unisono.plan.samples import SamplePlan
+from unisono.train.position import Position
+from unisono.whole import check_whole
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """How far a run is to come.
+
+    Attributes:
+        epochs: in total; None: as many as there are steps for.
+        steps: in total; None: as many as there are epochs for.
+
+    Raises:
+        TypeError: a total is not a whole number.
+        ValueError: there is none, or one is below 0.
+    """
+
+    epochs: int | None
+    steps: int | None
+
+    def __post_init__(self) -> None:
+        if self.epochs is None and self.steps is None:
+            raise ValueError(
+                "`epochs` or `steps` must say when the run ends: pass `epochs=3`, say."
+            )
+        for name, total in (("epochs", self.epochs), ("steps", self.steps)):
+            if total is not None:
+                check_whole(name, total, at_least=0)
+
+    def are_reached(self, position: Position) -> bool:
+        """Tell whether a run that has come so far is to go no further."""
+        return (self.steps is not None and position.step >= self.steps) or (
+            self.epochs is not None and position.epoch >= self.epochs
+        )
+
+    def end_step(self, plan: SamplePlan, position: Position) -> int:
+        """Count the steps that a run which has come so far will have done.
+
+        One that has nothing to do stays where it is.
+        """
+        ends = [] if self.steps is None else [self.steps]
+        if self.epochs is not None:
+            epochs_to_go = max(0, self.epochs - position.epoch)
+            ends.append(position.step - position.batch + epochs_to_go * plan.steps_per_epoch)
+        return max(position.step, min(ends))
+
+    def num_batches(self, plan: SamplePlan, position: Position) -> int:
+        """Count the global batches from the first epoch's first to the end of the run.
+
+        Epochs may have had other lengths before, so steps are counted from here.
+        """
+        here = position.epoch * plan.steps_per_epoch + position.batch
+        return here + self.end_step(plan, position) - position.step
