@@ -3,8 +3,9 @@
 import pytest
 from tests.report.synthetic import step_line, to_bytes
 
-from unisono.report.events import PHASES, read_event
+from unisono.report.events import PHASES
 from unisono.report.phases import MAX_WORKERS, PhaseTimes, Spent, slowest
+from unisono.report.reading import read_event
 
 
 def step(number, **change):

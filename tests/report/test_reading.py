@@ -10,13 +10,12 @@ from unisono.report.events import (
     End,
     Evaluation,
     Failure,
-    NewerFormatError,
     Start,
     StepDone,
     WentBack,
     Workers,
-    read_event,
 )
+from unisono.report.reading import NewerFormatError, read_event
 
 STEP = {
     "event": "step",
