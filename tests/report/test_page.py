@@ -178,6 +178,15 @@ def test_the_commands_say_where_their_files_are(small_library, tmp_path):
     assert "All digests are equal" in page.read_text()
 
 
+def test_no_command_minds_a_process_that_is_not_known(small_library, tmp_path):
+    come = {"event": "workers", "step": 2, "ranks": [0, 1], "pids": [None, None], "joined": [1]}
+    run = write_run(tmp_path / "run", [start_line(pids=[None, 12]), come])
+    assert "not known, 12" in report(gather(run))
+    for words in (["top", "--once"], ["report", "--trace", tmp_path / "t.json"]):
+        assert called(*words, run)[0] == 0
+    assert gather(run).num_unreadable == 0
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

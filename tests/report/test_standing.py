@@ -72,6 +72,13 @@ def test_who_was_lost_is_known_until_another_has_come():
     assert made.num_lost == 1
 
 
+def test_whoever_comes_without_a_process_number_has_not_that_of_the_one_before():
+    lost = workers(1, ranks=[0], pids=[4000], lost=[1])
+    come = workers(5, 9.0, ranks=[0, 1], pids=[4000, None], joined=[1])
+    assert standing(start_line(), lost, come).named.keys() == {0}
+    assert standing(start_line(pids=[None, None])).named == {}
+
+
 def test_a_loss_without_a_reason_is_told():
     made = standing(start_line(), workers(1, ranks=[0], lost=[1]))
     assert made.trouble.text == "worker 1 was lost"

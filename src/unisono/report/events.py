@@ -31,7 +31,7 @@ class Start:
     seed: int | None
     world_size: int | None
     ranks: tuple[int, ...]
-    pids: tuple[int, ...]
+    pids: tuple[int | None, ...]
     host: str | None
     identity: Mapping[str, Any]
     versions: Mapping[str, Any]
@@ -79,7 +79,7 @@ class Workers:
     time_unix_s: float
     step: int
     ranks: tuple[int, ...]
-    pids: tuple[int, ...]
+    pids: tuple[int | None, ...]
     lost: tuple[int, ...]
     joined: tuple[int, ...]
     why: tuple[str, ...]

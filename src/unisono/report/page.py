@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from unisono.report import curves, times
@@ -237,7 +238,7 @@ def _identity(history: History) -> str:
         ("parameters", None if start.num_parameters is None else count(start.num_parameters)),
         ("workers at the begin", start.world_size),
         ("loader processes a worker", start.loader_workers),
-        ("processes", ", ".join(map(str, start.pids)) or None),
+        ("processes", _processes(start.pids)),
         ("folder", start.folder),
         ("command", shlex.join(start.command) or None),
     ]
@@ -246,6 +247,12 @@ def _identity(history: History) -> str:
         f'<div class="two"><div><h3>What fixes the result</h3>{table(fixed)}</div>'
         f"<div><h3>Where and how it ran</h3>{table(where)}</div></div>"
     )
+
+
+def _processes(pids: Sequence[int | None]) -> str | None:
+    if all(pid is None for pid in pids):
+        return None
+    return ", ".join("not known" if pid is None else str(pid) for pid in pids)
 
 
 def _reproduce(history: History) -> list[str]:

@@ -86,7 +86,7 @@ def _read_start(line: dict[str, Any]) -> Start:
         seed=_whole(line.get("seed")),
         world_size=_count(line, "world_size"),
         ranks=_counts(line, "ranks"),
-        pids=_counts(line, "pids"),
+        pids=_pids(line),
         host=_text(line, "host"),
         identity=_object(line, "identity"),
         versions=_object(line, "versions"),
@@ -125,7 +125,7 @@ def _read_workers(line: dict[str, Any]) -> Workers:
         time_unix_s=_time(line),
         step=_step(line),
         ranks=_counts(line, "ranks"),
-        pids=_counts(line, "pids"),
+        pids=_pids(line),
         lost=_counts(line, "lost"),
         joined=_counts(line, "joined"),
         why=_texts(line, "why"),
@@ -220,6 +220,12 @@ def _counts(line: dict[str, Any], key: str) -> tuple[int, ...]:
         if type(value) is not int or not 0 <= value <= MAX_NUMBER:
             raise ValueError(f"`{key}` does not hold numbers alone")
     return tuple(values)
+
+
+def _pids(line: dict[str, Any]) -> tuple[int | None, ...]:
+    pids = _list(line, "pids")
+    _counts({"pids": [pid for pid in pids if pid is not None]}, "pids")
+    return tuple(pids)
 
 
 def _number(value: Any) -> float:

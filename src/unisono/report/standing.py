@@ -214,7 +214,10 @@ class Standing:
     def _name(self, event: Start | Workers) -> None:
         self.ranks = event.ranks or self.ranks
         for rank, pid in list(zip(event.ranks, event.pids, strict=False))[:MAX_WORKERS]:
-            self.named[rank] = Named(pid, event.time_unix_s)
+            if pid is None:
+                self.named.pop(rank, None)  # not the process of that rank which was there before
+            else:
+                self.named[rank] = Named(pid, event.time_unix_s)
 
     def slow(self) -> tuple[int, float] | None:
         """Return who computes longest for a shard, and how many times what is usual."""
