@@ -8,13 +8,11 @@ and keys that are not known are passed over.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from unisono.report.events import (
     Checkpoint,
-    Column,
     End,
     Evaluation,
     Event,
@@ -24,14 +22,9 @@ from unisono.report.events import (
     WentBack,
     Workers,
 )
+from unisono.report.fields import Fields
 
 FORMAT = 1
-MAX_NUMBER = 2**53  # beyond it a JSON reader may not tell neighbours apart
-MAX_RANKS = 4096
-MAX_SECONDS = 1e12  # no clock shows more
-
-_NAN = math.nan
-_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class NewerFormatError(ValueError):
@@ -54,8 +47,9 @@ def read_event(line: bytes) -> Event | None:
     found = _loads(line)
     if not isinstance(found, dict):
         raise ValueError("not an object")
-    read = _READERS.get(_text(found, "event") or "")
-    return None if read is None else read(found)
+    fields = Fields(found)
+    read = _READERS.get(fields.text("event") or "")
+    return None if read is None else read(fields)
 
 
 def _loads(line: bytes) -> Any:
@@ -70,111 +64,112 @@ def _loads(line: bytes) -> Any:
     return found
 
 
-def _read_start(line: dict[str, Any]) -> Start:
-    if (written := _count(line, "format")) is not None and written > FORMAT:
+def _read_start(line: Fields) -> Start:
+    if (written := line.count("format")) is not None and written > FORMAT:
         raise NewerFormatError(f"written in format {written}")
     return Start(
-        time_unix_s=_time(line),
-        step=_step(line),
-        clock_s=_finite(line, "clock_s"),
-        epoch=_count(line, "epoch"),
-        end_step=_count(line, "end_step"),
-        steps_per_epoch=_count(line, "steps_per_epoch"),
-        num_samples=_count(line, "num_samples"),
-        batch_size=_count(line, "batch_size"),
-        shards=_count(line, "shards"),
-        seed=_whole(line.get("seed")),
-        world_size=_count(line, "world_size"),
-        ranks=_counts(line, "ranks"),
-        pids=_pids(line),
-        host=_text(line, "host"),
-        identity=_object(line, "identity"),
-        versions=_object(line, "versions"),
-        machine=_object(line, "machine"),
-        command=_texts(line, "command"),
-        folder=_text(line, "folder"),
-        num_parameters=_count(line, "num_parameters"),
-        loader_workers=_count(line, "loader_workers"),
+        time_unix_s=line.time_unix_s(),
+        step=line.step(),
+        clock_s=line.seconds("clock_s"),
+        epoch=line.count("epoch"),
+        end_step=line.count("end_step"),
+        steps_per_epoch=line.count("steps_per_epoch"),
+        num_samples=line.count("num_samples"),
+        batch_size=line.count("batch_size"),
+        shards=line.count("shards"),
+        seed=line.whole("seed"),
+        world_size=line.count("world_size"),
+        ranks=line.counts("ranks"),
+        pids=line.optional_counts("pids"),
+        host=line.text("host"),
+        identity=line.mapping("identity"),
+        versions=line.mapping("versions"),
+        machine=line.mapping("machine"),
+        command=line.texts("command"),
+        folder=line.text("folder"),
+        num_parameters=line.count("num_parameters"),
+        loader_workers=line.count("loader_workers"),
     )
 
 
-def _read_step(line: dict[str, Any]) -> StepDone:
-    ranks = _counts(line, "ranks")
+def _read_step(line: Fields) -> StepDone:
+    ranks = line.counts("ranks")
     return StepDone(
-        time_unix_s=_time(line),
-        step=_step(line),
-        epoch=_count(line, "epoch"),
-        num_samples=_count(line, "num_samples"),
-        seconds=_finite(line, "seconds"),
-        means=_means(line),
-        learning_rates=tuple(_number(value) for value in _list(line, "learning_rates")),
-        gradient_norm=_optional_number(line, "gradient_norm"),
+        time_unix_s=line.time_unix_s(),
+        step=line.step(),
+        epoch=line.count("epoch"),
+        num_samples=line.count("num_samples"),
+        seconds=line.seconds("seconds"),
+        means=line.numbers_by_name("means"),
+        learning_rates=line.numbers("learning_rates"),
+        gradient_norm=line.number("gradient_norm"),
         ranks=ranks,
-        begun_s=_column(line, "begun_s", len(ranks)),
-        loading_s=_column(line, "loading_s", len(ranks)),
-        forward_s=_column(line, "forward_s", len(ranks)),
-        backward_s=_column(line, "backward_s", len(ranks)),
-        waiting_s=_column(line, "waiting_s", len(ranks)),
-        summing_s=_column(line, "summing_s", len(ranks)),
-        updating_s=_column(line, "updating_s", len(ranks)),
+        begun_s=line.column("begun_s", len(ranks)),
+        loading_s=line.column("loading_s", len(ranks)),
+        forward_s=line.column("forward_s", len(ranks)),
+        backward_s=line.column("backward_s", len(ranks)),
+        waiting_s=line.column("waiting_s", len(ranks)),
+        summing_s=line.column("summing_s", len(ranks)),
+        updating_s=line.column("updating_s", len(ranks)),
     )
 
 
-def _read_workers(line: dict[str, Any]) -> Workers:
+def _read_workers(line: Fields) -> Workers:
     return Workers(
-        time_unix_s=_time(line),
-        step=_step(line),
-        ranks=_counts(line, "ranks"),
-        pids=_pids(line),
-        lost=_counts(line, "lost"),
-        joined=_counts(line, "joined"),
-        why=_texts(line, "why"),
+        time_unix_s=line.time_unix_s(),
+        step=line.step(),
+        ranks=line.counts("ranks"),
+        pids=line.optional_counts("pids"),
+        lost=line.counts("lost"),
+        joined=line.counts("joined"),
+        why=line.texts("why"),
     )
 
 
-def _read_went_back(line: dict[str, Any]) -> WentBack:
-    return WentBack(time_unix_s=_time(line), step=_step(line), from_step=_count(line, "from_step"))
+def _read_went_back(line: Fields) -> WentBack:
+    return WentBack(
+        time_unix_s=line.time_unix_s(),
+        step=line.step(),
+        from_step=line.count("from_step"),
+    )
 
 
-def _read_evaluation(line: dict[str, Any]) -> Evaluation:
+def _read_evaluation(line: Fields) -> Evaluation:
     return Evaluation(
-        time_unix_s=_time(line),
-        step=_step(line),
-        epoch=_count(line, "epoch"),
-        seconds=_finite(line, "seconds"),
-        means=_means(line),
+        time_unix_s=line.time_unix_s(),
+        step=line.step(),
+        epoch=line.count("epoch"),
+        seconds=line.seconds("seconds"),
+        means=line.numbers_by_name("means"),
     )
 
 
-def _read_checkpoint(line: dict[str, Any]) -> Checkpoint:
-    return Checkpoint(time_unix_s=_time(line), step=_step(line))
+def _read_checkpoint(line: Fields) -> Checkpoint:
+    return Checkpoint(time_unix_s=line.time_unix_s(), step=line.step())
 
 
-def _read_failure(line: dict[str, Any]) -> Failure:
+def _read_failure(line: Fields) -> Failure:
     return Failure(
-        time_unix_s=_time(line),
-        step=_step(line),
-        rank=_count(line, "rank"),
-        error=_text(line, "error") or "an exception",
-        message=_text(line, "message") or "",
+        time_unix_s=line.time_unix_s(),
+        step=line.step(),
+        rank=line.count("rank"),
+        error=line.text("error") or "an exception",
+        message=line.text("message") or "",
     )
 
 
-def _read_end(line: dict[str, Any]) -> End:
-    stopped = line.get("stopped_early", False)
-    if not isinstance(stopped, bool):
-        raise ValueError("`stopped_early` is not true or false")
+def _read_end(line: Fields) -> End:
     return End(
-        time_unix_s=_time(line),
-        step=_step(line),
-        seconds=_finite(line, "seconds"),
-        samples_per_second=_finite(line, "samples_per_second"),
-        digest=_text(line, "digest"),
-        stopped_early=stopped,
+        time_unix_s=line.time_unix_s(),
+        step=line.step(),
+        seconds=line.seconds("seconds"),
+        samples_per_second=line.seconds("samples_per_second"),
+        digest=line.text("digest"),
+        stopped_early=line.is_true("stopped_early"),
     )
 
 
-_READERS: dict[str, Callable[[dict[str, Any]], Event]] = {
+_READERS: dict[str, Callable[[Fields], Event]] = {
     "start": _read_start,
     "step": _read_step,
     "workers": _read_workers,
@@ -184,125 +179,3 @@ _READERS: dict[str, Callable[[dict[str, Any]], Event]] = {
     "failure": _read_failure,
     "end": _read_end,
 }
-
-
-def _time(line: dict[str, Any]) -> float:
-    seconds = _finite(line, "time_unix_s")
-    return _NAN if seconds is None else seconds
-
-
-def _step(line: dict[str, Any]) -> int:
-    step = _count(line, "step")
-    if step is None:
-        raise ValueError("no `step`")
-    return step
-
-
-def _whole(value: Any) -> int | None:
-    if value is None:
-        return None
-    # True is an int in Python, and no number of anything.
-    if type(value) is not int or abs(value) > MAX_NUMBER:
-        raise ValueError("not a whole number of a sane size")
-    return value
-
-
-def _count(line: dict[str, Any], key: str) -> int | None:
-    value = _whole(line.get(key))
-    if value is not None and value < 0:
-        raise ValueError(f"`{key}` is below 0")
-    return value
-
-
-def _counts(line: dict[str, Any], key: str) -> tuple[int, ...]:
-    values = _list(line, key)
-    for value in values:
-        if type(value) is not int or not 0 <= value <= MAX_NUMBER:
-            raise ValueError(f"`{key}` does not hold numbers alone")
-    return tuple(values)
-
-
-def _pids(line: dict[str, Any]) -> tuple[int | None, ...]:
-    pids = _list(line, "pids")
-    _counts({"pids": [pid for pid in pids if pid is not None]}, "pids")
-    return tuple(pids)
-
-
-def _number(value: Any) -> float:
-    if type(value) is float:
-        return value
-    if type(value) is int:
-        try:
-            return float(value)
-        except OverflowError:
-            raise ValueError("a number beyond all bounds") from None
-    if isinstance(value, str) and value in _NOT_FINITE:
-        return _NOT_FINITE[value]
-    raise ValueError("not a number")
-
-
-def _optional_number(line: dict[str, Any], key: str) -> float | None:
-    value = line.get(key)
-    return None if value is None else _number(value)
-
-
-def _finite(line: dict[str, Any], key: str) -> float | None:
-    """Read a number; one that is not finite, or beyond all clocks, says as little as none."""
-    value = _optional_number(line, key)
-    return value if value is not None and abs(value) <= MAX_SECONDS else None
-
-
-def _column(line: dict[str, Any], key: str, num_ranks: int) -> Column:
-    values = _list(line, key)
-    if not values:
-        return ()
-    if len(values) != num_ranks:
-        raise ValueError(f"`{key}` has not one entry for each of {num_ranks} ranks")
-    return tuple(
-        # Nearly all are such, and a long run has millions.
-        value if type(value) is float and 0 <= value <= MAX_SECONDS else _entry(value)
-        for value in values
-    )
-
-
-def _entry(value: Any) -> float | None:
-    if value is None:
-        return None
-    number = _number(value)
-    return number if 0 <= number <= MAX_SECONDS else None
-
-
-def _means(line: dict[str, Any]) -> Mapping[str, float]:
-    return {name: _number(value) for name, value in _object(line, "means").items()}
-
-
-def _object(line: dict[str, Any], key: str) -> Mapping[str, Any]:
-    value = line.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise ValueError(f"`{key}` is not an object")
-    return value
-
-
-def _list(line: dict[str, Any], key: str) -> list[Any]:
-    value = line.get(key)
-    if value is None:
-        return []
-    if not isinstance(value, list) or len(value) > MAX_RANKS:
-        raise ValueError(f"`{key}` is not a list of a sane length")
-    return value
-
-
-def _text(line: dict[str, Any], key: str) -> str | None:
-    value = line.get(key)
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"`{key}` is not text")
-    return value
-
-
-def _texts(line: dict[str, Any], key: str) -> tuple[str, ...]:
-    values = _list(line, key)
-    if not all(isinstance(value, str) for value in values):
-        raise ValueError(f"`{key}` does not hold text alone")
-    return tuple(values)
