@@ -12,7 +12,8 @@ from unisono.cli import main
 from unisono.report import curves, document, times
 from unisono.report.comparison import digests_in_words
 from unisono.report.figure import Figure, as_json, badges
-from unisono.report.history import History, Kind, Mark, gather
+from unisono.report.history import History, gather
+from unisono.report.marks import Kind, Mark
 from unisono.report.page import command_line, report
 from unisono.report.reading import read_event
 from unisono.report.timeline import timelines

@@ -82,7 +82,7 @@ def test_what_happened_is_marked(found):
         "checkpoint",
         "worker 1 was killed by SIGKILL",
         "a replacement for worker 1 has come",
-        "NonFiniteLossError: the loss of step 150 is nan: lower the learning rate",
+        "worker 2: NonFiniteLossError: the loss of step 150 is nan: lower the learning rate",
     ]
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.report.figure import Figure, Key, badges, drawn_badges, series_colour
-from unisono.report.history import History, Mark, Validation
+from unisono.report.history import History, Validation
+from unisono.report.marks import Mark
 from unisono.report.series import Series, smoothed
 from unisono.report.text import in_plot, name
 

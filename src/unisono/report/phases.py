@@ -7,6 +7,7 @@ is called *between*.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from unisono.report.events import PHASES, Column, StepDone
@@ -39,6 +40,14 @@ class Spent:
     def waiting_share(self) -> float | None:
         """The part of them that was waiting; None if there were none."""
         return self.phases_s[WAITING] / self.total_s if self.total_s > 0 else None
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """The part of them that each phase took; empty if there were none."""
+        total_s = self.total_s
+        if total_s <= 0:
+            return {}
+        return {name: self.phases_s[i] / total_s for i, name in enumerate(PHASES)}
 
     @property
     def computing_s(self) -> float:
@@ -110,12 +119,11 @@ class PhaseTimes:
                 self.num_left_out += 1
                 continue
             kept[rank] = one
-            _add(self.by_rank, rank, one)
+            add_up(self.by_rank, {rank: one})
         if len(kept) > self._most:
             self._most, self.together = len(kept), {}
         if len(kept) == self._most:
-            for rank, one in kept.items():
-                _add(self.together, rank, one)
+            add_up(self.together, kept)
         if kept:
             self.buckets.add(Stretch(step.step, step.step, 1, step.seconds or 0.0, kept))
 
@@ -130,8 +138,10 @@ class PhaseTimes:
         return sorted(self.by_rank)
 
 
-def _add(sums: dict[int, Spent], rank: int, one: Spent) -> None:
-    sums.setdefault(rank, Spent([0.0] * len(PHASES), 0)).add(one)
+def add_up(sums: dict[int, Spent], more: Mapping[int, Spent]) -> None:
+    """Add what each worker spent to what it had spent."""
+    for rank, spent in more.items():
+        sums.setdefault(rank, Spent([0.0] * len(PHASES), 0)).add(spent)
 
 
 def spent_by_rank(step: StepDone) -> dict[int, Spent]:

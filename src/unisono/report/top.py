@@ -68,7 +68,7 @@ class Watch:
             if os.path.lexists(self._path):
                 raise
             self._begin()  # not there yet, or set aside for the next run
-        start = self._standing.start
+        start = self._standing.course.latest
         is_here = start is not None and start.host == self._host
         found = self._processes.look(self._standing.named) if is_here else {}
         return see(self._standing, found, self._wall())
