@@ -89,11 +89,10 @@ class Fields:
             return ()
         if len(values) != num_ranks:
             raise ValueError(f"`{key}` has not one entry for each of {num_ranks} ranks")
-        return tuple(
-            # Nearly all are such, and a long run has millions.
-            value if type(value) is float and 0 <= value <= MAX_SECONDS else _entry(value)
-            for value in values
-        )
+        # Nearly all are such, and a long run has millions. A sum with NaN is below nothing.
+        if set(map(type, values)) == {float} and min(values) >= 0 and sum(values) <= MAX_SECONDS:
+            return tuple(values)
+        return tuple(map(_entry, values))
 
     def mapping(self, key: str) -> Mapping[str, Any]:
         """Read an object of whatever it holds."""

@@ -7,6 +7,7 @@ is called *between*.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ WAITING = PHASES.index("waiting")
 _COMPUTING = tuple(PHASES.index(name) for name in ("loading", "forward", "backward"))
 
 
-@dataclass
+@dataclass(slots=True)
 class Spent:
     """Seconds of one worker in each phase, and over how many steps."""
 
@@ -27,8 +28,7 @@ class Spent:
 
     def add(self, other: Spent) -> None:
         """Add another's seconds."""
-        for i, seconds in enumerate(other.phases_s):
-            self.phases_s[i] += seconds
+        self.phases_s = list(map(operator.add, self.phases_s, other.phases_s))
         self.num_steps += other.num_steps
 
     @property
@@ -55,7 +55,7 @@ class Spent:
         return sum(self.phases_s[i] for i in _COMPUTING) / max(self.num_steps, 1)
 
 
-@dataclass
+@dataclass(slots=True)
 class Stretch:
     """What the workers spent in some neighbouring steps."""
 
@@ -93,18 +93,18 @@ class PhaseTimes:
     """Where the time goes, kept small: over the run, and in all of it for each worker.
 
     Attributes:
-        by_rank: what each worker spent in the whole run; at most :data:`MAX_WORKERS` of them.
-        together: the same, in those steps alone that the most workers took part in: whoever
+        together: what each worker spent in those steps that the most workers took part in: whoever
             computes for a lost one is not slow.
-        num_left_out: how many steps of other workers were left out.
+        num_left_out: how many steps of workers beyond :data:`MAX_WORKERS` were left out.
     """
 
     max_buckets: int = 200
-    by_rank: dict[int, Spent] = field(default_factory=dict)
     together: dict[int, Spent] = field(default_factory=dict)
     num_left_out: int = 0
     buckets: Buckets[Stretch] = field(init=False)
 
+    _apart: dict[int, Spent] = field(default_factory=dict)
+    _known: set[int] = field(default_factory=set)
     _most: int = 0
 
     def __post_init__(self) -> None:
@@ -113,19 +113,30 @@ class PhaseTimes:
     def add(self, step: StepDone) -> None:
         """Add a step; one without any columns is passed over."""
         spent = spent_by_rank(step)
-        kept = {}
-        for rank, one in spent.items():
-            if rank not in self.by_rank and len(self.by_rank) == MAX_WORKERS:
-                self.num_left_out += 1
-                continue
-            kept[rank] = one
-            add_up(self.by_rank, {rank: one})
-        if len(kept) > self._most:
-            self._most, self.together = len(kept), {}
-        if len(kept) == self._most:
-            add_up(self.together, kept)
-        if kept:
-            self.buckets.add(Stretch(step.step, step.step, 1, step.seconds or 0.0, kept))
+        if not spent.keys() <= self._known:
+            spent = self._those_with_a_row(spent)
+        if len(spent) > self._most:
+            add_up(self._apart, self.together)
+            self._most, self.together = len(spent), {}
+        add_up(self.together if len(spent) == self._most else self._apart, spent)
+        if spent:
+            self.buckets.add(Stretch(step.step, step.step, 1, step.seconds or 0.0, spent))
+
+    def _those_with_a_row(self, spent: dict[int, Spent]) -> dict[int, Spent]:
+        for rank in spent:
+            if len(self._known) < MAX_WORKERS:
+                self._known.add(rank)
+        kept = {rank: one for rank, one in spent.items() if rank in self._known}
+        self.num_left_out += len(spent) - len(kept)
+        return kept
+
+    @property
+    def by_rank(self) -> dict[int, Spent]:
+        """What each worker spent in the whole run."""
+        found: dict[int, Spent] = {}
+        add_up(found, self.together)
+        add_up(found, self._apart)
+        return found
 
     @property
     def stretches(self) -> list[Stretch]:
@@ -135,7 +146,7 @@ class PhaseTimes:
     @property
     def ranks(self) -> list[int]:
         """The workers, by rank."""
-        return sorted(self.by_rank)
+        return sorted(self._known)
 
 
 def add_up(sums: dict[int, Spent], more: Mapping[int, Spent]) -> None:
