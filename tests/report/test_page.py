@@ -98,6 +98,24 @@ def test_plots_are_made_of_what_plotly_knows():
     assert {colour for colour in colours if f"{colour}:" not in style} == set()
 
 
+@pytest.mark.parametrize(("num_steps", "tick"), [(1, 1), (3, 1), (100, None)])
+def test_there_is_no_tick_between_two_steps(num_steps, tick):
+    history = folded(run_lines(num_steps=num_steps, lost_at=-99))
+    figures = [*curves.learning(history), times.by_phase(history), times.waiting(history)]
+    assert {figure.layout["xaxis"].get("dtick") for figure in figures} == {tick}
+
+
+@pytest.mark.parametrize("num_steps", [20, 200, 2000])  # dots; thin and thick; means and a band
+def test_what_is_not_finite_is_told_where_it_is_not_drawn(num_steps):
+    lines = list(run_lines(num_steps=num_steps, lost_at=-99))
+    for line in lines:
+        if line["event"] == "step" and 5 <= line["step"] < 8:
+            line["means"]["loss"] = "nan"
+    loss, accuracy, *_ = curves.learning(folded(lines))
+    assert loss.note.endswith("Not finite, so not drawn: 3 steps.")
+    assert "finite" not in accuracy.note
+
+
 def test_a_failure_after_the_last_step_is_marked():
     (figure, *_) = curves.learning(folded(run_lines(num_steps=9, lost_at=-99, fails=True)))
     (badge,) = figure.layout["annotations"]

@@ -151,7 +151,7 @@ def _counts(history: History) -> str:
         said.append(f"{plural(history.num_evaluations, 'evaluation')}.")
     if history.num_checkpoints:
         what = plural(history.num_checkpoints, "checkpoint")
-        said.append(f"{what}, the last after step {history.last_checkpoint}.")
+        said.append(f"{what}, the last after step {count(history.last_checkpoint or 0)}.")
     else:
         said.append("No checkpoint was written.")
     return " ".join(said)
@@ -209,9 +209,8 @@ def _reproduce(history: History) -> list[str]:
         "differ: they do not change a bit of the result.</p>"
     )
     if isinstance(ended, End) and ended.digest:
-        parts.append(
-            f"<p>Then the digest after step {ended.step} is</p><pre>{in_page(ended.digest)}</pre>"
-        )
+        parts.append(f"<p>Then the digest after step {count(ended.step)} is</p>")
+        parts.append(f"<pre>{in_page(ended.digest)}</pre>")
     return parts
 
 

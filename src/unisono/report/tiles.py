@@ -40,7 +40,8 @@ def _learning_tiles(history: History) -> list[str]:
     found = []
     loss = history.means.get("loss")
     if loss is not None and loss.last is not None:
-        found.append(_tile("Loss", amount(loss.last), f"training, step {loss.last_step}"))
+        below = f"training, step {count(loss.last_step or 0)}"
+        found.append(_tile("Loss", amount(loss.last), below))
     for metric in ("loss", "accuracy"):
         if metric in history.validation:
             best = history.validation[metric].best(is_low_good=metric == "loss")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from unisono.report.curves import numbered, over_steps
+from unisono.report.curves import numbered, over_steps, step_axis
 from unisono.report.events import PHASES
 from unisono.report.figure import Figure, Key, badges, drawn_badges
 from unisono.report.history import History
@@ -41,7 +41,7 @@ def by_phase(history: History) -> Figure:
     ]
     layout = over_steps(data, numbered(history.marks))
     last = stretches[-1].last_step + 1
-    layout["xaxis"]["range"] = [stretches[0].first_step, last]
+    layout["xaxis"] = step_axis(stretches[0].first_step, last)
     layout |= {"barmode": "stack", "bargap": 0}
     layout["yaxis"] = {"title": {"text": "ms"}}
     note = "A step's time, in the mean of the workers"
@@ -125,7 +125,7 @@ def waiting(history: History) -> Figure | None:
         }
     ]
     layout = {
-        "xaxis": {"title": {"text": "step"}},
+        "xaxis": step_axis(edges[0], edges[-1]),
         "yaxis": {"autorange": "reversed", "type": "category", "automargin": True},
         "hovermode": "closest",
         **drawn_badges(badges(placed, edges[0], edges[-1]), is_above=True),
