@@ -117,7 +117,7 @@ def _show_once(watch: Watch, directory: str | os.PathLike[str], console: Console
     if watch.look().condition is Condition.AWAITED:
         raise ValueError(
             f"{str(path)!r} must tell of a run, but tells nothing yet: wait until it has begun, or "
-            "leave out `--once`."
+            "run this on a terminal without `--once`, which waits for it."
         )
     time.sleep(_CPU_LOOK_S)  # processor time is seen from two looks
     _print(watch.look(), console)
