@@ -1,8 +1,12 @@
 """Where does the time of a step go, in each worker?
 
-What is kept of a stretch of steps is, for each rank, the sum of its seconds in each phase. What a
-step lasted beyond its phases (callbacks, evaluation, the time to find out that a worker is lost)
-is called *between*.
+What is kept of a stretch of steps is, for each crew that computed some of them together, the sum of
+their seconds in each phase: of all workers at once, as nearly all steps have the same. ::
+
+    crew (0, 1)   loading of 0, of 1, forward of 0, of 1, backward of 0, …
+
+What a step lasted beyond its phases (callbacks, evaluation, the time to find out that a worker is
+lost) is called *between*.
 """
 
 from __future__ import annotations
@@ -10,18 +14,23 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, TypeAlias, TypeVar
 
 from unisono.report.events import PHASES, Column, StepDone
 from unisono.report.series import Buckets
 
+MAX_CREWS = 1000  # only a made-up file has more
 MAX_WORKERS = 64  # as many rows as can be told apart
 WAITING = PHASES.index("waiting")
+Crew: TypeAlias = "tuple[int, ...]"
+
 _COMPUTING = tuple(PHASES.index(name) for name in ("loading", "forward", "backward"))
 
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds of one worker in each phase, and over how many steps."""
+    """Seconds of one worker, or of a crew, in each phase, and over how many steps."""
 
     phases_s: list[float]
     num_steps: int
@@ -57,24 +66,25 @@ class Spent:
 
 @dataclass(slots=True)
 class Stretch:
-    """What the workers spent in some neighbouring steps."""
+    """What the workers spent in some neighbouring steps, by those who computed a step together."""
 
     first_step: int
     last_step: int
     num_steps: int
     seconds: float
-    by_rank: dict[int, Spent]
+    by_crew: dict[Crew, Spent]
 
     def absorb(self, later: Stretch, /) -> None:
         """Take in the steps that follow."""
         self.last_step = later.last_step
         self.num_steps += later.num_steps
         self.seconds += later.seconds
-        for rank, spent in later.by_rank.items():
-            if rank in self.by_rank:
-                self.by_rank[rank].add(spent)
-            else:
-                self.by_rank[rank] = spent
+        add_up(self.by_crew, later.by_crew)
+
+    @property
+    def by_rank(self) -> dict[int, Spent]:
+        """What each worker spent."""
+        return _by_rank(self.by_crew)
 
     @property
     def per_step_s(self) -> list[float]:
@@ -93,50 +103,40 @@ class PhaseTimes:
     """Where the time goes, kept small: over the run, and in all of it for each worker.
 
     Attributes:
-        together: what each worker spent in those steps that the most workers took part in: whoever
-            computes for a lost one is not slow.
         num_left_out: how many steps of workers beyond :data:`MAX_WORKERS` were left out.
     """
 
     max_buckets: int = 200
-    together: dict[int, Spent] = field(default_factory=dict)
     num_left_out: int = 0
     buckets: Buckets[Stretch] = field(init=False)
 
-    _apart: dict[int, Spent] = field(default_factory=dict)
-    _known: set[int] = field(default_factory=set)
-    _most: int = 0
+    _by_crew: dict[Crew, Spent] = field(default_factory=dict)
+    _ranks: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.buckets = Buckets(self.max_buckets)
 
     def add(self, step: StepDone) -> None:
         """Add a step; one without any columns is passed over."""
-        spent = spent_by_rank(step)
-        if not spent.keys() <= self._known:
-            spent = self._those_with_a_row(spent)
-        if len(spent) > self._most:
-            add_up(self._apart, self.together)
-            self._most, self.together = len(spent), {}
-        add_up(self.together if len(spent) == self._most else self._apart, spent)
-        if spent:
+        crew = step.ranks
+        seconds: list[Any] = list(chain.from_iterable(map(step.phase, PHASES)))
+        is_whole = len(seconds) == len(crew) * len(PHASES) and None not in seconds
+        if crew not in self._by_crew or not is_whole:
+            crew, seconds = self._with_a_row(spent_by_rank(step))
+        if crew:
+            spent = {crew: Spent(seconds, 1)}
+            add_up(self._by_crew, spent)
             self.buckets.add(Stretch(step.step, step.step, 1, step.seconds or 0.0, spent))
 
-    def _those_with_a_row(self, spent: dict[int, Spent]) -> dict[int, Spent]:
+    def _with_a_row(self, spent: Mapping[int, Spent]) -> tuple[Crew, list[Any]]:
         for rank in spent:
-            if len(self._known) < MAX_WORKERS:
-                self._known.add(rank)
-        kept = {rank: one for rank, one in spent.items() if rank in self._known}
-        self.num_left_out += len(spent) - len(kept)
-        return kept
-
-    @property
-    def by_rank(self) -> dict[int, Spent]:
-        """What each worker spent in the whole run."""
-        found: dict[int, Spent] = {}
-        add_up(found, self.together)
-        add_up(found, self._apart)
-        return found
+            if len(self._ranks) < MAX_WORKERS:
+                self._ranks.add(rank)
+        crew = tuple(rank for rank in spent if rank in self._ranks)
+        if crew not in self._by_crew and len(self._by_crew) == MAX_CREWS:
+            crew = ()
+        self.num_left_out += len(spent) - len(crew)
+        return crew, [spent[rank].phases_s[i] for i in range(len(PHASES)) for rank in crew]
 
     @property
     def stretches(self) -> list[Stretch]:
@@ -146,13 +146,42 @@ class PhaseTimes:
     @property
     def ranks(self) -> list[int]:
         """The workers, by rank."""
-        return sorted(self._known)
+        return sorted(self.by_rank)
+
+    @property
+    def by_rank(self) -> dict[int, Spent]:
+        """What each worker spent in the whole run; at most :data:`MAX_WORKERS` of them."""
+        return _by_rank(self._by_crew)
+
+    @property
+    def together(self) -> dict[int, Spent]:
+        """The same, in those steps alone that the most workers took part in.
+
+        Whoever computes for a lost one is not slow.
+        """
+        most = max(map(len, self._by_crew), default=0)
+        return _by_rank({crew: one for crew, one in self._by_crew.items() if len(crew) == most})
 
 
-def add_up(sums: dict[int, Spent], more: Mapping[int, Spent]) -> None:
-    """Add what each worker spent to what it had spent."""
-    for rank, spent in more.items():
-        sums.setdefault(rank, Spent([0.0] * len(PHASES), 0)).add(spent)
+K = TypeVar("K")
+
+
+def add_up(sums: dict[K, Spent], more: Mapping[K, Spent]) -> None:
+    """Add what each spent to what it had spent."""
+    for key, spent in more.items():
+        if key in sums:
+            sums[key].add(spent)
+        else:
+            sums[key] = Spent(list(spent.phases_s), spent.num_steps)
+
+
+def _by_rank(by_crew: Mapping[Crew, Spent]) -> dict[int, Spent]:
+    found: dict[int, Spent] = {}
+    for crew, spent in by_crew.items():
+        for at, rank in enumerate(crew):
+            own = Spent(spent.phases_s[at :: len(crew)], spent.num_steps)
+            add_up(found, {rank: own})
+    return found
 
 
 def spent_by_rank(step: StepDone) -> dict[int, Spent]:
