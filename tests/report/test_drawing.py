@@ -105,6 +105,28 @@ def test_all_workers_are_shown_where_nothing_is_cut():
     assert [line.split()[0] for line in lines[-42:-2]] == [str(rank) for rank in range(40)]
 
 
+def test_in_few_lines_last_words_come_before_numbers():
+    words = "the loss of step 200 is nan: lower the learning rate"
+    lost = workers(200, ranks=[0], lost=[1], why=["worker 1 was killed by SIGKILL"])
+    failed = event("failure", 200, rank=0, error="NonFiniteLossError", message=words)
+    lines = drawn(view(2, lost, failed), 40, 10)
+    at = lines.index("worker 0 failed at step 200:")
+    assert " ".join(lines[at + 1 : at + 3]) == f"NonFiniteLossError: {words}"
+    assert lines[0].startswith("train.py --lr=0.1 · failed")
+    assert lines[1].startswith("step 200 of 300")
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_lost_worker_is_called_so_at_any_width(width):
+    lost = view(2, workers(200, ranks=[0], lost=[1]))
+    assert "lost" in next(line for line in drawn(lost, width) if line.startswith("   1 "))
+
+
+@pytest.mark.parametrize(("width", "end"), [(80, " as the others"), (40, "")])
+def test_who_is_slow_is_told_in_what_room_there_is(width, end):
+    assert f"! worker 1 computes 1.9 times as long{end}" in drawn(view(), width)
+
+
 def test_last_words_are_not_cut_at_the_end():
     long = view(2, event("failure", 200, rank=0, error="E", message="word " * 100))
     assert drawn(long, 40)[-5].count("word") == 100

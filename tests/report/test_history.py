@@ -5,8 +5,10 @@ import math
 import pytest
 from tests.report.synthetic import start_line, step_line, to_bytes, write_run
 
-from unisono.report.events import End, Failure, read_event
-from unisono.report.history import MAX_METRICS, History, Kind, gather
+from unisono.report.events import End, Failure
+from unisono.report.history import MAX_METRICS, History, gather
+from unisono.report.marks import Kind
+from unisono.report.reading import read_event
 
 
 def folded(*lines):
@@ -22,33 +24,25 @@ def step(number, **change):
 
 def test_a_run_is_gathered(tmp_path):
     history = gather(write_run(tmp_path))
-    assert (history.num_steps, history.last_step, history.num_samples) == (300, 299, 300 * 64)
-    assert isinstance(history.ended, End)
+    assert (history.course.num_steps, history.course.num_done, history.num_samples) == (
+        300,
+        300,
+        300 * 64,
+    )
+    assert isinstance(history.course.ended, End)
     assert [mark.kind for mark in history.marks] == [Kind.LOST, Kind.JOINED]
     assert history.marks[0].text == "worker 1 was killed by SIGKILL"
     assert history.validation["loss"].steps == [100, 200, 300]
     assert history.phases.ranks == [0, 1, 2, 3]
     assert history.phases.by_rank[1].num_steps == 288
-    assert history.ranks == (0, 1, 2, 3)
+    assert history.course.ranks == (0, 1, 2, 3)
     assert history.num_checkpoints == 3
 
 
 def test_a_failed_run_says_why(tmp_path):
     history = gather(write_run(tmp_path, num_steps=130, fails=True))
-    assert isinstance(history.ended, Failure)
+    assert isinstance(history.course.ended, Failure)
     assert history.marks[-1].text.startswith("worker 2: NonFiniteLossError: the loss of step 130")
-
-
-def test_a_pause_between_two_fits_is_no_wall_time():
-    history = folded(
-        start_line(time_unix_s=100.0),
-        step(0, time_unix_s=101.0),
-        start_line(step=1, time_unix_s=500.0),
-        step(1, time_unix_s=501.5),
-    )
-    assert history.wall_s == 2.5
-    assert [(mark.kind, mark.step) for mark in history.marks] == [(Kind.RESUMED, 1)]
-    assert history.ended is None
 
 
 def test_what_the_run_told_itself_comes_first():
@@ -59,18 +53,9 @@ def test_what_the_run_told_itself_comes_first():
     assert (twice.seconds, twice.mean_samples_per_second) == (1.0, 6400.0)
 
 
-def test_going_back_is_counted_and_told():
-    back = {"event": "went_back", "step": 2, "from_step": 5}
-    history = folded(start_line(), step(0), step(1), back, step(2))
-    assert (history.num_steps, history.num_out_of_order, history.num_went_back) == (3, 0, 1)
-    assert history.marks[0].text == (
-        "went back to step 2 from step 5: 3 came again, with the same result"
-    )
-
-
 def test_a_step_that_does_not_follow_is_left_out():
     history = folded(start_line(), step(0), step(5), step(5), step(3), step(6))
-    assert (history.num_steps, history.num_out_of_order) == (3, 2)
+    assert (history.course.num_steps, history.course.num_again) == (3, 2)
 
 
 def test_the_first_value_that_is_not_finite_is_marked():
@@ -133,4 +118,4 @@ def test_a_worker_is_placed_on_the_wall_clock():
     assert told.windows.last[0].workers[0].begun_unix_s == 1002.0
     untold = folded(start_line(clock_s=None), step(0, time_unix_s=1003.0))
     assert untold.windows.last[0].workers[0].begun_unix_s == pytest.approx(1003.0 - 0.006)
-    assert not math.isnan(untold.wall_s)
+    assert not math.isnan(untold.course.seconds)

@@ -17,9 +17,9 @@ def test_an_interrupted_run_says_so(tmp_path, by, words):
     assert found.message == f"interrupted by {words} after 1 step"
     assert found.is_over
     (tmp_path / "events.jsonl").write_bytes(b"".join(to_bytes(line) for line in lines))
-    assert state(gather(tmp_path)) == ("interrupted", "warn")
+    assert state(gather(tmp_path).course) == ("interrupted", "warn")
 
 
 def test_an_interrupted_run_may_go_on():
     lines = [start_line(), step(0, 0.5), event("interrupted", 1, 2.0, by="SIGINT")]
-    assert standing(*lines, start_line(step=1)).ended is None
+    assert standing(*lines, start_line(step=1)).course.ended is None

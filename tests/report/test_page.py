@@ -11,10 +11,11 @@ from tests.report.synthetic import run_lines, start_line, step_line, to_bytes, w
 from unisono.cli import main
 from unisono.report import curves, document, times
 from unisono.report.comparison import digests_in_words
-from unisono.report.events import read_event
 from unisono.report.figure import Figure, as_json, badges
-from unisono.report.history import History, Kind, Mark, gather
+from unisono.report.history import History, gather
+from unisono.report.marks import Kind, Mark
 from unisono.report.page import command_line, report
+from unisono.report.reading import read_event
 from unisono.report.timeline import timelines
 from unisono.report.times import in_words
 
@@ -97,6 +98,24 @@ def test_plots_are_made_of_what_plotly_knows():
     assert {colour for colour in colours if f"{colour}:" not in style} == set()
 
 
+@pytest.mark.parametrize(("num_steps", "tick"), [(1, 1), (3, 1), (100, None)])
+def test_there_is_no_tick_between_two_steps(num_steps, tick):
+    history = folded(run_lines(num_steps=num_steps, lost_at=-99))
+    figures = [*curves.learning(history), times.by_phase(history), times.waiting(history)]
+    assert {figure.layout["xaxis"].get("dtick") for figure in figures} == {tick}
+
+
+@pytest.mark.parametrize("num_steps", [20, 200, 2000])  # dots; thin and thick; means and a band
+def test_what_is_not_finite_is_told_where_it_is_not_drawn(num_steps):
+    lines = list(run_lines(num_steps=num_steps, lost_at=-99))
+    for line in lines:
+        if line["event"] == "step" and 5 <= line["step"] < 8:
+            line["means"]["loss"] = "nan"
+    loss, accuracy, *_ = curves.learning(folded(lines))
+    assert loss.note.endswith("Not finite, so not drawn: 3 steps.")
+    assert "finite" not in accuracy.note
+
+
 def test_a_failure_after_the_last_step_is_marked():
     (figure, *_) = curves.learning(folded(run_lines(num_steps=9, lost_at=-99, fails=True)))
     (badge,) = figure.layout["annotations"]
@@ -176,6 +195,15 @@ def test_the_commands_say_where_their_files_are(small_library, tmp_path):
     page = tmp_path / "compare.html"
     assert called("compare", *runs, "-o", page) == (0, f"{page}\n")
     assert "All digests are equal" in page.read_text()
+
+
+def test_no_command_minds_a_process_that_is_not_known(small_library, tmp_path):
+    come = {"event": "workers", "step": 2, "ranks": [0, 1], "pids": [None, None], "joined": [1]}
+    run = write_run(tmp_path / "run", [start_line(pids=[None, 12]), come])
+    assert "not known, 12" in report(gather(run))
+    for words in (["top", "--once"], ["report", "--trace", tmp_path / "t.json"]):
+        assert called(*words, run)[0] == 0
+    assert gather(run).num_unreadable == 0
 
 
 @pytest.mark.parametrize(

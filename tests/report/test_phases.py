@@ -3,8 +3,10 @@
 import pytest
 from tests.report.synthetic import step_line, to_bytes
 
-from unisono.report.events import PHASES, read_event
+from unisono.report import phases
+from unisono.report.events import PHASES
 from unisono.report.phases import MAX_WORKERS, PhaseTimes, Spent, slowest
+from unisono.report.reading import read_event
 
 
 def step(number, **change):
@@ -45,6 +47,25 @@ def test_no_more_workers_are_kept_than_can_be_drawn():
     many = list(range(MAX_WORKERS + 3))
     times.add(step(0, ranks=many, phases=[[1] * 6] * len(many), seconds=6))
     assert (len(times.ranks), times.num_left_out) == (MAX_WORKERS, 3)
+
+
+def test_each_crew_counts_for_its_workers():
+    times = PhaseTimes()
+    for ranks, seconds in [([0, 1], 1), ([1], 5), ([1, 0], 2), ([0, 1], 1), ([1], 5)]:
+        rows = [[seconds + rank] * 6 for rank in ranks]
+        times.add(step(0, ranks=ranks, phases=rows, seconds=6))
+    totals = {rank: (one.phases_s, one.num_steps) for rank, one in times.by_rank.items()}
+    assert totals == {0: ([4.0] * 6, 3), 1: ([7.0 + 12.0] * 6, 5)}
+    assert {rank: one.num_steps for rank, one in times.together.items()} == {0: 3, 1: 3}
+    assert times.together[1].phases_s == [7.0] * 6
+
+
+def test_no_more_crews_are_kept_than_a_real_run_has(monkeypatch):
+    monkeypatch.setattr(phases, "MAX_CREWS", 3)
+    times = PhaseTimes()
+    for rank in range(5):
+        times.add(step(rank, ranks=[rank], phases=[[1] * 6], seconds=6))
+    assert (times.ranks, times.num_left_out) == ([0, 1, 2], 2)
 
 
 def test_a_step_without_columns_is_passed_over():

@@ -4,33 +4,26 @@ import pytest
 from tests.report.lines import ROW, event, standing, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line
 
-from unisono.report.events import End, Failure
+from unisono.report.events import End
 from unisono.report.phases import Spent
 from unisono.report.processes import Named
-from unisono.report.standing import MAX_BUCKETS, shares
+from unisono.report.recent import MAX_BUCKETS
 
 
 def test_of_no_events_nothing_is_known():
     made = standing()
-    assert made.start is None
-    assert (made.num_done, made.recent.num_steps) == (0, 0)
+    assert made.course.latest is None
+    assert (made.course.num_done, made.recent.num_steps) == (0, 0)
     assert made.recent.steps_per_s is None
     assert made.slow() is None
 
 
 def test_steps_are_counted_as_done():
     made = standing(start_line(), step(0, 1), step(1, 2))
-    assert made.num_done == 2
+    assert made.course.num_done == 2
     assert made.last_step_by_rank == {0: 1, 1: 1}
     assert made.recent.steps_per_s == pytest.approx(1.0)
     assert made.recent.samples_per_s == pytest.approx(64.0)
-
-
-def test_a_run_that_was_taken_up_begins_where_it_was():
-    made = standing(start_line(), step(0, 1), start_line(step=250))
-    assert made.num_done == 250
-    assert made.last_step is None
-    assert made.recent.num_steps == 0
 
 
 def test_speed_is_right_where_steps_were_passed_over():
@@ -53,28 +46,30 @@ def test_the_newest_steps_are_ten_seconds_or_ten(interval_s, num_steps, kept):
 def test_a_clock_that_is_wrong_breaks_nothing(time_unix_s):
     wrong = {**step(1, 0), "time_unix_s": time_unix_s}
     made = standing(start_line(), step(0, 5), wrong, step(2, 6))
-    assert made.num_done == 3
+    assert made.course.num_done == 3
     assert made.recent.by_rank[0].num_steps == 3
 
 
 def test_who_was_lost_is_known_until_another_has_come():
     lost = workers(1, ranks=[0], pids=[4000], lost=[1], why=["worker 1 was killed by SIGKILL"])
     made = standing(start_line(), step(0, 0.5), lost)
-    assert made.lost == {1}
-    assert made.ranks == (0,)
+    assert made.course.lost == {1}
+    assert made.course.ranks == (0,)
     assert made.named[1].pid == 4001
     assert made.last_step_by_rank[1] == 0
     come = workers(5, 9.0, ranks=[0, 1], pids=[4000, 77], joined=[1])
     made = standing(start_line(), step(0, 0.5), lost, come)
-    assert made.lost == set()
+    assert made.course.lost == set()
     assert made.named[1] == Named(77, BEGAN_UNIX_S + 9.0)
     assert made.trouble.text == "worker 1 was killed by SIGKILL"
-    assert made.num_lost == 1
+    assert made.trouble.num_lost == 1
 
 
-def test_a_loss_without_a_reason_is_told():
-    made = standing(start_line(), workers(1, ranks=[0], lost=[1]))
-    assert made.trouble.text == "worker 1 was lost"
+def test_whoever_comes_without_a_process_number_has_not_that_of_the_one_before():
+    lost = workers(1, ranks=[0], pids=[4000], lost=[1])
+    come = workers(5, 9.0, ranks=[0, 1], pids=[4000, None], joined=[1])
+    assert standing(start_line(), lost, come).named.keys() == {0}
+    assert standing(start_line(pids=[None, None])).named == {}
 
 
 def test_times_are_of_the_workers_that_there_are():
@@ -85,31 +80,13 @@ def test_times_are_of_the_workers_that_there_are():
 def test_steps_that_come_again_are_told():
     back = event("went_back", 3, from_step=5)
     made = standing(start_line(), step(0, 0.5), workers(5, ranks=[0], lost=[1], why=["x"]), back)
-    assert made.num_done == 3
+    assert made.course.num_done == 3
     assert made.trouble.text == "x; steps 3 to 4 came again"
 
 
 def test_times_are_not_of_steps_that_come_again():
     made = standing(start_line(), step(0, 1), step(1, 2), step(2, 3), step(1, 4))
-    assert (made.num_done, made.recent.num_steps) == (2, 1)
-
-
-def test_the_first_failure_is_the_word():
-    first = event("failure", 7, rank=1, error="A", message="a")
-    made = standing(start_line(), step(6, 1), first, {**first, "rank": 0, "error": "B"})
-    assert isinstance(made.ended, Failure)
-    assert made.ended.error == "A"
-
-
-def test_a_run_that_goes_on_has_not_failed():
-    failure = event("failure", 7, rank=1, error="A", message="a")
-    assert standing(start_line(), failure, step(7, 2)).ended is None
-
-
-def test_another_fit_has_not_ended():
-    end = event("end", 3)
-    assert isinstance(standing(start_line(), end).ended, End)
-    assert standing(start_line(), end, start_line(step=3)).ended is None
+    assert (made.course.num_done, made.recent.num_steps) == (2, 1)
 
 
 def test_who_is_slow_is_found():
@@ -142,16 +119,16 @@ def test_a_worker_lost_in_a_step_has_no_times():
 
 
 def test_shares_add_up():
-    found = shares(Spent(list(ROW), 1))
+    found = Spent(list(ROW), 1).shares
     assert sum(found.values()) == pytest.approx(1.0)
     assert found["backward"] == pytest.approx(0.4)
-    assert shares(Spent([0.0] * 6, 1)) == {}
+    assert Spent([0.0] * 6, 1).shares == {}
 
 
 def test_a_whole_run_is_followed():
     made = standing(*run_lines(num_steps=300))
-    assert made.num_done == 300
+    assert made.course.num_done == 300
     assert made.slow()[0] == 2
     assert made.evaluation.step == 300
     assert made.checkpoint.step == 300
-    assert isinstance(made.ended, End)
+    assert isinstance(made.course.ended, End)

@@ -12,6 +12,8 @@ from unisono.report import text
     [
         (None, "–"),
         (math.nan, "–"),
+        (-0.5, "–"),
+        (math.inf, "–"),
         (0.0, "0 µs"),
         (0.0000123, "12 µs"),
         (0.0123, "12.3 ms"),

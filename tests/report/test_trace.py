@@ -6,8 +6,9 @@ import pytest
 from tests.report.synthetic import run_lines, start_line, to_bytes, write_run
 
 from unisono.report import trace
-from unisono.report.events import PHASES, read_event
+from unisono.report.events import PHASES
 from unisono.report.files import write_report
+from unisono.report.reading import read_event
 
 # "Trace Event Format": what each kind of event must have.
 FIELDS = {
@@ -81,7 +82,7 @@ def test_what_happened_is_marked(found):
         "checkpoint",
         "worker 1 was killed by SIGKILL",
         "a replacement for worker 1 has come",
-        "NonFiniteLossError: the loss of step 150 is nan: lower the learning rate",
+        "worker 2: NonFiniteLossError: the loss of step 150 is nan: lower the learning rate",
     ]
 
 

@@ -6,8 +6,8 @@ import pytest
 from tests.report.lines import event, standing, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line, to_bytes
 
-from unisono.report.events import read_event
 from unisono.report.processes import GONE, Process, State
+from unisono.report.reading import read_event
 from unisono.report.standing import Standing
 from unisono.report.view import Condition, see
 

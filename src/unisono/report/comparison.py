@@ -42,7 +42,7 @@ def comparison(runs: Sequence[History]) -> str:
 
 def digests_in_words(runs: Sequence[History]) -> str:
     """Say whether the runs ended with the same bits."""
-    ends = [run.ended for run in runs]
+    ends = [run.course.ended for run in runs]
     digests = [end.digest if isinstance(end, End) else None for end in ends]
     if None in digests:
         missing = [name(run.name) for run, one in zip(runs, digests, strict=True) if one is None]
@@ -134,11 +134,11 @@ def _summary(runs: Sequence[History]) -> str:
 def _summary_row(run: History, number: int) -> str:
     speed = run.mean_samples_per_second
     loss = run.means.get("loss")
-    digest = run.ended.digest if isinstance(run.ended, End) else None
+    digest = run.course.ended.digest if isinstance(run.course.ended, End) else None
     cells = [
-        state(run)[0],
-        count(0 if run.last_step is None else run.last_step + 1),
-        count(len(run.ranks)),
+        state(run.course)[0],
+        count(run.course.num_done),
+        count(len(run.course.ranks)),
         "–" if speed is None else count(speed),
         amount(loss.last if loss else None),
         duration(run.seconds),

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.report.figure import Figure, Key, badges, drawn_badges, series_colour
-from unisono.report.history import History, Mark, Validation
+from unisono.report.history import History, Validation
+from unisono.report.marks import Mark
 from unisono.report.series import Series, smoothed
-from unisono.report.text import in_plot, name
+from unisono.report.text import in_plot, name, plural
 
 _FEW = 60  # values that are drawn as they are, with a dot each if there are fewer still
 _DOTS = 30
+_FEW_STEPS = 8  # so few that a tick for each has room
 _SMOOTH_PART = 40  # a smoothed point is the mean of this part of all, on either side
 
 
@@ -96,19 +98,25 @@ def curve(series: Series, label: str, colour: str) -> tuple[list[dict[str, Any]]
         "hovertemplate": hover,
         "legendgroup": group,
     }
+    left_out = _not_drawn(series)
     if series.width > 1:
         note = f"A point is the mean of {series.width} steps; the band goes from the least to the "
-        note += "greatest of them."
+        note += f"greatest of them.{left_out}"
         return [*_band(series, colour, group), line], [Key(label, colour, group)], note
     if len(kept) <= _FEW:
-        return [line], [Key(label, colour, group)], ""
+        return [line], [Key(label, colour, group)], left_out.strip()
     reach = max(len(kept) // _SMOOTH_PART, 1)
     thin = {**line, "line": {"color": colour, "width": 1}, "opacity": 0.35, "hoverinfo": "skip"}
     del thin["hovertemplate"]
     thick = {**line, "y": smoothed(means, reach), "customdata": means}
     thick["hovertemplate"] = hover.replace("%{y:.5g}", "%{customdata:.5g} (mean %{y:.5g})")
-    note = f"Thin: each step. Thick: the mean of {2 * reach + 1} neighbouring steps."
+    note = f"Thin: each step. Thick: the mean of {2 * reach + 1} neighbouring steps.{left_out}"
     return [thin, thick], [Key(label, colour, group)], note
+
+
+def _not_drawn(series: Series) -> str:
+    number = sum(one.num_not_finite for one in series.values)
+    return f" Not finite, so not drawn: {plural(number, 'step')}." if number else ""
 
 
 def _band(series: Series, colour: str, group: str) -> list[dict[str, Any]]:
@@ -160,11 +168,17 @@ def over_steps(
     placed = [(float(mark.step), number, mark) for number, mark in marks]
     end = high + 1 if marks else high  # a run ends, or fails, after its last step
     return {
-        "xaxis": {"title": {"text": "step"}, "range": [low - margin, max(high + margin, end)]},
+        "xaxis": step_axis(low - margin, max(high + margin, end)),
         "yaxis": {"rangemode": "tozero" if from_zero else "normal"},
         "hovermode": "closest",
         **drawn_badges(badges(placed, low, end), is_above=True),
     }
+
+
+def step_axis(low: float, high: float) -> dict[str, Any]:
+    """Return an axis that counts steps; there is none between two."""
+    axis: dict[str, Any] = {"title": {"text": "step"}, "range": [low, high]}
+    return axis | {"dtick": 1} if high - low < _FEW_STEPS else axis
 
 
 def _single(

@@ -27,6 +27,7 @@ _MIN_BAR = 10
 _MIN_ROWS = 3
 _MAX_MESSAGE_ROWS = 3
 _BETWEEN = " · "
+_MESSAGE, _PROGRESS, _TITLE, _NUMBERS, _TROUBLE, _KEPT = range(6)  # what stays longest first
 _CONDITIONS = {
     Condition.RUNNING: "green",
     Condition.STILL: "yellow",
@@ -67,7 +68,7 @@ class _Placed:
     """A line above the table."""
 
     text: Text
-    importance: tuple[int, int]  # the least stays longest
+    importance: tuple[bool, int]  # the least stays longest
 
 
 def _above(view: View, width: int, *, has_unicode: bool, cuts: bool) -> list[_Placed]:
@@ -78,18 +79,23 @@ def _above(view: View, width: int, *, has_unicode: bool, cuts: bool) -> list[_Pl
         facts[0].stylize(condition)
     message = Text(view.message, condition)
     groups = [
-        (2, _flow([*title, *facts], width)),
-        (1, _progress(view, width, has_unicode)),
-        (3, _flow([Text(number) for number in view.numbers], width)),
-        (5, _flow([Text(kept) for kept in view.kept], width)),
-        (4, _flow([Text(view.trouble, "yellow")] if view.trouble else [], width)),
-        (0, _wrapped(message, width) if cuts else [message] if view.message else []),
+        (_TITLE, _flow([*title, *facts], width)),
+        (_PROGRESS, _progress(view, width, has_unicode)),
+        (_NUMBERS, _flow([Text(number) for number in view.numbers], width)),
+        (_KEPT, _flow([Text(kept) for kept in view.kept], width)),
+        (_TROUBLE, _flow([Text(view.trouble, "yellow")] if view.trouble else [], width)),
+        (_MESSAGE, _wrapped(message, width) if cuts else [message] if view.message else []),
     ]
     return [
-        _Placed(line, (min(row, 1), importance))
-        for importance, lines in groups
+        _Placed(line, _importance(group, row))
+        for group, lines in groups
         for row, line in enumerate(lines)
     ]
+
+
+def _importance(group: int, row: int) -> tuple[bool, int]:
+    """First lines of groups come before others; a message is worth more than the numbers."""
+    return (False, _TITLE) if group == _MESSAGE and row else (row > 0, group)
 
 
 def _most_important(lines: list[_Placed], num_lines: int) -> list[_Placed]:
@@ -145,8 +151,9 @@ def _below(view: View, width: int) -> Lines:
     lines = []
     slow = next((worker for worker in view.workers if worker.times_slow), None)
     if slow is not None and slow.times_slow is not None:
-        times = f"{min(slow.times_slow, 999):.1f} times as long as the others"
-        lines.append(cut(Text(f"! worker {slow.rank} computes {times}", "yellow"), width))
+        words = f"! worker {slow.rank} computes {min(slow.times_slow, 999):.1f} times as long"
+        whole = f"{words} as the others"
+        lines.append(cut(Text(whole if len(whole) <= width else words, "yellow"), width))
     steps = "of the last step" if view.num_steps == 1 else f"of the last {view.num_steps:,} steps"
     names = [Text(phase, style) for phase, style in zip(PHASES, STYLES, strict=True)]
     legend = Text("  ").join([*names, Text(steps, "dim")])

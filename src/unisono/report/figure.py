@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.report.history import Kind, Mark
+from unisono.report.marks import Kind, Mark
 from unisono.report.text import in_plot
 
 SERIES_COLOURS = 8

@@ -9,20 +9,19 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
-from enum import Enum
 
+from unisono.report.course import Course
 from unisono.report.events import (
     Checkpoint,
     End,
     Evaluation,
     Event,
-    Failure,
     Start,
     StepDone,
-    WentBack,
     Workers,
 )
 from unisono.report.follow import EventReader, events_file
+from unisono.report.marks import Kind, Mark, mark_of
 from unisono.report.phases import PhaseTimes
 from unisono.report.series import Series
 from unisono.report.windows import Windows
@@ -31,29 +30,6 @@ MAX_METRICS = 12
 MAX_GROUPS = 6
 MAX_MARKS = 200
 MAX_EVALUATIONS = 20_000
-
-
-class Kind(Enum):
-    """What sort of thing happened; the value is its name on the page."""
-
-    RESUMED = "resumed"
-    LOST = "lost"
-    JOINED = "joined"
-    CHANGED = "workers"
-    WENT_BACK = "went back"
-    NOT_FINITE = "not finite"
-    FAILED = "failed"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True)
-class Mark:
-    """Something that happened once, at a step."""
-
-    step: int
-    time_unix_s: float
-    kind: Kind
-    text: str
 
 
 @dataclass
@@ -73,39 +49,26 @@ class Validation:
 
 
 class History:
-    """What happened in a run, as far as its events have been added.
+    """What happened in a run, as far as its events have been added. Final.
 
     Attributes:
         name: what the run is called where there are several.
-        first: the first start; it says what the run is.
-        latest: the last start.
-        num_starts: how often a fit began.
-        ended: how the run ended, or None where nothing says that it did.
-        num_steps: how many steps there are.
-        last_step: the last of them, or None.
-        num_samples: how many samples they took.
-        wall_s: how long the fits lasted, without what was between them.
+        course: what the run has come to.
+        num_samples: how many samples its steps took.
         means: each metric of training.
         validation: each metric of evaluation.
         learning_rates: one series a group of parameters.
+        phases: where the time goes.
+        windows: a few steps, kept whole.
         marks: what happened once, in order; at most :data:`MAX_MARKS`.
         num_marks: how many there were.
-        num_out_of_order: steps that do not come after the one before; they are left out.
         num_unreadable: lines that could not be read.
     """
 
     def __init__(self, name: str = "") -> None:
         self.name = name
-        self.first: Start | None = None
-        self.latest: Start | None = None
-        self.num_starts = 0
-        self.ended: End | Failure | None = None
-        self.num_steps = 0
-        self.last_step: int | None = None
-        self.last_epoch: int | None = None
+        self.course = Course()
         self.num_samples = 0
-        self.wall_s = 0.0
-        self.last_time_unix_s: float | None = None
         self.means: dict[str, Series] = {}
         self.validation: dict[str, Validation] = {}
         self.learning_rates: list[Series] = []
@@ -115,14 +78,10 @@ class History:
         self.windows = Windows()
         self.marks: list[Mark] = []
         self.num_marks = 0
-        self.ranks: tuple[int, ...] = ()
-        self.num_lost = 0
-        self.num_went_back = 0
         self.num_checkpoints = 0
         self.last_checkpoint: int | None = None
         self.num_evaluations = 0
         self.metrics_left_out: set[str] = set()
-        self.num_out_of_order = 0
         self.num_unreadable = 0
 
     @property
@@ -138,64 +97,33 @@ class History:
         """What the run told in its end, or else the time from line to line."""
         if self._told is not None and self._told.seconds is not None:
             return self._told.seconds
-        return self.wall_s
+        return self.course.seconds
 
     @property
     def _told(self) -> End | None:
         """The end of a run that was fitted once; another's tells of its last fit alone."""
-        return self.ended if isinstance(self.ended, End) and self.num_starts == 1 else None
-
-    @property
-    def clock_at_unix_s(self) -> float | None:
-        """The time on the wall clock at which the latest fit's own clock stood at 0."""
-        if self.latest is None or self.latest.clock_s is None:
-            return None
-        at = self.latest.time_unix_s - self.latest.clock_s
-        return at if math.isfinite(at) else None
+        ended = self.course.ended
+        return ended if isinstance(ended, End) and self.course.num_starts == 1 else None
 
     def add(self, event: Event) -> None:
         """Add the next event."""
-        self._add_time(event)
+        if not self.course.add(event):
+            return
+        if event is not self.course.first and (mark := mark_of(event)) is not None:
+            self._mark(mark)
         if isinstance(event, StepDone):
             self._add_step(event)
         elif isinstance(event, Start):
-            self._add_start(event)
-        elif isinstance(event, Workers):
-            self._add_workers(event)
-        elif isinstance(event, WentBack):
-            self._add_went_back(event)
+            self.windows.start()
+        elif isinstance(event, Workers) and event.lost:
+            self.windows.lose()
         elif isinstance(event, Evaluation):
             self._add_evaluation(event)
         elif isinstance(event, Checkpoint):
             self.num_checkpoints += 1
             self.last_checkpoint = event.step
-        else:
-            self._add_last(event)
-
-    def _add_time(self, event: Event) -> None:
-        if not math.isfinite(event.time_unix_s):
-            return
-        if self.last_time_unix_s is not None and not isinstance(event, Start):
-            self.wall_s += max(event.time_unix_s - self.last_time_unix_s, 0.0)
-        self.last_time_unix_s = event.time_unix_s
-
-    def _add_start(self, start: Start) -> None:
-        if self.first is None:
-            self.first = start
-        elif start.step > 0:
-            workers = f" on {start.world_size} workers" if start.world_size else ""
-            self._mark(start, Kind.RESUMED, f"started again at step {start.step}{workers}")
-        self.latest, self.ended = start, None
-        self.num_starts += 1
-        self.ranks = start.ranks or self.ranks
-        self.windows.start()
 
     def _add_step(self, step: StepDone) -> None:
-        if self.last_step is not None and step.step <= self.last_step:
-            self.num_out_of_order += 1
-            return
-        self.last_step, self.last_epoch = step.step, step.epoch
-        self.num_steps += 1
         num_samples = step.num_samples or 0
         self.num_samples += num_samples
         for name, value in step.means.items():
@@ -208,9 +136,8 @@ class History:
             self.gradient_norm.add(step.step, step.gradient_norm)
         if step.seconds:
             self.samples_per_second.add(step.step, num_samples / step.seconds, step.seconds)
-        self.ranks = step.ranks or self.ranks
         self.phases.add(step)
-        self.windows.add(step, self.clock_at_unix_s)
+        self.windows.add(step, self.course.clock_at_unix_s)
 
     def _add_mean(self, step: StepDone, name: str, value: float) -> None:
         if name not in self.means and len(self.means) == MAX_METRICS:
@@ -220,25 +147,8 @@ class History:
         was_finite = series.first_not_finite is None
         series.add(step.step, value, step.num_samples or 1)
         if was_finite and not math.isfinite(value):
-            self._mark(step, Kind.NOT_FINITE, f"{name} is {value} for the first time")
-
-    def _add_workers(self, event: Workers) -> None:
-        if event.lost:
-            kind = Kind.LOST
-            self.windows.lose()
-        else:
-            kind = Kind.JOINED if event.joined else Kind.CHANGED
-        self.num_lost += len(event.lost)
-        self.ranks = event.ranks or self.ranks
-        self._mark(event, kind, event.in_words)
-
-    def _add_went_back(self, event: WentBack) -> None:
-        self.num_went_back += 1
-        text = f"went back to step {event.step}"
-        if event.from_step is not None:
-            again = event.from_step - event.step
-            text += f" from step {event.from_step}: {again} came again, with the same result"
-        self._mark(event, Kind.WENT_BACK, text)
+            text = f"{name} is {value} for the first time"
+            self._mark(Mark(step.step, step.time_unix_s, Kind.NOT_FINITE, text))
 
     def _add_evaluation(self, event: Evaluation) -> None:
         self.num_evaluations += 1
@@ -251,18 +161,10 @@ class History:
                 curve.steps.append(event.step)
                 curve.values.append(value)
 
-    def _add_last(self, event: End | Failure) -> None:
-        self.ended = event
-        if isinstance(event, Failure):
-            whose = "" if event.rank is None else f"worker {event.rank}: "
-            self._mark(event, Kind.FAILED, f"{whose}{event.error}: {event.message}")
-        elif event.stopped_early:
-            self._mark(event, Kind.ENDED, f"stopped early after {event.step} steps")
-
-    def _mark(self, event: Event, kind: Kind, text: str) -> None:
+    def _mark(self, mark: Mark) -> None:
         self.num_marks += 1
         if len(self.marks) < MAX_MARKS:
-            self.marks.append(Mark(event.step, event.time_unix_s, kind, text))
+            self.marks.append(mark)
 
     def _leave_out(self, name: str) -> None:
         if len(self.metrics_left_out) < MAX_METRICS:
@@ -286,7 +188,7 @@ def gather(directory: str | os.PathLike[str], name: str = "") -> History:
     for event in reader.new_events():
         history.add(event)
     history.num_unreadable = reader.num_unreadable
-    if history.first is None and not history.num_steps:
+    if history.course.first is None and not history.course.num_steps:
         told = f" ({reader.num_unreadable} lines cannot be read)" if reader.num_unreadable else ""
         raise ValueError(
             f"{str(path)!r} must tell of a run, but tells nothing{told}: name the folder of a run "
@@ -297,7 +199,7 @@ def gather(directory: str | os.PathLike[str], name: str = "") -> History:
 
 def identity(history: History) -> dict[str, object]:
     """Return all that fixes the bits of a run, by name."""
-    start = history.first
+    start = history.course.first
     if start is None:
         return {}
     found: dict[str, object] = {

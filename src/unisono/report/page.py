@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from unisono.report import curves, times
+from unisono.report.course import Course
 from unisono.report.document import Page, document, legend_html, section, table
 from unisono.report.events import End, Failure, Interrupted
-from unisono.report.history import MAX_MARKS, History, Kind, Mark, identity
+from unisono.report.history import MAX_MARKS, History, identity
+from unisono.report.marks import Kind, Mark
 from unisono.report.text import (
     SCRIPTS,
-    amount,
     count,
     duration,
     in_page,
     moment,
     name,
-    plain,
     plural,
     value,
 )
+from unisono.report.tiles import tiles
 from unisono.report.timeline import timelines
 
 _KIND_CLASSES = {
@@ -40,7 +42,7 @@ def report(history: History) -> str:
     speed = page.place(curves.others(history))
     body = [
         _header(history),
-        f'<ul class="tiles">{"".join(_tiles(history))}</ul>',
+        f'<ul class="tiles">{"".join(tiles(history))}</ul>',
         section("Learning", learning or _nothing("No step has been finished yet.")),
         section("How it was learnt", speed) if speed else "",
         section("Where the time goes", *_time_parts(page, history)),
@@ -54,7 +56,8 @@ def report(history: History) -> str:
 
 def script_name(history: History) -> str:
     """Return what was run, in a few words: the first Python file of the command."""
-    command = history.first.command if history.first else ()
+    start = history.course.first
+    command = start.command if start else ()
     for word in command:
         if word.endswith(SCRIPTS):
             return name(os.path.basename(word))
@@ -63,111 +66,52 @@ def script_name(history: History) -> str:
 
 def command_line(history: History) -> str:
     """Return a command that runs it again, as a shell reads it, with as many threads a worker."""
-    start = history.first
+    start = history.course.first
     assert start is not None
     threads = start.identity.get("threads", 1)
     before = f"UNISONO_THREADS={threads} " if type(threads) is int and threads > 1 else ""
     return before + shlex.join(start.command)
 
 
-def state(history: History) -> tuple[str, str]:
+def state(course: Course) -> tuple[str, str]:
     """Return how the run stands, and the class of its colour."""
-    if isinstance(history.ended, Interrupted):
+    if isinstance(course.ended, Interrupted):
         return "interrupted", "warn"
-    if isinstance(history.ended, Failure):
+    if isinstance(course.ended, Failure):
         return "failed", "bad"
-    if isinstance(history.ended, End):
-        return ("stopped early", "good") if history.ended.stopped_early else ("finished", "good")
+    if isinstance(course.ended, End):
+        return ("stopped early", "good") if course.ended.stopped_early else ("finished", "good")
     return "no end yet", "warn"
 
 
 def _header(history: History) -> str:
-    word, colour = state(history)
-    start = history.first
+    course, start = history.course, history.course.first
+    word, colour = state(course)
     said = []
     if start is not None:
         said.append(f"Began {moment(start.time_unix_s)}")
         machine = start.machine
         where = [start.host or "", value(machine["processor"]) if "processor" in machine else ""]
-        where = [one for one in where if one]
-        said.append(" · ".join(where))
-    parts = [
-        f'<header><h1>{in_page(script_name(history))}<span class="state {colour}">{word}</span>'
-        f'</h1><p class="quiet">{in_page(" · ".join(filter(None, said)))}</p>'
-    ]
-    if isinstance(history.ended, Failure):
-        rank = history.ended.rank
-        whose = "" if rank is None else f"Worker {rank}: "
-        told = f"{whose}{history.ended.error}: {history.ended.message}"
-        parts.append(f'<p class="error">{in_page(told)}</p>')
-    elif history.ended is None:
-        last = moment(history.last_time_unix_s)
-        parts.append(
+        said.append(" · ".join(filter(None, where)))
+    title = f'{in_page(script_name(history))}<span class="state {colour}">{word}</span>'
+    below = in_page(" · ".join(filter(None, said)))
+    return f'<header><h1>{title}</h1><p class="quiet">{below}</p>{_last_words(course)}</header>'
+
+
+def _last_words(course: Course) -> str:
+    """Say why a run has ended, or that nothing says so."""
+    if isinstance(course.ended, Interrupted):
+        return f"<p>{in_page(f'Interrupted {course.ended.message}')}.</p>"
+    if isinstance(course.ended, Failure):
+        whose = "" if course.ended.rank is None else f"Worker {course.ended.rank}: "
+        told = f"{whose}{course.ended.error}: {course.ended.message}"
+        return f'<p class="error">{in_page(told)}</p>'
+    if course.ended is None:
+        return (
             f"<p>Its file tells of no end: when this page was made it was under way, or was cut "
-            f"off. The last that was heard of it was at {in_page(last)}.</p>"
+            f"off. The last that was heard of it was at {in_page(moment(course.last_unix_s))}.</p>"
         )
-    return "".join(parts) + "</header>"
-
-
-def _tile(label: str, shown: str, below: str = "", kind: str = "") -> str:
-    css = f' class="{kind}"' if kind else ""
-    return (
-        f"<li><span>{in_page(label)}</span><b{css}>{in_page(shown)}</b>"
-        f"<span>{in_page(below)}</span></li>"
-    )
-
-
-def _tiles(history: History) -> list[str]:
-    start = history.latest
-    done = 0 if history.last_step is None else history.last_step + 1
-    goal = f"of {count(start.end_step)}" if start and start.end_step else ""
-    if history.last_epoch is not None:
-        goal += f" · epoch {count(history.last_epoch + 1)}"
-    tiles = [_tile("Steps", count(done), goal.strip(" ·"))]
-    speed = history.mean_samples_per_second
-    if speed is not None:
-        tiles.append(_tile("Samples a second", count(speed), "in the mean"))
-    tiles += _learning_tiles(history)
-    tiles.append(_workers_tile(history))
-    tiles.append(_tile("Time in fit", duration(history.seconds or None), _fits(history)))
-    tiles.append(_recoveries_tile(history))
-    if isinstance(history.ended, End) and history.ended.digest:
-        digest = plain(history.ended.digest)
-        tiles.append(_tile("Digest", digest[:12], "equal in equal runs", "long"))
-    return tiles
-
-
-def _learning_tiles(history: History) -> list[str]:
-    tiles = []
-    loss = history.means.get("loss")
-    if loss is not None and loss.last is not None:
-        tiles.append(_tile("Loss", amount(loss.last), f"training, step {loss.last_step}"))
-    for metric in ("loss", "accuracy"):
-        if metric in history.validation:
-            best = history.validation[metric].best(is_low_good=metric == "loss")
-            if best is not None:
-                title = f"Best validation {metric}"
-                tiles.append(_tile(title, amount(best[1]), f"after {plural(best[0], 'step')}"))
-    return tiles
-
-
-def _workers_tile(history: History) -> str:
-    shards = history.first.shards if history.first else None
-    shown = count(len(history.ranks)) if history.ranks else "–"
-    return _tile("Workers", shown, plural(shards, "shard") if shards else "")
-
-
-def _fits(history: History) -> str:
-    return f"in {history.num_starts} fits" if history.num_starts > 1 else ""
-
-
-def _recoveries_tile(history: History) -> str:
-    below = "none"
-    if history.num_went_back:
-        below = f"went back {plural(history.num_went_back, 'time')}"
-    elif history.num_lost:
-        below = "" if isinstance(history.ended, Failure) else "and the run went on"
-    return _tile("Workers lost", count(history.num_lost), below)
+    return ""
 
 
 def _time_parts(page: Page, history: History) -> list[str]:
@@ -192,7 +136,7 @@ def _time_parts(page: Page, history: History) -> list[str]:
 def _happened(history: History) -> list[str]:
     parts = [f"<p>{in_page(_counts(history))}</p>"]
     if history.marks:
-        began = history.first.time_unix_s if history.first else None
+        began = history.course.began_unix_s
         rows = "".join(_mark_row(i, mark, began) for i, mark in enumerate(history.marks, 1))
         parts.append(
             "<table><thead><tr><th></th><th>Step</th><th>After</th><th>What</th></tr></thead>"
@@ -206,19 +150,19 @@ def _happened(history: History) -> list[str]:
 def _counts(history: History) -> str:
     said = []
     if not history.marks:
-        said.append("Nothing went wrong." if history.ended else "Nothing went wrong so far.")
+        said.append("Nothing went wrong." if history.course.ended else "Nothing went wrong so far.")
     if history.num_evaluations:
         said.append(f"{plural(history.num_evaluations, 'evaluation')}.")
     if history.num_checkpoints:
         what = plural(history.num_checkpoints, "checkpoint")
-        said.append(f"{what}, the last after step {history.last_checkpoint}.")
+        said.append(f"{what}, the last after step {count(history.last_checkpoint or 0)}.")
     else:
         said.append("No checkpoint was written.")
     return " ".join(said)
 
 
-def _mark_row(number: int, mark: Mark, began_unix_s: float | None) -> str:
-    after = duration(mark.time_unix_s - began_unix_s) if began_unix_s is not None else "–"
+def _mark_row(number: int, mark: Mark, began_unix_s: float) -> str:
+    after = duration(mark.time_unix_s - began_unix_s)
     kind = _KIND_CLASSES.get(mark.kind, "")
     return (
         f'<tr><td class="number"><span class="badge {kind}">{number}</span></td>'
@@ -228,7 +172,7 @@ def _mark_row(number: int, mark: Mark, began_unix_s: float | None) -> str:
 
 
 def _identity(history: History) -> str:
-    start = history.first
+    start = history.course.first
     if start is None:
         return _nothing("The file does not say.")
     fixed = [(key, value(one)) for key, one in identity(history).items()]
@@ -239,7 +183,7 @@ def _identity(history: History) -> str:
         ("parameters", None if start.num_parameters is None else count(start.num_parameters)),
         ("workers at the begin", start.world_size),
         ("loader processes a worker", start.loader_workers),
-        ("processes", ", ".join(map(str, start.pids)) or None),
+        ("processes", _processes(start.pids)),
         ("folder", start.folder),
         ("command", shlex.join(start.command) or None),
     ]
@@ -250,8 +194,14 @@ def _identity(history: History) -> str:
     )
 
 
+def _processes(pids: Sequence[int | None]) -> str | None:
+    if all(pid is None for pid in pids):
+        return None
+    return ", ".join("not known" if pid is None else str(pid) for pid in pids)
+
+
 def _reproduce(history: History) -> list[str]:
-    start = history.first
+    start, ended = history.course.first, history.course.ended
     if start is None or not start.command:
         parts = [_nothing("The file does not say what was run.")]
     else:
@@ -262,11 +212,9 @@ def _reproduce(history: History) -> list[str]:
         "same. The number of workers, of loader processes, lost workers, stops and resumes may "
         "differ: they do not change a bit of the result.</p>"
     )
-    if isinstance(history.ended, End) and history.ended.digest:
-        parts.append(
-            f"<p>Then the digest after step {history.ended.step} is</p>"
-            f"<pre>{in_page(history.ended.digest)}</pre>"
-        )
+    if isinstance(ended, End) and ended.digest:
+        parts.append(f"<p>Then the digest after step {count(ended.step)} is</p>")
+        parts.append(f"<pre>{in_page(ended.digest)}</pre>")
     return parts
 
 
@@ -275,8 +223,8 @@ def _footer(history: History) -> str:
     said.append("This page holds all that it shows and asks the network for nothing.")
     if history.num_unreadable:
         said.append(f"{plural(history.num_unreadable, 'line')} could not be read.")
-    if history.num_out_of_order:
-        steps = plural(history.num_out_of_order, "step")
+    if history.course.num_again:
+        steps = plural(history.course.num_again, "step")
         said.append(f"{steps} came out of order and are left out.")
     if history.metrics_left_out:
         left = ", ".join(name(one) for one in sorted(history.metrics_left_out))

@@ -1,33 +1,43 @@
 """Where does the time of a step go, in each worker?
 
-What is kept of a stretch of steps is, for each rank, the sum of its seconds in each phase. What a
-step lasted beyond its phases (callbacks, evaluation, the time to find out that a worker is lost)
-is called *between*.
+What is kept of a stretch of steps is, for each crew that computed some of them together, the sum of
+their seconds in each phase: of all workers at once, as nearly all steps have the same. ::
+
+    crew (0, 1)   loading of 0, of 1, forward of 0, of 1, backward of 0, …
+
+What a step lasted beyond its phases (callbacks, evaluation, the time to find out that a worker is
+lost) is called *between*.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, TypeAlias, TypeVar
 
 from unisono.report.events import PHASES, Column, StepDone
 from unisono.report.series import Buckets
 
+MAX_CREWS = 1000  # only a made-up file has more
 MAX_WORKERS = 64  # as many rows as can be told apart
 WAITING = PHASES.index("waiting")
+Crew: TypeAlias = "tuple[int, ...]"
+
 _COMPUTING = tuple(PHASES.index(name) for name in ("loading", "forward", "backward"))
 
 
-@dataclass
+@dataclass(slots=True)
 class Spent:
-    """Seconds of one worker in each phase, and over how many steps."""
+    """Seconds of one worker, or of a crew, in each phase, and over how many steps."""
 
     phases_s: list[float]
     num_steps: int
 
     def add(self, other: Spent) -> None:
         """Add another's seconds."""
-        for i, seconds in enumerate(other.phases_s):
-            self.phases_s[i] += seconds
+        self.phases_s = list(map(operator.add, self.phases_s, other.phases_s))
         self.num_steps += other.num_steps
 
     @property
@@ -41,31 +51,40 @@ class Spent:
         return self.phases_s[WAITING] / self.total_s if self.total_s > 0 else None
 
     @property
+    def shares(self) -> Mapping[str, float]:
+        """The part of them that each phase took; empty if there were none."""
+        total_s = self.total_s
+        if total_s <= 0:
+            return {}
+        return {name: self.phases_s[i] / total_s for i, name in enumerate(PHASES)}
+
+    @property
     def computing_s(self) -> float:
         """The seconds of loading, forward and backward pass, a step."""
         return sum(self.phases_s[i] for i in _COMPUTING) / max(self.num_steps, 1)
 
 
-@dataclass
+@dataclass(slots=True)
 class Stretch:
-    """What the workers spent in some neighbouring steps."""
+    """What the workers spent in some neighbouring steps, by those who computed a step together."""
 
     first_step: int
     last_step: int
     num_steps: int
     seconds: float
-    by_rank: dict[int, Spent]
+    by_crew: dict[Crew, Spent]
 
     def absorb(self, later: Stretch, /) -> None:
         """Take in the steps that follow."""
         self.last_step = later.last_step
         self.num_steps += later.num_steps
         self.seconds += later.seconds
-        for rank, spent in later.by_rank.items():
-            if rank in self.by_rank:
-                self.by_rank[rank].add(spent)
-            else:
-                self.by_rank[rank] = spent
+        add_up(self.by_crew, later.by_crew)
+
+    @property
+    def by_rank(self) -> dict[int, Spent]:
+        """What each worker spent."""
+        return _by_rank(self.by_crew)
 
     @property
     def per_step_s(self) -> list[float]:
@@ -84,40 +103,40 @@ class PhaseTimes:
     """Where the time goes, kept small: over the run, and in all of it for each worker.
 
     Attributes:
-        by_rank: what each worker spent in the whole run; at most :data:`MAX_WORKERS` of them.
-        together: the same, in those steps alone that the most workers took part in: whoever
-            computes for a lost one is not slow.
-        num_left_out: how many steps of other workers were left out.
+        num_left_out: how many steps of workers beyond :data:`MAX_WORKERS` were left out.
     """
 
     max_buckets: int = 200
-    by_rank: dict[int, Spent] = field(default_factory=dict)
-    together: dict[int, Spent] = field(default_factory=dict)
     num_left_out: int = 0
     buckets: Buckets[Stretch] = field(init=False)
 
-    _most: int = 0
+    _by_crew: dict[Crew, Spent] = field(default_factory=dict)
+    _ranks: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.buckets = Buckets(self.max_buckets)
 
     def add(self, step: StepDone) -> None:
         """Add a step; one without any columns is passed over."""
-        spent = spent_by_rank(step)
-        kept = {}
-        for rank, one in spent.items():
-            if rank not in self.by_rank and len(self.by_rank) == MAX_WORKERS:
-                self.num_left_out += 1
-                continue
-            kept[rank] = one
-            _add(self.by_rank, rank, one)
-        if len(kept) > self._most:
-            self._most, self.together = len(kept), {}
-        if len(kept) == self._most:
-            for rank, one in kept.items():
-                _add(self.together, rank, one)
-        if kept:
-            self.buckets.add(Stretch(step.step, step.step, 1, step.seconds or 0.0, kept))
+        crew = step.ranks
+        seconds: list[Any] = list(chain.from_iterable(map(step.phase, PHASES)))
+        is_whole = len(seconds) == len(crew) * len(PHASES) and None not in seconds
+        if crew not in self._by_crew or not is_whole:
+            crew, seconds = self._with_a_row(spent_by_rank(step))
+        if crew:
+            spent = {crew: Spent(seconds, 1)}
+            add_up(self._by_crew, spent)
+            self.buckets.add(Stretch(step.step, step.step, 1, step.seconds or 0.0, spent))
+
+    def _with_a_row(self, spent: Mapping[int, Spent]) -> tuple[Crew, list[Any]]:
+        for rank in spent:
+            if len(self._ranks) < MAX_WORKERS:
+                self._ranks.add(rank)
+        crew = tuple(rank for rank in spent if rank in self._ranks)
+        if crew not in self._by_crew and len(self._by_crew) == MAX_CREWS:
+            crew = ()
+        self.num_left_out += len(spent) - len(crew)
+        return crew, [spent[rank].phases_s[i] for i in range(len(PHASES)) for rank in crew]
 
     @property
     def stretches(self) -> list[Stretch]:
@@ -129,9 +148,40 @@ class PhaseTimes:
         """The workers, by rank."""
         return sorted(self.by_rank)
 
+    @property
+    def by_rank(self) -> dict[int, Spent]:
+        """What each worker spent in the whole run; at most :data:`MAX_WORKERS` of them."""
+        return _by_rank(self._by_crew)
 
-def _add(sums: dict[int, Spent], rank: int, one: Spent) -> None:
-    sums.setdefault(rank, Spent([0.0] * len(PHASES), 0)).add(one)
+    @property
+    def together(self) -> dict[int, Spent]:
+        """The same, in those steps alone that the most workers took part in.
+
+        Whoever computes for a lost one is not slow.
+        """
+        most = max(map(len, self._by_crew), default=0)
+        return _by_rank({crew: one for crew, one in self._by_crew.items() if len(crew) == most})
+
+
+K = TypeVar("K")
+
+
+def add_up(sums: dict[K, Spent], more: Mapping[K, Spent]) -> None:
+    """Add what each spent to what it had spent."""
+    for key, spent in more.items():
+        if key in sums:
+            sums[key].add(spent)
+        else:
+            sums[key] = Spent(list(spent.phases_s), spent.num_steps)
+
+
+def _by_rank(by_crew: Mapping[Crew, Spent]) -> dict[int, Spent]:
+    found: dict[int, Spent] = {}
+    for crew, spent in by_crew.items():
+        for at, rank in enumerate(crew):
+            own = Spent(spent.phases_s[at :: len(crew)], spent.num_steps)
+            add_up(found, {rank: own})
+    return found
 
 
 def spent_by_rank(step: StepDone) -> dict[int, Spent]:

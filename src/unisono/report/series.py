@@ -62,7 +62,7 @@ class Buckets(Generic[S]):
         self.width *= 2
 
 
-@dataclass
+@dataclass(slots=True)
 class Values:
     """The values of some neighbouring steps; those that are not finite are only counted."""
 

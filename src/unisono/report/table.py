@@ -120,9 +120,11 @@ def _main_phase(worker: WorkerLine) -> tuple[int, float] | None:
 
 def _mostly(worker: WorkerLine) -> Text:
     """Show the longest phase; of one that does nothing, why."""
+    if worker.state not in USUAL:
+        return _state(worker)
     found = _main_phase(worker)
-    if found is None or worker.state not in USUAL:
-        return _state(worker) if found else Text("–")
+    if found is None:
+        return Text("–")
     return Text(PHASES[found[0]], STYLES[found[0]])
 
 

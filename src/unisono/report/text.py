@@ -78,8 +78,8 @@ def amount(number: float | None, digits: int = 4) -> str:
 
 def duration(seconds: float | None) -> str:
     """Return a time in the units that one would say it in."""
-    if seconds is None or not math.isfinite(seconds):
-        return "–"
+    if seconds is None or not 0 <= seconds < math.inf:
+        return "–"  # clocks are put back at times
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 1:

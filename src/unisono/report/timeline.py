@@ -8,6 +8,7 @@ from unisono.report.curves import numbered
 from unisono.report.events import PHASES
 from unisono.report.figure import Figure, badges, drawn_badges
 from unisono.report.history import History
+from unisono.report.text import count
 from unisono.report.times import PHASE_KEYS, ROW_PX
 from unisono.report.windows import Window, phase_begins
 
@@ -55,7 +56,7 @@ def _share(one: Window, other: Window) -> bool:
 
 def _steps(window: Window) -> str:
     first, last = window[0].step, window[-1].step
-    return f"step {first}" if first == last else f"steps {first} to {last}"
+    return f"step {count(first)}" if first == last else f"steps {count(first)} to {count(last)}"
 
 
 def _timeline(history: History, title: str, window: Window, note: str) -> Figure:

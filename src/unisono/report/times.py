@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from unisono.report.curves import numbered, over_steps
+from unisono.report.curves import numbered, over_steps, step_axis
 from unisono.report.events import PHASES
 from unisono.report.figure import Figure, Key, badges, drawn_badges
 from unisono.report.history import History
@@ -41,7 +41,7 @@ def by_phase(history: History) -> Figure:
     ]
     layout = over_steps(data, numbered(history.marks))
     last = stretches[-1].last_step + 1
-    layout["xaxis"]["range"] = [stretches[0].first_step, last]
+    layout["xaxis"] = step_axis(stretches[0].first_step, last)
     layout |= {"barmode": "stack", "bargap": 0}
     layout["yaxis"] = {"title": {"text": "ms"}}
     note = "A step's time, in the mean of the workers"
@@ -57,13 +57,12 @@ def by_phase(history: History) -> Figure:
 def by_worker(history: History) -> Figure:
     """Return how long each phase of a step took in each worker."""
     phases = history.phases
-    names = [f"worker {rank}" for rank in phases.ranks]
+    spent = phases.by_rank
+    ranks = sorted(spent)
+    names = [f"worker {rank}" for rank in ranks]
     data: list[dict[str, Any]] = []
     for i, key in enumerate(PHASE_KEYS[: len(PHASES)]):
-        per_step = [
-            phases.by_rank[rank].phases_s[i] / phases.by_rank[rank].num_steps * 1e3
-            for rank in phases.ranks
-        ]
+        per_step = [spent[rank].phases_s[i] / spent[rank].num_steps * 1e3 for rank in ranks]
         data.append(
             {
                 "type": "bar",
@@ -99,11 +98,9 @@ def waiting(history: History) -> Figure | None:
     if len(ranks) < 2:
         return None
     stretches = phases.stretches
+    spent = [one.by_rank for one in stretches]
     shares = [
-        [
-            one.by_rank[rank].waiting_share if rank in one.by_rank else None  # blank: not there
-            for one in stretches
-        ]
+        [one[rank].waiting_share if rank in one else None for one in spent]  # blank: not there
         for rank in ranks
     ]
     greatest = max((share for row in shares for share in row if share is not None), default=0.0)
@@ -125,7 +122,7 @@ def waiting(history: History) -> Figure | None:
         }
     ]
     layout = {
-        "xaxis": {"title": {"text": "step"}},
+        "xaxis": step_axis(edges[0], edges[-1]),
         "yaxis": {"autorange": "reversed", "type": "category", "automargin": True},
         "hovermode": "closest",
         **drawn_badges(badges(placed, edges[0], edges[-1]), is_above=True),

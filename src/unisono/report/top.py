@@ -68,7 +68,7 @@ class Watch:
             if os.path.lexists(self._path):
                 raise
             self._begin()  # not there yet, or set aside for the next run
-        start = self._standing.start
+        start = self._standing.course.latest
         is_here = start is not None and start.host == self._host
         found = self._processes.look(self._standing.named) if is_here else {}
         return see(self._standing, found, self._wall())
@@ -117,7 +117,7 @@ def _show_once(watch: Watch, directory: str | os.PathLike[str], console: Console
     if watch.look().condition is Condition.AWAITED:
         raise ValueError(
             f"{str(path)!r} must tell of a run, but tells nothing yet: wait until it has begun, or "
-            "leave out `--once`."
+            "run this on a terminal without `--once`, which waits for it."
         )
     time.sleep(_CPU_LOOK_S)  # processor time is seen from two looks
     _print(watch.look(), console)

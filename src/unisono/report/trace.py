@@ -12,17 +12,9 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from unisono.report.events import (
-    PHASES,
-    Checkpoint,
-    Evaluation,
-    Event,
-    Failure,
-    Start,
-    StepDone,
-    WentBack,
-    Workers,
-)
+from unisono.report.course import Course
+from unisono.report.events import PHASES, Evaluation, Event, StepDone
+from unisono.report.marks import mark_of
 from unisono.report.text import plain
 from unisono.report.windows import WorkerStep, phase_begins, step_times
 
@@ -55,35 +47,23 @@ def trace_parts(events: Iterable[Event], *, num_left_out: int) -> Iterator[str]:
 
 
 def _trace_events(events: Iterable[Event], num_left_out: int) -> Iterator[dict[str, Any]]:
-    zero: float | None = None
-    clock_at: float | None = None
-    last_step: int | None = None
+    course = Course()
     named: set[int] = set()
     yield from _names(RUN_PID, "run", 0)
     for event in events:
+        is_new = course.add(event)
         if not math.isfinite(event.time_unix_s):
-            continue
-        zero = event.time_unix_s if zero is None else zero
-        if isinstance(event, Start):
-            at = event.time_unix_s - event.clock_s if event.clock_s is not None else None
-            clock_at = at
+            continue  # it has no place
+        zero = course.began_unix_s
         if not isinstance(event, StepDone):
             yield from _instant(event, zero)
-            continue
-        if last_step is not None and event.step <= last_step:
-            continue
-        last_step = event.step
-        if num_left_out > 0:
-            num_left_out -= 1
-            continue
-        for worker in step_times(event, clock_at).workers:
-            if worker.rank not in named:
-                named.add(worker.rank)
-                yield from _names(
-                    _FIRST_WORKER_PID + worker.rank, f"worker {worker.rank}", worker.rank + 1
-                )
-            yield from _slices(event, worker, zero)
-        yield from _counters(event, zero)
+        elif is_new and course.num_steps > num_left_out:
+            for worker in step_times(event, course.clock_at_unix_s).workers:
+                if (rank := worker.rank) not in named:
+                    named.add(rank)
+                    yield from _names(_FIRST_WORKER_PID + rank, f"worker {rank}", rank + 1)
+                yield from _slices(event, worker, zero)
+            yield from _counters(event, zero)
 
 
 def _names(pid: int, name: str, place: int) -> Iterator[dict[str, Any]]:
@@ -148,19 +128,8 @@ def _instant(event: Event, zero: float) -> Iterator[dict[str, Any]]:
 
 
 def _word(event: Event) -> str:
-    if isinstance(event, Start):
-        return "start" if event.step == 0 else f"started again at step {event.step}"
-    if isinstance(event, Workers):
-        return plain(event.in_words, 200)
-    if isinstance(event, WentBack):
-        return f"went back to step {event.step}"
-    if isinstance(event, Checkpoint):
-        return "checkpoint"
-    if isinstance(event, Evaluation):
-        return "evaluation"
-    if isinstance(event, Failure):
-        return plain(f"{event.error}: {event.message}", 200)
-    return "end"
+    mark = mark_of(event)
+    return type(event).__name__.lower() if mark is None else plain(mark.text, 200)
 
 
 def _us(seconds: float) -> float:

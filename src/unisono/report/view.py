@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from unisono.report.course import Course
 from unisono.report.events import End, Failure, Interrupted, Start
 from unisono.report.processes import UNKNOWN, Process, State
 from unisono.report.standing import Standing
@@ -79,7 +80,7 @@ def see(standing: Standing, processes: Mapping[int, Process], now_unix_s: float)
         processes: what each rank's process does, as far as anybody can tell from here.
         now_unix_s: what time it is.
     """
-    start = standing.start
+    course, start = standing.course, standing.course.latest
     if start is None:
         return View(Condition.AWAITED, "", message="waiting for the run to begin")
     condition = _condition(standing, processes, now_unix_s)
@@ -87,27 +88,28 @@ def see(standing: Standing, processes: Mapping[int, Process], now_unix_s: float)
     return View(
         condition,
         _title(start),
-        facts=tuple(_facts(standing, condition, now_unix_s)),
-        num_done=standing.num_done,
+        facts=tuple(_facts(course, start, condition, now_unix_s)),
+        num_done=course.num_done,
         end_step=start.end_step,
-        position=tuple(_position(standing, condition)),
-        numbers=tuple(_numbers(standing, condition)),
+        position=tuple(_position(standing, start, condition)),
+        numbers=tuple(_numbers(standing)),
         kept=tuple(_kept(standing, now_unix_s)),
         trouble=_trouble(standing, now_unix_s),
         message=_message(standing, condition, workers, now_unix_s),
         workers=workers,
         num_steps=standing.recent.num_steps,
-        is_over=_is_over(standing, condition, processes, now_unix_s),
+        is_over=_is_over(course, condition, processes, now_unix_s),
     )
 
 
 def _condition(
     standing: Standing, processes: Mapping[int, Process], now_unix_s: float
 ) -> Condition:
-    if standing.ended is not None:
-        return Condition.FAILED if isinstance(standing.ended, Failure) else Condition.ENDED
-    seen = [processes.get(rank, UNKNOWN).state for rank in standing.ranks]
-    silent_s = _since(standing.last_event_unix_s, now_unix_s)
+    course = standing.course
+    if course.ended is not None:
+        return Condition.FAILED if isinstance(course.ended, Failure) else Condition.ENDED
+    seen = [processes.get(rank, UNKNOWN).state for rank in course.ranks]
+    silent_s = _since(course.last_unix_s, now_unix_s)
     if seen and set(seen) == {State.GONE} and silent_s > STAYS_S:
         return Condition.GONE
     rate = standing.recent.steps_per_s
@@ -117,15 +119,15 @@ def _condition(
 
 
 def _is_over(
-    standing: Standing,
+    course: Course,
     condition: Condition,
     processes: Mapping[int, Process],
     now_unix_s: float,
 ) -> bool:
     if condition in (Condition.ENDED, Condition.FAILED):
-        states = {processes.get(rank, UNKNOWN).state for rank in standing.ranks}
+        states = {processes.get(rank, UNKNOWN).state for rank in course.ranks}
         is_there = bool(states & {State.RUNNING, State.STOPPED})
-        return not is_there or _since(standing.last_event_unix_s, now_unix_s) > STAYS_S
+        return not is_there or _since(course.last_unix_s, now_unix_s) > STAYS_S
     return condition is Condition.GONE
 
 
@@ -136,7 +138,7 @@ def _since(unix_s: float, now_unix_s: float) -> float:
 
 
 def _without_step_s(standing: Standing, now_unix_s: float) -> float:
-    last: object = standing.last_step or standing.start
+    last: object = standing.course.last_step or standing.course.latest
     assert last is not None
     return _since(max(_time_of(last), _time_of(standing.evaluation)), now_unix_s)
 
@@ -155,50 +157,47 @@ def _title(start: Start) -> str:
     return name(" ".join([os.path.basename(program) or program, *arguments]))
 
 
-def _facts(standing: Standing, condition: Condition, now_unix_s: float) -> Iterator[str]:
-    start = standing.start
-    assert start is not None
+def _facts(course: Course, start: Start, condition: Condition, now_unix_s: float) -> Iterator[str]:
     until_s = now_unix_s
     if condition in (Condition.ENDED, Condition.FAILED, Condition.GONE):
-        until_s = standing.last_event_unix_s
-    yield f"{_condition_word(standing, condition)}, {_whole(_since(start.time_unix_s, until_s))}"
-    yield _plural(len(standing.ranks), "worker")
+        until_s = course.last_unix_s
+    yield f"{_condition_word(course, condition)}, {_whole(_since(start.time_unix_s, until_s))}"
+    yield _plural(len(course.ranks), "worker")
     if start.shards is not None:
         yield _plural(start.shards, "shard")
     if start.host:
         yield f"on {name(start.host)}"
 
 
-def _condition_word(standing: Standing, condition: Condition) -> str:
-    if isinstance(standing.ended, End) and standing.ended.stopped_early:
+def _condition_word(course: Course, condition: Condition) -> str:
+    if isinstance(course.ended, End) and course.ended.stopped_early:
         return "stopped early"
-    if isinstance(standing.ended, Interrupted):
+    if isinstance(course.ended, Interrupted):
         return "interrupted"
     return "standing still" if condition is Condition.STILL else condition.value
 
 
-def _position(standing: Standing, condition: Condition) -> Iterator[str]:
-    start = standing.start
-    assert start is not None
-    if standing.epoch is not None:
+def _position(standing: Standing, start: Start, condition: Condition) -> Iterator[str]:
+    course = standing.course
+    if course.epoch is not None:
         of = ""
         if start.steps_per_epoch and start.end_step is not None:
             of = f" of {math.ceil(start.end_step / start.steps_per_epoch):,}"
-        yield f"epoch {standing.epoch + 1:,}{of}"
+        yield f"epoch {course.epoch + 1:,}{of}"
     rate = standing.recent.steps_per_s
     if rate and start.end_step is not None and condition is Condition.RUNNING:
-        yield f"{_whole(max(start.end_step - standing.num_done, 0) / rate)} to go"
+        yield f"{_whole(max(start.end_step - course.num_done, 0) / rate)} to go"
 
 
-def _numbers(standing: Standing, condition: Condition) -> Iterator[str]:
-    step = standing.last_step
+def _numbers(standing: Standing) -> Iterator[str]:
+    step, ended = standing.course.last_step, standing.course.ended
     if step is None:
         return
     means = [f"{name(key)} {amount(mean)}" for key, mean in step.means.items()]
     yield from means[:1]
     rate = standing.recent.samples_per_s
-    if isinstance(standing.ended, End):
-        rate = standing.ended.samples_per_second
+    if isinstance(ended, End):
+        rate = ended.samples_per_second
     if rate is not None:
         yield f"{rate:,.0f} samples/s" if 10 <= rate < 1e12 else f"{rate:.2g} samples/s"
     yield from means[1:MAX_MEANS]
@@ -217,19 +216,19 @@ def _kept(standing: Standing, now_unix_s: float) -> Iterator[str]:
 
 
 def _trouble(standing: Standing, now_unix_s: float) -> str:
-    if standing.trouble is None:
+    trouble = standing.trouble
+    if trouble is None:
         return ""
-    ago = _ago(standing.trouble.time_unix_s, now_unix_s)
-    said = f"{_line(standing.trouble.text)}, {ago}"
-    if standing.num_lost > 1:
-        return f"{standing.num_lost:,} workers lost; the last: {said}"
+    said = f"{_line(trouble.text)}, {_ago(trouble.time_unix_s, now_unix_s)}"
+    if trouble.num_lost > 1:
+        return f"{trouble.num_lost:,} workers lost; the last: {said}"
     return said
 
 
 def _message(
     standing: Standing, condition: Condition, workers: tuple[WorkerLine, ...], now_unix_s: float
 ) -> str:
-    if isinstance(ended := standing.ended, Interrupted):
+    if isinstance(ended := standing.course.ended, Interrupted):
         return f"interrupted {_line(ended.message)} after {_plural(ended.step, 'step')}"
     if isinstance(ended, Failure):
         whose = "the run" if ended.rank is None else f"worker {ended.rank}"
@@ -240,22 +239,21 @@ def _message(
     if condition is Condition.GONE:
         return (
             f"no worker is there any more, so the run was interrupted or killed: last heard of "
-            f"{_ago(standing.last_event_unix_s, now_unix_s)}"
+            f"{_ago(standing.course.last_unix_s, now_unix_s)}"
         )
     if condition is Condition.STILL:
-        yet = " yet" if standing.last_step is None else ""
+        yet = " yet" if standing.course.last_step is None else ""
         passed = _whole(_without_step_s(standing, now_unix_s))
-        return f"no step{yet} for {passed}{_at_an_end(standing)}{where(workers)}"
+        return f"no step{yet} for {passed}{_at_an_end(standing.course)}{where(workers)}"
     return ""
 
 
-def _at_an_end(standing: Standing) -> str:
+def _at_an_end(course: Course) -> str:
     """Say that it may be evaluating: the last step of an epoch is written when the next one is."""
-    start = standing.start
-    per_epoch = start.steps_per_epoch if start is not None else None
-    if standing.last_step is None or not per_epoch or (standing.num_done + 1) % per_epoch:
+    per_epoch = course.latest.steps_per_epoch if course.latest is not None else None
+    if course.last_step is None or not per_epoch or (course.num_done + 1) % per_epoch:
         return ""
-    return f", at the end of epoch {(standing.epoch or 0) + 1:,}"
+    return f", at the end of epoch {(course.epoch or 0) + 1:,}"
 
 
 def _line(text: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from unisono.report.phases import Spent
 from unisono.report.processes import UNKNOWN, Process, State
-from unisono.report.standing import Standing, shares
+from unisono.report.standing import Standing
 
 SLOW = 1.2  # times what is usual: from here on a worker is called slow
 USUAL = ("running", "ended", "unknown")  # what is nothing to tell of a worker
@@ -56,17 +56,17 @@ def worker_lines(standing: Standing, processes: Mapping[int, Process]) -> Iterat
     """Give a line for each who computes, and for each who was lost and not replaced, by rank."""
     spent = standing.recent.by_rank
     slow = standing.slow()
-    for rank in sorted({*standing.ranks, *standing.lost}):
+    for rank in sorted({*standing.course.ranks, *standing.course.lost}):
         named = standing.named.get(rank)
         last_step = standing.last_step_by_rank.get(rank)
         yield WorkerLine(
             rank,
             None if named is None else named.pid,
             processes.get(rank, UNKNOWN),
-            is_lost=rank in standing.lost,
-            has_ended=standing.ended is not None,
+            is_lost=rank in standing.course.lost,
+            has_ended=standing.course.ended is not None,
             num_done=None if last_step is None else last_step + 1,
-            shares=shares(spent[rank]) if rank in spent else None,
+            shares=spent[rank].shares if rank in spent else None,
             work_s=_work_s(spent[rank]) if rank in spent else None,
             times_slow=slow[1] if slow and slow[0] == rank and slow[1] > SLOW else None,
         )

@@ -10,13 +10,12 @@ from unisono.report.events import (
     End,
     Evaluation,
     Failure,
-    NewerFormatError,
     Start,
     StepDone,
     WentBack,
     Workers,
-    read_event,
 )
+from unisono.report.reading import NewerFormatError, read_event
 
 STEP = {
     "event": "step",
@@ -83,6 +82,15 @@ def test_a_start_with_nothing_but_its_step_is_read():
     assert isinstance(start, Start)
     assert (start.seed, start.command, start.identity) == (None, (), {})
     assert math.isnan(start.time_unix_s)
+
+
+@pytest.mark.parametrize("event", ["start", "workers"])
+def test_a_process_may_not_be_known(event):
+    assert read(event=event, step=0, ranks=[0, 1], pids=[None, 12]).pids == (None, 12)
+    assert read(event=event, step=0, ranks=[0], pids=[None]).pids == (None,)
+    for wrong in ([None, "12"], [True], [-1], [1.5]):
+        with pytest.raises(ValueError, match="`pids` does not hold numbers alone"):
+            read(event=event, step=0, ranks=[0, 1], pids=wrong)
 
 
 @pytest.mark.parametrize("line", [{"event": "tomorrow"}, {"event": "tomorrow", "step": "x"}, {}])
