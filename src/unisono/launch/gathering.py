@@ -96,7 +96,7 @@ class State:
         return frozenset(worker for gathering in self.open for worker in gathering.workers)
 
 
-class Why(str, enum.Enum):
+class Why(enum.StrEnum):
     """Why ranks cannot come together."""
 
     LOST = "lost"

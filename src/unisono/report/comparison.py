@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from unisono.report.curves import over_steps, validation_trace
@@ -34,7 +34,7 @@ def comparison(runs: Sequence[History]) -> str:
         _summary(runs),
         section("Curves", page.place(figures) or "<p>No step has been finished yet.</p>"),
         section("What fixes the result", *_differences(runs)),
-        f"<footer><p>Made by Unisono at {moment(datetime.now(timezone.utc).timestamp())}. This "
+        f"<footer><p>Made by Unisono at {moment(datetime.now(UTC).timestamp())}. This "
         "page holds all that it shows and asks the network for nothing.</p></footer>",
     ]
     return document("Unisono: runs compared", body, page.figures)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from unisono.report import curves, times
 from unisono.report.course import Course
@@ -219,7 +219,7 @@ def _reproduce(history: History) -> list[str]:
 
 
 def _footer(history: History) -> str:
-    said = [f"Made by Unisono at {moment(datetime.now(timezone.utc).timestamp())}."]
+    said = [f"Made by Unisono at {moment(datetime.now(UTC).timestamp())}."]
     said.append("This page holds all that it shows and asks the network for nothing.")
     if history.num_unreadable:
         said.append(f"{plural(history.num_unreadable, 'line')} could not be read.")

@@ -10,7 +10,7 @@ import html
 import json
 import math
 import unicodedata
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 MAX_TEXT = 2000
 MAX_NAME = 60
@@ -99,7 +99,7 @@ def moment(unix_s: float | None) -> str:
     if unix_s is None:
         return "–"
     try:
-        at = datetime.fromtimestamp(unix_s, timezone.utc)
+        at = datetime.fromtimestamp(unix_s, UTC)
     except (ValueError, OverflowError, OSError):
         return "–"
     return at.strftime("%Y-%m-%d %H:%M:%S UTC")
