@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -33,11 +34,15 @@ def _workers_and_others() -> set[psutil.Process]:
 
 def _below(pid: int) -> Iterator[int]:
     """Walk down from a process; psutil would look at every process of the machine each time."""
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in map(int, children.read_text().split()):
-                yield child
-                yield from _below(child)
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with (
+                contextlib.suppress(OSError),
+                open(f"/proc/{pid}/task/{thread}/children") as children,
+            ):
+                for child in map(int, children.read().split()):
+                    yield child
+                    yield from _below(child)
 
 
 def _is_fork_server(process: psutil.Process) -> bool:
@@ -49,11 +54,23 @@ def _is_fork_server(process: psutil.Process) -> bool:
 
 
 def _in_shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
+    return set(os.listdir("/dev/shm"))
 
 
 def _variables() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k not in HARMLESS_VARIABLES}
+
+
+# What is imported stays: looking for garbage in it again and again takes seconds.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage in what tests make alone, and compute small things without a pool."""
+    gc.freeze()
+    gc.enable()
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # two, with other processes about, take thirty times as long
 
 
 @pytest.fixture(autouse=True)

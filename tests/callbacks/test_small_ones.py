@@ -134,9 +134,11 @@ def collections():
         if phase == "start" and info["generation"] == 2:
             seen.append(gc.isenabled())
 
+    gc.unfreeze()  # what our conftest has frozen: programs freeze nothing
     gc.callbacks.append(note)
     yield seen
     gc.callbacks.remove(note)
+    gc.freeze()
 
 
 def test_garbage_is_collected_at_the_same_steps_and_never_else(collections):

@@ -68,6 +68,18 @@ def test_the_mean_is_a_plain_loops_per_sample_mean_on_one_to_four_workers():
         assert unisono.launch(evaluate_one_by_one, workers=workers) == [expected] * workers
 
 
+def test_a_sweep_computes_with_the_threads_of_a_run():
+    used = []
+
+    def note(model, batch):
+        used.append(torch.get_num_threads())
+        return loss_of(model, batch)
+
+    with num_threads(2):
+        make(note).evaluate(data(8), batch_size=8)
+        assert (set(used), torch.get_num_threads()) == ({1}, 2)
+
+
 @pytest.mark.parametrize("batch_size", [64, 1000])
 def test_the_mean_over_batches_is_that_of_a_plain_loop_over_the_same_batches(batch_size):
     plan = SamplePlan(NUM_SAMPLES, batch_size, shards=4, shuffle=False)
