@@ -1,5 +1,6 @@
 """What a checkpoint says comes back whole, or nothing changes."""
 
+import functools
 import json
 
 import pytest
@@ -31,8 +32,14 @@ def make(seed, num_steps):
     return model, optimizer
 
 
+@functools.cache
+def taken():
+    return files_of_run(*make(0, 2), {})
+
+
 def files(facts=FACTS, **changes):
-    return files_of_run(*make(0, 2), facts) | changes
+    run = json.dumps(facts | json.loads(taken()["run.json"])).encode()
+    return taken() | {"run.json": run} | changes
 
 
 def changed(**changes):

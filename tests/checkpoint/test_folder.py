@@ -14,7 +14,7 @@ from unisono.checkpoint.folder import COMMIT, FILES, check_folder, read_file, wr
 from unisono.checkpoint.store import Store
 from unisono.errors import CheckpointError
 
-CONTENTS = {name: f"the contents of {name}".encode() * 3 for name in FILES}
+CONTENTS = {name: f"of {name}".encode() for name in FILES}
 
 
 @pytest.fixture(scope="module")

@@ -80,10 +80,16 @@ def bits(model):
     }
 
 
-@pytest.mark.parametrize("saver", SAVERS)
-@pytest.mark.parametrize("there", WRAPPERS)
-@pytest.mark.parametrize("here", WRAPPERS)
-def test_weights_load_whatever_wraps_the_models(tmp_path, saver, there, here):
+# Every wrapper meets every other, and both meet every saver, in a quarter of all triples.
+MEETINGS = [
+    (there, here, list(SAVERS)[(row + column) % len(SAVERS)])
+    for row, there in enumerate(WRAPPERS)
+    for column, here in enumerate(WRAPPERS)
+]
+
+
+@pytest.mark.parametrize(("there", "here", "saver"), MEETINGS)
+def test_weights_load_whatever_wraps_the_models(tmp_path, there, here, saver):
     source, target = WRAPPERS[there](plain(0)), WRAPPERS[here](plain(1))
     assert bits(source) != bits(target)
     SAVERS[saver](source, tmp_path / "weights")

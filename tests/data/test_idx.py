@@ -7,6 +7,7 @@ import gzip
 import struct
 import tempfile
 import tracemalloc
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -80,25 +81,36 @@ def test_a_missing_file_is_named(file: Path) -> None:
         read_idx(file)
 
 
-@pytest.mark.parametrize("num_bytes", range(len(SMALL)))
-def test_truncation_at_every_byte_is_an_error(file: Path, num_bytes: int) -> None:
-    file.write_bytes(SMALL[:num_bytes])
-    with pytest.raises(DataFormatError, match="ends after"):
-        read_idx(file)
+def not_refused(file: Path, contents: Iterable[bytes], words: str) -> list[bytes]:
+    """Find the contents that are read, or refused in other words."""
+
+    def is_refused(content: bytes) -> bool:
+        file.write_bytes(content)
+        try:
+            read_idx(file)
+        except DataFormatError as error:
+            return words in str(error)
+        return False
+
+    return [content for content in contents if not is_refused(content)]
 
 
-@pytest.mark.parametrize("num_bytes", range(2, len(gzip.compress(SMALL))))
-def test_truncation_of_a_packed_file_at_every_byte_is_an_error(file: Path, num_bytes: int) -> None:
-    file.write_bytes(gzip.compress(SMALL)[:num_bytes])
-    with pytest.raises(DataFormatError, match="again"):
-        read_idx(file)
+CUT = [SMALL[:num_bytes] for num_bytes in range(len(SMALL))]
 
 
-@pytest.mark.parametrize("num_bytes", range(len(SMALL)))
-def test_truncation_before_packing_is_an_error(file: Path, num_bytes: int) -> None:
-    file.write_bytes(gzip.compress(SMALL[:num_bytes]))
-    with pytest.raises(DataFormatError, match="ends after"):
-        read_idx(file)
+def test_truncation_at_every_byte_is_an_error(file: Path) -> None:
+    assert not_refused(file, CUT, "ends after") == []
+    assert not_refused(file, [SMALL], "ends after") == [SMALL]
+
+
+def test_truncation_of_a_packed_file_at_every_byte_is_an_error(file: Path) -> None:
+    packed = gzip.compress(SMALL)
+    cut = [packed[:num_bytes] for num_bytes in range(2, len(packed))]
+    assert not_refused(file, cut, "again") == []
+
+
+def test_truncation_before_packing_is_an_error(file: Path) -> None:
+    assert not_refused(file, map(gzip.compress, CUT), "ends after") == []
 
 
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
