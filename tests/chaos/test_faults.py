@@ -65,8 +65,15 @@ EVERYWHERE = [
 ]
 
 
-@pytest.mark.parametrize("fault", ["kill:rank=1,step=8", "kill:rank=0,step=8,at=update"])
-@pytest.mark.parametrize("loop", ["own", pytest.param("trainer", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("fault", "loop"),
+    [
+        ("kill:rank=0,step=8,at=update", "own"),
+        pytest.param("kill:rank=1,step=8", "own", marks=pytest.mark.slow),
+        pytest.param("kill:rank=0,step=8,at=update", "trainer", marks=pytest.mark.slow),
+        pytest.param("kill:rank=1,step=8", "trainer", marks=pytest.mark.slow),
+    ],
+)
 def test_a_lost_worker_changes_nothing(monkeypatch, capfd, fault, loop):
     results, said = check(monkeypatch, capfd, fault, Options(loop=loop, hold=HOLD))
     assert len(results) == 3

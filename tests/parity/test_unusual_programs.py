@@ -132,23 +132,32 @@ def a_schedule_over_few_elements():
     return model.weight.tolist()
 
 
+def one_after_the_other(programs):
+    return [program() for program in programs]
+
+
+# Starting workers takes longer than most of these programs, so `make fast` starts them once.
 @pytest.mark.parametrize(
-    "program",
+    "programs",
     [
-        buffers_changed_between_steps,
-        pytest.param(validation_of_a_model_that_counts, marks=pytest.mark.slow),
-        pytest.param(a_loss_that_closes_over_its_model, marks=pytest.mark.slow),
-        pytest.param(a_model_of_one_batch_size, marks=pytest.mark.slow),
-        clipping_in_a_hook,
-        pytest.param(state_changed_between_fits, marks=pytest.mark.slow),
-        a_bad_sample_that_is_mended,
-        a_schedule_over_few_elements,
+        [
+            buffers_changed_between_steps,
+            clipping_in_a_hook,
+            a_bad_sample_that_is_mended,
+            a_schedule_over_few_elements,
+        ],
+        pytest.param([validation_of_a_model_that_counts], marks=pytest.mark.slow),
+        pytest.param([a_loss_that_closes_over_its_model], marks=pytest.mark.slow),
+        pytest.param([a_model_of_one_batch_size], marks=pytest.mark.slow),
+        pytest.param([state_changed_between_fits], marks=pytest.mark.slow),
     ],
+    ids=lambda programs: " and ".join(program.__name__ for program in programs),
 )
-def test_results_agree_on_one_two_and_four_workers(program):
-    (alone,) = unisono.launch(program, workers=1)
+def test_results_agree_on_one_two_and_four_workers(programs):
+    (alone,) = unisono.launch(one_after_the_other, programs, workers=1)
     for workers in (2, 4):
-        assert unisono.launch(program, workers=workers) == [alone] * workers
+        for results in unisono.launch(one_after_the_other, programs, workers=workers):
+            assert results == alone
 
 
 def digest_on_one_rank():
