@@ -14,9 +14,15 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from unisono.launch import forkserver
+
 # Tests share cores with workers, so no single example has to be quick.
 settings.register_profile("unisono", deadline=None)
 settings.load_profile("unisono")
+
+# A worker imports the module of its test, and that pytest: once in the server will do for all.
+_BEFORE, _FROM, _MAIN = forkserver._START.partition("from unisono.launch.server")
+forkserver._START = f"{_BEFORE}import hypothesis, pytest; {_FROM}{_MAIN}"
 
 SETTLE_S = 5.0  # a worker's exit is told before the kernel has buried it
 # pytest's own, and torch's empty folder names

@@ -25,8 +25,9 @@ def unisono_loop(model_name, optimizer_name, shards, steps):
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("optimizer", ALL_OPTIMIZERS)
 def test_one_shard_has_the_bits_of_a_plain_loop_with_every_optimizer(optimizer):
-    plain = plain_loop("cnn", optimizer, steps=20).state_dict()
-    ours = unisono_loop("cnn", optimizer, 1, steps=20)
+    steps = 10  # an epoch has 7; RAdam does something else from its sixth on
+    plain = plain_loop("cnn", optimizer, steps=steps).state_dict()
+    ours = unisono_loop("cnn", optimizer, 1, steps=steps)
     assert plain.keys() == ours.keys()
     assert all(torch.equal(plain[name], ours[name]) for name in plain)
 
