@@ -61,7 +61,12 @@ EACH_OPTIMIZER = [
     *(pytest.param(n, marks=pytest.mark.long) for n in ("adam", "clipped")),
 ]
 EVERYWHERE = [
-    (f"kill:rank={(index + turn) % 3},step=8,at={place}", LOOPS[(index + turn) % 2], optimizer)
+    pytest.param(
+        f"kill:rank={(index + turn) % 3},step=8,at={place}",
+        LOOPS[(index + turn) % 2],
+        optimizer,
+        marks=[pytest.mark.long] * (optimizer == "clipped"),
+    )
     for turn, optimizer in enumerate(OPTIMIZERS)
     for index, place in enumerate(PLACES)
 ]

@@ -140,7 +140,7 @@ def test_bits_are_the_same_with_the_variables_of(tmp_path, by, variables):
     assert list(tmp_path.glob("*/*")) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_torchrun_starts_again_comes_to_the_same_bits(tmp_path):
     faults = {"UNISONO_FAULTS": "kill:rank=1,step=9"}
     command = (*TORCHRUN, "--nproc-per-node", "2", "--max-restarts", "1")
