@@ -1,5 +1,7 @@
 # Every target makes its environment where it is missing; nothing has to be done before any of them.
 PYTHON ?= python3
+# Tests start thousands of processes, and none should compile what another one has.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PEERS := .venv-peers/bin
 

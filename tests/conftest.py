@@ -30,12 +30,12 @@ HARMLESS_VARIABLES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TRITON_
 
 
 def _workers_and_others() -> set[psutil.Process]:
-    """Find every process below this one but idle fork servers, which are kept on purpose."""
+    """Find every process below this one but idle ones that have loaded torch, kept on purpose."""
     found = set()
     for pid in _below(os.getpid()):
         with contextlib.suppress(psutil.NoSuchProcess):
             found.add(psutil.Process(pid))
-    return {process for process in found if not _is_fork_server(process)}
+    return {process for process in found if not _is_kept(process)}
 
 
 def _below(pid: int) -> Iterator[int]:
@@ -51,10 +51,11 @@ def _below(pid: int) -> Iterator[int]:
                     yield from _below(child)
 
 
-def _is_fork_server(process: psutil.Process) -> bool:
+def _is_kept(process: psutil.Process) -> bool:
     try:
         is_direct = process.ppid() == os.getpid()
-        return is_direct and any("unisono.launch.server" in word for word in process.cmdline())
+        command = " ".join(process.cmdline())
+        return is_direct and ("unisono.launch.server" in command or "tests.warm" in command)
     except psutil.NoSuchProcess:
         return True
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.warm import processes
 from torch.utils.data import TensorDataset
 
 from unisono.data import mnist
@@ -26,13 +27,18 @@ needs_two_cores = pytest.mark.skipif(
 )
 
 
-def run(script: str, *args: object, workers: int | None = None) -> str:
+def run(
+    script: str,
+    *args: object,
+    workers: int | None = None,
+    popen: type[subprocess.Popen[str]] = processes.start,
+) -> str:
     """Run an example under plain python, or on workers; return what it printed."""
     program = [str(EXAMPLES / script), *map(str, args)]
     starter = [sys.executable]
     if workers is not None:
-        starter = [str(Path(sys.executable).with_name("unisono")), "run", "-n", str(workers)]
-    done = subprocess.run([*starter, *program], capture_output=True, text=True, timeout=280)
+        starter += ["-m", "unisono", "run", "-n", str(workers)]
+    done = processes.run([*starter, *program], popen=popen, timeout=280)
     assert done.returncode == 0, f"{script} failed:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -64,7 +70,8 @@ def write_idx(dataset: TensorDataset, num_samples: int, folder: Path, prefix: st
 @pytest.mark.slow
 @needs_two_cores
 def test_digits_gives_the_same_digest_on_two_workers_and_learns() -> None:
-    alone, together = run("digits.py"), run("digits.py", workers=2)
+    alone = run("digits.py")
+    together = run("digits.py", workers=2, popen=subprocess.Popen)  # as a user starts it
     assert digest(alone) == digest(together)
     assert validation_accuracy(together) == validation_accuracy(alone) > 0.97
     assert f"test accuracy {validation_accuracy(alone):.2%}" in together

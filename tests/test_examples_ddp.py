@@ -6,7 +6,6 @@ import contextlib
 import io
 import re
 import runpy
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.warm import processes
 from torch.utils.data import DistributedSampler, TensorDataset
 
 import unisono
@@ -47,7 +47,7 @@ def run(script: str, *args: object, workers: int) -> str:
 def start(*command: object) -> str:
     """Run a command as a user does; return what it printed."""
     words = [sys.executable, *map(str, command)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    done = processes.run(words, timeout=100)
     assert done.returncode == 0, f"{words} failed:\n{done.stdout}\n{done.stderr}"
     assert "Warning" not in done.stderr
     return done.stdout

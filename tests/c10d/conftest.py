@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from tests.warm.processes import start
 
 from unisono.c10d.group import Group
 
@@ -66,7 +67,7 @@ def run_ranks(tmp_path: Path) -> Callable[..., list[Ended]]:
 
     def run(program: str, world_size: int, *arguments: str) -> list[Ended]:
         processes = [
-            subprocess.Popen(
+            start(
                 [
                     *(sys.executable, str(PROGRAMS / program), str(rank), str(world_size)),
                     *(str(tmp_path / "store"), *arguments),

@@ -4,7 +4,6 @@ import gc
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import weakref
@@ -13,6 +12,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from tests.warm.processes import run
 
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
@@ -233,9 +233,8 @@ tensor = unisono.c10d.empty(100_000).fill_(1.0)
 dist.all_reduce(tensor)
 work = dist.barrier(async_op=True)
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
-    assert ended.returncode == 0
-    assert ended.stderr == b""
+    ended = run([sys.executable, "-c", code])
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_abort_reaches_a_thread_that_waits(as_ranks):

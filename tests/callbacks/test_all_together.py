@@ -104,7 +104,6 @@ def test_all_of_them_are_here():
 @pytest.mark.parametrize(
     "faults",
     [
-        "",
         "kill:rank=0,step=9,at=update; kill:rank=1,step=20,at=gradients",
         "kill:rank=1,step=7,at=updated; kill:rank=0,step=13,at=commit; kill:rank=0,step=30",
     ],

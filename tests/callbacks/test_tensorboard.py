@@ -3,12 +3,12 @@
 import errno
 import importlib.util
 import shutil
-import subprocess
 import sys
 import warnings
 
 import pytest
 import torch
+from tests.warm.processes import run
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
@@ -128,4 +128,4 @@ def test_nothing_heavy_is_loaded_before_it_is_used():
         "import sys; from unisono.callbacks import EMA, CSVLog, TensorBoard; TensorBoard('x');"
         "assert not {'tensorboard', 'torch.utils.tensorboard'} & sys.modules.keys()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run([sys.executable, "-c", code], check=True)

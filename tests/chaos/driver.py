@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -204,7 +205,8 @@ def kill_launchers(seed: int, num_kills: int, num_workers: int) -> Outcome:
         for start in range(num_kills):
             phases = folder / f"phases-{start}"
             phases.mkdir()
-            job = Job(folder, replace(options, phases=str(phases)), workers=num_workers)
+            started = replace(options, phases=str(phases))
+            job = Job(folder, started, workers=num_workers, popen=subprocess.Popen)
             Watch(job, phases, time.monotonic() + 60).wait_for_step(0)
             time.sleep(generator.uniform(0, 0.6))
             processes = job.processes()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 from tests.chaos.training import Options
+from tests.warm.processes import start
 
 PROGRAM = Path(__file__).with_name("training.py")
 POLL_S = 0.002
@@ -30,6 +31,7 @@ class Job:
         faults: the table of faults.
         program: another script, with `arguments`.
         arguments: of that script.
+        popen: starts it; `subprocess.Popen` where the start itself is looked at.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Job:
         faults: str = "",
         program: Path = PROGRAM,
         arguments: tuple[object, ...] = (),
+        popen: type[subprocess.Popen[bytes]] = start,
     ) -> None:
         starter = [sys.executable]
         if workers is not None:
@@ -49,7 +52,7 @@ class Job:
         given = [json.dumps(asdict(options))] if options is not None else list(map(str, arguments))
         self._out, self._err = folder / "stdout.txt", folder / "stderr.txt"
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
+            self.process = popen(
                 [*starter, str(program), *given],
                 stdout=out,
                 stderr=err,

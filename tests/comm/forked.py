@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -61,6 +62,7 @@ class Forked:
 def _live(work: Callable[[], Any], environ: Mapping[str, str], write: int) -> None:
     exit_code = 1
     try:
+        gc.freeze()  # so that whoever collects here need not visit, and copy, all of the test
         atexit._clear()
         sys.excepthook = lambda *_: None
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout's is not for forks

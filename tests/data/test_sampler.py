@@ -294,7 +294,7 @@ def alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_digest_is_the_same_on_any_number_of_workers_with_a_sampler(alone, workers):
     (first, said), *others = unisono.launch(train_cases, workers=workers)
     assert first == alone

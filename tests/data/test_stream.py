@@ -315,7 +315,7 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_digest_is_the_same_on_any_number_of_workers_with_a_stream(tmp_path, alone, workers):
     assert unisono.launch(train_on_streams, tmp_path, workers=workers) == [alone] * workers
 

@@ -5,7 +5,6 @@ import io
 import os
 import random
 import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 from tests.comm.forked import Job
 from tests.train.elsewhere import listening
+from tests.warm.processes import start
 
 import unisono
 from unisono.ddp import device, init, store
@@ -458,7 +458,7 @@ torch.save  # the model lives to the very end
 def test_a_program_of_gloo_and_ddp_ends_in_order(tmp_path):
     for _ in range(3):
         ranks = [
-            subprocess.Popen(
+            start(
                 [sys.executable, "-c", PROGRAM],
                 env=os.environ
                 | {"RANK": str(rank), "WORLD_SIZE": "2", "XDG_RUNTIME_DIR": str(tmp_path)},

@@ -1,11 +1,11 @@
 """The script that runs torch's own tests; all of them run in ``make test-torch``."""
 
-import subprocess
 import sys
 
 import pytest
 from tests.ddp.torchs_own.expected import expected_failures
 from tests.ddp.torchs_own.which import NEEDS_ACCELERATOR, names_of_tests, why_left_out
+from tests.warm import processes
 
 SOURCE = """
 class DistributedTest:
@@ -51,13 +51,9 @@ def test_little_may_fail():
 @pytest.mark.slow
 def test_what_fails_and_was_not_expected_to_is_told():
     command = [sys.executable, "-m", "tests.ddp.torchs_own", "-n", "2", "-k"]
-    good = subprocess.run([*command, "no_grad|powerSGD$"], capture_output=True, text=True)
+    good = processes.run([*command, "no_grad|powerSGD$"])
     assert good.returncode == 0, good.stdout + good.stderr
     assert "unisono   ours" in good.stdout
-    bad = subprocess.run(
-        [*command, "returns_tensor_with_no_grad", "--backend", "no-such-backend"],
-        capture_output=True,
-        text=True,
-    )
+    bad = processes.run([*command, "returns_tensor_with_no_grad", "--backend", "no-such-backend"])
     assert bad.returncode == 1
     assert "NOT EXPECTED: test_ddp_returns_tensor_with_no_grad on no-such-backend" in bad.stdout

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.warm import processes
 
 PROGRAMS = Path(__file__).parent / "programs"
 COMMAND = [sys.executable, "-m", "unisono.cli", "run"]
@@ -17,9 +18,12 @@ COMMAND = [sys.executable, "-m", "unisono.cli", "run"]
 
 @pytest.fixture
 def unisono_run() -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-        command = [*COMMAND, *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+    """Run the command to its end, started by `popen`: a fork that has loaded torch, by default."""
+
+    def run(
+        *arguments: object, popen: type[subprocess.Popen[str]] = processes.start, **options: object
+    ) -> subprocess.CompletedProcess[str]:
+        return processes.run([*COMMAND, *map(str, arguments)], popen=popen, **options)
 
     return run
 
@@ -27,9 +31,9 @@ def unisono_run() -> Callable[..., subprocess.CompletedProcess[str]]:
 class Running:
     """A job of two workers in the middle of its work, and all its processes."""
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, popen: type[subprocess.Popen[str]], **options: object) -> None:
         command = [*COMMAND, "-n", "2", str(PROGRAMS / "wait.py")]
-        self.launcher = subprocess.Popen(
+        self.launcher = popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -60,10 +64,11 @@ class Running:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Start a job; as a user does where the start itself is looked at, with `subprocess.Popen`."""
     started: list[Running] = []
 
-    def start(**options: object) -> Running:
-        started.append(Running(**options))
+    def start(popen: type[subprocess.Popen[str]] = processes.start, **options: object) -> Running:
+        started.append(Running(popen, **options))
         return started[-1]
 
     yield start

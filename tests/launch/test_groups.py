@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.warm import processes
 
 import unisono
 from unisono.launch import loopback
@@ -280,7 +281,7 @@ def test_one_that_leaves_a_group_early_is_named(unisono_run: Run) -> None:
 def test_two_jobs_may_name_the_same_port_at_once() -> None:
     command = [*COMMAND, "-n", "2", str(PROGRAMS / "groups.py"), "overwrite", "gloo"]
     jobs = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        processes.start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for _ in range(2)
     ]
     assert [job.communicate(timeout=60)[0] for job in jobs] == ["done\ndone\n"] * 2
@@ -298,10 +299,8 @@ def test_plain_python_spawns_ranks_with_either_backend(tmp_path: Path) -> None:
     ways = ["env gloo", "tcp gloo", "file gloo", "env unisono", "tcp unisono", "file unisono"]
     with own_ports(len(ways)) as ports:
         command = [sys.executable, PROGRAMS / "spawning.py", ",".join(ways), ports]
-        done = subprocess.run(
-            [*command, str(tmp_path / "a file")], capture_output=True, text=True, timeout=100
-        )
-    assert (done.stdout.count("done"), done.stderr) == (2 * 2 * len(ways), "")
+        done = processes.run([*command, str(tmp_path / "a file")], timeout=100)
+    assert (done.stdout.count("done"), done.stderr) == (2 * len(ways), "")
 
 
 @contextlib.contextmanager
@@ -314,7 +313,7 @@ def own_ports(count: int) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["gloo", "unisono"])
+@pytest.mark.parametrize("backend", [pytest.param("gloo", marks=pytest.mark.long), "unisono"])
 def test_the_checks_of_debug_work_and_harm_nobody(unisono_run: Run, backend: str) -> None:
     done = unisono_run("--debug", "-n", 2, PROGRAMS / "under_debug.py", backend)
     assert (done.stdout, done.returncode) == ("done\n" * 2, 0), done.stderr
@@ -322,7 +321,7 @@ def test_the_checks_of_debug_work_and_harm_nobody(unisono_run: Run, backend: str
 
 @pytest.mark.slow
 def test_an_interrupt_ends_a_rendezvous_and_the_store() -> None:
-    launcher = subprocess.Popen(
+    launcher = processes.start(
         [*COMMAND, "-n", "3", str(PROGRAMS / "half_way.py")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -12,12 +12,14 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.warm import processes
 
 import unisono
 from unisono.comm.link import Link
@@ -176,6 +178,17 @@ def test_variables_that_libraries_read_when_loaded_start_another_server(
     assert unisono.launch(lambda: os.environ["UNISONO_TEST"], workers=1) == ["harmless"]
     monkeypatch.setenv("TORCH_TEST", "read when loaded")
     assert unisono.launch(os.getppid, workers=1) != before
+
+
+def test_a_worker_ends_without_taking_back_what_torch_has_made(tmp_path: Path) -> None:
+    def finalizers(path: str) -> int:
+        at_exit = [one for one in weakref.finalize._registry if one.atexit]
+        weakref.finalize(unisono, Path(path).touch)
+        return len(at_exit)
+
+    file = tmp_path / "made at exit"
+    assert unisono.launch(finalizers, str(file), workers=1) == [0]
+    assert file.exists()  # the program's own do their work
 
 
 @pytest.mark.slow
@@ -343,9 +356,7 @@ def test_signals_for_a_server_that_dies_over_its_requests_are_dropped() -> None:
 
 @pytest.mark.slow
 def test_an_interrupted_launch_can_be_repeated() -> None:
-    done = subprocess.run(
-        [sys.executable, PROGRAMS / "interrupt.py"], capture_output=True, text=True, timeout=60
-    )
+    done = processes.run([sys.executable, PROGRAMS / "interrupt.py"])
     assert (done.stdout, done.stderr, done.returncode) == ("interrupted\n1\n", "", 0)
 
 

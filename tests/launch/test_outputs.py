@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.warm import processes
 
 import unisono
 from unisono.launch.outputs import Outputs, Unfinished
@@ -140,7 +141,7 @@ def test_what_leads_to_a_descriptor_is_written_by_workers_themselves(tmp_path: P
     )
     output = tmp_path / "output"
     with output.open("w") as file:
-        subprocess.run([sys.executable, program], stdout=file, check=True)
+        processes.run([sys.executable, program], stdout=file, check=True)
     assert sorted(set(output.read_text().split())) == ["True", "before", "worker"]
     assert output.read_text().startswith("before")
 

@@ -28,7 +28,8 @@ def test_a_script_finds_what_plain_python_would_set(unisono_run: Run, tmp_path: 
     plain = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, cwd=tmp_path, check=True
     )
-    done = unisono_run("-n", 2, "--threads", 2, *arguments, cwd=tmp_path)
+    options = {"popen": subprocess.Popen, "cwd": tmp_path}
+    done = unisono_run("-n", 2, "--threads", 2, *arguments, **options)
     assert (done.returncode, done.stderr) == (0, "")
     expected = json.loads(plain.stdout)
     seen = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda s: s["rank"])
@@ -130,7 +131,7 @@ def test_no_network_socket_and_no_file_exists_while_a_job_runs(running, tmp_path
     ],
 )
 def test_an_interrupt_ends_everything_within_two_seconds(running, signum, status, line) -> None:
-    job = running()
+    job = running(subprocess.Popen)
     if signum == signal.SIGINT:
         os.killpg(job.launcher.pid, signum)  # as a terminal does
     else:
@@ -177,7 +178,14 @@ def test_a_worker_holds_no_descriptor_of_another(unisono_run: Run, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed",
+    [
+        ">&-",
+        "<&- >&- 2>&-",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("<&-", "2>&-", "<&- >&-")),
+    ],
+)
 def test_closed_standard_descriptors_change_nothing_else(tmp_path: Path, closed: str) -> None:
     script = tmp_path / "ok.py"
     script.write_text(
@@ -203,7 +211,7 @@ def test_closed_standard_descriptors_change_nothing_else(tmp_path: Path, closed:
 
 @pytest.mark.slow
 def test_a_killed_launcher_leaves_nobody_behind(running) -> None:
-    job = running()
+    job = running(subprocess.Popen)
     job.launcher.kill()
     assert job.all_gone_within(1)
 

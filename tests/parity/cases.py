@@ -246,6 +246,6 @@ def train(model: str, optimizer: str, shards: int, steps: int = STEPS) -> str:
     return trainer.digest()
 
 
-def train_all(cases: list[tuple[str, str, int]]) -> list[str]:
+def train_all(cases: list[tuple[str, str, int]], steps: int = STEPS) -> list[str]:
     """Train cases one after the other in this worker."""
-    return [train(*case) for case in cases]
+    return [train(*case, steps) for case in cases]

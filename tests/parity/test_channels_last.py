@@ -52,13 +52,12 @@ def test_one_shard_has_the_bits_of_a_plain_loop(optimizer_name, clip_norm):
 
 
 @pytest.mark.slow
-def test_the_same_bits_on_one_two_and_three_workers():
+def test_the_same_bits_on_one_and_three_workers():
     clipped = functools.partial(train, clip_norm=0.05)
     alone = clipped("adamw", 4)
     assert alone[0] != clipped("adamw", 4, channels_last=False)[0]
-    for workers in (2, 3):
-        for digest, strides, _, means in unisono.launch(clipped, "adamw", 4, workers=workers):
-            assert (digest, strides, means) == (alone[0], alone[1], alone[3])
+    for digest, strides, _, means in unisono.launch(clipped, "adamw", 4, workers=3):
+        assert (digest, strides, means) == (alone[0], alone[1], alone[3])
 
 
 def test_a_run_goes_on_and_weights_are_saved_in_any_layout(tmp_path, capsys):

@@ -2,13 +2,13 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from tests.report.synthetic import run_lines, start_line, step_line, write_run
+from tests.warm import processes
 
 from unisono.report.files import write_comparison, write_report
 
@@ -230,10 +230,8 @@ main("a run")
 def test_a_real_run_is_drawn(tmp_path, opened):
     (tmp_path / "train.py").write_text(PROGRAM)
     unisono = [sys.executable, "-m", "unisono"]
-    subprocess.run([*unisono, "run", "-n", "2", "train.py"], cwd=tmp_path, check=True)
-    told = subprocess.run(
-        [*unisono, "report", "a run"], cwd=tmp_path, check=True, capture_output=True, text=True
-    )
+    processes.run([*unisono, "run", "-n", "2", "train.py"], cwd=tmp_path, check=True)
+    told = processes.run([*unisono, "report", "a run"], cwd=tmp_path, check=True)
     page = opened(told.stdout.strip())
     plots = drawn(page)
     assert plots["loss"]["curves"] == 2

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.parity import cases
+from tests.warm.processes import run, start
 
 import unisono
 from unisono.checkpoint import folder
@@ -192,17 +193,26 @@ def test_options_that_do_not_fit_are_refused(tmp_path):
         fit(tmp_path, 1, resume="maybe")
 
 
+def checkpoints(directory):
+    """List them, whole or not."""
+    folder = directory / "checkpoints"
+    return sorted(os.listdir(folder)) if folder.exists() else []
+
+
 @pytest.mark.slow
 def test_a_run_whose_launcher_is_killed_at_any_instant_loses_nothing(tmp_path):
     generator = random.Random(4)
-    expected = json.loads(subprocess.check_output([sys.executable, PROGRAM, tmp_path / "whole"]))
+    expected = json.loads(run([sys.executable, PROGRAM, tmp_path / "whole"], check=True).stdout)
     command = [sys.executable, "-m", "unisono", "run", "-n", "2", PROGRAM, tmp_path / "parts"]
-    for _ in range(6):
-        job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(generator.uniform(1.5, 4.5))
+    for is_training in (False, True, True, True, True):
+        before = checkpoints(tmp_path / "parts")
+        job = start(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while is_training and job.poll() is None and checkpoints(tmp_path / "parts") == before:
+            time.sleep(0.001)
+        time.sleep(generator.uniform(0, 0.05))
         job.send_signal(signal.SIGKILL)
         job.wait()
-    assert json.loads(subprocess.check_output(command).splitlines()[-1]) == expected
+    assert json.loads(run(command, check=True).stdout.splitlines()[-1]) == expected
 
 
 @pytest.mark.slow

@@ -12,11 +12,12 @@ import pytest
 import torch
 from tests.comm.forked import job  # noqa: F401
 from tests.train.elsewhere import train
+from tests.warm import processes
 
 pytestmark = pytest.mark.slow
 
 PROGRAM = str(Path(__file__).parent / "elsewhere.py")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 UNISONO_RUN = (sys.executable, "-m", "unisono.cli", "run", "-n", "3")
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "{size}"} | {
     "SLURM_PROCID": "{rank}",
@@ -93,15 +94,10 @@ def environ(folder, **more):
     return {**kept, "XDG_RUNTIME_DIR": str(folder), **more}
 
 
-def started(command, folder, *arguments, **more):
+def started(popen, command, folder, *arguments, **more):
     """Run the program under a launcher; returns what its workers said, in rank order."""
-    done = subprocess.run(
-        [*command, PROGRAM, *map(str, arguments)],
-        env=environ(folder, **more),
-        timeout=100,
-        capture_output=True,
-        text=True,
-    )
+    command = [*command, PROGRAM, *map(str, arguments)]
+    done = processes.run(command, popen=popen, env=environ(folder, **more), timeout=100)
     assert done.returncode == 0, done.stderr
     return in_order(done.stdout), done.stderr
 
@@ -117,9 +113,9 @@ def expected(by, world_size=3):
 
 @pytest.mark.slow
 def test_bits_under_torchrun_are_those_of_unisono_run(tmp_path):
-    ours, told = started(UNISONO_RUN, tmp_path)
+    ours, told = started(processes.start, UNISONO_RUN, tmp_path)
     assert ours == expected("unisono")
-    theirs, told = started(TORCHRUN, tmp_path)
+    theirs, told = started(subprocess.Popen, (*TORCHRUN, "--nproc-per-node", "3"), tmp_path)
     assert theirs == expected("torchrun")
     assert told.count("24 steps") + told.count("12 steps") == 2  # one worker speaks, for two calls
     assert list(tmp_path.glob("*/*")) == []
@@ -129,7 +125,7 @@ def test_bits_under_torchrun_are_those_of_unisono_run(tmp_path):
 @pytest.mark.parametrize(("by", "variables"), [("Slurm", SLURM), ("Open MPI", OPEN_MPI)])
 def test_bits_are_the_same_with_the_variables_of(tmp_path, by, variables):
     ranks = [
-        subprocess.Popen(
+        processes.start(
             [sys.executable, PROGRAM],
             env=environ(
                 tmp_path, **{name: v.format(rank=rank, size=2) for name, v in variables.items()}
@@ -144,11 +140,11 @@ def test_bits_are_the_same_with_the_variables_of(tmp_path, by, variables):
     assert list(tmp_path.glob("*/*")) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_torchrun_starts_again_comes_to_the_same_bits(tmp_path):
     faults = {"UNISONO_FAULTS": "kill:rank=1,step=9"}
-    command = (*TORCHRUN, "--max-restarts", "1")
-    said, told = started(command, tmp_path, tmp_path / "run", **faults)
-    assert said == expected("torchrun")
+    command = (*TORCHRUN, "--nproc-per-node", "2", "--max-restarts", "1")
+    said, told = started(subprocess.Popen, command, tmp_path, tmp_path / "run", **faults)
+    assert said == expected("torchrun", 2)
     assert "going on from checkpoint" in told
     assert list(tmp_path.glob("unisono-*/*")) == []

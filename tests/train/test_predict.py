@@ -51,7 +51,7 @@ def test_the_model_is_called_with_the_first_part_by_default():
 def predict_in_a_worker(path=None):
     forward = {"logits": 0, "number": 1}
     rows = make().predict(
-        data(10_007),
+        data(3_001),
         batch_size=64,
         forward=lambda model, batch: {
             name: (model(batch[0]).double(), batch[1].int())[part] for name, part in forward.items()
@@ -60,7 +60,7 @@ def predict_in_a_worker(path=None):
     )
     rows["number"][0] = -unisono.world().rank  # each worker's rows are its own
     assert rows["number"][0] == -unisono.world().rank
-    assert rows["number"].tolist()[1:] == list(range(1, 10_007))
+    assert rows["number"].tolist()[1:] == list(range(1, 3_001))
     return rows["logits"].clone()
 
 
@@ -97,9 +97,9 @@ def lose_one(path):
 @pytest.mark.parametrize("fault", ["kill:rank=0,step=12", "kill:rank=1,step=3"])
 def test_a_replacement_is_told_what_was_predicted(tmp_path, monkeypatch, fault, in_a_file):
     path = tmp_path / "rows.safetensors" if in_a_file else None
-    expected = unisono.launch(lose_one, path, workers=3)
+    wanted = lose_one(path)
     monkeypatch.setenv("UNISONO_FAULTS", fault)
-    for seen, wanted in zip(unisono.launch(lose_one, path, workers=3), expected, strict=True):
+    for seen in unisono.launch(lose_one, path, workers=3):
         assert torch.equal(seen[0], wanted[0])
         assert torch.equal(seen[1], wanted[1])
         assert seen[2] == wanted[2]

@@ -12,6 +12,7 @@ import unisono
 BATCH_SIZE = 12  # the last of an epoch has 11, so that no shard has a single sample
 STEPS_PER_EPOCH = 4
 LAST = 2 * STEPS_PER_EPOCH + 3
+OTHERS = ((1, 0), (2, 1), (4, 0), (1, 2))  # workers, with how many loader processes
 
 
 def train(directory, steps, loader_workers):
@@ -29,15 +30,22 @@ def train(directory, steps, loader_workers):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "stop",
-    [1, STEPS_PER_EPOCH // 2, STEPS_PER_EPOCH, STEPS_PER_EPOCH + 1, 2 * STEPS_PER_EPOCH],
+    ("stop", "others"),
+    [
+        # All have the same checkpoint before them, so two of the others each are enough.
+        (1, (0, 1)),
+        (STEPS_PER_EPOCH // 2, (1, 2)),
+        (STEPS_PER_EPOCH, (2, 3)),
+        (STEPS_PER_EPOCH + 1, (3, 0)),
+        (2 * STEPS_PER_EPOCH, (1, 3)),
+    ],
     ids=["after the first step", "within an epoch", "at its end", "in the next", "two epochs"],
 )
-def test_three_workers_stop_and_others_go_on(tmp_path, stop):
+def test_three_workers_stop_and_others_go_on(tmp_path, stop, others):
     _, whole = train(None, LAST, 0)
     (first, *_) = unisono.launch(train, tmp_path / "three", stop, 2, workers=3)
     assert first[0] == stop
-    for workers, loader_workers in ((1, 0), (2, 1), (4, 0), (1, 2)):
+    for workers, loader_workers in (OTHERS[other] for other in others):
         there = tmp_path / f"{workers} with {loader_workers}"
         shutil.copytree(tmp_path / "three", there)
         results = unisono.launch(train, there, LAST, loader_workers, workers=workers)
