@@ -13,7 +13,7 @@ demo: .venv/ready          ## train a small CNN on two workers, then show that o
 test: fast                 ## every test, in under ten minutes on two cores
 	$(BIN)/python -m pytest -q -m "slow and not long"
 
-fast: .venv/ready          ## the tests that take under a minute together
+fast: .venv/ready          ## the quick tests, in one to two minutes
 	$(BIN)/python -m pytest -q -m "not slow and not long"
 
 chaos: .venv/ready         ## kill 200 workers and 20 launchers at random; SEED=7 chooses the same again

@@ -380,7 +380,7 @@ def test_no_two_samples_and_no_two_epochs_of_a_run_share_a_stream(alone):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize("workers", [2, 3])
 def test_digest_is_the_same_on_any_number_of_workers_with_loader_processes(alone, workers):
     results = unisono.launch(augmenting.train_and_draw, CASES, workers=workers)
     assert [digests for digests, _ in results] == [alone[0]] * workers

@@ -53,10 +53,11 @@ def test_one_shard_has_the_bits_of_torchs_own_clipping(optimizer_name, clip):
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
 @pytest.mark.parametrize("clip", CLIPS)
-def test_the_same_bits_on_one_and_three_workers(optimizer_name, clip):
+def test_the_same_bits_on_one_two_and_three_workers(optimizer_name, clip):
     alone, _ = train("cnn", optimizer_name, clip, 4)
-    for digest, _ in unisono.launch(train, "cnn", optimizer_name, clip, 4, workers=3):
-        assert digest == alone
+    for workers in (2, 3):
+        for digest, _ in unisono.launch(train, "cnn", optimizer_name, clip, 4, workers=workers):
+            assert digest == alone
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def test_the_model_is_called_with_the_first_part_by_default():
 def predict_in_a_worker(path=None):
     forward = {"logits": 0, "number": 1}
     rows = make().predict(
-        data(3_001),
+        data(10_007),
         batch_size=64,
         forward=lambda model, batch: {
             name: (model(batch[0]).double(), batch[1].int())[part] for name, part in forward.items()
@@ -60,7 +60,7 @@ def predict_in_a_worker(path=None):
     )
     rows["number"][0] = -unisono.world().rank  # each worker's rows are its own
     assert rows["number"][0] == -unisono.world().rank
-    assert rows["number"].tolist()[1:] == list(range(1, 3_001))
+    assert rows["number"].tolist()[1:] == list(range(1, 10_007))
     return rows["logits"].clone()
 
 
