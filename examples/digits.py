@@ -61,7 +61,7 @@ def main():
     model = Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     trainer = unisono.Trainer(model, optimizer, loss, seed=0)
-    trainer.fit(train_set, batch_size=32, epochs=10, validate=test_set)
+    trainer.fit(train_set, batch_size=32, epochs=6, validate=test_set)
     result = trainer.evaluate(test_set, batch_size=32)
     if unisono.world().rank == 0:
         print(f"test accuracy {result['accuracy']:.2%}")

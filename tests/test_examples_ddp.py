@@ -122,7 +122,7 @@ def test_mnist_spawned_on_made_up_images_saves_what_it_has_tested(tmp_path: Path
     assert right == counts_right(names, path, names["made_up"](501, seed=1))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_mnist
 def test_mnist_spawned_on_real_images_learns(tmp_path: Path) -> None:
     write_first(mnist(MNIST), 800, tmp_path, "train")
