@@ -15,6 +15,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 from unisono.launch.forkserver import _OVERRIDES
 
 REPOSITORY = Path(__file__).parents[2]
+_END_AT_MOST_S = 10.0
 
 
 class start(subprocess.Popen):  # type: ignore[type-arg]
@@ -92,6 +94,7 @@ class _Warm:
     """The process that has loaded torch, and the way to it."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -105,13 +108,18 @@ class _Warm:
         atexit.register(self._close)
 
     def ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
-        socket.send_fds(self._channel, [json.dumps(request).encode()], fds)
-        said: dict[str, Any] = json.loads(self._channel.recv(1 << 16))
+        with self._lock:  # a test may start programs from threads, and wait for others
+            socket.send_fds(self._channel, [json.dumps(request).encode()], fds)
+            said: dict[str, Any] = json.loads(self._channel.recv(1 << 16))
         return said
 
     def _close(self) -> None:
         self._channel.close()
-        self._process.wait()
+        try:
+            self._process.wait(_END_AT_MOST_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 @functools.cache
