@@ -201,8 +201,8 @@ def test_times_stand_by_phase_and_a_lost_worker_has_none(more):
         **more,
     }
     text = step_line(facts, rows)
-    assert text.startswith(encode("step", **facts)[:-2])
-    line = json.loads(text)
+    line = json.loads(text, parse_constant=pytest.fail)
+    assert line.items() >= json.loads(encode("step", **facts)).items()
     assert [line[name] for name in Times._fields] == [
         [seconds, None] for seconds in (1234.5, 0.1, 0.2, 0.3, 0.0, 0.0, 0.000002)
     ]

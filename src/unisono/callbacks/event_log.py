@@ -19,6 +19,7 @@ lines of steps ascend, and each step stands there once. `docs/events.md` has eve
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import os
@@ -44,13 +45,6 @@ _FRACTIONS = {"step": 0.0, "evaluation": 0.25, "checkpoint": 0.5, "end": 0.75}
 
 _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=str)
 _JSON_OF_WORDS = json.JSONEncoder(separators=(",", ":"), default=str)
-# Most of a file are steps: their lines are written without asking what each value is.
-_STEP = (
-    '{"event":"step","time_unix_s":%r,"step":%d,"epoch":%d,"num_samples":%d,"seconds":%r,'
-    '"means":{%s},"learning_rates":[%s],"gradient_norm":%s,"ranks":[%s]%s'
-)
-_ROW = "%.6f " * len(Times._fields)
-_STEP += "".join(f',"{name}":[%s]' for name in Times._fields) + "}\n"
 
 
 class EventLog(Callback):
@@ -93,7 +87,7 @@ class EventLog(Callback):
         if self._journal is None:
             return
         self._write_pending(fit)
-        now_s = perf_counter()
+        ranks, now_s = fit.ranks, perf_counter()
         seconds, self._ended_at_s = now_s - self._ended_at_s, now_s
         facts = {
             "time_unix_s": time.time(),
@@ -104,12 +98,12 @@ class EventLog(Callback):
             "means": dict(step.means),
             "learning_rates": rates_of(fit.optimizer),
             "gradient_norm": step.gradient_norm,
-            "ranks": fit.ranks,
+            "ranks": ranks,
         }
         if step.is_skipped:
             facts["is_skipped"] = True
         self._pending = step.number, facts
-        if len(fit.ranks) == 1:
+        if len(ranks) == 1:
             self._write_pending(fit)  # nobody else has anything to tell
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
@@ -227,21 +221,52 @@ def encode(event: str, **facts: Any) -> bytes:
 
 def step_line(facts: Mapping[str, Any], rows: Sequence[Times | None]) -> bytes:
     """Write the line of a step: what is known of it, and each worker's times, by phase."""
-    texts = [["null"] * len(Times._fields) if row is None else (_ROW % row).split() for row in rows]
-    line = _STEP % (
+    means, rates = facts["means"], facts["learning_rates"]
+    there = tuple([row is not None for row in rows])
+    line = _step_format(tuple(means), len(rates), facts["ranks"], there, "is_skipped" in facts)
+    columns = zip(*[row for row in rows if row is not None], strict=True)
+    values = (
         facts["time_unix_s"],
         facts["step"],
         facts["epoch"],
         facts["num_samples"],
         facts["seconds"],
-        ",".join([f"{_JSON.encode(name)}:{_number(x)}" for name, x in facts["means"].items()]),
-        ",".join(map(_number, facts["learning_rates"])),
+        *map(_number, means.values()),
+        *map(_number, rates),
         _number(facts["gradient_norm"]),
-        ",".join(map(str, facts["ranks"])),
-        ',"is_skipped":true' if "is_skipped" in facts else "",
-        *map(",".join, zip(*texts, strict=True)),
+        *itertools.chain.from_iterable(columns),
     )
-    return line.encode()
+    return (line % values).encode()
+
+
+# Most of a file are steps, one like the other.
+@functools.lru_cache(maxsize=64)
+def _step_format(
+    names: tuple[str, ...],
+    num_rates: int,
+    ranks: tuple[int, ...],
+    there: tuple[bool, ...],
+    is_skipped: bool,
+) -> str:
+    """Make the line of a step with a place for each value, so that it is written in one go.
+
+    Args:
+        names: of the means.
+        num_rates: how many learning rates there are.
+        ranks: of the crew.
+        there: for each of them, whether it has told its times.
+        is_skipped: whether the step is.
+    """
+    means = ",".join([_JSON.encode(name).replace("%", "%%") + ":%s" for name in names])
+    row = ",".join(["%.6f" if here else "null" for here in there])
+    return (
+        '{"event":"step","time_unix_s":%.6f,"step":%d,"epoch":%d,"num_samples":%d,"seconds":%.6f,'
+        f'"means":{{{means}}},"learning_rates":[{",".join(["%s"] * num_rates)}],'
+        f'"gradient_norm":%s,"ranks":[{",".join(map(str, ranks))}]'
+        + (',"is_skipped":true' if is_skipped else "")
+        + "".join([f',"{name}":[{row}]' for name in Times._fields])
+        + "}\n"
+    )
 
 
 def _number(value: float | None) -> str:

@@ -21,7 +21,7 @@ from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
 TIMEOUT_S = 1800.0
 NOTICE_AFTER_S = 10.0
-_SPIN_S = 1e-3
+_SPIN_S = 3e-3
 _SPIN_WHEN_CROWDED_S = 2e-5
 _SLEEP_AT_MOST_S = 0.2
 _COUNTER = 2**32

@@ -25,6 +25,7 @@ import ctypes
 import enum
 import mmap
 import os
+import struct
 from collections.abc import Sequence
 
 from unisono.comm import futex
@@ -37,6 +38,7 @@ _ARRIVALS, _DEPARTURE, _STEP, _PURPOSES, _PLAN_STEP, _PLAN = 0, 4, 8, 16, 64, 72
 _PROCESS, _STARTED = 80, 88
 _TIMES, _TIMES_BYTES = 128, 64
 NUM_TIMES = 7
+_TOLD = struct.Struct(f"=q{NUM_TIMES}d")  # a step, and its times
 PURPOSE_BYTES = 24
 _TOKEN, TOKEN_BYTES = 16, 16
 PAGE_NAME = "unisono-control"
@@ -183,10 +185,8 @@ class ControlPage:
     def times(self, rank: int, step: int) -> tuple[float, ...] | None:
         """Tell where `rank` spent a step; None if it has not said, or has said another since."""
         at = _line(rank, _TIMES) + step % 2 * _TIMES_BYTES
-        if self._longs[at // 8] != step:
-            return None
-        times = tuple(self._doubles[at // 8 + 1 : at // 8 + 1 + NUM_TIMES])
-        return times if self._longs[at // 8] == step else None
+        told = _TOLD.unpack_from(self._map, at)
+        return told[1:] if told[0] == step == self._longs[at // 8] else None
 
     def set_purpose(self, rank: int, which: int, purpose: bytes) -> None:
         """Say what the next arrival of `rank` is for; `which` alternates between 0 and 1."""

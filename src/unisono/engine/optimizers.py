@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -48,6 +50,38 @@ def has_hooks(optimizer: optim.Optimizer) -> bool:
         or _global_optimizer_pre_hooks
         or _global_optimizer_post_hooks
     )
+
+
+def bare_step(optimizer: optim.Optimizer) -> Callable[[], object]:
+    """Find what ``step()`` of an element-wise optimizer without hooks does in the end.
+
+    torch wraps it for its profiler, for hooks and for its compiler. Beside a small model's update
+    these take as long as the update itself. Where the program itself has wrapped ``step``, or is
+    being profiled, this is ``step`` as it is.
+
+    Returns:
+        What to call instead, with gradients switched off.
+    """
+    own = vars(optimizer).get("step")
+    # A schedule wraps it to be told, by an attribute, that the optimizer has stepped.
+    if torch.autograd.profiler._is_profiler_enabled or not (
+        own is None or getattr(own, "_wrapped_by_lr_sched", False)
+    ):
+        return optimizer.step
+    return functools.partial(_unwrapped(type(optimizer).step), optimizer)
+
+
+@functools.lru_cache(maxsize=64)
+def _unwrapped(function: Any) -> Any:
+    """Take off what torch has put around a function; whatever others have stays."""
+    while _file_of(function) == _file_of(optim.Optimizer.profile_hook_step):
+        function = function.__wrapped__
+    return function
+
+
+def _file_of(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    return "" if code is None else str(code.co_filename)
 
 
 def check_optimizer(optimizer: optim.Optimizer) -> None:

@@ -24,6 +24,8 @@ from unisono.plan.summation import Node, additions_over
 
 _HEAD = struct.Struct("<IIII")
 _PAIR_BYTES = 16
+# What is read of a row at first; most end there.
+_FIRST_BYTES = 256
 
 
 class Form(enum.IntEnum):
@@ -80,7 +82,7 @@ class Rows:
 
     def read(self) -> list[Row]:
         """Read the rows of all shards; the same on every worker."""
-        return [Row(self._arena.read_row(shard, ROW_BYTES)) for shard in range(self._num_shards)]
+        return [self._row(shard) for shard in range(self._num_shards)]
 
     def totals(self, rows: Sequence[Row]) -> StepTotals:
         """Add up the rows of all shards.
@@ -109,28 +111,42 @@ class Rows:
             name: total / weight if weight else math.nan
             for name, total, weight in zip(rows[speaker].names(), sums, weights, strict=True)
         }
-        return StepTotals(rows[speaker].form, means, weights[0])
+        return StepTotals(Form(rows[speaker].form), means, weights[0])
+
+    def _row(self, shard: int) -> Row:
+        data = self._arena.read_row(shard, _FIRST_BYTES)
+        form, num_names, num_bytes, _ = _HEAD.unpack_from(data)
+        size = _HEAD.size + num_names * _PAIR_BYTES + num_bytes
+        if size > _FIRST_BYTES:
+            data = self._arena.read_row(shard, size)
+        return Row(form, num_names, data[_HEAD.size : size])
 
 
 def non_finite_shard(rows: Sequence[Row]) -> tuple[int, float] | None:
     """Find the first shard whose loss is NaN or infinite, and that loss."""
     for shard, row in enumerate(rows):
         if row.form != Form.EMPTY:
-            total, weight = row.pairs(1)
+            total, weight = row.pairs(1)[:2]
             if not math.isfinite(total):
                 return shard, total / weight if weight else total
     return None
 
 
 class Row:
-    """One shard's row, as read. Final."""
+    """One shard's row, as read. Final.
 
-    def __init__(self, data: bytes) -> None:
-        form, self.num_names, num_bytes, _ = _HEAD.unpack_from(data)
-        self.form = Form(form)
-        names_at = _HEAD.size + self.num_names * _PAIR_BYTES
-        self._data = data
-        self._names = data[names_at : names_at + num_bytes]
+    Args:
+        form: see :class:`Form`.
+        num_names: how many scalars it has.
+        data: their sums and weights, and the names.
+    """
+
+    __slots__ = ("_names", "_pairs", "form", "num_names")
+
+    def __init__(self, form: int, num_names: int, data: bytes) -> None:
+        self.form, self.num_names = form, num_names
+        self._pairs = struct.unpack_from(f"<{2 * num_names}d", data)
+        self._names = data[num_names * _PAIR_BYTES :]
 
     def is_like(self, other: Row) -> bool:
         """Tell whether another shard has the same form of loss and the same names."""
@@ -142,9 +158,7 @@ class Row:
 
     def pairs(self, num_names: int) -> list[float]:
         """Give sum, weight, sum, weight, …; all zero where the shard is empty."""
-        if self.form == Form.EMPTY:
-            return [0.0] * (2 * num_names)
-        return list(struct.unpack_from(f"<{2 * num_names}d", self._data, _HEAD.size))
+        return list(self._pairs) or [0.0] * (2 * num_names)
 
 
 # Every step has the same names.

@@ -10,6 +10,7 @@ Invariant: while it is bound, nobody but the optimizer writes to parameters; tha
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ from unisono.engine.update import StateKey
 # written do not exist.
 _BLOB_BYTES = 1 << 26
 _BLOB_TIMES_PARAMETERS = 8
+_VERSION = operator.attrgetter("_version")
 
 
 class SharedState:
@@ -112,13 +114,13 @@ class SharedState:
 
     def remember(self) -> None:
         """Note the parameters' versions, which every change in place increments."""
-        self._versions = [p._version for p in self._all]
+        self._versions = list(map(_VERSION, self._all))
         self._num_groups = len(self._optimizer.param_groups)
 
     def check_untouched(self) -> None:
         """Refuse to go on after others than the optimizer have changed what all workers share."""
-        if [p._version for p in self._all] != self._versions or (
-            [p.data_ptr() for p in self._all] != self._places
+        if list(map(_VERSION, self._all)) != self._versions or (
+            list(map(torch.Tensor.data_ptr, self._all)) != self._places
         ):
             raise RuntimeError(
                 "parameters are shared by all workers while a loop over steps is under way and "
@@ -277,7 +279,7 @@ class SharedState:
         for home, parameter in zip(self._homes, self._all, strict=True):
             parameter.data = home
         self.buffers.load(copy_of_buffers)
-        self._places = [p.data_ptr() for p in self._all]
+        self._places = list(map(torch.Tensor.data_ptr, self._all))
         self.remember()
 
     def _put_back(self) -> None:

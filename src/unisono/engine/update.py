@@ -7,8 +7,7 @@ Both use the optimizer that the user made, hooks and schedules and all; for the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from unisono.engine.arena import Arena
+from unisono.engine.optimizers import bare_step
 from unisono.plan.slices import Piece
 
 
@@ -84,6 +84,7 @@ class SlicedUpdate:
         self._state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
         self._groups = self._group_leaves()
         self._strangers = {n for n, piece in enumerate(pieces) if keys[piece.index]}
+        self._sizes: list[int] = []
         self._known = b""
         self._dense = False
         self._adopt_existing()
@@ -97,14 +98,17 @@ class SlicedUpdate:
             self._dense = all(present)
         pass_for_stepped(self._optimizer)  # where this worker has no pieces, too
         if self._leaves:
-            with self._in_place_of_the_whole():
-                self._optimizer.step()
-        self._check_state()
+            self._step_in_place_of_the_whole()
+            self._check_state()
         for position in sorted(self._strangers):
             self._adopt_new(position)
 
     def _check_state(self) -> None:
         """Refuse state that was not there when the loop began, and so has no place to be kept."""
+        sizes = [len(state) for state in self._state.values()]
+        if sizes == self._sizes:
+            return
+        self._sizes = sizes
         for leaf, piece in zip(self._leaves, self._pieces, strict=True):
             if len(self._state[leaf]) > len(self._keys[piece.index]) and any(
                 isinstance(value, torch.Tensor) and name not in self._keys[piece.index]
@@ -139,16 +143,16 @@ class SlicedUpdate:
             groups[group_of[id(self._parameters[piece.index])]].append(leaf)
         return groups
 
-    @contextmanager
-    def _in_place_of_the_whole(self) -> Iterator[None]:
+    def _step_in_place_of_the_whole(self) -> None:
         optimizer = self._optimizer
         whole = [group["params"] for group in optimizer.param_groups]
-        state = optimizer.state
+        state, step = optimizer.state, bare_step(optimizer)
         try:
             optimizer.state = self._state
             for group, leaves in zip(optimizer.param_groups, self._groups, strict=True):
                 group["params"] = leaves
-            yield
+            with torch.no_grad():
+                step()
         finally:
             optimizer.state = state
             for group, parameters in zip(optimizer.param_groups, whole, strict=True):

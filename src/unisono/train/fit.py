@@ -139,7 +139,7 @@ class FitUnderWay:
     def times(self, rank: int, step: int) -> Times | None:
         """See :class:`Fit`."""
         times = self._run.team.times(rank, step)
-        return None if times is None else Times(*times)
+        return None if times is None else Times._make(times)
 
     def say(self, line: str) -> None:
         """See :class:`Fit`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Position:
 
     def after(self, steps_per_epoch: int) -> Position:
         """Tell the position one step later."""
-        later = replace(self)
+        later = Position(self.step, self.epoch, self.batch)
         later.advance(steps_per_epoch)
         return later
 

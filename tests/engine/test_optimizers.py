@@ -1,0 +1,69 @@
+"""Updating without what torch wraps around an optimizer's ``step``."""
+
+import functools
+
+import pytest
+import torch
+
+import unisono
+from unisono.engine.optimizers import ELEMENTWISE, bare_step
+
+
+def make(kind=torch.optim.Adam, **options):
+    torch.manual_seed(0)
+    parameter = torch.nn.Parameter(torch.randn(5))
+    return parameter, kind([parameter], lr=0.1, **options)
+
+
+def train(model, optimizer):
+    def loss(model, batch):
+        return model(batch[0]).square().mean()
+
+    data = torch.utils.data.TensorDataset(torch.randn(8, 3))
+    unisono.Trainer(model, optimizer, loss, shards=1).fit(data, batch_size=4, epochs=1)
+
+
+@pytest.mark.parametrize("kind", ELEMENTWISE, ids=lambda kind: kind.__name__)
+def test_it_is_the_step_of_the_optimizer_itself(kind):
+    (mine, bare), (theirs, whole) = make(kind), make(kind)
+    step = bare_step(bare)
+    assert step.func.__code__.co_filename.endswith(f"{kind.step.__module__.split('.')[-1]}.py")
+    for _ in range(3):
+        mine.grad, theirs.grad = mine.detach().cos(), theirs.detach().cos()
+        with torch.no_grad():
+            step()
+        whole.step()
+    assert torch.equal(mine, theirs)
+
+
+def test_a_schedule_leaves_it_bare():
+    _, optimizer = make()
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert bare_step(optimizer).func is bare_step(make()[1]).func
+
+
+def test_a_profiler_sees_the_optimizer():
+    model = torch.nn.Linear(3, 2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        train(model, torch.optim.Adam(model.parameters()))
+    counts = {event.key: event.count for event in profile.key_averages()}
+    # Twice, and once for the probe of what state there will be.
+    assert counts["Optimizer.step#Adam.step"] == 3
+
+
+@pytest.mark.parametrize("around", ["object", "class"])
+def test_what_a_program_has_put_around_step_is_called(around, monkeypatch):
+    model, calls = torch.nn.Linear(3, 2), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    owner = optimizer if around == "object" else torch.optim.SGD
+    inner = owner.step
+
+    @functools.wraps(inner)
+    def step(*arguments):
+        calls.append(len(arguments))
+        return inner(*arguments)
+
+    monkeypatch.setattr(owner, "step", step)
+    train(model, optimizer)
+    # Once for each of two steps; the probe of what state there will be may call it, too.
+    assert calls[-2:] == [0 if around == "object" else 1] * 2
