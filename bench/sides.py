@@ -196,6 +196,7 @@ def _time_unisono(task: Task, directory: Path | None = None, **options: Any) -> 
     )
     if directory is not None:
         meter.measure(events, "on_step_end")
+        meter.measure(events, "on_snapshot")
         meter.measure(trainer.run.team, "note_times")
     first, last = task.warmup_steps, task.warmup_steps + task.timed_steps
     trainer.fit(task.dataset, batch_size=task.global_batch_size, steps=last + 1)

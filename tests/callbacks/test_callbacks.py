@@ -57,9 +57,9 @@ def test_the_moments_of_a_run(tmp_path):
         "step_begin 0", "step_end 1 0",
         "step_begin 1", "step_end 2 1", "epoch_end 2",
         "step_begin 2", "step_end 3 2", "validation 3",
-        "checkpoint 3 3",
+        "snapshot 3", "checkpoint 3 3",
         "step_begin 3", "step_end 4 3", "epoch_end 4",
-        "validation 4",
+        "snapshot 4", "validation 4",
         "checkpoint 4 4",
         "end 4",
     ]  # fmt: skip

@@ -143,8 +143,11 @@ def test_a_disk_that_was_full_at_first_has_columns_later(tmp_path, fit, monkeypa
         log.on_validation(fit, {"loss": 0.25}, 0.0)
     end_step(fit, log)
     log.on_error(fit, RuntimeError())
-    [row] = rows(tmp_path / "log.csv")
-    assert (row["step"], row["loss"], len(fit.said)) == ("1", "0.5", 1)
+    assert [(row["step"], row["loss"]) for row in rows(tmp_path / "log.csv")] == [
+        ("0", "0.5"),
+        ("1", "0.5"),
+    ]
+    assert len(fit.said) == 1
 
 
 def test_a_full_disk_is_told_though_another_worker_shows_the_run(tmp_path, fit, capsys):

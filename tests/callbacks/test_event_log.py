@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.callbacks import EventLog, Times
+from unisono.callbacks import EventLog, Times, journal
 from unisono.callbacks.event_log import encode, place_of, step_line
 from unisono.callbacks.journal import Journal
 
@@ -165,7 +165,9 @@ def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path, capsys):
     assert capsys.readouterr().out.count("training goes on") == 1
 
 
-def test_a_worker_that_is_alone_has_written_each_step_when_the_next_begins(tmp_path):
+def test_a_worker_that_is_alone_has_written_each_step_when_the_next_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "_HELD_S", 0.0)  # as if each took long
+
     class Looks(EventLog):  # one of a class of its own: there is no second one beside it
         def on_step_begin(self, fit):
             seen.append(numbers(tmp_path)[-1:])
@@ -343,6 +345,18 @@ def test_workers_that_are_lost_leave_each_step_once(tmp_path, monkeypatch, fault
     assert means == [step["means"] for step in events(tmp_path / "alone", "step")]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [3, 9])
+def test_all_workers_lost_at_once_leave_each_step_once(tmp_path, monkeypatch, step):
+    alone = train(tmp_path / "alone", epochs=4)
+    monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=0,step={step};kill:rank=1,step={step}")
+    assert unisono.launch(functools.partial(train, epochs=4), tmp_path / "both", workers=2) == [
+        alone,
+        alone,
+    ]
+    assert numbers(tmp_path / "both") == list(range(16))
+
+
 class Crew:
     """What the log sees of a run on workers 0 and 1, of which 1 has just come."""
 
@@ -397,3 +411,39 @@ def test_a_step_is_written_before_somebody_joins_who_knows_nothing_of_it(tmp_pat
     log.on_workers_changed(fit, (0,), "worker 1 has joined")
     assert numbers(tmp_path) == [3]
     log.on_error(fit, RuntimeError())
+
+
+def hold_back(tmp_path, monkeypatch, told):
+    """Have a log hold back a step, before another of which all or only this worker have told."""
+    monkeypatch.setattr(journal, "_HELD_S", 1000.0)
+    log, fit = EventLog(tmp_path / "events.jsonl"), Crew()
+    fit.times = lambda rank, step: Times(*[0.5] * 7) if step == 3 or rank in told else None
+    log.on_begin(fit)
+    facts = {"epoch": 0, "num_samples": 8, "means": {}, "gradient_norm": None, "is_skipped": False}
+    for number in (3, 4):
+        log.on_step_end(fit, SimpleNamespace(number=number, **facts))
+    assert numbers(tmp_path) == []
+    return log, fit
+
+
+@pytest.mark.parametrize(("told", "written"), [((0, 1), [3, 4]), ((0,), [3])])
+def test_what_is_held_back_is_written_before_a_snapshot(tmp_path, monkeypatch, told, written):
+    log, fit = hold_back(tmp_path, monkeypatch, told)
+    log.on_snapshot(fit)
+    assert numbers(tmp_path) == written
+    log.on_error(fit, RuntimeError())
+    assert numbers(tmp_path) == [3, 4]
+
+
+def test_who_fails_has_the_last_word(tmp_path, monkeypatch):
+    log, fit = hold_back(tmp_path, monkeypatch, (0, 1))
+    other, there = EventLog(tmp_path / "events.jsonl"), Crew()
+    there.rank, there.is_lead, there.times = 1, False, fit.times
+    other.on_begin(there)
+    facts = {"epoch": 0, "num_samples": 8, "means": {}, "gradient_norm": None, "is_skipped": False}
+    for number in (3, 4):
+        other.on_step_end(there, SimpleNamespace(number=number, **facts))
+    other.on_error(there, ValueError("what is wrong"))
+    log.on_error(fit, unisono.PeerLostError("rank 1 has failed", rank=1))
+    assert numbers(tmp_path) == [3]
+    assert events(tmp_path)[-1]["error"] == "ValueError"

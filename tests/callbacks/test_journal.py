@@ -1,7 +1,9 @@
 """A file of lines that stays right when steps come again and when another worker writes on."""
 
 import errno
+import fcntl
 import os
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -24,9 +26,11 @@ class Worker:
         self.path, self.said = path, []
         self.journal = Journal(path, place_of, self.said.append)
 
-    def step(self, *steps, writes=True):
+    def step(self, *steps, writes=True, may_wait=False):
         for step in steps:
-            self.journal.add(step, lambda step=step: line_of(step), writes=writes)
+            self.journal.add(
+                step, lambda step=step: line_of(step), writes=writes, may_wait=may_wait
+            )
 
     @property
     def lines(self):
@@ -165,13 +169,104 @@ def test_a_full_disk_leaves_no_half_line(worker, monkeypatch):
     worker.step(1)
     monkeypatch.setattr(os, "write", write)
     worker.step(2)
-    assert worker.lines == steps(0, 2)
+    assert worker.lines == steps(0, 1, 2)
     assert os.strerror(errno.ENOSPC) in worker.said[0]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now_s = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now_s[0])
+    return now_s
+
+
+def test_lines_wait_for_others_but_not_long(worker, clock):
+    worker.step(*range(9), may_wait=True)
+    assert worker.lines == steps(*range(9))  # the first at once, then eight
+    worker.step(9, 10, may_wait=True)
+    assert worker.lines == steps(*range(9))
+    clock[0] += 0.1
+    worker.step(11, may_wait=True)
+    assert worker.lines == steps(*range(12))
+    worker.step(12, may_wait=True)
+    worker.step(13)
+    assert worker.lines == steps(*range(14))
+
+
+@pytest.mark.parametrize("act", ["flush", "take_over", "close"])
+def test_what_waits_is_written_when_it_has_to_be(worker, clock, act):
+    worker.step(0, 1, 2, may_wait=True)
+    getattr(worker.journal, act)()
+    assert worker.lines == steps(0, 1, 2)
+
+
+def test_what_waits_comes_before_what_follows_it(worker, clock):
+    worker.step(0, 1, 2, may_wait=True)
+    worker.journal.note(b"a note\n")
+    worker.step(3, 4, may_wait=True)
+    worker.journal.cut(4, writes=True)
+    assert worker.lines == [*steps(0, 1, 2), "a note", *steps(3)]
+
+
+def test_who_notes_something_writes_first_what_another_holds_back(tmp_path, clock):
+    writer, other = Worker(tmp_path / "lines.txt"), Worker(tmp_path / "lines.txt")
+    writer.step(0, 1, 2, 3, may_wait=True)
+    other.step(0, 1, 2, writes=False)
+    other.journal.note(b"rank 1 failed\n")
+    assert writer.lines == [*steps(0, 1, 2), "rank 1 failed"]
+    writer.journal.close()
+    assert writer.lines == [*steps(0, 1, 2), "rank 1 failed", *steps(3)]
+
+
+def test_the_next_writer_adds_what_the_last_one_held_back(tmp_path, clock):
+    first, second = Worker(tmp_path / "lines.txt"), Worker(tmp_path / "lines.txt")
+    first.step(*range(16), may_wait=True)  # nine of them are there
+    second.step(*range(16), writes=False)
+    second.step(16, may_wait=True)
+    assert second.lines == steps(*range(17))
+
+
+def test_two_who_write_at_once_write_each_line_once(tmp_path):
+    path, both = tmp_path / "lines.txt", threading.Barrier(2)
+
+    def write(text):
+        worker = Worker(path)
+        for step in range(200):
+            both.wait()
+            worker.step(step)
+            worker.journal.note(text)
+
+    others = threading.Thread(target=write, args=(b"another\n",))
+    others.start()
+    write(b"one\n")
+    others.join()
+    lines = path.read_text().splitlines()
+    assert [line for line in lines if line.startswith("step")] == steps(*range(200))
+    assert (lines.count("one"), lines.count("another")) == (200, 200)
+
+
+def test_nobody_waits_for_ever_for_one_that_stands_still(worker, monkeypatch):
+    monkeypatch.setattr(module, "_LOCK_S", 0.0001)
+    worker.step(0)
+    with open(worker.path) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        worker.step(1)
+    assert worker.lines == steps(0, 1)
+
+
+def test_a_file_system_without_locks_does(worker, monkeypatch):
+    def refuse(fd, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    worker.step(0, 1)
+    assert worker.lines == steps(0, 1)
+    assert not worker.said
 
 
 ACTS = st.lists(
     st.one_of(
-        st.tuples(st.just("step")),
+        st.tuples(st.just("step"), st.booleans()),
         st.tuples(st.just("back"), st.integers(1, 5)),
         st.tuples(st.just("lose")),
         st.tuples(st.just("note")),
@@ -188,7 +283,7 @@ def test_each_step_stands_there_once_in_order(tmp_path_factory, acts):
     for act in acts:
         if act[0] == "step":
             for rank, worker in enumerate(workers):
-                worker.step(position, writes=rank == lead)
+                worker.step(position, writes=rank == lead, may_wait=act[1])
             position += 1
         elif act[0] == "back":
             position = max(0, position - act[1])
@@ -204,7 +299,7 @@ def test_each_step_stands_there_once_in_order(tmp_path_factory, acts):
             workers[lead].journal.take_over()
         else:
             notes += 1
-            workers[lead].journal.note(b"a note\n")
+            workers[notes % 2].journal.note(b"a note\n")
     for rank, worker in enumerate(workers):
         worker.step(position, writes=rank == lead)
     lines = workers[lead].lines

@@ -3,7 +3,7 @@
 ::
 
     on_begin ─► ┌ on_step_begin ─ step ─ on_step_end ─ on_validation ─ on_epoch_end ┐ ─► on_end
-                └ on_workers_changed, on_went_back, on_checkpoint, on_pause ◄───────┘
+                └ on_workers_changed, on_went_back, on_snapshot, on_checkpoint, on_pause ◄──┘
                                 anything raised ─► on_error
 
 Every method runs on every worker, at the same places of the run, so a callback may decide something
@@ -215,6 +215,13 @@ class Callback:
 
     def on_epoch_end(self, fit: Fit) -> None:
         """After the last step of an epoch, its validation and its schedule; ``fit.epoch`` ended."""
+
+    def on_snapshot(self, fit: Fit) -> None:
+        """Before the state of the run is kept in memory, as it is many times a minute.
+
+        Should all workers be lost, their replacements go on from here at the earliest: what such
+        a callback holds back, and nobody could make up for, has to be in its file now.
+        """
 
     def on_checkpoint(self, fit: Fit, step: int) -> None:
         """After a checkpoint of the run after `step` steps was asked for; it may still be written.

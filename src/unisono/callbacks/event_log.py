@@ -53,8 +53,9 @@ class EventLog(Callback):
     Args:
         path: the file; None: ``events.jsonl`` in the run directory.
 
-    The time of a step is told by every worker when it is over, so its line is written when the next
-    one is; at once where there is one worker.
+    The time of a step is told by every worker when it is over, so its line is known when the next
+    one is; at once where there is one worker. It is written within a tenth of a second of training,
+    and before the state of the run is kept that it has led to.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -83,10 +84,10 @@ class EventLog(Callback):
         self._ended_at_s = perf_counter()
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
-        """Write the step before this one, and keep what is known of this one."""
+        """Add the step before this one, and keep what is known of this one."""
         if self._journal is None:
             return
-        self._write_pending(fit)
+        self._add_pending(fit)
         ranks, now_s = fit.ranks, perf_counter()
         seconds, self._ended_at_s = now_s - self._ended_at_s, now_s
         facts = {
@@ -104,7 +105,7 @@ class EventLog(Callback):
             facts["is_skipped"] = True
         self._pending = step.number, facts
         if len(ranks) == 1:
-            self._write_pending(fit)  # nobody else has anything to tell
+            self._add_pending(fit)  # nobody else has anything to tell
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Write what a validation found."""
@@ -114,6 +115,14 @@ class EventLog(Callback):
     def on_checkpoint(self, fit: Fit, step: int) -> None:
         """Write that a checkpoint was asked for."""
         self._add(fit, "checkpoint", step, {"step": step})
+
+    def on_snapshot(self, fit: Fit) -> None:
+        """Write what is held back: should all workers be lost, the run goes on from here."""
+        if self._journal is None:
+            return
+        if self._pending is not None and None not in _times(fit, *self._pending):
+            self._add_pending(fit)
+        self._journal.flush()
 
     def on_pause(self, fit: Fit) -> None:
         """Write the newest step, as the job may end here and go on from a checkpoint of here."""
@@ -184,21 +193,29 @@ class EventLog(Callback):
         self._journal.add(place, lambda: encode(event, **facts), writes=fit.is_lead)
 
     def _write_pending(self, fit: Fit) -> None:
-        """Write the newest step, now that all have met since."""
+        """Write all that is known so far."""
+        self._add_pending(fit)
+        if self._journal is not None:
+            self._journal.flush()
+
+    def _add_pending(self, fit: Fit) -> None:
+        """Add the newest step, now that all have met since."""
         if self._pending is None or self._journal is None:
             return
         (number, facts), self._pending = self._pending, None
-
-        def make() -> bytes:
-            rows = [fit.times(rank, number) for rank in facts["ranks"]]
-            return step_line(facts, rows)
-
-        self._journal.add(number, make, writes=fit.is_lead)
+        # Now: who adds it in the place of one that is lost may come too late for the times.
+        make = functools.partial(step_line, facts, _times(fit, number, facts))
+        self._journal.add(number, make, writes=fit.is_lead, may_wait=True)
 
     def _close(self) -> None:
         if self._journal is not None:
             self._journal.close()
         self._journal = None
+
+
+def _times(fit: Fit, number: int, facts: Mapping[str, Any]) -> list[Times | None]:
+    """Read what each worker has told of its times in a step; None of one that has not."""
+    return [fit.times(rank, number) for rank in facts["ranks"]]
 
 
 def _signal_of(error: BaseException) -> str:

@@ -6,26 +6,39 @@ taken out, so that the file holds each step once. A last line without its end is
 out, too. A disk that is full or a folder that cannot be written ends no run: it is told, and every
 line after it is tried again.
 
+A line may be held back for a moment and be written with those that follow it: between two steps
+every cache is cold, and to write eight lines takes little longer than to write one. Whoever writes
+looks first whether the file ends where it has left it; if not, somebody else has written, and it
+adds what the file lacks.
+
 What is written here can be made up for by nothing else than running again, and is not synced: a
-host that loses power may lose the newest lines, a worker that is killed loses none.
+host that loses power may lose the newest lines.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import itertools
 import math
 import os
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# Lines that a worker that is lost had not written yet; steps are written one step late.
+# Lines that a worker that is lost had not written yet: those held back, and some more.
 _KNOWN = 16
+_HELD_AT_MOST, _HELD_S = 8, 0.1
+_LOCK_TRIES, _LOCK_S = 100, 0.01
 _BLOCK_BYTES = 1 << 20
+_NOWHERE = -1
 
 # From a line to its place in the run: the step that it belongs to, and a fraction that orders the
 # lines of one step. None: it belongs to no step and always stays.
 PlaceOf = Callable[[bytes], float | None]
+_Line = tuple[float, Callable[[], bytes]]
 
 
 class Journal:
@@ -40,37 +53,51 @@ class Journal:
     def __init__(self, path: Path, place_of: PlaceOf, say: Callable[[str], None]) -> None:
         self._path, self._place_of, self._say = path, place_of, say
         self._fd = -1
-        self._known: deque[tuple[float, Callable[[], bytes]]] = deque(maxlen=_KNOWN)
+        self._known: deque[_Line] = deque(maxlen=_KNOWN)
+        self._held: list[_Line] = []
+        self._end = _NOWHERE  # where the file ends, as this worker left it
+        self._wrote_at_s = 0.0
         self._has_complained = False
 
-    def add(self, place: float, make: Callable[[], bytes], *, writes: bool) -> None:
+    def add(
+        self, place: float, make: Callable[[], bytes], *, writes: bool, may_wait: bool = False
+    ) -> None:
         """Add a line.
 
         Args:
             place: where it belongs; above that of the line before.
-            make: gives the line, with its end.
+            make: gives the line, with its end, now or later.
             writes: whether it is this worker that writes.
+            may_wait: whether it may be held back, until the eighth, or the next after a tenth of a
+                second.
         """
-        if writes and self._takes_over():
-            self._write(make())
-        elif not writes:
+        if not writes:
             self.close()
         self._known.append((place, make))
+        if writes:
+            self._held.append((place, make))
+            is_late = time.monotonic() - self._wrote_at_s >= _HELD_S
+            if is_late or not may_wait or len(self._held) >= _HELD_AT_MOST:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write what is held back."""
+        if self._held:
+            self._write(b"")
 
     def take_over(self) -> None:
         """Be the one that writes from now on: write what the last one may have left out."""
-        self._takes_over()
+        self._write(b"")
 
     def note(self, line: bytes) -> None:
-        """Add a line that belongs to no step. Any worker may, at any time."""
+        """Add a line that belongs to no step, after all that this worker knows. Any may."""
         is_mine = self._fd >= 0
-        if is_mine or self._opens():
-            self._write(line)
+        self._write(line)
         if not is_mine:
-            self.close()
+            self._let_go()
 
     def last(self) -> bytes:
-        """Read the last whole line; empty if there is none."""
+        """Read the last whole line of the file; empty if there is none."""
         is_mine = self._fd >= 0
         if not is_mine and not (self._path.exists() and self._opens()):
             return b""
@@ -78,17 +105,15 @@ class Journal:
             lines = self._tail(self._end_of_whole_lines(os.fstat(self._fd).st_size))[1]
         finally:
             if not is_mine:
-                self.close()
+                self._let_go()
         return lines[-1] if lines else b""
 
     def cut(self, step: int, *, writes: bool) -> None:
         """Take out the lines of `step` and of all after it."""
         self._known = deque((one for one in self._known if one[0] < step), maxlen=_KNOWN)
-        if writes and self._path.exists() and self._takes_over():
-            try:
-                self._cut(step)
-            except OSError as error:
-                self._complain(error)
+        self._held = [one for one in self._held if one[0] < step]
+        if writes and self._path.exists():
+            self._write(b"", but_cut_at=step)
 
     def set_aside(self) -> None:
         """Give the file another name, if there is one: another run begins; a folder keeps its."""
@@ -102,20 +127,14 @@ class Journal:
             self._complain(error)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Write what is held back, and let go of the file."""
+        self.flush()
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
-            self._fd = -1
-
-    def _takes_over(self) -> bool:
-        if self._fd >= 0:
-            return True
-        try:
-            return self._opens() and self._take_over()
-        except OSError as error:
-            self._complain(error)
-            self.close()
-            return False
+        self._fd, self._end = -1, _NOWHERE
 
     def _opens(self) -> bool:
         try:
@@ -126,17 +145,51 @@ class Journal:
             self._complain(error)
         return self._fd >= 0
 
-    def _take_over(self) -> bool:
-        """Go on where the file ends: without half a line, with what its last writer left out."""
-        end = os.fstat(self._fd).st_size
+    def _write(self, line: bytes, but_cut_at: int | None = None) -> None:
+        """Write what is held back, or all that the file lacks, and then `line`."""
+        held, self._held = self._held, []
+        self._wrote_at_s = time.monotonic()
+        if self._fd < 0 and not self._opens():
+            return
+        end, self._end = self._end, _NOWHERE
+        try:
+            with self._alone():
+                size = os.fstat(self._fd).st_size
+                if size != end:
+                    held = []
+                    for _, make in self._lacking(size):
+                        self._append(make())  # one may depend on what is in the file
+                self._append(b"".join([make() for _, make in held]) + line)
+                if but_cut_at is not None:
+                    self._cut(but_cut_at)
+                self._end = os.fstat(self._fd).st_size
+        except OSError as error:
+            self._complain(error)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep others from writing meanwhile; but nobody waits long for one that stands still."""
+        for _ in range(_LOCK_TRIES):
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_LOCK_S)
+            except OSError:
+                break  # a file system without locks
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _lacking(self, end: int) -> list[_Line]:
+        """Find what this worker knows and a file of some length lacks; take out half a line."""
         whole = self._end_of_whole_lines(end)
         if whole != end:
             os.ftruncate(self._fd, whole)
         last = max(map(self._place, self._tail(whole)[1]), default=-1.0)
-        for place, make in self._known:
-            if place > last:
-                self._write(make())
-        return True
+        return [one for one in self._known if one[0] > last]
 
     def _place(self, line: bytes) -> float:
         place = self._place_of(line)
@@ -186,17 +239,16 @@ class Journal:
             return
         os.ftruncate(self._fd, first)
         if stay:
-            self._write(b"\n".join(stay) + b"\n")
+            self._append(b"\n".join(stay) + b"\n")
 
-    def _write(self, data: bytes) -> None:
-        try:
-            written = os.write(self._fd, data)
-            if written < len(data):
-                # Half a line is worse than none: the rest would be taken for another.
-                os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
-                raise OSError(28, "No space left on device")
-        except OSError as error:
-            self._complain(error)
+    def _append(self, data: bytes) -> None:
+        if not data:
+            return
+        written = os.write(self._fd, data)
+        if written < len(data):
+            # Half a line is worse than none: the rest would be taken for another.
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _complain(self, error: OSError) -> None:
         if not self._has_complained:

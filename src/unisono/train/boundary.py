@@ -42,6 +42,7 @@ class Boundary:
         pack: gives what is kept with it: facts and tensors.
         checkpoints: where checkpoints go; None: nowhere.
         interrupts: whether this process is to end, where nobody launched it.
+        before_snapshot: called before the state is kept.
         before_pause: called before all stand still, which may be the end of the job.
     """
 
@@ -52,12 +53,13 @@ class Boundary:
         pack: Callable[[], tuple[dict[str, Any], dict[str, Any]]],
         checkpoints: Checkpoints | None,
         interrupts: Interrupts,
+        before_snapshot: Callable[[], None],
         before_pause: Callable[[], None],
     ) -> None:
         self._team, self._engine, self._pack = team, engine, pack
         self._checkpoints = checkpoints
         self._interrupts = interrupts
-        self._before_pause = before_pause
+        self._before_snapshot, self._before_pause = before_snapshot, before_pause
         self._next_at_s = 0.0
         self._recovers = team.host.can_replace
 
@@ -174,6 +176,7 @@ class Boundary:
         return self._engine.state.snapshots.next_is_busy
 
     def _snapshot(self, *, wait: bool) -> int | None:
+        self._before_snapshot()
         start_s = time.monotonic()
         facts, extras = self._pack()
         slot = self._engine.take_snapshot(facts, extras, wait=wait)

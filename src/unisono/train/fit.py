@@ -73,7 +73,7 @@ class FitUnderWay:
         self.model: nn.Module = run.model
         self.optimizer: Optimizer = run.optimizer
         run.say = self.say
-        run.before_pause = self._pause
+        run.before_snapshot, run.before_pause = self._snapshot, self._pause
 
     @property
     def directory(self) -> Path | None:
@@ -202,6 +202,10 @@ class FitUnderWay:
                     f"the callback {callback.name} failed in `on_error`: "
                     f"{type(another).__name__}: {another}"
                 )
+
+    def _snapshot(self) -> None:
+        if self._has_begun:  # a loop begins with one
+            self._callbacks.call("on_snapshot", self)
 
     def _pause(self) -> None:
         self._callbacks.call("on_pause", self)

@@ -109,6 +109,7 @@ def loop(
     identity: Mapping[str, Any],
     checkpoints: Checkpoints | None,
     say: Callable[[str], None],
+    before_snapshot: Callable[[], None],
     before_pause: Callable[[], None],
 ) -> Iterator[Loop]:
     """Share the model among the workers, with generators and threads put back after. Collective.
@@ -122,7 +123,7 @@ def loop(
         identity: what fixes the run's bits, for its checkpoints.
         checkpoints: where checkpoints go; None: nowhere.
         say: where words for the user go.
-        before_pause: see :class:`unisono.train.boundary.Boundary`.
+        before_snapshot, before_pause: see :class:`unisono.train.boundary.Boundary`.
     """
     under_way: Loop | None = None
     try:
@@ -141,6 +142,7 @@ def loop(
                 lambda: kept.take(identity),
                 checkpoints,
                 interrupts,
+                before_snapshot,
                 before_pause,
             )
             under_way = Loop(engine, boundary, team, kept, plan)

@@ -138,6 +138,7 @@ class Run:
         if self._scaling is not None:
             self.state[SCALER_KEY] = grad_scaler
         self.say: Callable[[str], None] = say_on_stderr
+        self.before_snapshot: Callable[[], None] = lambda: None
         self.before_pause: Callable[[], None] = lambda: None
         self.checkpoints = (
             None
@@ -351,6 +352,7 @@ class Run:
                 identity=identity(plan, self.fixed),
                 checkpoints=self.checkpoints,
                 say=lambda line: self.say(line),
+                before_snapshot=lambda: self.before_snapshot(),
                 before_pause=lambda: self.before_pause(),
             ) as under_way:
                 yield under_way

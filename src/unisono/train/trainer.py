@@ -248,7 +248,7 @@ class Trainer:
             raise
         finally:
             loop.close()
-            run.before_pause = lambda: None
+            run.before_snapshot = run.before_pause = lambda: None
 
     def evaluate(
         self,
