@@ -13,6 +13,8 @@ ddp                torch DDP on gloo the usual way
 ddp-tuned          gradients as views of the buckets, static graph, fused optimizer
 ddp-shared         the script of ``ddp`` with "unisono" where that says "gloo"
 ddp-tuned-shared   the script of ``ddp-tuned`` likewise
+ddp-apart          the script of ``ddp-shared`` without any exchange (``no_sync``): how fast it
+                   would be if exchanging cost nothing
 unisono            shards = workers, the optimizer as in ``ddp``
 unisono-fused      shards = workers, the optimizer as in ``ddp-tuned``
 …-events           the same with ``directory=``, so that every step is written to its event file
@@ -142,6 +144,12 @@ def ddp_tuned(task: Task) -> Timing:
     return _time_ddp(task, model, task.adam(model, fused=True))
 
 
+def ddp_apart(task: Task) -> Timing:
+    model = nn.parallel.DistributedDataParallel(task.model())
+    with model.no_sync():
+        return _time_ddp(task, model, task.adam(model))
+
+
 def _time_ddp(task: Task, model: nn.Module, optimizer: torch.optim.Optimizer) -> Timing:
     sampler: DistributedSampler[Any] = DistributedSampler(task.dataset, seed=SEED, drop_last=True)
     loader = DataLoader(task.dataset, task.workload.batch_size, sampler=sampler, drop_last=True)
@@ -253,6 +261,9 @@ SIDES = {
     ),
     "ddp-tuned-shared": Side(
         'tuned, "gloo" → "unisono"', ddp_tuned, "a process group", backend="unisono"
+    ),
+    "ddp-apart": Side(
+        'the same, "unisono", never exchanging', ddp_apart, "a process group", backend="unisono"
     ),
     "unisono": Side("Unisono, optimizer as usual", unisono, "unisono run"),
     "unisono-events": Side("Unisono, event file on", unisono_events, "unisono run"),

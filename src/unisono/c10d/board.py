@@ -21,7 +21,6 @@ from unisono.c10d.meeting import Meeting
 from unisono.c10d.region import Region
 
 _VIEWS_AT_MOST = 512
-_LONG_CHUNK_BYTES = 2 << 20  # at most a slot
 _Views = tuple[list[torch.Tensor], list[torch.Tensor]]  # of even and odd meetings, one a rank
 _T = TypeVar("_T")
 
@@ -44,15 +43,10 @@ class Board:
     def chunks(self, numel: int, dtype: torch.dtype, parts: int = 1) -> Iterator[tuple[int, int]]:
         """Cut a vector so that `parts` chunks fit side by side into a slot.
 
-        A long vector is cut into larger chunks: it leaves the caches anyway, and the fewer the
-        meetings, the less it matters when something else takes a core away for a while.
-
         Returns:
             (start, stop) of each chunk; at least one, as an empty vector has a meeting too.
         """
-        eighth = numel * parts * dtype.itemsize // 8
-        num_bytes = max(self._region.layout.chunk_bytes, min(eighth, _LONG_CHUNK_BYTES))
-        each = max(num_bytes // (parts * dtype.itemsize), 1)
+        each = max(self._region.layout.chunk_bytes // (parts * dtype.itemsize), 1)
         if numel <= each:
             return iter(((0, numel),))
         return ((start, min(start + each, numel)) for start in range(0, numel, each))

@@ -35,7 +35,7 @@ ENTRY_BYTES = 32
 RING_BYTES = ENTRIES + RING_ENTRIES * ENTRY_BYTES
 
 SLOT_BYTES = 8 << 20
-_CHUNK_BYTES = 512 << 10  # what a rank reads and writes of it stays in its core's cache
+_CHUNK_BYTES = 2 << 20  # a meeting costs more than a cache that is missed
 _HEAPS_AT_MOST_BYTES = 8 << 40
 
 
@@ -63,8 +63,8 @@ class Layout:
     Attributes:
         world_size: the number of ranks in the group.
         heap_bytes: how much each rank can have in its heap; a multiple of the page size.
-        chunk_bytes: how much each rank shows at one meeting, if there is that much; where ranks
-            take each other's cores a meeting costs more than a cache that is missed.
+        chunk_bytes: how much each rank shows at one meeting, if there is that much; more where
+            ranks take each other's cores, as meetings take longer there.
     """
 
     world_size: int

@@ -24,7 +24,7 @@ from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
 NO_NOTE = -1
 SLEEP_AT_MOST_S = 0.2
-_SPIN_S = 1e-3
+_SPIN_S = 3e-3
 _SPIN_WHEN_CROWDED_S = 2e-5
 _COUNTER = 2**32
 _NOTE = struct.Struct("<q")
