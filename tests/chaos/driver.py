@@ -10,11 +10,13 @@ also meet replacements while they start.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import subprocess
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -175,14 +177,29 @@ def chaos(seed: int, num_kills: int, num_steps: int, num_workers: int, timeout_s
         options = options_of(seed, num_steps, phases)
         expected = undisturbed(folder, options)
         kills = plan(seed, num_kills, num_steps)
-        job, lost = disturb(folder, options, kills, num_workers, timeout_s)
+        written = replace(options, events=str(folder / "events.jsonl"))
+        job, lost = disturb(folder, written, kills, num_workers, timeout_s)
         results, status = job.results, job.process.returncode
         is_equal = bool(results) and all(result == expected for result in results)
         trouble = ""
         if status != 0 or not is_equal:
             trouble = f"exit status {status}\nexpected {expected}\nfound {results}\n{job.err}"
+        if options.loop == "trainer" and not trouble:
+            trouble = trouble_in(folder / "events.jsonl", expected)
     seconds = time.monotonic() - start_s
-    return Outcome(is_equal and status == 0, lost.total(), lost, seconds, trouble)
+    return Outcome(not trouble, lost.total(), lost, seconds, trouble)
+
+
+def trouble_in(events: Path, expected: Mapping[str, object]) -> str:
+    """Say what is wrong with an event file: each step must stand there once."""
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    found = [line["step"] for line in lines if line["event"] == "step"]
+    if found == list(range(int(str(expected["step"])))) and lines[-1]["event"] == "end":
+        return ""
+    missing = sorted(set(range(int(str(expected["step"])))) - set(found))
+    again = sorted(step for step, count in Counter(found).items() if count > 1)
+    last = lines[-1]["event"]
+    return f"event file: missing {missing}, more than once {again}, its last line is `{last}`\n"
 
 
 def kill_launchers(seed: int, num_kills: int, num_workers: int) -> Outcome:
@@ -221,6 +238,8 @@ def kill_launchers(seed: int, num_kills: int, num_workers: int) -> Outcome:
         is_equal = bool(results) and all(result == expected for result in results)
         if status != 0 or not is_equal:
             trouble += f"exit status {status}\nexpected {expected}\nfound {results}\n{job.err}"
+        if options.loop == "trainer" and not trouble:
+            trouble = trouble_in(folder / "run" / "events.jsonl", expected)
     return Outcome(not trouble, num_kills, found, time.monotonic() - start_s, trouble)
 
 

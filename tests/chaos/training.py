@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
+from unisono.callbacks import EventLog
 from unisono.checkpoint.digest import digest_of
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -52,6 +53,7 @@ class Options:
         pace_ms: how long each shard's forward pass sleeps.
         slow_every: in every so-manieth step it sleeps ten times as long, 0: in none.
         phases: a folder in which every worker keeps where it is; empty for none.
+        events: the event file of ``"trainer"``, where there is no directory; empty for none.
     """
 
     loop: str = "trainer"
@@ -64,6 +66,7 @@ class Options:
     pace_ms: float = 0.0
     slow_every: int = 0
     phases: str = ""
+    events: str = ""
 
 
 def train(options: Options) -> dict[str, object]:
@@ -111,7 +114,8 @@ def with_trainer(options, model, optimizer):
         correct = (outputs.argmax(1) == labels).float().mean()
         return {"loss": F.cross_entropy(outputs, labels), "accuracy": correct}
 
-    trainer = unisono.Trainer(model, optimizer, loss, **settings(options))
+    logs = [EventLog(options.events)] if options.events else []
+    trainer = unisono.Trainer(model, optimizer, loss, callbacks=logs, **settings(options))
     recorder = Recorder.attach(trainer.run, options.phases)
     trainer.run.state["seen"] = {"of": torch.arange(3), "by": ["all"]}
     train_set, test_set = samples(NUM_SAMPLES * options.repeats, 1), samples(35, 2)

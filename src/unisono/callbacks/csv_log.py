@@ -6,7 +6,7 @@ import csv
 import functools
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,11 @@ class CSVLog(Callback):
             row = _row(fit, fit.step - 1, fit.epoch - 1, means)
             self._write(fit, {**row, **self._validated})
             self._sums, self._samples, self._validated = {}, 0, {}
+
+    def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
+        """Take out rows of steps that were undone by some who did not live to do it."""
+        if self._journal is not None:
+            self._journal.cut(fit.step, writes=fit.is_lead)
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:
         """Take out the rows of the steps that come again."""

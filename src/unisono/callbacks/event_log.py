@@ -43,6 +43,9 @@ FORMAT = 1
 # The order of what belongs to one step.
 _FRACTIONS = {"step": 0.0, "evaluation": 0.25, "checkpoint": 0.5, "end": 0.75}
 
+# How long to wait for times before a line is written without them.
+_TOLD_WITHIN_S = 2e-3
+
 _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=str)
 _JSON_OF_WORDS = json.JSONEncoder(separators=(",", ":"), default=str)
 
@@ -117,12 +120,15 @@ class EventLog(Callback):
         self._add(fit, "checkpoint", step, {"step": step})
 
     def on_snapshot(self, fit: Fit) -> None:
-        """Write what is held back: should all workers be lost, the run goes on from here."""
-        if self._journal is None:
+        """Write all that is known: should all workers be lost, the run goes on from here."""
+        if self._journal is None or not fit.is_lead:
             return
-        if self._pending is not None and None not in _times(fit, *self._pending):
-            self._add_pending(fit)
-        self._journal.flush()
+        if self._pending is not None:
+            # All have done the step, and are about to tell of their times.
+            until_s = perf_counter() + _TOLD_WITHIN_S
+            while None in _times(fit, *self._pending) and perf_counter() < until_s:
+                os.sched_yield()
+        self._write_pending(fit)
 
     def on_pause(self, fit: Fit) -> None:
         """Write the newest step, as the job may end here and go on from a checkpoint of here."""
@@ -139,7 +145,8 @@ class EventLog(Callback):
             self._write_pending(fit)
         if self._journal is not None and fit.is_lead:
             facts = {"lost": lost, "joined": joined, "why": why.split("; ") if why else []}
-            self._journal.take_over()
+            # There may be lines of steps that were undone by some who did not live to cut them.
+            self._journal.cut(fit.step, writes=True)
             self._journal.note(encode("workers", step=fit.step, **_workers(fit), **facts))
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:

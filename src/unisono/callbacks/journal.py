@@ -56,6 +56,7 @@ class Journal:
         self._known: deque[_Line] = deque(maxlen=_KNOWN)
         self._held: list[_Line] = []
         self._end = _NOWHERE  # where the file ends, as this worker left it
+        self._last = -1.0  # the place of its last line then
         self._wrote_at_s = 0.0
         self._has_complained = False
 
@@ -156,12 +157,18 @@ class Journal:
             with self._alone():
                 size = os.fstat(self._fd).st_size
                 if size != end:
-                    held = []
-                    for _, make in self._lacking(size):
-                        self._append(make())  # one may depend on what is in the file
+                    self._last = self._place_of_last(size)
+                    for place, make in self._known:
+                        if place > self._last:
+                            self._append(make())  # one may depend on what is in the file
+                            self._last = place
+                # Another may have written one of these before this worker did.
+                held = [one for one in held if one[0] > self._last]
                 self._append(b"".join([make() for _, make in held]) + line)
+                self._last = max([self._last, *(place for place, _ in held)])
                 if but_cut_at is not None:
                     self._cut(but_cut_at)
+                    self._last = min(self._last, math.nextafter(but_cut_at, -math.inf))
                 self._end = os.fstat(self._fd).st_size
         except OSError as error:
             self._complain(error)
@@ -183,13 +190,12 @@ class Journal:
             with suppress(OSError):
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
 
-    def _lacking(self, end: int) -> list[_Line]:
-        """Find what this worker knows and a file of some length lacks; take out half a line."""
+    def _place_of_last(self, end: int) -> float:
+        """Find the last place in a file of some length; take out half a line."""
         whole = self._end_of_whole_lines(end)
         if whole != end:
             os.ftruncate(self._fd, whole)
-        last = max(map(self._place, self._tail(whole)[1]), default=-1.0)
-        return [one for one in self._known if one[0] > last]
+        return max(map(self._place, self._tail(whole)[1]), default=-1.0)
 
     def _place(self, line: bytes) -> float:
         place = self._place_of(line)
