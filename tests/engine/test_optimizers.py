@@ -1,6 +1,7 @@
 """Updating without what torch wraps around an optimizer's ``step``."""
 
 import functools
+import types
 
 import pytest
 import torch
@@ -51,11 +52,8 @@ def test_a_profiler_sees_the_optimizer():
     assert counts["Optimizer.step#Adam.step"] == 3
 
 
-@pytest.mark.parametrize("around", ["object", "class"])
-def test_what_a_program_has_put_around_step_is_called(around, monkeypatch):
-    model, calls = torch.nn.Linear(3, 2), []
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    owner = optimizer if around == "object" else torch.optim.SGD
+def count_calls(owner, calls):
+    """Put something around ``step`` of an optimizer or of its class; returns it."""
     inner = owner.step
 
     @functools.wraps(inner)
@@ -63,7 +61,28 @@ def test_what_a_program_has_put_around_step_is_called(around, monkeypatch):
         calls.append(len(arguments))
         return inner(*arguments)
 
-    monkeypatch.setattr(owner, "step", step)
+    return step
+
+
+@pytest.mark.parametrize("schedule", ["none", "before", "after"])
+def test_what_a_program_has_put_around_step_is_called(schedule):
+    model, calls = torch.nn.Linear(3, 2), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if schedule == "before":
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    step = count_calls(optimizer, calls)
+    optimizer.step = types.MethodType(lambda _: step(), optimizer)
+    if schedule == "after":
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    elif schedule == "before":
+        optimizer.step = functools.wraps(step)(lambda: step())
     train(model, optimizer)
     # Once for each of two steps; the probe of what state there will be may call it, too.
-    assert calls[-2:] == [0 if around == "object" else 1] * 2
+    assert calls[-2:] == [0, 0]
+
+
+def test_what_a_program_has_put_around_the_step_of_a_class_is_called(monkeypatch):
+    model, calls = torch.nn.Linear(3, 2), []
+    monkeypatch.setattr(torch.optim.SGD, "step", count_calls(torch.optim.SGD, calls))
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert calls[-2:] == [1, 1]

@@ -62,19 +62,21 @@ def bare_step(optimizer: optim.Optimizer) -> Callable[[], object]:
     Returns:
         What to call instead, with gradients switched off.
     """
-    own = vars(optimizer).get("step")
-    # A schedule wraps it to be told, by an attribute, that the optimizer has stepped.
-    if torch.autograd.profiler._is_profiler_enabled or not (
-        own is None or getattr(own, "_wrapped_by_lr_sched", False)
-    ):
+    own: Any = vars(optimizer).get("step")
+    step = type(optimizer).step
+    # A schedule wraps it to be told, by an attribute, that the optimizer has stepped. The mark is
+    # copied to whatever is put around that.
+    is_by_schedule = hasattr(own, "_wrapped_by_lr_sched") and own.__wrapped__ is step
+    if torch.autograd.profiler._is_profiler_enabled or not (own is None or is_by_schedule):
         return optimizer.step
-    return functools.partial(_unwrapped(type(optimizer).step), optimizer)
+    return functools.partial(_unwrapped(step), optimizer)
 
 
 @functools.lru_cache(maxsize=64)
 def _unwrapped(function: Any) -> Any:
     """Take off what torch has put around a function; whatever others have stays."""
-    while _file_of(function) == _file_of(optim.Optimizer.profile_hook_step):
+    by_torch = _file_of(optim.Optimizer.profile_hook_step)
+    while _file_of(function) == by_torch and hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function
 
