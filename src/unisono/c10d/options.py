@@ -40,7 +40,7 @@ def reduction_of(opts: Any, dtype: torch.dtype) -> str:
     """
     wanted = getattr(opts, "reduceOp", opts)
     wanted = ReduceOp.SUM if wanted is None else getattr(wanted, "op", wanted)
-    name = _REDUCTION_OF.get(wanted.value)
+    name = _REDUCTION_OF.get(getattr(wanted, "value", None))
     if name is None:
         raise TypeError(f"the reduction must be one of {', '.join(REDUCTIONS)}, but is {wanted}.")
     check(name, dtype)
