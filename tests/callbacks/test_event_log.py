@@ -442,7 +442,7 @@ def test_a_step_that_another_has_written_already_is_not_written_again(tmp_path):
     fits[1].is_lead = True
     logs[1].on_workers_changed(fits[1], (0, 1), "worker 0 was killed")
     logs[1].on_step_end(fits[1], SimpleNamespace(number=4, **facts))
-    logs[1].on_pause(fits[1])
+    logs[1].on_snapshot(fits[1])
     assert numbers(tmp_path) == [3, 4]
     for log, fit in zip(logs, fits, strict=True):
         log.on_error(fit, RuntimeError())

@@ -227,7 +227,7 @@ def test_the_next_writer_adds_what_the_last_one_held_back(tmp_path, clock):
 
 
 def test_two_who_write_at_once_write_each_line_once(tmp_path):
-    path, both = tmp_path / "lines.txt", threading.Barrier(2)
+    path, both = tmp_path / "lines.txt", threading.Barrier(2, timeout=60)
 
     def write(text):
         worker = Worker(path)

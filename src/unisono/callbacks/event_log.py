@@ -43,8 +43,9 @@ FORMAT = 1
 # The order of what belongs to one step.
 _FRACTIONS = {"step": 0.0, "evaluation": 0.25, "checkpoint": 0.5, "end": 0.75}
 
-# How long to wait for times before a line is written without them.
-_TOLD_WITHIN_S = 2e-3
+# How long to wait for times before a line is written without them. Whoever has not told of them is
+# late for the next step, too, so waiting takes no time; unless it has died.
+_TOLD_WITHIN_S = 2e-2
 
 _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=str)
 _JSON_OF_WORDS = json.JSONEncoder(separators=(",", ":"), default=str)
@@ -128,10 +129,6 @@ class EventLog(Callback):
             until_s = perf_counter() + _TOLD_WITHIN_S
             while None in _times(fit, *self._pending) and perf_counter() < until_s:
                 os.sched_yield()
-        self._write_pending(fit)
-
-    def on_pause(self, fit: Fit) -> None:
-        """Write the newest step, as the job may end here and go on from a checkpoint of here."""
         self._write_pending(fit)
 
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
