@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import weakref
 from datetime import timedelta
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from tests.warm.processes import run
 
+from unisono.c10d import meeting
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
 
@@ -136,6 +138,31 @@ def test_ranks_must_agree_on_what_goes_from_one_to_another(as_ranks):
         assert "rank 10 gives 4 elements to rank 11, which expects 3" in message
 
 
+@pytest.mark.parametrize("root", [-1, 2])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda group, root: broadcast(root)(group),
+        lambda group, root: group.reduce([torch.ones(8)], options(dist.ReduceOptions, root)),
+        lambda group, root: group.gather([], [torch.ones(8)], options(dist.GatherOptions, root)),
+        lambda group, root: group.scatter([torch.ones(8)], [], options(dist.ScatterOptions, root)),
+        lambda group, root: group.send([torch.ones(8)], root, 0),
+        lambda group, root: group.recv([torch.ones(8)], root, 0),
+    ],
+    ids=["broadcast", "reduce", "gather", "scatter", "send", "recv"],
+)
+def test_a_rank_that_the_group_does_not_have_is_refused(as_ranks, call, root):
+    def work(group, rank):
+        with pytest.raises(ValueError, match=f"one of the group's ranks, 0 to 1, but is {root}"):
+            call(group, root)
+        return group.barrier().wait()
+
+    results = as_ranks(2, work)
+    # Each tells the other; whoever comes second may learn that first.
+    assert all(result is True or isinstance(result, MismatchError) for result in results), results
+
+
+@pytest.mark.slow
 def test_who_is_late_is_named_with_the_call_and_where_it_was_last_seen(as_ranks):
     is_over = threading.Event()
 
@@ -162,6 +189,24 @@ def test_who_is_late_is_named_with_the_call_and_where_it_was_last_seen(as_ranks)
         str(late),
     )
     assert all("rank 12" in str(error) for error in errors)
+
+
+def test_a_long_wait_is_told_once_by_one_rank(as_ranks, capfd, monkeypatch):
+    monkeypatch.setattr(meeting, "NOTICE_AFTER_S", 0.3)
+
+    def work(group, rank):
+        group.barrier()
+        if rank == 2:
+            time.sleep(0.8)
+        group.allreduce(torch.ones(1024))
+
+    assert as_ranks(3, work) == [None] * 3
+    (line,) = capfd.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"unisono: in all_reduce\(SUM\) of 1,024 float32 elements \(call 3\) rank 10 has waited "
+        r"0 s for rank 12 \(last seen in barrier, call 2\)\.",
+        line,
+    )
 
 
 def test_a_call_may_have_a_time_limit_of_its_own(as_ranks):
@@ -261,6 +306,9 @@ def test_only_dense_cpu_tensors_are_taken(as_ranks):
             group.allreduce(torch.ones(3, device="meta"))
         with pytest.raises(TypeError, match="AVG needs floating-point"):
             all_reduce(3, torch.int32, dist.ReduceOp.AVG)(group)
+        for dtype in (torch.uint16, torch.float8_e5m2):
+            with pytest.raises(TypeError, match=r"no SUM of .* be moved but not reduced"):
+                all_reduce(3, dtype)(group)
         with pytest.raises(TypeError, match="one dtype"):
             group.all_gather_single(torch.ones(3), torch.ones(3).double())
 

@@ -92,6 +92,21 @@ def test_more_messages_than_a_ring_holds_wait_for_the_receiver(as_ranks):
     assert as_ranks(2, work) == [None, None]
 
 
+def test_both_may_send_more_than_a_ring_holds_before_either_receives(as_ranks):
+    count = RING_ENTRIES + 200
+
+    def work(group, rank):
+        other = 1 - rank
+        for number in range(count):
+            group.send([torch.tensor([number])], other, 0)
+        tensor = torch.empty(1, dtype=torch.int64)
+        for number in range(count):
+            group.recv([tensor], other, 0).wait()
+            assert tensor.item() == number
+
+    assert as_ranks(2, work, timeout_s=10.0) == [None, None]
+
+
 def test_a_full_ring_that_nobody_reads_ends_in_words(as_ranks):
     def work(group, rank):
         if rank == 0:

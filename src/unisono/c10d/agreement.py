@@ -47,11 +47,25 @@ def rooted_call(
     kind: str, vector: torch.Tensor, at_root: _Vectors, root: int, rank: int, num_ranks: int
 ) -> bytes:
     """Encode a gather or a scatter: a vector on every rank, a list of them at the root."""
+    check_rank("root", root, num_ranks)
     _check_one_each(at_root, num_ranks if rank == root else 0)
     _check_same_dtype(vector, *at_root)
     for one in at_root:
         _check_size(vector, one)
     return encode(kind, vector.dtype, vector.numel(), root=root)
+
+
+def check_rank(role: str, rank: int, num_ranks: int) -> None:
+    """Refuse a rank that the group does not have.
+
+    Raises:
+        ValueError: with those that it has.
+    """
+    if not 0 <= rank < num_ranks:
+        raise ValueError(
+            f"the {role} of a call must be one of the group's ranks, 0 to {num_ranks - 1}, but is "
+            f"{rank}."
+        )
 
 
 def _sizes(vectors: _Vectors) -> tuple[int, tuple[int, ...]]:

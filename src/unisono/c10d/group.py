@@ -20,6 +20,7 @@ import unisono.c10d.collectives as collectives
 from unisono.c10d.agreement import (
     all_gather_call,
     all_to_all_call,
+    check_rank,
     reduce_scatter_call,
     rooted_call,
 )
@@ -118,6 +119,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """Reduce one tensor for the root; the others keep theirs."""
         (tensor,) = tensors
         vector, root = as_vector(tensor), opts.rootRank
+        check_rank("root", root, self.size())
         reduction = reduction_of(opts, vector.dtype)
         call = encode("reduce", vector.dtype, vector.numel(), reduction, root, shape=tensor.shape)
         self._run(call, opts, collectives.reduce, vector, reduction, root)
@@ -130,6 +132,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """Give everybody the root's tensor."""
         (tensor,) = tensors = listed(tensors)
         root = opts if isinstance(opts, int) else opts.rootRank
+        check_rank("root", root, self.size())
         vector = as_vector(tensor)
         call = encode("broadcast", vector.dtype, vector.numel(), root=root, shape=tensor.shape)
         self._run(call, opts, collectives.broadcast, vector, root)
@@ -253,11 +256,13 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: Tensors, destination: int, tag: int) -> Finished:
         """Leave a tensor for another rank; done when it returns."""
         (tensor,) = tensors
+        check_rank("destination", destination, self.size())
         self.membership.messages.send(as_vector(tensor), destination, tag)
         return Finished(tensors)
 
     def recv(self, tensors: Tensors, source: int, tag: int) -> Receiving:
         """Ask for a tensor of another rank; the Work's ``wait`` takes it."""
+        check_rank("source", source, self.size())
         return self._receive(tensors, source, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> Receiving:

@@ -2,8 +2,9 @@
 
 A call has one meeting or more. Before the first, each rank posts its call; after it, all compare.
 A wait spins for a moment (the others are usually microseconds away), then sleeps in the kernel,
-and wakes at least five times a second to see whether somebody died. Each counter is written by its
-rank alone and added to inside the kernel, which orders memory on every processor (see ``futex``).
+and wakes at least five times a second to see whether somebody died. Somebody who waits long says
+so in words. Each counter is written by its rank alone and added to inside the kernel, which orders
+memory on every processor (see ``futex``).
 
 Calls alternate between two posts a rank. That is enough: nobody posts the next but one call
 before everyone has come to the next one, and so has compared this one.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 import time
 from collections.abc import Sequence
 
@@ -20,6 +22,7 @@ from unisono.c10d.calls import CALL_BYTES, describe, encode
 from unisono.c10d.layout import ARRIVALS, CALLS, POST_BYTES, POSTS, is_crowded
 from unisono.c10d.peers import Departure, Peers
 from unisono.c10d.region import Region
+from unisono.comm.barrier import NOTICE_AFTER_S
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
 NO_NOTE = -1
@@ -167,6 +170,7 @@ class Meeting:
 
     def _sleep(self, missing: list[int], target: int) -> None:
         start = time.monotonic()
+        is_told = False
         while missing:
             other = missing[0]
             seen = self._region.words[self._arrivals_at[other]]
@@ -181,6 +185,11 @@ class Meeting:
             waited_s = time.monotonic() - start
             if waited_s >= self._timeout_s:
                 raise self._late(missing, waited_s)
+            if waited_s >= NOTICE_AFTER_S and not is_told:
+                is_told = True
+                if self.rank < min(set(self._others) - set(missing), default=self.rank + 1):
+                    sight = self._sight(missing, f"has waited {waited_s:.0f} s")
+                    print(f"unisono: in {self._here()} {sight}.", file=sys.stderr, flush=True)
             slice_s = min(SLEEP_AT_MOST_S, self._timeout_s - waited_s)
             self._region.sleep_while(self._lines[other] + ARRIVALS, seen, slice_s)
 
@@ -215,15 +224,19 @@ class Meeting:
         )
 
     def _late(self, missing: list[int], waited_s: float) -> WaitTimeoutError:
-        names = self.names
-        there = " and ".join(f"rank {names[r]} ({self._last_seen(r)})" for r in missing)
         return WaitTimeoutError(
-            f"every rank must come to {self._here()}, but after {waited_s:.1f} s rank "
-            f"{names[self.rank]} still waits for {there}: look at what it does there, or at "
-            f"code that not every rank runs.",
-            missing=tuple(names[rank] for rank in missing),
+            f"every rank must come to {self._here()}, but after {waited_s:.1f} s "
+            f"{self._sight(missing, 'still waits')}: look at what it does there, at code that not "
+            f"every rank runs, or for calls of several groups that ranks start in another order "
+            f"(with `async_op=True`, too, each is carried out where it is called).",
+            missing=tuple(self.names[rank] for rank in missing),
             waited_s=waited_s,
         )
+
+    def _sight(self, missing: Sequence[int], does: str) -> str:
+        names = self.names
+        there = " and ".join(f"rank {names[r]} ({self._last_seen(r)})" for r in missing)
+        return f"rank {names[self.rank]} {does} for {there}"
 
     def _here(self) -> str:
         return f"{describe(self._call, self.names)} (call {self._num_calls})"

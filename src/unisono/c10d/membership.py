@@ -74,7 +74,8 @@ class Membership:
         with self._lock:
             self._meeting.announce(call, note, timeout_s)
             try:
-                act(self._board, *arguments)
+                with torch.inference_mode():  # it may write to tensors of either kind
+                    act(self._board, *arguments)
             except MismatchError:
                 raise  # on every rank, and at the same meeting: the group lives on
             except BaseException as error:

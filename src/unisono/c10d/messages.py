@@ -9,7 +9,8 @@ marks the block as read; the sender takes such blocks back when it sends again::
     sender   heap: │ read? │ contents … │     ring: │ tag, numel, offset, dtype │ …
     receiver arrived: entries that nobody has asked for yet     posted: receives not yet matched
 
-Only a ring with 1,024 entries that nobody fetched makes a sender wait.
+Only a ring with 1,024 entries that nobody fetched makes a sender wait. Meanwhile it fetches what
+has come to itself, so two that send to each other never wait for each other.
 """
 
 from __future__ import annotations
@@ -163,6 +164,7 @@ class Messages:
         with self._lock:
             sent = self._region.word(ring + SENT)
             if (sent - self._region.word(ring + TAKEN)) % _COUNTER >= RING_ENTRIES:
+                self._progress()  # the reader may be waiting for us to fetch
                 return False
             place = ring + ENTRIES + sent % RING_ENTRIES * ENTRY_BYTES
             self._region.memory.write(place, _ENTRY.pack(*entry))
@@ -204,7 +206,8 @@ class Messages:
         if (entry.numel, DTYPES[entry.dtype_code]) == (tensor.numel(), tensor.dtype):
             contents = entry.offset + _READ_FLAG_BYTES
             vector = self._region.flat(contents, entry.numel, tensor.dtype)
-            tensor.copy_(vector.view(tensor.shape))
+            with torch.inference_mode():  # the tensor may be made in it, or not
+                tensor.copy_(vector.view(tensor.shape))
         else:
             receive.error = MismatchError(
                 f"a message and its receive must agree, but rank {self._name(source)} has sent "

@@ -8,6 +8,7 @@ divided by W. Elements of half precision are rounded after each addition, as glo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -42,8 +43,21 @@ def check(reduction: str, dtype: torch.dtype) -> None:
         raise TypeError(f"AVG needs floating-point elements, but got {dtype}: use SUM and divide.")
     if reduction in ("MIN", "MAX") and dtype.is_complex:
         raise TypeError(f"{reduction} needs an order, but {dtype} has none: reduce its real view.")
-    if dtype.itemsize == 1 and dtype.is_floating_point:
-        raise TypeError(f"8-bit floats can be moved but not reduced, but got {dtype}: widen them.")
+    if not _is_known_to_torch(reduction, dtype):
+        raise TypeError(
+            f"torch has no {reduction} of {dtype} on a CPU, so such tensors can be moved but not "
+            f"reduced: widen them first."
+        )
+
+
+@functools.cache
+def _is_known_to_torch(reduction: str, dtype: torch.dtype) -> bool:
+    one = torch.zeros(1, dtype=dtype)
+    try:
+        combine(reduction, [one, one], torch.empty_like(one))
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
 
 
 def combine(reduction: str, values: Sequence[torch.Tensor], out: torch.Tensor) -> None:

@@ -40,7 +40,8 @@ def as_vector(tensor: torch.Tensor) -> torch.Tensor:
 def write_back(vector: torch.Tensor, tensor: torch.Tensor) -> None:
     """Put a vector from :func:`as_vector` into its tensor, where it is a copy."""
     if vector.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(vector.view(tensor.shape))
+        with torch.inference_mode():  # the tensor may be made in it, or not
+            tensor.copy_(vector.view(tensor.shape))
 
 
 def rows(vector: torch.Tensor, num_rows: int) -> list[torch.Tensor]:

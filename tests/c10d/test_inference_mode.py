@@ -1,0 +1,84 @@
+"""Calls in torch's inference mode, and with tensors that were made in it."""
+
+import contextlib
+
+import pytest
+import torch
+import torch.distributed as dist
+
+WHERE = {"inside": torch.inference_mode, "outside": contextlib.nullcontext}
+
+
+def root_0(kind):
+    made = kind()
+    made.rootRank = 0
+    return made
+
+
+def exchange(group, rank, tensor):
+    group.send([tensor], 1 - rank, 0)
+    group.recv([tensor], 1 - rank, 0).wait()
+
+
+def all_gather(group, rank, tensor):
+    gathered = [torch.empty_like(tensor), tensor]
+    group.allgather([gathered], [tensor.clone()])
+    tensor.copy_(sum(gathered))
+
+
+CALLS = {
+    "all_reduce": (lambda group, rank, tensor: group.allreduce([tensor]), (3, 3)),
+    "broadcast": (
+        lambda group, rank, tensor: group.broadcast([tensor], root_0(dist.BroadcastOptions)),
+        (1, 1),
+    ),
+    "reduce": (
+        lambda group, rank, tensor: group.reduce([tensor], root_0(dist.ReduceOptions)),
+        (3, 2),
+    ),
+    "all_gather": (all_gather, (3, 3)),
+    "messages": (exchange, (2, 1)),
+}
+
+
+@pytest.mark.parametrize("size", [5, 100_000, (3, 4)])
+@pytest.mark.parametrize("first", WHERE)
+@pytest.mark.parametrize("call", CALLS)
+def test_it_makes_no_difference(as_ranks, call, first, size):
+    act, wanted = CALLS[call]
+    last = "inside" if first == "outside" else "outside"
+
+    def made(rank):
+        tensor = torch.full((size,) if isinstance(size, int) else size, rank + 1.0)
+        return tensor if isinstance(size, int) else tensor.t()
+
+    def work(group, rank):
+        seen = []
+        for mode in (first, last, first):
+            with WHERE[mode]():
+                tensor = made(rank)
+                act(group, rank, tensor)
+                seen.append(tensor.unique().tolist())
+        with torch.inference_mode():
+            tensor = made(rank)
+        if call != "all_gather":  # which writes to the tensor itself
+            act(group, rank, tensor)
+            seen.append(tensor.unique().tolist())
+        return seen
+
+    for rank, seen in enumerate(as_ranks(2, work)):
+        assert seen == [[wanted[rank]]] * len(seen)
+
+
+def test_what_is_reduced_outside_can_still_be_differentiated(as_ranks):
+    def work(group, rank):
+        weight = torch.ones(3, requires_grad=True)
+        loss = (weight * weight).sum()
+        with torch.no_grad():
+            group.allreduce([weight])
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        (weight * weight).sum().backward()
+        return weight.grad.tolist()
+
+    assert as_ranks(2, work) == [[4.0] * 3] * 2
