@@ -100,6 +100,7 @@ def written(fault):
     return f"{fault.kind}:" + ",".join(f"{k}={v}" for k, v in fields if v not in (None, ""))
 
 
+@pytest.mark.slow
 @given(st.lists(FAULTS).map(tuple))
 def test_what_is_written_is_read(faults):
     assert read_faults(";".join(map(written, faults))) == faults

@@ -141,6 +141,7 @@ def train(directory, steps=40, **options):
     return (directory / "best.safetensors").read_bytes(), best.best, best.step, weights.seen
 
 
+@pytest.mark.slow
 def test_the_file_is_of_the_best_validation(tmp_path):
     _, best, step, seen = train(tmp_path)
     values = [value for value, _ in seen]
@@ -154,6 +155,7 @@ def test_the_file_is_of_the_best_validation(tmp_path):
     assert not all(map(torch.equal, model.parameters(), seen[at][1]))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_taken_up_judges_as_one_that_never_stopped(tmp_path):
     undisturbed = train(tmp_path / "whole")
     for steps in (10, 17, 40):

@@ -96,6 +96,7 @@ def test_workers_and_losses_of_them_change_nothing(monkeypatch):
         assert unisono.launch(train, workers=3) == [alone] * 3
 
 
+@pytest.mark.slow
 def test_a_stopped_run_stays_stopped_and_goes_on_if_wanted(tmp_path):
     undisturbed = train()
     train(epochs=2, directory=tmp_path)

@@ -77,6 +77,7 @@ def train(directory=None, steps=STEPS, **options):
     return means, total, ema.num_averaged, trainer.digest()
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_the_run_does(tmp_path):
     undisturbed = train()
     train(tmp_path, steps=7)
@@ -93,6 +94,7 @@ def test_workers_and_losses_of_them_change_nothing(monkeypatch):
     assert unisono.launch(train, workers=2) == [alone] * 2
 
 
+@pytest.mark.slow
 def test_averages_of_a_large_model_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("unisono.engine.state._BLOB_BYTES", 1 << 12)  # larger than that
     undisturbed = train()

@@ -141,6 +141,7 @@ def collections():
     gc.freeze()
 
 
+@pytest.mark.slow
 def test_garbage_is_collected_at_the_same_steps_and_never_else(collections):
     looks = Looks()
     gc.collect()

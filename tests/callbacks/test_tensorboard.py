@@ -80,6 +80,7 @@ def test_some_steps_are_left_out(tmp_path):
     assert (found["train/loss"], found["validation/loss"]) == ([0, 4, 8], [2, 5, 8])
 
 
+@pytest.mark.slow
 def test_a_run_that_is_taken_up_hides_what_comes_again(tmp_path):
     train(tmp_path / "whole")
     train(tmp_path / "parts", epochs=2, checkpoint_every=2)

@@ -74,6 +74,7 @@ def test_a_damaged_commit_file_is_found_or_says_the_same(whole):
         (whole / COMMIT).write_bytes(data)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(
     st.recursive(

@@ -113,6 +113,7 @@ LAYOUTS = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=9), LAYOUTS, max_size=5),
@@ -266,6 +267,7 @@ def test_a_tensor_outside_of_the_slot_is_refused(change):
         slots.files_of(slot, 64)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_no_damage_makes_us_fall(data):

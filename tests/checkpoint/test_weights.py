@@ -348,6 +348,7 @@ def files(tmp_path_factory):
     return folder, files
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(list(SAVERS)), st.data())
 def test_a_damaged_file_is_refused_or_loads_in_whole(files, saver, data):

@@ -221,6 +221,7 @@ def test_a_wait_ends_when_its_time_is_up_and_names_who_is_missing(page_of):
     assert e.value.missing == (2,)
 
 
+@pytest.mark.slow
 def test_a_long_wait_is_told_once_by_one_rank(page_of):
     page = page_of(3)
     said = []

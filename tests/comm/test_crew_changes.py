@@ -232,6 +232,7 @@ def disasters(draw):
     return world_size, deaths, chunks
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(disasters())
 def test_whoever_dies_wherever_those_who_are_left_have_heard_the_same(case):

@@ -116,6 +116,7 @@ def test_truncation_before_packing_is_an_error(file: Path) -> None:
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @given(code=st.sampled_from(sorted(TYPES)), shape=shapes, packed=st.booleans(), data=st.data())
 def test_any_file_is_read_whole_or_refused_when_cut(
     code: int, shape: list[int], packed: bool, data: st.DataObject
@@ -190,6 +191,7 @@ def test_nothing_is_allocated_on_the_word_of_a_header(
     assert peak_bytes < 8 << 20
 
 
+@pytest.mark.slow
 def test_a_gzip_bomb_is_unpacked_no_further_than_its_header_says(file: Path) -> None:
     file.write_bytes(gzip.compress(header(0x08, 5) + bytes(64 << 20)))
     tracemalloc.start()

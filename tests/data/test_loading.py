@@ -93,6 +93,7 @@ def test_entries_of_a_subset_that_name_one_sample_are_two_samples():
     assert set(first).isdisjoint(second)
 
 
+@pytest.mark.slow
 def test_no_two_of_many_samples_share_what_torch_takes_of_a_seed(monkeypatch):
     # Of random seeds some would: torch's generator takes 32 bits of them.
     seeds = []
@@ -171,6 +172,7 @@ def test_upcoming_leaves_out_shards_without_samples():
     assert list(upcoming(plan, range(3), Place(0, 0, 2), 2)) == [(0, 0, 2), (0, 1, 1)]
 
 
+@pytest.mark.slow
 def test_batches_are_the_same_whoever_reads_and_wherever_the_run_goes():
     wanted = [
         *((Place(0, 0, shard), range(2)) for shard in (0, 1)),
@@ -278,6 +280,7 @@ def test_a_batch_that_cannot_travel_is_refused_in_words():
             processes.close()
 
 
+@pytest.mark.slow
 def test_a_loader_process_that_is_killed_is_explained():
     def kill(index):
         if multiprocessing.parent_process() is not None and index == 17:
@@ -390,6 +393,7 @@ def test_digest_is_the_same_on_any_number_of_workers_with_loader_processes(alone
         assert sorted(here) == sorted(sum(there, []))
 
 
+@pytest.mark.slow
 def test_a_run_resumes_in_the_midst_of_an_epoch_with_other_loader_processes(tmp_path):
     dataset = augmenting.Noisy("numpy")
     whole = augmenting.train(dataset, 0, totals={"steps": 12})

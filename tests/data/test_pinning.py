@@ -50,6 +50,7 @@ def test_every_tensor_is_pinned_and_all_else_stays(marked):
     assert pinned(Odd()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loader_workers", [0, 1])
 def test_batches_are_pinned_where_there_is_a_gpu(monkeypatch, marked, loader_workers):
     def means(**options):

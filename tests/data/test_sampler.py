@@ -144,6 +144,7 @@ def test_sampler_and_shuffle_exclude_each_other():
 # What follows from it
 
 
+@pytest.mark.slow
 def test_a_sampler_that_shuffles_as_we_do_gives_the_same_bits():
     trainer = augmenting.make()
     ours = trainer.fit(augmenting.Noisy(), batch_size=augmenting.BATCH_SIZE, steps=12).digest
@@ -212,6 +213,7 @@ def test_a_sampler_is_asked_once_for_each_epoch():
     assert asked == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_loader_processes_read_what_the_sampler_says():
     assert train(weighted, 2) == train(weighted)
 
@@ -227,6 +229,7 @@ def test_a_loader_process_that_is_told_another_order_says_so():
 # Resuming
 
 
+@pytest.mark.slow
 def test_a_run_resumes_in_the_midst_of_an_epoch_in_the_order_of_the_sampler(tmp_path):
     whole = train(weighted)
     for loader_workers, steps in ((0, 3), (1, 8), (0, 12)):

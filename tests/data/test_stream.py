@@ -96,6 +96,7 @@ class Numbers(IterableDataset):
 # What is read
 
 
+@pytest.mark.slow
 def test_a_stream_gives_the_bits_of_a_list_that_is_not_shuffled(stream):
     expected = train(Listed(), validate=Listed(), steps=7)
     assert train(stream, validate=stream, steps=7) == expected
@@ -144,6 +145,7 @@ def test_a_process_that_is_forked_from_a_reader_begins_for_itself():
         processes.close()
 
 
+@pytest.mark.slow
 def test_epochs_are_alike_unless_the_stream_is_told_of_them(tmp_path):
     turned = Turned(tmp_path / "lines")
     expected = train(Listed(), steps=5)
@@ -220,6 +222,7 @@ def test_evaluation_and_prediction_take_streams_too(stream):
     assert torch.equal(*rows)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_in_the_midst_of_an_epoch_of_a_stream(stream, tmp_path):
     whole = train(stream)
     for loader_workers, steps in ((0, 3), (2, 8), (0, 12)):

@@ -39,5 +39,6 @@ def gradients(rank):
     return [dense.module.weight.grad, sparse.module.weight.grad.to_dense()]
 
 
+@pytest.mark.slow
 def test_a_torch_that_has_one_name_only_will_do(on_ranks):
     assert on_ranks("gloo", 3, gather_by_both) == [True] * 3

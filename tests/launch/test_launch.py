@@ -53,6 +53,7 @@ def test_values_come_back_in_rank_order(workers: int) -> None:
     assert values == [(rank, workers, "x") for rank in range(workers)]
 
 
+@pytest.mark.slow
 def test_local_functions_and_large_values_travel() -> None:
     offset = torch.arange(1_000_000)
     values = unisono.launch(lambda: offset + unisono.world().rank, workers=2)
@@ -327,6 +328,7 @@ def test_closing_a_server_that_still_loads_does_not_wait_for_it() -> None:
     assert server.wait() in (0, -signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_ctrl_c_cannot_reach_a_server_that_still_starts_and_can_reach_workers() -> None:
     server = ForkServer.start(dict(os.environ))
     status = Path(f"/proc/{server.pid}/status").read_text()

@@ -110,6 +110,7 @@ def speak_thrice() -> int:
     return 7
 
 
+@pytest.mark.slow
 def test_a_stream_that_raises_ends_no_job_and_is_told_once(monkeypatch: pytest.MonkeyPatch):
     told, out = io.StringIO(), Failing(2)
     monkeypatch.setattr(sys, "__stderr__", told)

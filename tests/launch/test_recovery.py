@@ -647,6 +647,7 @@ def move(world: World, what: str, now: float) -> None:
             world.take(Gone(rank))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(
     st.integers(1, 5),

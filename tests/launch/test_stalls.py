@@ -98,6 +98,7 @@ def test_quiet_for_so_long_is_stalled(quiet_s: dict[int, float], expected: list[
     assert stalled(watched, 60.0) == expected
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from([FREE, AWAITED, STOPPED])), min_size=1),

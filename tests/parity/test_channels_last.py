@@ -60,6 +60,7 @@ def test_the_same_bits_on_one_and_three_workers():
         assert (digest, strides, means) == (alone[0], alone[1], alone[3])
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_and_weights_are_saved_in_any_layout(tmp_path, capsys):
     undisturbed = train("adamw", 2)
     train("adamw", 2, 4, directory=tmp_path)

@@ -45,6 +45,7 @@ def digests(shards):
     return [train(*recipe, shards)[0] for recipe in RECIPES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "interval"), RECIPES)
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # as a step is skipped
 @pytest.mark.usefixtures("one_thread")

@@ -96,6 +96,7 @@ def test_a_worker_killed_meanwhile_changes_no_bit_and_no_scale(monkeypatch, phas
         assert found[:2] == alone
 
 
+@pytest.mark.slow
 def test_the_scale_goes_on_with_a_run_that_is_taken_up_again(tmp_path):
     undisturbed = train("adamw", 2)[:2]
     for steps in (2, 8):

@@ -17,6 +17,7 @@ def summed(numbers):
     return total
 
 
+@pytest.mark.slow
 @given(st.lists(st.one_of(finite, st.floats(-1e3, 1e3, width=32))))
 def test_a_sum_is_rounded_once(numbers):
     try:
@@ -26,6 +27,7 @@ def test_a_sum_is_rounded_once(numbers):
     assert summed(numbers).rounded().hex() == expected.hex()
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(finite)), st.randoms())
 def test_order_and_groups_change_no_bit(groups, random):
     whole = summed(number for group in groups for number in group)

@@ -33,6 +33,7 @@ def test_shards_take_every_s_th_sample_and_the_last_batch_is_short(batch, expect
     assert [plan.shard_size(batch, shard) for shard in range(3)] == [len(e) for e in expected]
 
 
+@pytest.mark.slow
 @given(plans, st.integers(0, 3))
 def test_every_sample_counts_once_an_epoch(plan, epoch):
     order = plan.order(epoch)
@@ -45,6 +46,7 @@ def test_every_sample_counts_once_an_epoch(plan, epoch):
     assert sorted(seen) == list(range(plan.num_samples))
 
 
+@pytest.mark.slow
 @given(plans, st.integers(0, 3))
 def test_shards_of_a_batch_are_the_batch(plan, epoch):
     order = plan.order(epoch)
@@ -56,6 +58,7 @@ def test_shards_of_a_batch_are_the_batch(plan, epoch):
         assert plan.num_batch_samples(batch) == stop - start
 
 
+@pytest.mark.slow
 @given(plans, st.integers(0, 3))
 def test_a_shard_gets_what_torchs_sampler_gives_without_its_padding(plan, epoch):
     order = plan.order(epoch)
@@ -104,6 +107,7 @@ def said(order, **options):
     return SamplePlan(len(order), 4, 2, sampler="said", order_of=lambda epoch: order, **options)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30))
 def test_a_sample_that_comes_again_is_told_from_the_first(order):
     repeats = said(order).repeats(0)

@@ -98,6 +98,7 @@ def shards_in(runs):
     return [shard for run in runs for shard in run]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(losses())
 def test_after_any_losses_every_shard_is_held_once_and_what_survivors_held_is_unchanged(case):
@@ -115,6 +116,7 @@ def test_after_any_losses_every_shard_is_held_once_and_what_survivors_held_is_un
             assert held[rank] == [*before[rank], *new[rank]]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(losses())
 def test_new_runs_are_ascending_and_apart_and_workers_get_equally_many(case):
@@ -132,6 +134,7 @@ def test_new_runs_are_ascending_and_apart_and_workers_get_equally_many(case):
         assert max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(losses())
 def test_the_order_in_which_ranks_are_listed_does_not_matter(case):

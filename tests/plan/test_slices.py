@@ -33,6 +33,7 @@ def test_pieces_are_every_parameter_once_in_order(numels, workers):
     assert pieces == sorted(pieces, key=lambda piece: (piece.index, piece.start))
 
 
+@pytest.mark.slow
 @given(sizes, st.integers(1, 9))
 def test_cuts_keep_every_element_in_its_place_of_a_vector(numels, workers):
     for mine in cut(numels, workers):
@@ -41,6 +42,7 @@ def test_cuts_keep_every_element_in_its_place_of_a_vector(numels, workers):
             assert piece.stop % CUT_ELEMENTS == 0 or piece.stop == numels[piece.index]
 
 
+@pytest.mark.slow
 @given(sizes, st.integers(1, 9))
 def test_workers_get_about_the_same(numels, workers):
     loads = [sum(p.stop - p.start for p in mine) for mine in cut(numels, workers)]

@@ -68,6 +68,7 @@ def computed(shards, workers):
     return slots[0]
 
 
+@pytest.mark.slow
 @given(st.integers(1, 40).flatmap(lambda s: st.tuples(st.just(s), st.integers(1, s))))
 def test_every_placement_makes_the_same_additions(case):
     shards, workers = case

@@ -138,6 +138,7 @@ def test_last_words_are_not_cut_at_the_end():
 LINES = list(run_lines(num_steps=40, lost_at=20, fails=True))
 
 
+@pytest.mark.slow
 @given(
     num_lines=st.integers(0, len(LINES)),
     width=st.integers(0, 130),

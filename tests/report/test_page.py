@@ -81,6 +81,7 @@ def test_nothing_ends_the_script_that_holds_the_data():
     assert json.loads(text)[0]["data"] == [{"name": "</script><!--", "y": [None, 0.333333]}]
 
 
+@pytest.mark.slow
 def test_plots_are_made_of_what_plotly_knows():
     from plotly.graph_objects import Figure as PlotlyFigure
 

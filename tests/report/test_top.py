@@ -39,6 +39,7 @@ def train(directory):
     return trainer.digest()
 
 
+@pytest.mark.slow
 def test_a_real_run_is_shown(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "/somewhere/train.py", "--quick"])
     digest = train(tmp_path)

@@ -87,6 +87,7 @@ def test_a_directory_that_is_a_file_is_refused_in_words(tmp_path):
         fit(tmp_path / "a file", 1)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over_with_the_reason(tmp_path, capsys):
     whole = fit(None, 12)
     fit(tmp_path, 8, checkpoint_every=3)

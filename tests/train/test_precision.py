@@ -48,6 +48,7 @@ def test_one_shard_has_the_bits_of_a_plain_loop_with_autocast():
         assert tensor.dtype == torch.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )

@@ -22,6 +22,7 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.dictionaries(st.text(max_size=5), PLAIN, max_size=5))
 def test_plain_values_come_back_equal(state):
