@@ -39,6 +39,17 @@ def test_wrong_input_gets_one_sentence_and_status_2(arguments: list[str], words:
     assert result.output.count("\n") == 1
 
 
+def test_checkpoints_that_cannot_be_listed_are_told_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / "checkpoints").touch()
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "checkpoints").symlink_to(tmp_path)
+    for name, words in (("file", "must be readable, but"), ("link", "must be a folder, but is a")):
+        result = CliRunner().invoke(main, ["checkpoints", str(tmp_path / name)])
+        assert (result.exit_code, result.output.count("\n")) == (2, 1)
+        assert words in result.output
+
+
 def test_faults_from_the_environment_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNISONO_FAULTS", "kil:rank=1")
     result = CliRunner().invoke(main, ["run", __file__])

@@ -252,13 +252,22 @@ def checkpoints(directory: str) -> None:
       unisono checkpoints runs/mnist
     """
     from unisono.checkpoint.store import Store
+    from unisono.errors import CheckpointError
 
     if not os.path.isdir(directory):
         raise _Refusal(
             f"DIRECTORY must be a run's folder, but {directory!r} is none: name what the script "
             "passes as `directory` to its Trainer."
         )
-    entries = Store(Path(directory)).entries()
+    try:
+        entries = Store(Path(directory)).entries()
+    except CheckpointError as error:
+        raise _Refusal(str(error)) from None
+    except OSError as error:
+        raise _Refusal(
+            f"the checkpoints in DIRECTORY must be readable, but {error.filename!r} is not: "
+            f"{error.strerror}."
+        ) from None
     for entry in entries:
         state = (
             f"damaged: {entry.trouble}" if entry.trouble else f"whole, {entry.num_bytes:,} bytes"

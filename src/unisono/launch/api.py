@@ -164,7 +164,7 @@ def _job(
 def _unpack(result: bytes) -> Any:
     import cloudpickle
 
-    return cloudpickle.loads(result)
+    return cloudpickle.loads(result) if result else None  # it left by `sys.exit(0)`
 
 
 def _failure(state: JobState, workers: int) -> tuple[Exception, WorkerError | None]:
