@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import TensorDataset
 
 import unisono
@@ -132,6 +133,28 @@ def a_schedule_over_few_elements():
     return model.weight.tolist()
 
 
+class Slowing(torch.optim.Optimizer):
+    """Counts its steps in its groups."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr, "count": 0})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            group["count"] += 1
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=-group["lr"] / group["count"])
+
+
+def an_optimizer_that_counts_in_its_groups():
+    trainer = make(optimizer=Slowing)
+    trainer.fit(data(), batch_size=10, steps=4)
+    counts = [group["count"] for group in trainer.run.optimizer.param_groups]
+    trainer.fit(data(), batch_size=10, steps=8)
+    return counts, trainer.digest()
+
+
 def one_after_the_other(programs):
     return [program() for program in programs]
 
@@ -150,6 +173,7 @@ def one_after_the_other(programs):
         pytest.param([a_loss_that_closes_over_its_model], marks=pytest.mark.slow),
         pytest.param([a_model_of_one_batch_size], marks=pytest.mark.slow),
         pytest.param([state_changed_between_fits], marks=pytest.mark.slow),
+        pytest.param([an_optimizer_that_counts_in_its_groups], marks=pytest.mark.slow),
     ],
     ids=lambda programs: " and ".join(program.__name__ for program in programs),
 )
@@ -166,6 +190,23 @@ def digest_on_one_rank():
     if unisono.world().rank == 0:
         trainer.digest()
     trainer.evaluate(data(), batch_size=10)
+
+
+def average_in_a_hook(use):
+    trainer = make()
+    average = AveragedModel(trainer.run.model)
+    update = lambda *_: average.update_parameters(trainer.run.model)  # noqa: E731
+    trainer.run.optimizer.register_step_post_hook(update)
+    trainer.fit(data(), batch_size=10, steps=2)
+    getattr(trainer, use)(data(), batch_size=10, model=average)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", ["evaluate", "predict"])
+def test_another_model_that_differs_between_workers_is_refused(use):
+    unisono.launch(average_in_a_hook, use, workers=1)
+    with pytest.raises(unisono.MismatchError, match="the digest of `model` must be the same"):
+        unisono.launch(average_in_a_hook, use, workers=2)
 
 
 def test_a_call_on_one_rank_alone_is_named_on_both_sides():

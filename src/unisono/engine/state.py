@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.checkpoint.contents import check_groups
+from unisono.checkpoint.contents import check_groups, put_back_groups
 from unisono.comm.host import Live
 from unisono.comm.team import Team
 from unisono.engine.arena import Arena, Plan, lay_out, size_of
@@ -202,6 +202,8 @@ class SharedState:
             facts, extras = self.newest()
             named = named_parameters(self._model, self._optimizer)
             put_back_state(self._optimizer, named, extras, facts["numbers"])
+            if everywhere:
+                put_back_groups(facts["groups"], self._optimizer)  # its step may change options
 
     def unbind(self) -> None:
         """Give this worker's model tensors of its own again; values stay those of the last step."""
