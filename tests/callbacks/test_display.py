@@ -1,5 +1,8 @@
+import errno
 import io
+import os
 import re
+import sys
 
 import pytest
 from rich.console import Console
@@ -202,6 +205,40 @@ def test_one_that_never_led_has_no_display_to_stop():
     relay.say("unheard")
     relay.stop()
     assert made == []
+
+
+class Broken(io.StringIO):
+    """Takes nothing."""
+
+    def __init__(self, code):
+        super().__init__()
+        self._code = code
+
+    def write(self, text):
+        raise OSError(self._code, os.strerror(self._code))
+
+    def isatty(self):
+        return self._code == errno.EIO
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EPIPE, errno.EIO], ids=os.strerror)
+def test_a_run_that_cannot_be_shown_goes_on_and_is_told_of_once(code, monkeypatch, capsys):
+    monkeypatch.setattr(display_module, "_REDRAW_EVERY_S", 0.0)
+    monkeypatch.setattr(sys, "stdout", Broken(code))
+    monkeypatch.setenv("TERM", "xterm")
+    relay = Relay(lambda: True, display)
+    relay.start(0, 3)
+    for _ in range(3):
+        relay.step(0, 0.5, 32)
+        relay.say("a line")
+    relay.stop()
+    relay.start(3, 4)
+    relay.say("another line")
+    relay.stop()
+    assert capsys.readouterr().err == (
+        f"unisono: the run is not shown any more, since standard output takes nothing "
+        f"({os.strerror(code)}); it goes on.\n"
+    )
 
 
 def test_what_is_said_outside_of_a_run_is_a_line_and_no_more():
