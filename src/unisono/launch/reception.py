@@ -8,13 +8,16 @@ It decides nothing: what to do is said by ``recovery``, and this does it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+from unisono.checkpoint.claim import Claim, claim
 from unisono.checkpoint.keeper import Keeper, Kept, newest_kept
 from unisono.checkpoint.places import Places
 from unisono.comm.channel import Message
 from unisono.comm.control import ControlPage
+from unisono.errors import CheckpointError
 from unisono.launch import events, recovery
 from unisono.launch.memories import SharedMemories
 from unisono.launch.recovery import LOOP
@@ -70,6 +73,7 @@ class Reception:
         self._wake = wake
         self._say = say
         self._memories = SharedMemories()
+        self._claims: list[Claim | None] = []
         self._writing: tuple[Kept, int | None] | None = None
         self._to_write: list[tuple[Kept, int | None, bool]] = []
         self._begun: set[int] = set()
@@ -109,6 +113,8 @@ class Reception:
                 self._take(events.LoopBegan(header["index"], header["facts"]))
             case "end of loop":
                 self._take(events.Came(header["index"], LOOP, message.payload))
+            case "claim":
+                self._staff.send(rank, {"type": "claimed", "reason": self._claim(header)})
             case "keep":
                 self._to_write.append((Kept(**header["slot"]), rank, header["wait"]))
                 self._write_next()
@@ -178,6 +184,7 @@ class Reception:
         """Let go of everything."""
         self._keeper.wait()
         self._memories.close()
+        self._claims.clear()
 
     def stand_down(self) -> None:
         """Let nobody join or go on any more: the job ends."""
@@ -223,6 +230,13 @@ class Reception:
         ]
         if self._writing is not None and self._writing[1] == rank:
             self._writing = (self._writing[0], None)
+
+    def _claim(self, header: Mapping[str, Any]) -> str:
+        try:
+            self._claims.append(claim(Path(header["directory"])))
+        except CheckpointError as error:
+            return str(error)
+        return ""
 
     def _give_memory(self, rank: int, key: int, num_bytes: int) -> None:
         try:

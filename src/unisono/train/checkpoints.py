@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from unisono.checkpoint.claim import Claim, claim
 from unisono.checkpoint.contents import Snapshot
 from unisono.checkpoint.every import Every
 from unisono.checkpoint.folder import FILES, read_file
@@ -82,6 +83,7 @@ class Checkpoints:
         self._kept_at_s = time.monotonic()
         self._kept_step: int | None = None
         self._kept_by: int | None = None
+        self._claimed: Claim | None = None
 
     @property
     def kept_step(self) -> int | None:
@@ -101,8 +103,9 @@ class Checkpoints:
             identity: the run's.
 
         Raises:
-            CheckpointError: the run was another one.
+            CheckpointError: the run was another one, or another job uses the directory.
         """
+        self._claim()
         if not self._resume:
             self._set_aside(-1)
             return None
@@ -176,6 +179,13 @@ class Checkpoints:
             f"training has waited {waited_s:.0f} s for the disk to take the checkpoint before: "
             f"look at {self.directory}, or let checkpoints be rarer."
         )
+
+    def _claim(self) -> None:
+        """Keep other jobs out of the directory as long as this one lasts."""
+        if not isinstance(self._team.host, Link):
+            self._claimed = claim(self.directory)
+        elif reason := self._team.host.claim(str(self.directory)):
+            raise CheckpointError(reason)
 
     def _set_aside(self, step: int) -> None:
         for name in self._store.set_aside(step):
