@@ -76,7 +76,7 @@ def test_before_the_first_step_nothing_is_claimed():
     bar.start(3, 10)
     first = frames(terminal)[0]
     bar.stop()
-    assert "3/10 loss –" in first
+    assert "3/10 loss -" in first
     assert "nan" not in first
     assert "epoch" not in first
     assert "samples/s" not in first
@@ -239,6 +239,19 @@ def test_a_run_that_cannot_be_shown_goes_on_and_is_told_of_once(code, monkeypatc
         f"unisono: the run is not shown any more, since standard output takes nothing "
         f"({os.strerror(code)}); it goes on.\n"
     )
+
+
+@pytest.mark.parametrize("make", [Lines, Bar])
+@pytest.mark.parametrize(("encoding", "shown"), [("latin-1", "5.9 × ? 2"), ("ascii", "5.9 ? ? 2")])
+def test_letters_that_an_output_lacks_end_no_run(make, encoding, shown):
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
+    shower = make(Console(file=out, force_terminal=make is Bar, _environ={"TERM": "xterm"}))
+    shower.start(0, 3)
+    shower.step(0, 0.5, 32)
+    shower.say("5.9 × → 2")
+    shower.stop()
+    assert shown in raw.getvalue().decode(encoding)
 
 
 def test_what_is_said_outside_of_a_run_is_a_line_and_no_more():

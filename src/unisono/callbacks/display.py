@@ -6,7 +6,6 @@ A run that can no longer be shown (a full disk, a pipe that nobody reads) goes o
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -24,6 +23,7 @@ from rich.progress import (
 from unisono.callbacks.cell import Cell, Observed, in_notebook, launcher_draws, message_of
 from unisono.callbacks.sight import Clock, Count
 from unisono.comm.link import Link
+from unisono.words import say
 
 _REDRAW_EVERY_S = 0.25
 _LINE_EVERY_S = 30.0
@@ -134,13 +134,10 @@ class Relay:
         with contextlib.suppress(OSError):
             if broken is not None:
                 broken.stop()
-        with contextlib.suppress(OSError):
-            print(
-                f"unisono: the run is not shown any more, since standard output takes nothing "
-                f"({error.strerror or error}); it goes on.",
-                file=sys.stderr,
-                flush=True,
-            )
+        say(
+            f"the run is not shown any more, since standard output takes nothing "
+            f"({error.strerror or error}); it goes on."
+        )
 
     def _drop(self) -> None:
         """Let another display begin, here or elsewhere."""
@@ -227,7 +224,7 @@ class Bar:
             *columns(console.width), console=console, auto_refresh=False, transient=True
         )
         # Before the first step nothing is known but how far the run is.
-        self._task = self._progress.add_task("", epoch="", loss="loss –", rate="")
+        self._task = self._progress.add_task("", epoch="", loss="loss -", rate="")
 
     def start(self, done: int, total: int) -> None:
         """See :class:`Display`."""
@@ -279,4 +276,7 @@ def columns(width: int) -> tuple[ProgressColumn, ...]:
 
 
 def _print_line(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    # Not every output has letters such as → and ×.
+    encoding = getattr(console.file, "encoding", None) or "utf-8"
+    fitting = line.encode(encoding, "replace").decode(encoding)
+    console.print(fitting, highlight=False, markup=False, soft_wrap=True)

@@ -6,7 +6,6 @@ Only the first failure is told; what followed from it is not.
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable, Sequence
 
 from unisono.comm.crew import Crew
@@ -96,12 +95,6 @@ def interrupt_message(state: JobState, num_workers: int) -> str:
     ]
     ended = "its worker was" if num_workers == 1 else f"all {num_workers} workers were"
     return f"interrupted {by}; {ended} ended."
-
-
-def say(message: str) -> None:
-    """Tell the user something at once, on a line of its own even where a progress bar is drawn."""
-    start = "\r\x1b[2K" if sys.stderr.isatty() else ""
-    print(f"{start}unisono: {message}", file=sys.stderr, flush=True)
 
 
 def loss_message(

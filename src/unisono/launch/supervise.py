@@ -30,9 +30,10 @@ from unisono.launch.job import Job
 from unisono.launch.outputs import Outputs
 from unisono.launch.reception import Reception
 from unisono.launch.recovery import RESTARTS
-from unisono.launch.report import ending, say, spare_message
+from unisono.launch.report import ending, spare_message
 from unisono.launch.signals import Signals
 from unisono.launch.stalls import StallWatch
+from unisono.words import say
 
 _IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
 

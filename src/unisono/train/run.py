@@ -37,7 +37,6 @@ from unisono.engine.shared import SharedEngine
 from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import assign
 from unisono.train.checkpoints import Checkpoints, identity
-from unisono.train.interrupts import say_on_stderr
 from unisono.train.kept import Kept
 from unisono.train.loop import Loop, loop
 from unisono.train.order import SamplerOrder, plan_samples
@@ -46,6 +45,7 @@ from unisono.train.step import Step
 from unisono.train.taking_up import take_up
 from unisono.train.totals import Totals
 from unisono.whole import check_whole
+from unisono.words import say
 from unisono.world import num_devices, threads_per_worker
 
 SCALER_KEY = "grad_scaler"
@@ -137,7 +137,7 @@ class Run:
         self._kept = Kept(model, optimizer)
         if self._scaling is not None:
             self.state[SCALER_KEY] = grad_scaler
-        self.say: Callable[[str], None] = say_on_stderr
+        self.say: Callable[[str], None] = say
         self.before_snapshot: Callable[[], None] = lambda: None
         self.before_pause: Callable[[], None] = lambda: None
         self.checkpoints = (
