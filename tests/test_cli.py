@@ -28,6 +28,7 @@ from unisono.cli import main
         (["--gpus", "0,0", __file__], "`--gpus` must name"),
         (["nowhere.py"], "SCRIPT must be a Python file, but 'nowhere.py' does not exist"),
         (["."], "SCRIPT must be a Python file, but '.' is a folder"),
+        (["/dev/null"], "SCRIPT must be a file that every worker can read from its beginning"),
         ([], "SCRIPT must be a Python file, but none is named"),
         (["-m"], "SCRIPT must be a Python file, but none is named"),
     ],

@@ -387,6 +387,11 @@ def _check_script(script: str) -> None:
             f"SCRIPT must be a Python file, but {script!r} does not exist in {os.getcwd()!r}: "
             "check its name, or use `-m` for a module."
         )
+    if not os.path.isfile(script):
+        raise _Refusal(
+            f"SCRIPT must be a file that every worker can read from its beginning, but {script!r} "
+            "is a pipe or a device: write it into a file first."
+        )
     if not os.access(script, os.R_OK):
         raise _Refusal(
             f"SCRIPT must be a file you may read, but {script!r} is not: change its permissions."

@@ -21,7 +21,7 @@ from unisono.errors import CheckpointError
 from unisono.launch import events, recovery
 from unisono.launch.memories import SharedMemories
 from unisono.launch.recovery import LOOP
-from unisono.launch.report import ending, joined_message, loss_message
+from unisono.launch.report import joined_message, loss_message
 
 # Whoever makes hundreds of runs in one program does not want all of them in memory.
 _ENDED_LOOPS_AT_MOST = 8
@@ -119,8 +119,8 @@ class Reception:
                 self._to_write.append((Kept(**header["slot"]), rank, header["wait"]))
                 self._write_next()
 
-    def lost(self, rank: int, pid: int | None, exit_code: int, now: float) -> str:
-        """Make up for a worker that was killed.
+    def lost(self, rank: int, pid: int | None, how: str, now: float) -> str:
+        """Make up for a worker that was killed; `how`, in words.
 
         Returns:
             Why that cannot be done; empty when it is.
@@ -129,14 +129,14 @@ class Reception:
         step = self._control.step(rank)
         self._memories.forget(rank)
         self._let_go(rank)
-        how = f"worker {rank} {ending(exit_code)}".partition(" (")[0]
-        lost = events.Lost(rank, now, had_begun=rank in self._begun, how=how)
+        in_short = f"worker {rank} {how}".partition(" (")[0]
+        lost = events.Lost(rank, now, had_begun=rank in self._begun, how=in_short)
         self._begun.discard(rank)
         decision = recovery.decide(self.state, lost)
         if events.GiveUp() in decision.actions:
             self.state = decision.state
             return decision.reason
-        self._say(loss_message(rank, pid, exit_code, step, before, decision.state))
+        self._say(loss_message(rank, pid, how, step, before, decision.state))
         self._do(decision)
         return ""
 

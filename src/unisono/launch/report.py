@@ -68,7 +68,7 @@ def failure_message(state: JobState, num_workers: int) -> str:
     who = f"worker {cause.rank} of {num_workers}"
     if not cause.traceback:
         note = f" It could not be made up for: {cause.note}." if cause.note else ""
-        return f"{who} {ending(cause.exit_code)}{same}{others}.{note}"
+        return f"{who} {cause.how or ending(cause.exit_code)}{same}{others}.{note}"
     if cause.summary.startswith("SystemExit"):
         return f"{who} {ending(cause.exit_code)}{same}{others}:\n{cause.traceback}"
     return f"{who} raised an exception{same}{others}:\n\n{cause.traceback}{_left_before(state)}"
@@ -100,13 +100,13 @@ def interrupt_message(state: JobState, num_workers: int) -> str:
 def loss_message(
     rank: int,
     pid: int | None,
-    exit_code: int,
+    how: str,
     step: int,
     before: recovery.State,
     after: recovery.State,
 ) -> str:
-    """Tell who was lost, with what, who goes on with what, and whether somebody will come."""
-    who = f"worker {rank} (pid {pid}) {ending(exit_code)}"
+    """Tell who was lost and how, with what, who goes on with what, and whether somebody comes."""
+    who = f"worker {rank} (pid {pid}) {how}"
     then = "a replacement is starting" if after.replaces else "it is not replaced"
     if before.crew is None or rank not in before.crew.ranks:
         return f"{who} before it had joined the others; {then}."
