@@ -166,7 +166,8 @@ class Trainer:
     ) -> Summary:
         """Train until the run has come to its totals; a finished run's `fit` does nothing.
 
-        Collective: every rank calls it, in the same order.
+        Collective: every rank calls it, in the same order. The whole model is put into training
+        mode, also layers that the program has put into ``eval()``; `Run.steps` leaves that alone.
 
         Args:
             dataset: map-style, or an IterableDataset with a length, which every worker reads
