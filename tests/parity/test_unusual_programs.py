@@ -39,10 +39,11 @@ class Counting(nn.Module):
         return self.net(inputs) + 0.01 * self.count
 
 
-def make(model=None, optimizer=torch.optim.Adam, loss=loss_of, shards=4):
+def make(model=None, optimizer=torch.optim.Adam, loss=loss_of, shards=4, **options):
     torch.manual_seed(0)
     model = Counting() if model is None else model()
-    return unisono.Trainer(model, optimizer(model.parameters(), lr=0.01), loss, shards=shards)
+    made = optimizer(model.parameters(), lr=0.01)
+    return unisono.Trainer(model, made, loss, shards=shards, **options)
 
 
 def buffers_changed_between_steps():
@@ -96,6 +97,31 @@ def clipping_in_a_hook():
     return trainer.digest()
 
 
+def clip_around_step(trainer):
+    """Put clipping around the optimizer's step, as recipes do; returns what was there."""
+    optimizer = trainer.run.optimizer
+    inner = optimizer.step
+
+    def step(closure=None):
+        nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], 0.1)
+        inner(closure)
+        optimizer.zero_grad()
+
+    optimizer.step = step
+    return inner
+
+
+def clipping_around_step_in_the_second_of_three_fits():
+    trainer = make()
+    trainer.fit(data(), batch_size=10, steps=4)
+    inner = clip_around_step(trainer)
+    trainer.fit(data(), batch_size=10, steps=8)
+    clipped = trainer.digest()
+    trainer.run.optimizer.step = inner
+    trainer.fit(data(), batch_size=10, steps=12)
+    return clipped, trainer.digest()
+
+
 def state_changed_between_fits():
     trainer = make()
     trainer.fit(data(), batch_size=10, steps=4)
@@ -143,6 +169,7 @@ def one_after_the_other(programs):
         [
             buffers_changed_between_steps,
             clipping_in_a_hook,
+            clipping_around_step_in_the_second_of_three_fits,
             a_bad_sample_that_is_mended,
             a_schedule_over_few_elements,
         ],
@@ -173,12 +200,12 @@ def test_a_call_on_one_rank_alone_is_named_on_both_sides():
         unisono.launch(digest_on_one_rank, workers=2)
 
 
-def loop(trainer, after, steps=3):
+def loop(trainer, after, steps=3, loss=loss_of):
     model = trainer.run.model
     for step in trainer.run.steps(data(), batch_size=10, steps=steps):
         with step:
             for batch in step.shards:
-                step.backward(loss_of(model, batch))
+                step.backward(loss(model, batch))
         after(trainer)
 
 
@@ -203,6 +230,7 @@ def register_a_hook(trainer):
     ("after", "message"),
     [
         (register_a_hook, "must be there before a loop"),
+        (clip_around_step, "must be there before a loop"),
         (scale_in_place, "must be changed by the optimizer alone"),
         (replace_memory, "must be changed by the optimizer alone"),
         (add_a_group, "must keep its parameter groups"),
@@ -212,6 +240,31 @@ def register_a_hook(trainer):
 def test_what_would_depend_on_the_workers_is_refused_in_a_loop(after, message):
     with pytest.raises(RuntimeError, match=message):
         loop(make(), after)
+
+
+def test_clipping_around_step_has_the_bits_of_clip_norm():
+    wrapped, clipped = make(), make(clip_norm=0.1)
+    clip_around_step(wrapped)
+    for trainer in (wrapped, clipped):
+        trainer.fit(data(), batch_size=10, steps=3)
+    assert wrapped.digest() == clipped.digest()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.Adafactor])
+def test_clearing_gradients_between_steps_or_in_the_loss_does_no_harm(optimizer):
+    plain, clearing = make(optimizer=optimizer), make(optimizer=optimizer)
+
+    def clear(trainer):
+        trainer.run.optimizer.zero_grad()
+        trainer.run.model.zero_grad(set_to_none=False)
+
+    def loss(model, batch):
+        clear(clearing)
+        return loss_of(model, batch)
+
+    loop(plain, lambda _: None)
+    loop(clearing, clear, loss=loss)
+    assert plain.digest() == clearing.digest()
 
 
 def make_over(trainer):

@@ -191,6 +191,7 @@ class SharedEngine:
             RuntimeError: something else changed the parameters meanwhile.
         """
         self.state.check_untouched()
+        self.state.check_update()
         rows = self._rows.read()
         bad = non_finite_shard(rows)
         if bad is not None and self._scaling is None:

@@ -26,7 +26,7 @@ from unisono.engine.buffers import Buffers
 from unisono.engine.contents import named_parameters, updated_parameters
 from unisono.engine.kept import group_options, put_back_state, state_numbers, state_tensors
 from unisono.engine.manifest import Manifest
-from unisono.engine.optimizers import has_hooks, is_elementwise, state_like
+from unisono.engine.optimizers import is_elementwise, is_surrounded, state_like
 from unisono.engine.snapshots import Snapshots
 from unisono.engine.update import StateKey
 
@@ -127,16 +127,19 @@ class SharedState:
                 "must be changed by the optimizer alone, but something else changed them in place "
                 "or replaced their memory: do it between two loops."
             )
-        if self.is_sliced and has_hooks(self._optimizer):
-            raise RuntimeError(
-                "hooks of an optimizer's step must be there before a loop begins, but one "
-                "was registered under way: register it before."
-            )
         if len(self._optimizer.param_groups) != self._num_groups:
             raise RuntimeError(
                 f"an optimizer must keep its parameter groups while a loop is under way, but has "
                 f"{len(self._optimizer.param_groups)} instead of {self._num_groups}: add groups "
                 f"between two loops."
+            )
+
+    def check_update(self) -> None:
+        """Refuse to update pieces with an optimizer that somebody has put code around meanwhile."""
+        if self.is_sliced and is_surrounded(self._optimizer):
+            raise RuntimeError(
+                "hooks of an optimizer's `step`, and what is put around it, must be there before "
+                "a loop begins, but came under way: register or wrap before, or between two loops."
             )
 
     def copy(
