@@ -293,13 +293,61 @@ class Growing(nn.Linear):
         return super().forward(inputs)
 
 
+class Forgetting(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 4)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, inputs):
+        if hasattr(self, "mean"):
+            del self.mean
+        return super().forward(inputs)
+
+
+class Making(nn.Linear):
+    """Makes a buffer and a layer when it is called for the first time."""
+
+    def __init__(self):
+        super().__init__(8, 4)
+
+    def forward(self, inputs):
+        if not hasattr(self, "mean"):
+            self.register_buffer("mean", torch.zeros(8))
+            self.scale = nn.Linear(8, 8)
+        if self.training:
+            self.mean.lerp_(inputs.mean(0), 0.1)
+        return super().forward(self.scale(inputs) - self.mean)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
-    [(Lazy, "`mean` of Lazy was None"), (Growing, "`mean` must stay .* but became")],
+    [
+        (Lazy, "`mean` of Lazy was None"),
+        (Growing, "`mean` must stay .* but became"),
+        (Forgetting, "`mean` must stay .* but became None"),
+        (Making, r"must keep its layers.*`scale\.weight` has been added.*run the model once"),
+    ],
 )
-def test_buffers_that_change_their_form_are_refused(model, message):
+def test_models_that_change_their_form_are_refused(model, message):
     with pytest.raises(RuntimeError, match=message):
         make(model).fit(data(), batch_size=10, steps=2)
+
+
+def train_after_making():
+    model = Making()
+    torch.manual_seed(0)
+    model(torch.zeros(1, 8))
+    trainer = make(lambda: model)
+    trainer.fit(data(), batch_size=10, steps=2)
+    model.pre = model.scale
+    del model.scale
+    model.scale = nn.Sequential(model.pre, nn.ReLU())
+    trainer.fit(data(), batch_size=10, steps=4)
+    return trainer.digest()
+
+
+def test_a_model_that_has_been_run_once_may_be_trained_and_changed_between_fits():
+    assert train_after_making()
 
 
 def test_a_buffer_keeps_its_identity():

@@ -155,6 +155,7 @@ class SharedEngine:
             to be computed here too, maybe none; then this is called again.
         """
         self.state.check_untouched()
+        self.state.structure.check()
         self._team.faults.meet("gradients", step)
         if self._team.faults.flips(step):
             self._flip_a_bit()

@@ -28,6 +28,7 @@ from unisono.engine.kept import group_options, put_back_state, state_numbers, st
 from unisono.engine.manifest import Manifest
 from unisono.engine.optimizers import is_elementwise, is_surrounded, state_like
 from unisono.engine.snapshots import Snapshots
+from unisono.engine.structure import Structure
 from unisono.engine.update import StateKey
 
 # Beside the state, a snapshot has room for this much and some times the parameters: optimizers that
@@ -55,6 +56,7 @@ class SharedState:
         parameters: those that the optimizer updates, in the arena's order.
         fixed: those that it does not.
         buffers: the model's.
+        structure: what the model must go on to consist of.
         keys: for each of `parameters`, its optimizer state's names and where they lie.
         is_sliced: whether the optimizer works on pieces, with its state in the arena; else the lead
             alone has that state, and snapshots have it.
@@ -77,6 +79,7 @@ class SharedState:
         self.fixed = [p for p in model.parameters() if id(p) not in updated]
         self._all = [*self.parameters, *self.fixed]
         self.buffers = Buffers(model)
+        self.structure = Structure(model)
         self.is_sliced = is_elementwise(optimizer)
         self.keys, examples = self._plan_state()
         plan = self._plan(examples, shards)
