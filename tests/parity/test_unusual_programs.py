@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import unisono
@@ -158,6 +159,36 @@ def a_schedule_over_few_elements():
     return model.weight.tolist()
 
 
+def two_that_leave_gradients_in_each_other():
+    """Each loss goes through the other's parameters, step by step and loop by loop."""
+    torch.manual_seed(0)
+    maker, judge = nn.Linear(8, 8), nn.Linear(8, 1)
+    runs = {}
+    for name, model in (("judge", judge), ("maker", maker)):
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        runs[name] = unisono.Run(model, optimizer, shards=4)
+
+    def loss(batch, sign):
+        return F.softplus(sign * judge(maker(batch[0]))).mean()
+
+    def take(step, sign):
+        with step:
+            for batch in step.shards:
+                step.backward(loss(batch, sign))
+
+    totals = {"batch_size": 10, "steps": 3}
+    one_by_one = [run.steps(data(), **totals) for run in runs.values()]
+    for steps in zip(*one_by_one, strict=False):
+        for step, sign in zip(steps, (1, -1), strict=True):
+            take(step, sign)
+    for steps in one_by_one:
+        list(steps)
+    for name, sign in (("maker", -1), ("judge", 1), ("maker", -1)):
+        for step in runs[name].steps(data(), batch_size=10, steps=runs[name].position.step + 3):
+            take(step, sign)
+    return maker.weight.tolist(), judge.weight.tolist()
+
+
 def one_after_the_other(programs):
     return [program() for program in programs]
 
@@ -172,6 +203,7 @@ def one_after_the_other(programs):
             clipping_around_step_in_the_second_of_three_fits,
             a_bad_sample_that_is_mended,
             a_schedule_over_few_elements,
+            two_that_leave_gradients_in_each_other,
         ],
         pytest.param([validation_of_a_model_that_counts], marks=pytest.mark.slow),
         pytest.param([a_loss_that_closes_over_its_model], marks=pytest.mark.slow),
@@ -265,6 +297,69 @@ def test_clearing_gradients_between_steps_or_in_the_loss_does_no_harm(optimizer)
     loop(plain, lambda _: None)
     loop(clearing, clear, loss=loss)
     assert plain.digest() == clearing.digest()
+
+
+def backward_twice(model, batch):
+    outputs = model(batch[0])
+    outputs.square().mean().backward(retain_graph=True)
+    return F.cross_entropy(outputs, batch[1])
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_second_backward_is_refused(shards):
+    with pytest.raises(RuntimeError, match="another `backward` has left some: return the sum of"):
+        make(loss=backward_twice, shards=shards).fit(data(), batch_size=10, steps=1)
+
+
+def test_a_backward_after_the_last_shards_is_refused():
+    trainer = make(shards=1)
+    model = trainer.run.model
+    with pytest.raises(RuntimeError, match="another `backward` has left some"):
+        for step in trainer.run.steps(data(), batch_size=10, steps=2):
+            with step:
+                for batch in step.shards:
+                    step.backward(loss_of(model, batch))
+                    loss_of(model, batch).backward()
+
+
+def gradients_of_the_inputs(clears):
+    """Adversarial samples and a gradient penalty, which recipes find in either way."""
+    trainer = make(lambda: nn.Linear(8, 4))
+
+    def loss(model, batch):
+        inputs = batch[0].requires_grad_()
+        outputs = model(inputs).square().mean()
+        if clears:
+            outputs.backward()
+            gradient = inputs.grad
+            trainer.run.optimizer.zero_grad()
+        else:
+            (gradient,) = torch.autograd.grad(outputs, inputs)
+        (slope,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
+        return loss_of(model, (inputs.detach() + gradient.sign(), batch[1])) + slope.norm()
+
+    loop(trainer, lambda _: None, loss=loss)
+    return trainer.digest()
+
+
+def test_gradients_of_inputs_may_be_found():
+    assert gradients_of_the_inputs(clears=True) == gradients_of_the_inputs(clears=False)
+
+
+class Recomputing(nn.Linear):
+    """A backward pass within the backward pass."""
+
+    def __init__(self):
+        super().__init__(8, 4)
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, inputs):
+        hidden = checkpoint(self.first, inputs.requires_grad_(), use_reentrant=True)
+        return super().forward(hidden)
+
+
+def test_passes_that_are_recomputed_are_let_through():
+    make(Recomputing).fit(data(), batch_size=10, steps=2)
 
 
 def make_over(trainer):

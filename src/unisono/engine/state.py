@@ -9,6 +9,7 @@ Invariant: while it is bound, nobody but the optimizer writes to parameters; tha
 
 from __future__ import annotations
 
+import itertools
 import json
 import operator
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ from unisono.engine.update import StateKey
 # written do not exist.
 _BLOB_BYTES = 1 << 26
 _BLOB_TIMES_PARAMETERS = 8
-_VERSION = operator.attrgetter("_version")
+_VERSION, _GRADIENT = operator.attrgetter("_version"), operator.attrgetter("grad")
 
 
 class SharedState:
@@ -114,6 +115,16 @@ class SharedState:
         """Have the next backward pass allocate every gradient."""
         for parameter in self._all:
             parameter.grad = None
+
+    def check_no_gradients(self) -> None:
+        """Refuse gradients that no shard's loss has led to: they would count once per shard."""
+        gradients = map(_GRADIENT, self.parameters)
+        if any(map(operator.is_not, gradients, itertools.repeat(None))):
+            raise RuntimeError(
+                "gradients must come from the loss that is returned, or given to `step.backward`, "
+                "but another `backward` has left some: return the sum of all losses, or find "
+                "other gradients with `torch.autograd.grad`, or call `optimizer.zero_grad()` after."
+            )
 
     def remember(self) -> None:
         """Note the parameters' versions, which every change in place increments."""
