@@ -460,6 +460,36 @@ def test_parameters_over_the_same_memory_are_refused():
         check_contents(model, torch.optim.SGD(model.parameters()))
 
 
+def a_view_of_a_buffer(model):
+    model.register_buffer("history", torch.zeros(5, 3))
+    model.register_buffer("newest", model.history[1])
+
+
+def a_view_of_a_weight(model):
+    model.register_buffer("first_row", model.weight.detach()[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [(a_view_of_a_buffer, "`history` and `newest`"), (a_view_of_a_weight, "`first_row`")],
+)
+def test_buffers_over_the_memory_of_others_are_refused(change, names):
+    model = nn.Linear(3, 3)
+    change(model)
+    with pytest.raises(ValueError, match=rf"must be the same object or lie apart, .*{names}"):
+        check_contents(model, torch.optim.SGD(model.parameters()))
+
+
+def test_buffers_that_are_the_same_or_lie_apart_are_taken():
+    model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3)])
+    mask, both = torch.ones(3), torch.zeros(2, 3)
+    for number, layer in enumerate(model):
+        layer.register_buffer("mask", mask)
+        layer.register_buffer("row", both[number] if number < 2 else None)
+        layer.register_buffer("empty", mask[:0])
+    check_contents(model, torch.optim.SGD(model.parameters()))
+
+
 def test_an_optimizer_of_another_model_is_refused():
     with pytest.raises(ValueError, match="updates none of them"):
         unisono.Run(nn.Linear(2, 2), torch.optim.SGD(nn.Linear(2, 2).parameters()))
