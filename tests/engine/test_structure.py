@@ -103,6 +103,18 @@ def test_what_changes_nothing_is_let_through(change):
     model.check()
 
 
+def test_evaluation_between_two_steps_may_make_buffers_but_no_layers():
+    model = make()
+    structure = Structure(model)
+    model.register_buffer("mask", torch.ones(3))
+    structure.begin()
+    structure.check()
+    model.more = nn.Linear(2, 2)
+    structure.begin()
+    with pytest.raises(RuntimeError, match=r"`more\.weight` has been added"):
+        structure.check()
+
+
 def recomputed_in_forward(model):
     parametrizations.spectral_norm(model[0])
     parametrizations.weight_norm(model[2])

@@ -445,6 +445,22 @@ def test_a_model_that_has_been_run_once_may_be_trained_and_changed_between_fits(
     assert train_after_making()
 
 
+class Masking(nn.Linear):
+    """Makes a buffer when it is evaluated for the first time."""
+
+    def __init__(self):
+        super().__init__(8, 4)
+
+    def forward(self, inputs):
+        if not self.training and not hasattr(self, "mask"):
+            self.register_buffer("mask", torch.ones(8), persistent=False)
+        return super().forward(inputs)
+
+
+def test_a_buffer_that_validation_makes_is_let_through():
+    make(Masking).fit(data(), batch_size=10, steps=4, validate=data(), validate_every=2)
+
+
 def test_a_buffer_keeps_its_identity():
     trainer = make(shards=1)
     model = trainer.run.model

@@ -104,6 +104,7 @@ class SharedEngine:
             self._divide()
         self.state.check_untouched()
         self._keeper = keeper
+        self.state.structure.begin()
         self._buffers.begin()
         self._team.note_step(step)
         self._team.faults.meet("begin", step)

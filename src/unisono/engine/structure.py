@@ -22,6 +22,12 @@ class Structure:
         self._names = _named(model)
         self._note()
 
+    def begin(self) -> None:
+        """Let evaluation between two steps have made buffers of its own: masks, say."""
+        if [*map(len, self._buffers)] != self._num_buffers:
+            self._names = {**_named_buffers(self._model), **self._names}
+            self._note()
+
     def check(self) -> None:
         """Refuse to go on with a model that has got or lost parameters or buffers.
 
@@ -56,10 +62,15 @@ class Structure:
 
 def _named(model: nn.Module) -> dict[str, int | None]:
     """Name what has a place of its own: parameters by identity; buffers may be replaced."""
-    named: dict[str, int | None] = {name: id(p) for name, p in model.named_parameters()}
-    for prefix, module in model.named_modules():
-        named.update((f"{prefix}.{name}".lstrip("."), None) for name, _ in module._buffers.items())
-    return named
+    return {name: id(p) for name, p in model.named_parameters()} | _named_buffers(model)
+
+
+def _named_buffers(model: nn.Module) -> dict[str, int | None]:
+    return {
+        f"{prefix}.{name}".lstrip("."): None
+        for prefix, module in model.named_modules()
+        for name, _ in module._buffers.items()
+    }
 
 
 def _difference(before: dict[str, int | None], now: dict[str, int | None]) -> str:
