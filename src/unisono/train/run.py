@@ -125,6 +125,7 @@ class Run:
         seed = check_whole("seed", seed, at_least=0)
         assign(shards, self.world.world_size)
         check_contents(model, optimizer)
+        self._clipping.check_fits(optimizer)
         self._scaling = LossScaling.of(grad_scaler, optimizer)
         self.fixed["grad_scaler"] = None if self._scaling is None else self._scaling.rule
         if directory is None and checkpoint_every is not None:
