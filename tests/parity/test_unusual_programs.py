@@ -182,6 +182,18 @@ def an_optimizer_that_counts_in_its_groups():
     return counts, trainer.digest()
 
 
+def wrapped_on_one_rank():
+    trainer = make()
+    if unisono.world().rank == 0:
+        clip_around_step(trainer)
+    trainer.fit(data(), batch_size=10, steps=2)
+
+
+def test_wrapping_step_on_one_rank_alone_is_refused():
+    with pytest.raises(unisono.MismatchError, match="the model with its optimizer must be"):
+        unisono.launch(wrapped_on_one_rank, workers=2)
+
+
 def two_that_leave_gradients_in_each_other():
     """Each loss goes through the other's parameters, step by step and loop by loop."""
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.engine.buffers import named_buffers
-from unisono.engine.optimizers import check_optimizer
+from unisono.engine.optimizers import check_optimizer, is_elementwise
 
 
 def named_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
@@ -71,8 +71,11 @@ def check_contents(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def signature(model: nn.Module, optimizer: Optimizer) -> str:
-    """Hash names, shapes, dtypes and the optimizer's options, for workers to compare."""
-    lines = [type(optimizer).__name__]
+    """Hash names, shapes, dtypes and the optimizer's options, for workers to compare.
+
+    And whether it updates pieces: a hook on one worker alone would have it update the whole.
+    """
+    lines = [f"{type(optimizer).__name__} {is_elementwise(optimizer)}"]
     names = {id(p): name for name, p in named_parameters(model, optimizer).items()}
     for group in optimizer.param_groups:
         options = sorted((key, str(value)) for key, value in group.items() if key != "params")
