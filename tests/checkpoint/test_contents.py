@@ -152,6 +152,15 @@ def test_what_does_not_fit_changes_nothing(change, message):
     assert (digest_of(*here), str(here[1].param_groups)) == before
 
 
+def test_the_state_of_parameters_that_are_not_updated_is_refused():
+    (model, _), snapshot = make(1, 0), Snapshot.from_files(files())
+    part = torch.optim.AdamW(model[0].parameters(), lr=0.2)
+    before = digest_of(model, part)
+    with pytest.raises(CheckpointError, match=r"must update `1\.bias` as .* its own `directory`"):
+        put_back(snapshot, model, part)
+    assert digest_of(model, part) == before
+
+
 def test_groups_alone_are_put_back_or_left_alone():
     optimizer = torch.optim.SGD([torch.zeros(2)], lr=torch.tensor(0.5), momentum=0.9)
     put_back_groups([{"lr": 0.25, "momentum": 0, "foreach": True, "params": [9]}], optimizer)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.engine.buffers import named_buffers
-from unisono.engine.contents import named_parameters
+from unisono.engine.contents import named_parameters, updated_parameters
 from unisono.errors import CheckpointError
 
 FORMAT = 1
@@ -72,7 +72,7 @@ def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None
     """
     homes = _model_tensors(model, optimizer)
     _compare(homes, snapshot.tensors)
-    parameters = named_parameters(model, optimizer)
+    parameters = updated_parameters(model, optimizer)
     states = _states(snapshot, parameters)
     check_groups(snapshot.facts["groups"], optimizer)
     with torch.no_grad():
@@ -130,7 +130,8 @@ def check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
     if len(groups) != len(optimizer.param_groups):
         raise CheckpointError(
             f"the optimizer must have {len(groups)} parameter groups as in the checkpoint, but has "
-            f"{len(optimizer.param_groups)}."
+            f"{len(optimizer.param_groups)}: before the first loop, add those that were added "
+            f'until then, or pass another `directory` or `resume="never"`.'
         )
     for number, (group, values) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
         for key, value in values.items():
@@ -171,10 +172,11 @@ def _states(
     for label, tensor in snapshot.optimizer.items():
         key, _, name = label.partition("/")
         states.setdefault(name, {})[key] = tensor
-    for name, state in states.items():
+    for name, state in sorted(states.items()):
         if name not in parameters:
             raise CheckpointError(
-                f"the optimizer must update `{name}` as in the checkpoint, but does not."
+                f"the optimizer must update `{name}` as in the checkpoint, but does not: make it "
+                f"over the same parameters, or give each run its own `directory`."
             )
         for key, tensor in state.items():
             if (

@@ -36,7 +36,7 @@ from unisono.engine.scaling import LossScaling
 from unisono.engine.shared import SharedEngine
 from unisono.plan.samples import SamplePlan
 from unisono.plan.shards import assign
-from unisono.train.checkpoints import Checkpoints, identity
+from unisono.train.checkpoints import Checkpoints, fixed_by, identity
 from unisono.train.interrupts import say_on_stderr
 from unisono.train.kept import Kept
 from unisono.train.loop import Loop, loop
@@ -125,6 +125,7 @@ class Run:
         seed = check_whole("seed", seed, at_least=0)
         assign(shards, self.world.world_size)
         check_contents(model, optimizer)
+        self.fixed.update(fixed_by(model, optimizer))
         self._scaling = LossScaling.of(grad_scaler, optimizer)
         self.fixed["grad_scaler"] = None if self._scaling is None else self._scaling.rule
         if directory is None and checkpoint_every is not None:
@@ -361,7 +362,10 @@ class Run:
 
     def _take_up(self, plan: SamplePlan) -> None:
         """Go on from the newest checkpoint, at the first loop only. Collective."""
-        if self.checkpoints is None or self._has_looked:
+        if self.checkpoints is None:
+            return
+        self.checkpoints.claim()
+        if self._has_looked:
             return
         self._has_looked = True
         fixed = identity(plan, self.fixed)
