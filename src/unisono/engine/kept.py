@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.errors import CheckpointError
+from unisono.engine.packing import check_plain
 
 
 def state_tensors(
@@ -86,8 +86,4 @@ def plain(what: str, value: Any) -> Any:
         return {key: plain(what, item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(what, item) for item in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise CheckpointError(
-        f"{what} must be a tensor, a number or a text to be kept, but is a {type(value).__name__}."
-    )
+    return check_plain(what, value)
