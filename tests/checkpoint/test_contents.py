@@ -113,6 +113,20 @@ def test_a_file_that_is_not_safetensors_is_refused(name, data):
         Snapshot.from_files(files(**{name: data}))
 
 
+def test_state_within_lists_and_dicts_comes_back():
+    there, here = make(0, 2), make(1, 1)
+    for at, parameter in enumerate(there[0].parameters()):
+        there[1].state[parameter]["past"] = [torch.full((2,), at), {"deep": torch.ones(at)}]
+        there[1].state[parameter].update({"past/0": torch.tensor(at + 9), "shape": (at, 2)})
+    put_back(Snapshot.from_files(files_of_run(*there, FACTS)), *here)
+    assert digest_of(*here) == digest_of(*there)
+    for at, parameter in enumerate(here[0].parameters()):
+        state = here[1].state[parameter]
+        assert (state["shape"], state["past/0"].item()) == ((at, 2), at + 9)
+        assert state["past"][0].tolist() == [at, at]
+        assert state["past"][1]["deep"].tolist() == [1.0] * at
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
 @pytest.mark.parametrize("shape", [[1 << 40], [1 << 40, 1 << 40, 0, 4], [1 << 62, 4, 1 << 62]])
 def test_a_file_is_believed_no_more_bytes_than_it_has(name, shape):
@@ -152,12 +166,16 @@ def with_model(change):
         (with_optimizer({"__class__/run.state": torch.zeros(1)}), "must update `run.state`"),
         (with_optimizer({"run.statex": torch.zeros(1)}), "must update ``"),
         ({"run.json": changed(numbers={"9": {"step": 1}})}, "must update `9`"),
+        (
+            {"run.json": changed(numbers={"0.bias": {"a": {"$tensor": "no"}}})},
+            "state must have the form",
+        ),
         ({"run.json": changed(groups=[])}, "must have 0 parameter groups"),
         ({"run.json": changed(groups=[{"lr": "x"}])}, "`lr` of parameter group 0 must be 'x'"),
         ({"run.json": changed(groups=[{"betas": 3}])}, "`betas` of parameter group 0 must be 3"),
         ({"run.json": changed(groups=[{"lr": 10**400}])}, "`lr` of parameter group 0"),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_what_does_not_fit_changes_nothing(change, message):
     here = make(1, 1)

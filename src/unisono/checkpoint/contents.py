@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from unisono.engine.buffers import named_buffers
 from unisono.engine.contents import named_parameters, updated_parameters
+from unisono.engine.kept import join_state
 from unisono.errors import CheckpointError
 
 FORMAT = 1
@@ -166,12 +167,7 @@ def _is_number(value: Any) -> bool:
 def _states(
     snapshot: Snapshot, parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, dict[str, Any]]:
-    states: dict[str, dict[str, Any]] = {}
-    for name, numbers in snapshot.facts["numbers"].items():
-        states[name] = dict(numbers)
-    for label, tensor in snapshot.optimizer.items():
-        key, _, name = label.partition("/")
-        states.setdefault(name, {})[key] = tensor
+    states = join_state(snapshot.optimizer, snapshot.facts["numbers"])
     for name in sorted(states):
         if name not in parameters:
             raise CheckpointError(

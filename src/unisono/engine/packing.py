@@ -132,6 +132,18 @@ def labels_in(value: Any) -> Iterator[str]:
             yield from labels_in(item)
 
 
+def tensors_in(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Find the tensors within containers, each with its path."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from tensors_in(item, f"{path}/{key}")
+    elif isinstance(value, (list, tuple, deque)):
+        for at, item in enumerate(value):
+            yield from tensors_in(item, f"{path}/{at}")
+
+
 def check_plain(what: str, value: Any) -> Any:
     """Refuse, and name, what is neither None nor a truth value, a number or a text.
 
@@ -141,7 +153,8 @@ def check_plain(what: str, value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise CheckpointError(
-        f"{what} must be a tensor, a number or a text to be kept, but is a {type(value).__name__}."
+        f"{what} must be a tensor, a number or a text to be kept, but is of type "
+        f"{type(value).__name__}."
     )
 
 
