@@ -7,7 +7,7 @@ from tests.train import whole
 
 import unisono
 
-KINDS = [whole.Past, whole.Preconditioned]
+KINDS = [whole.Lamb, whole.Transposed, whole.Past, whole.Preconditioned]
 EACH = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.lower())
 
 

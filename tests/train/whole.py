@@ -37,7 +37,7 @@ class Transposed(Whole):
 
     def direction(self, parameter, state):
         if not state:
-            state["mean"] = torch.zeros_like(parameter.T.contiguous()).T
+            state["mean"] = torch.zeros(parameter.shape[::-1]).permute(*range(parameter.ndim)[::-1])
         state["mean"].lerp_(parameter.grad, 0.1)
         return state["mean"] / (state["mean"].norm() + 1e-6)
 

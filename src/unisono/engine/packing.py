@@ -159,7 +159,7 @@ def check_plain(what: str, value: Any) -> Any:
 
 
 def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    return torch.from_numpy(np.array(array, _NUMBERS[array.dtype.name], order="C"))
+    return torch.from_numpy(np.array(array, _NUMBERS[array.dtype.name], order="K"))
 
 
 def _pack_items(value: Mapping[Any, Any], items: list[list[Any]], what: str) -> Any:

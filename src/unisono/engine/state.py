@@ -27,7 +27,7 @@ from unisono.engine.contents import named_parameters, updated_parameters
 from unisono.engine.kept import group_options, join_state, put_back_state, take_state
 from unisono.engine.manifest import Manifest
 from unisono.engine.optimizers import has_hooks, is_elementwise, state_like
-from unisono.engine.snapshots import Snapshots
+from unisono.engine.snapshots import Snapshots, strides_of
 from unisono.engine.update import StateKey
 
 # Beside the state, a snapshot has room for this much and some times the parameters: optimizers that
@@ -163,6 +163,7 @@ class SharedState:
                 "copy of buffers": self.buffers.now,
                 "groups": group_options(self._optimizer),
                 "numbers": rest,
+                "strides": strides_of(kept),
             }
             tensors = self._manifest.tensors(self.arena.whose, kept)
             self.snapshots.describe(slot, {**facts, **more}, tensors, list(kept.values()))
