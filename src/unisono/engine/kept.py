@@ -57,7 +57,8 @@ def join_state(
         ) from None
     for label in tensors.keys() - within:
         key, _, name = label.partition("/")
-        states.setdefault(name, {})[key] = tensors[label]
+        # A copy lies where torch would put it; products may depend on that.
+        states.setdefault(name, {})[key] = tensors[label].clone()
     return states
 
 
