@@ -7,7 +7,7 @@ PEERS := .venv-peers/bin
 
 .PHONY: demo test fast chaos test-torch check format bench bench-peers clean help
 
-demo: .venv/ready          ## train a small CNN on two workers, then show that one worker gives the same bits
+demo: .venv/ready          ## train a small CNN on two workers
 	$(BIN)/unisono run -n 2 examples/digits.py
 
 test: fast                 ## every test, in about ten minutes on two cores

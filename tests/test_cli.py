@@ -28,6 +28,7 @@ from unisono.cli import main
         (["--gpus", "0,0", __file__], "`--gpus` must name"),
         (["nowhere.py"], "SCRIPT must be a Python file, but 'nowhere.py' does not exist"),
         (["."], "SCRIPT must be a Python file, but '.' is a folder"),
+        (["/dev/null"], "SCRIPT must be a file that every worker can read from its beginning"),
         ([], "SCRIPT must be a Python file, but none is named"),
         (["-m"], "SCRIPT must be a Python file, but none is named"),
     ],
@@ -37,6 +38,17 @@ def test_wrong_input_gets_one_sentence_and_status_2(arguments: list[str], words:
     assert result.exit_code == 2
     assert result.output.startswith(f"unisono: {words}")
     assert result.output.count("\n") == 1
+
+
+def test_checkpoints_that_cannot_be_listed_are_told_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / "checkpoints").touch()
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "checkpoints").symlink_to(tmp_path)
+    for name, words in (("file", "must be readable, but"), ("link", "must be a folder, but is a")):
+        result = CliRunner().invoke(main, ["checkpoints", str(tmp_path / name)])
+        assert (result.exit_code, result.output.count("\n")) == (2, 1)
+        assert words in result.output
 
 
 def test_faults_from_the_environment_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,13 +252,22 @@ def checkpoints(directory: str) -> None:
       unisono checkpoints runs/mnist
     """
     from unisono.checkpoint.store import Store
+    from unisono.errors import CheckpointError
 
     if not os.path.isdir(directory):
         raise _Refusal(
             f"DIRECTORY must be a run's folder, but {directory!r} is none: name what the script "
             "passes as `directory` to its Trainer."
         )
-    entries = Store(Path(directory)).entries()
+    try:
+        entries = Store(Path(directory)).entries()
+    except CheckpointError as error:
+        raise _Refusal(str(error)) from None
+    except OSError as error:
+        raise _Refusal(
+            f"the checkpoints in DIRECTORY must be readable, but {error.filename!r} is not: "
+            f"{error.strerror}."
+        ) from None
     for entry in entries:
         state = (
             f"damaged: {entry.trouble}" if entry.trouble else f"whole, {entry.num_bytes:,} bytes"
@@ -377,6 +386,11 @@ def _check_script(script: str) -> None:
         raise _Refusal(
             f"SCRIPT must be a Python file, but {script!r} does not exist in {os.getcwd()!r}: "
             "check its name, or use `-m` for a module."
+        )
+    if not os.path.isfile(script):
+        raise _Refusal(
+            f"SCRIPT must be a file that every worker can read from its beginning, but {script!r} "
+            "is a pipe or a device: write it into a file first."
         )
     if not os.access(script, os.R_OK):
         raise _Refusal(

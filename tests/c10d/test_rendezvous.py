@@ -1,6 +1,7 @@
 """How ranks find each other, also where an earlier run has left something in the store."""
 
 import dataclasses
+import mmap
 import os
 import socket
 import subprocess
@@ -117,6 +118,34 @@ def test_a_tcp_store_serves_as_well(as_ranks):
 def test_a_rank_0_that_never_comes_is_missed_in_words():
     with pytest.raises(RendezvousError, match="rank 0 must publish"):
         rendezvous.share(dist.HashStore(), 1, [0, 1], timeout_s=0.05)
+
+
+def test_the_others_hear_at_once_that_rank_0_cannot_make_the_memory(monkeypatch):
+    def fail(fd, layout):
+        raise RendezvousError("no addresses are left")
+
+    store = dist.HashStore()
+    with monkeypatch.context() as patch:
+        patch.setattr(rendezvous, "_map", fail)
+        with pytest.raises(RendezvousError, match="no addresses"):
+            rendezvous.share(store, 0, [0, 1], timeout_s=60)
+    with pytest.raises(RendezvousError, match="but failed: no addresses are left"):
+        rendezvous.share(store, 1, [0, 1], timeout_s=60)
+
+
+def test_a_rank_0_that_has_failed_and_ended_is_a_left_over():
+    store = dist.HashStore()
+    store.set("unisono", f"failed {ended_process()} {host_name()} no addresses are left")
+    with pytest.raises(RendezvousError, match="rank 0 of an earlier group failed: no addresses"):
+        rendezvous.share(store, 1, [0, 1], timeout_s=0.05)
+
+
+@pytest.mark.parametrize("world_size", [2, 16, 128])
+def test_a_program_may_have_a_hundred_groups_on_a_large_machine(world_size, monkeypatch):
+    real = os.sysconf
+    pages = {"SC_PHYS_PAGES": (2 << 40) // mmap.PAGESIZE}
+    monkeypatch.setattr(os, "sysconf", lambda name: pages.get(name) or real(name))
+    assert 100 * Layout.for_this_machine(range(world_size)).num_bytes < 2**47
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])

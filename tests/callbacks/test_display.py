@@ -1,5 +1,8 @@
+import errno
 import io
+import os
 import re
+import sys
 
 import pytest
 from rich.console import Console
@@ -73,7 +76,7 @@ def test_before_the_first_step_nothing_is_claimed():
     bar.start(3, 10)
     first = frames(terminal)[0]
     bar.stop()
-    assert "3/10 loss –" in first
+    assert "3/10 loss -" in first
     assert "nan" not in first
     assert "epoch" not in first
     assert "samples/s" not in first
@@ -202,6 +205,53 @@ def test_one_that_never_led_has_no_display_to_stop():
     relay.say("unheard")
     relay.stop()
     assert made == []
+
+
+class Broken(io.StringIO):
+    """Takes nothing."""
+
+    def __init__(self, code):
+        super().__init__()
+        self._code = code
+
+    def write(self, text):
+        raise OSError(self._code, os.strerror(self._code))
+
+    def isatty(self):
+        return self._code == errno.EIO
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EPIPE, errno.EIO], ids=os.strerror)
+def test_a_run_that_cannot_be_shown_goes_on_and_is_told_of_once(code, monkeypatch, capsys):
+    monkeypatch.setattr(display_module, "_REDRAW_EVERY_S", 0.0)
+    monkeypatch.setattr(sys, "stdout", Broken(code))
+    monkeypatch.setenv("TERM", "xterm")
+    relay = Relay(lambda: True, display)
+    relay.start(0, 3)
+    for _ in range(3):
+        relay.step(0, 0.5, 32)
+        relay.say("a line")
+    relay.stop()
+    relay.start(3, 4)
+    relay.say("another line")
+    relay.stop()
+    assert capsys.readouterr().err == (
+        f"unisono: the run is not shown any more, since standard output takes nothing "
+        f"({os.strerror(code)}); it goes on.\n"
+    )
+
+
+@pytest.mark.parametrize("make", [Lines, Bar])
+@pytest.mark.parametrize(("encoding", "shown"), [("latin-1", "5.9 × ? 2"), ("ascii", "5.9 ? ? 2")])
+def test_letters_that_an_output_lacks_end_no_run(make, encoding, shown):
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
+    shower = make(Console(file=out, force_terminal=make is Bar, _environ={"TERM": "xterm"}))
+    shower.start(0, 3)
+    shower.step(0, 0.5, 32)
+    shower.say("5.9 × → 2")
+    shower.stop()
+    assert shown in raw.getvalue().decode(encoding)
 
 
 def test_what_is_said_outside_of_a_run_is_a_line_and_no_more():

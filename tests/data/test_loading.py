@@ -122,6 +122,36 @@ def test_a_collate_function_has_numbers_of_its_own():
     assert len(set(collated)) == 3
 
 
+IN_MEMORY, ONE_BY_ONE = TensorDataset(torch.arange(9)), Each(lambda index: [range(9)[index]], 9)
+
+
+@pytest.mark.parametrize("dataset", [IN_MEMORY, ONE_BY_ONE], ids=["in memory", "one by one"])
+def test_subsets_count_from_the_end_too(dataset):
+    (values,) = fetcher(Subset(dataset, [-1, 0, -9]))(torch.tensor([0, 1, 2]))
+    assert values.tolist() == [8, 0, 0]
+    (values,) = fetcher(Subset(Subset(dataset, [4, 5, -3]), [-1, -2, 1]))(torch.tensor([0, 2, 1]))
+    assert values.tolist() == [6, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        (Subset(IN_MEMORY, [3, 9]), "there are 9, but takes number 9 for its sample 1"),
+        (Subset(IN_MEMORY, [-10]), "there are 9, but takes number -10 for its sample 0"),
+        (Subset(Subset(ONE_BY_ONE, [1, 2]), [0, 1, 2]), "are 2, but takes number 2 .* sample 2"),
+        (Subset(Subset(IN_MEMORY, [99, 0]), [1, 0]), "are 9, but takes number 99 .* sample 1"),
+    ],
+)
+def test_subsets_beyond_their_data_set_are_refused(dataset, words):
+    with pytest.raises(unisono.LoadingError, match=words):
+        fetcher(dataset)
+
+
+def test_what_a_subset_of_a_subset_leaves_out_may_be_missing():
+    (values,) = fetcher(Subset(Subset(IN_MEMORY, [99, 7]), [1]))(torch.tensor([0]))
+    assert values.tolist() == [7]
+
+
 @pytest.mark.parametrize(
     "dataset", [TensorDataset(torch.arange(9)), Subset(TensorDataset(torch.arange(9)), [3]), [1, 2]]
 )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import unisono
-from unisono.engine.optimizers import ELEMENTWISE, bare_step
+from unisono.engine.optimizers import ELEMENTWISE, bare_step, is_elementwise
 
 
 def make(kind=torch.optim.Adam, **options):
@@ -37,10 +37,21 @@ def test_it_is_the_step_of_the_optimizer_itself(kind):
     assert torch.equal(mine, theirs)
 
 
-def test_a_schedule_leaves_it_bare():
+@pytest.mark.parametrize("kind", ELEMENTWISE, ids=lambda kind: kind.__name__)
+def test_schedules_leave_it_bare_and_cut_into_pieces(kind):
+    _, optimizer = make(kind)
+    for _ in range(2):
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert bare_step(optimizer).func is bare_step(make(kind)[1]).func
+    assert is_elementwise(optimizer)
+
+
+def test_a_schedule_stays_one_when_the_class_loses_its_profiling(monkeypatch):
     _, optimizer = make()
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    assert bare_step(optimizer).func is bare_step(make()[1]).func
+    # As torch does when it compiles for the first time.
+    monkeypatch.setattr(torch.optim.Adam, "step", torch.optim.Adam.step.__wrapped__)
+    assert is_elementwise(optimizer)
 
 
 def test_a_profiler_sees_the_optimizer():
@@ -76,13 +87,25 @@ def test_what_a_program_has_put_around_step_is_called(schedule):
         torch.optim.lr_scheduler.StepLR(optimizer, 1)
     elif schedule == "before":
         optimizer.step = functools.wraps(step)(lambda: step())
+    assert not is_elementwise(optimizer)
     train(model, optimizer)
-    # Once for each of two steps; the probe of what state there will be may call it, too.
-    assert calls[-2:] == [0, 0]
+    assert calls == [0, 0]  # once for each of two steps
 
 
 def test_what_a_program_has_put_around_the_step_of_a_class_is_called(monkeypatch):
     model, calls = torch.nn.Linear(3, 2), []
     monkeypatch.setattr(torch.optim.SGD, "step", count_calls(torch.optim.SGD, calls))
-    train(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert calls[-2:] == [1, 1]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert not is_elementwise(optimizer)
+    train(model, optimizer)
+    assert calls == [1, 1]
+
+
+def test_what_is_taken_off_again_leaves_nothing_behind(monkeypatch):
+    _, optimizer = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.Adam, "step", count_calls(torch.optim.Adam, []))
+        patch.setattr(optimizer, "step", count_calls(optimizer, []), raising=False)
+        assert not is_elementwise(optimizer)
+    vars(optimizer).pop("step", None)
+    assert is_elementwise(optimizer)

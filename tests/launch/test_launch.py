@@ -118,6 +118,15 @@ def test_an_exception_that_cannot_travel_becomes_a_worker_error() -> None:
     assert "OSError" in raised.value.remote_traceback
 
 
+def test_a_worker_that_exits_well_returns_nothing() -> None:
+    def leave_or_return() -> str:
+        if unisono.world().rank == 0:
+            sys.exit()
+        return "here"
+
+    assert unisono.launch(leave_or_return, workers=2) == [None, "here"]
+
+
 @pytest.mark.parametrize(
     ("end", "exit_code", "words"),
     [

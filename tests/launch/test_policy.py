@@ -211,6 +211,16 @@ def test_what_kept_others_from_going_on_is_told() -> None:
     )
 
 
+def test_what_is_known_better_than_from_the_status_is_told() -> None:
+    how = "was ended, as it stood still for 60 s"
+    state = after(Exited(1, -9, note="`--restarts` is 0", how=how))
+    assert failure_message(state, 2) == (
+        f"worker 1 of 2 {how}; the others were ended. It could not be made up for: `--restarts` "
+        f"is 0."
+    )
+    assert exit_status(state) == 137
+
+
 def test_workers_ended_on_purpose_are_no_failures() -> None:
     state = after(Interrupted(2), Exited(0, -15), Exited(1, -9))
     assert state.failures == ()

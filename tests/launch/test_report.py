@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from unisono.launch import events, recovery
-from unisono.launch.report import joined_message, loss_message
+from unisono.launch.report import ending, joined_message, loss_message
 
 KILLED = (
     "was killed by SIGKILL (most often the system ran out of memory: use a smaller batch or "
@@ -110,7 +110,7 @@ def test_a_loss_names_who_was_lost_and_who_goes_on_with_what(
 ) -> None:
     known = state_after(*before, workers=workers, replaces=replaces)
     after = recovery.decide(known, lost(rank)).state
-    said = loss_message(rank, 4711, -9, 41, known, after)
+    said = loss_message(rank, 4711, ending(-9), 41, known, after)
     space = "" if message.startswith(";") else " "
     assert said == f"worker {rank} (pid 4711) {KILLED}{space}{message}"
 
@@ -126,7 +126,7 @@ def test_a_loss_names_who_was_lost_and_who_goes_on_with_what(
 def test_a_loss_names_the_signal(exit_code: int, words: str) -> None:
     known = state_after(workers=2)
     after = recovery.decide(known, lost(1)).state
-    assert words in loss_message(1, None, exit_code, 0, known, after)
+    assert words in loss_message(1, None, ending(exit_code), 0, known, after)
 
 
 @pytest.mark.parametrize(

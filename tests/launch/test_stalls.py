@@ -212,7 +212,7 @@ def seen_in(watch: StallWatch, kernel: Kernel, num_looks: int, crew: Crew | None
     found = []
     for _ in range(num_looks):
         kernel.now_s += LOOK_EVERY_S
-        found += [rank for rank, _ in watch.look(PIDS, crew)]
+        found += [stalled.rank for stalled in watch.look(PIDS, crew)]
     return found
 
 
@@ -224,12 +224,12 @@ def test_who_holds_the_others_up_is_found_and_told(page: ControlPage, kernel: Ke
     page.set_step(2, 41)
     assert seen_in(watch, kernel, 3, ALL) == []
     kernel.now_s += LOOK_EVERY_S
-    ((rank, message),) = watch.look(PIDS, ALL)
-    assert rank == 2
+    ((rank, message, how),) = watch.look(PIDS, ALL)
+    assert (rank, how) == (2, "was ended, as it stood still for 3 s")
     assert message == (
         "worker 2 (pid 12) must move while others wait for it, but has not for 3 s in step 41: it "
-        "waits for something that does not come: a lock, a file, a network. It is ended and made "
-        "up for; `--stall-timeout` says after how many seconds."
+        "waits for something that does not come: a lock, a file, a network. It is ended; "
+        "`--stall-timeout` says after how many seconds."
     )
     assert seen_in(watch, kernel, 3, ALL) == []  # it was told; its end is under way
 
@@ -239,7 +239,7 @@ def test_one_that_a_signal_has_stopped_is_told_so(page: ControlPage, kernel: Ker
     kernel.processes = {10: (5, False), 11: (5, True), 12: (5, False)}
     assert seen_in(watch, kernel, 1, ALL) == []
     kernel.now_s += LOOK_EVERY_S
-    ((rank, message),) = watch.look(PIDS, ALL)
+    ((rank, message, _),) = watch.look(PIDS, ALL)
     assert rank == 1
     assert "a signal has stopped it (SIGSTOP, or a debugger)" in message
 
@@ -306,7 +306,7 @@ def test_nobody_is_looked_at_more_often_than_once_a_second(
     kernel.now_s += 0.9
     assert watch.look(PIDS, ALL) == []
     kernel.now_s += 0.1
-    assert [rank for rank, _ in watch.look(PIDS, ALL)] == [1]
+    assert [stalled.rank for stalled in watch.look(PIDS, ALL)] == [1]
 
 
 def test_a_replacement_does_not_inherit_the_silence_of_the_one_before(

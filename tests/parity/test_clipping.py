@@ -119,3 +119,11 @@ def test_wrong_limits_are_refused(options, kind, words):
     model = torch.nn.Linear(2, 1)
     with pytest.raises(kind, match=words):
         unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
+
+
+def test_complex_parameters_are_clipped_by_their_norm_alone():
+    model = torch.nn.Linear(2, 1, dtype=torch.complex64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    unisono.Run(model, optimizer, clip_norm=1.0)
+    with pytest.raises(ValueError, match=r"real parameters alone.*of torch\.complex64.*clip_norm"):
+        unisono.Run(model, optimizer, clip_value=1.0)

@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import unisono
@@ -39,10 +41,11 @@ class Counting(nn.Module):
         return self.net(inputs) + 0.01 * self.count
 
 
-def make(model=None, optimizer=torch.optim.Adam, loss=loss_of, shards=4):
+def make(model=None, optimizer=torch.optim.Adam, loss=loss_of, shards=4, **options):
     torch.manual_seed(0)
     model = Counting() if model is None else model()
-    return unisono.Trainer(model, optimizer(model.parameters(), lr=0.01), loss, shards=shards)
+    made = optimizer(model.parameters(), lr=0.01)
+    return unisono.Trainer(model, made, loss, shards=shards, **options)
 
 
 def buffers_changed_between_steps():
@@ -96,6 +99,31 @@ def clipping_in_a_hook():
     return trainer.digest()
 
 
+def clip_around_step(trainer):
+    """Put clipping around the optimizer's step, as recipes do; returns what was there."""
+    optimizer = trainer.run.optimizer
+    inner = optimizer.step
+
+    def step(closure=None):
+        nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], 0.1)
+        inner(closure)
+        optimizer.zero_grad()
+
+    optimizer.step = step
+    return inner
+
+
+def clipping_around_step_in_the_second_of_three_fits():
+    trainer = make()
+    trainer.fit(data(), batch_size=10, steps=4)
+    inner = clip_around_step(trainer)
+    trainer.fit(data(), batch_size=10, steps=8)
+    clipped = trainer.digest()
+    trainer.run.optimizer.step = inner
+    trainer.fit(data(), batch_size=10, steps=12)
+    return clipped, trainer.digest()
+
+
 def state_changed_between_fits():
     trainer = make()
     trainer.fit(data(), batch_size=10, steps=4)
@@ -132,6 +160,58 @@ def a_schedule_over_few_elements():
     return model.weight.tolist()
 
 
+class Slowing(torch.optim.Optimizer):
+    """Counts its steps in its groups."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr, "count": 0})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            group["count"] += 1
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=-group["lr"] / group["count"])
+
+
+def an_optimizer_that_counts_in_its_groups():
+    trainer = make(optimizer=Slowing)
+    trainer.fit(data(), batch_size=10, steps=4)
+    counts = [group["count"] for group in trainer.run.optimizer.param_groups]
+    trainer.fit(data(), batch_size=10, steps=8)
+    return counts, trainer.digest()
+
+
+def two_that_leave_gradients_in_each_other():
+    """Each loss goes through the other's parameters, step by step and loop by loop."""
+    torch.manual_seed(0)
+    maker, judge = nn.Linear(8, 8), nn.Linear(8, 1)
+    runs = {}
+    for name, model in (("judge", judge), ("maker", maker)):
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        runs[name] = unisono.Run(model, optimizer, shards=4)
+
+    def loss(batch, sign):
+        return F.softplus(sign * judge(maker(batch[0]))).mean()
+
+    def take(step, sign):
+        with step:
+            for batch in step.shards:
+                step.backward(loss(batch, sign))
+
+    totals = {"batch_size": 10, "steps": 3}
+    one_by_one = [run.steps(data(), **totals) for run in runs.values()]
+    for steps in zip(*one_by_one, strict=False):
+        for step, sign in zip(steps, (1, -1), strict=True):
+            take(step, sign)
+    for steps in one_by_one:
+        list(steps)
+    for name, sign in (("maker", -1), ("judge", 1), ("maker", -1)):
+        for step in runs[name].steps(data(), batch_size=10, steps=runs[name].position.step + 3):
+            take(step, sign)
+    return maker.weight.tolist(), judge.weight.tolist()
+
+
 def one_after_the_other(programs):
     return [program() for program in programs]
 
@@ -143,13 +223,16 @@ def one_after_the_other(programs):
         [
             buffers_changed_between_steps,
             clipping_in_a_hook,
+            clipping_around_step_in_the_second_of_three_fits,
             a_bad_sample_that_is_mended,
             a_schedule_over_few_elements,
+            two_that_leave_gradients_in_each_other,
         ],
         pytest.param([validation_of_a_model_that_counts], marks=pytest.mark.slow),
         pytest.param([a_loss_that_closes_over_its_model], marks=pytest.mark.slow),
         pytest.param([a_model_of_one_batch_size], marks=pytest.mark.slow),
         pytest.param([state_changed_between_fits], marks=pytest.mark.slow),
+        pytest.param([an_optimizer_that_counts_in_its_groups], marks=pytest.mark.slow),
     ],
     ids=lambda programs: " and ".join(program.__name__ for program in programs),
 )
@@ -168,17 +251,34 @@ def digest_on_one_rank():
     trainer.evaluate(data(), batch_size=10)
 
 
+def average_in_a_hook(use):
+    trainer = make()
+    average = AveragedModel(trainer.run.model)
+    update = lambda *_: average.update_parameters(trainer.run.model)  # noqa: E731
+    trainer.run.optimizer.register_step_post_hook(update)
+    trainer.fit(data(), batch_size=10, steps=2)
+    getattr(trainer, use)(data(), batch_size=10, model=average)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", ["evaluate", "predict"])
+def test_another_model_that_differs_between_workers_is_refused(use):
+    unisono.launch(average_in_a_hook, use, workers=1)
+    with pytest.raises(unisono.MismatchError, match="the digest of `model` must be the same"):
+        unisono.launch(average_in_a_hook, use, workers=2)
+
+
 def test_a_call_on_one_rank_alone_is_named_on_both_sides():
     with pytest.raises(unisono.MismatchError, match=r"came to `(digest|evaluate)` and rank"):
         unisono.launch(digest_on_one_rank, workers=2)
 
 
-def loop(trainer, after, steps=3):
+def loop(trainer, after, steps=3, loss=loss_of):
     model = trainer.run.model
     for step in trainer.run.steps(data(), batch_size=10, steps=steps):
         with step:
             for batch in step.shards:
-                step.backward(loss_of(model, batch))
+                step.backward(loss(model, batch))
         after(trainer)
 
 
@@ -203,6 +303,7 @@ def register_a_hook(trainer):
     ("after", "message"),
     [
         (register_a_hook, "must be there before a loop"),
+        (clip_around_step, "must be there before a loop"),
         (scale_in_place, "must be changed by the optimizer alone"),
         (replace_memory, "must be changed by the optimizer alone"),
         (add_a_group, "must keep its parameter groups"),
@@ -212,6 +313,94 @@ def register_a_hook(trainer):
 def test_what_would_depend_on_the_workers_is_refused_in_a_loop(after, message):
     with pytest.raises(RuntimeError, match=message):
         loop(make(), after)
+
+
+def test_clipping_around_step_has_the_bits_of_clip_norm():
+    wrapped, clipped = make(), make(clip_norm=0.1)
+    clip_around_step(wrapped)
+    for trainer in (wrapped, clipped):
+        trainer.fit(data(), batch_size=10, steps=3)
+    assert wrapped.digest() == clipped.digest()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.Adafactor])
+def test_clearing_gradients_between_steps_or_in_the_loss_does_no_harm(optimizer):
+    plain, clearing = make(optimizer=optimizer), make(optimizer=optimizer)
+
+    def clear(trainer):
+        trainer.run.optimizer.zero_grad()
+        trainer.run.model.zero_grad(set_to_none=False)
+
+    def loss(model, batch):
+        clear(clearing)
+        return loss_of(model, batch)
+
+    loop(plain, lambda _: None)
+    loop(clearing, clear, loss=loss)
+    assert plain.digest() == clearing.digest()
+
+
+def backward_twice(model, batch):
+    outputs = model(batch[0])
+    outputs.square().mean().backward(retain_graph=True)
+    return F.cross_entropy(outputs, batch[1])
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_second_backward_is_refused(shards):
+    with pytest.raises(RuntimeError, match="another `backward` has left some: return the sum of"):
+        make(loss=backward_twice, shards=shards).fit(data(), batch_size=10, steps=1)
+
+
+def test_a_backward_after_the_last_shards_is_refused():
+    trainer = make(shards=1)
+    model = trainer.run.model
+    with pytest.raises(RuntimeError, match="another `backward` has left some"):
+        for step in trainer.run.steps(data(), batch_size=10, steps=2):
+            with step:
+                for batch in step.shards:
+                    step.backward(loss_of(model, batch))
+                    loss_of(model, batch).backward()
+
+
+def gradients_of_the_inputs(clears):
+    """Adversarial samples and a gradient penalty, which recipes find in either way."""
+    trainer = make(lambda: nn.Linear(8, 4))
+
+    def loss(model, batch):
+        inputs = batch[0].requires_grad_()
+        outputs = model(inputs).square().mean()
+        if clears:
+            outputs.backward()
+            gradient = inputs.grad
+            trainer.run.optimizer.zero_grad()
+        else:
+            (gradient,) = torch.autograd.grad(outputs, inputs)
+        (slope,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
+        return loss_of(model, (inputs.detach() + gradient.sign(), batch[1])) + slope.norm()
+
+    loop(trainer, lambda _: None, loss=loss)
+    return trainer.digest()
+
+
+def test_gradients_of_inputs_may_be_found():
+    assert gradients_of_the_inputs(clears=True) == gradients_of_the_inputs(clears=False)
+
+
+class Recomputing(nn.Linear):
+    """A backward pass within the backward pass."""
+
+    def __init__(self):
+        super().__init__(8, 4)
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, inputs):
+        hidden = checkpoint(self.first, inputs.requires_grad_(), use_reentrant=True)
+        return super().forward(hidden)
+
+
+def test_passes_that_are_recomputed_are_let_through():
+    make(Recomputing).fit(data(), batch_size=10, steps=2)
 
 
 def make_over(trainer):
@@ -240,13 +429,77 @@ class Growing(nn.Linear):
         return super().forward(inputs)
 
 
+class Forgetting(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 4)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, inputs):
+        if hasattr(self, "mean"):
+            del self.mean
+        return super().forward(inputs)
+
+
+class Making(nn.Linear):
+    """Makes a buffer and a layer when it is called for the first time."""
+
+    def __init__(self):
+        super().__init__(8, 4)
+
+    def forward(self, inputs):
+        if not hasattr(self, "mean"):
+            self.register_buffer("mean", torch.zeros(8))
+            self.scale = nn.Linear(8, 8)
+        if self.training:
+            self.mean.lerp_(inputs.mean(0), 0.1)
+        return super().forward(self.scale(inputs) - self.mean)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
-    [(Lazy, "`mean` of Lazy was None"), (Growing, "`mean` must stay .* but became")],
+    [
+        (Lazy, "`mean` of Lazy was None"),
+        (Growing, "`mean` must stay .* but became"),
+        (Forgetting, "`mean` must stay .* but became None"),
+        (Making, r"must keep its layers.*`scale\.weight` has been added.*run the model once"),
+    ],
 )
-def test_buffers_that_change_their_form_are_refused(model, message):
+def test_models_that_change_their_form_are_refused(model, message):
     with pytest.raises(RuntimeError, match=message):
         make(model).fit(data(), batch_size=10, steps=2)
+
+
+def train_after_making():
+    model = Making()
+    torch.manual_seed(0)
+    model(torch.zeros(1, 8))
+    trainer = make(lambda: model)
+    trainer.fit(data(), batch_size=10, steps=2)
+    model.pre = model.scale
+    del model.scale
+    model.scale = nn.Sequential(model.pre, nn.ReLU())
+    trainer.fit(data(), batch_size=10, steps=4)
+    return trainer.digest()
+
+
+def test_a_model_that_has_been_run_once_may_be_trained_and_changed_between_fits():
+    assert train_after_making()
+
+
+class Masking(nn.Linear):
+    """Makes a buffer when it is evaluated for the first time."""
+
+    def __init__(self):
+        super().__init__(8, 4)
+
+    def forward(self, inputs):
+        if not self.training and not hasattr(self, "mask"):
+            self.register_buffer("mask", torch.ones(8), persistent=False)
+        return super().forward(inputs)
+
+
+def test_a_buffer_that_validation_makes_is_let_through():
+    make(Masking).fit(data(), batch_size=10, steps=4, validate=data(), validate_every=2)
 
 
 def test_a_buffer_keeps_its_identity():
@@ -262,6 +515,36 @@ def test_parameters_over_the_same_memory_are_refused():
     model["b"].weight.data = model["a"].weight.data
     with pytest.raises(ValueError, match=r"`a\.weight` and `b\.weight` are two objects"):
         check_contents(model, torch.optim.SGD(model.parameters()))
+
+
+def a_view_of_a_buffer(model):
+    model.register_buffer("history", torch.zeros(5, 3))
+    model.register_buffer("newest", model.history[1])
+
+
+def a_view_of_a_weight(model):
+    model.register_buffer("first_row", model.weight.detach()[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [(a_view_of_a_buffer, "`history` and `newest`"), (a_view_of_a_weight, "`first_row`")],
+)
+def test_buffers_over_the_memory_of_others_are_refused(change, names):
+    model = nn.Linear(3, 3)
+    change(model)
+    with pytest.raises(ValueError, match=rf"must be the same object or lie apart, .*{names}"):
+        check_contents(model, torch.optim.SGD(model.parameters()))
+
+
+def test_buffers_that_are_the_same_or_lie_apart_are_taken():
+    model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3)])
+    mask, both = torch.ones(3), torch.zeros(2, 3)
+    for number, layer in enumerate(model):
+        layer.register_buffer("mask", mask)
+        layer.register_buffer("row", both[number] if number < 2 else None)
+        layer.register_buffer("empty", mask[:0])
+    check_contents(model, torch.optim.SGD(model.parameters()))
 
 
 def test_an_optimizer_of_another_model_is_refused():

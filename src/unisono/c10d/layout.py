@@ -36,7 +36,7 @@ RING_BYTES = ENTRIES + RING_ENTRIES * ENTRY_BYTES
 
 SLOT_BYTES = 8 << 20
 _CHUNK_BYTES = 2 << 20  # a meeting costs more than a cache that is missed
-_HEAPS_AT_MOST_BYTES = 8 << 40
+_HEAPS_AT_MOST_BYTES = 1 << 40  # processes have 2⁴⁷ bytes of addresses, programs many groups
 
 
 def is_crowded(names: Sequence[int]) -> bool:
@@ -73,7 +73,7 @@ class Layout:
 
     @classmethod
     def for_this_machine(cls, names: Sequence[int]) -> Layout:
-        """Give every rank a heap as large as the machine's memory: what can be used, fits."""
+        """Give every rank a heap as large as the machine's memory, or its part of a tebibyte."""
         world_size = len(names)
         machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         heap_bytes = min(machine_bytes, _HEAPS_AT_MOST_BYTES // world_size)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import struct
-import sys
 import time
 from collections.abc import Sequence
 
@@ -24,6 +23,7 @@ from unisono.c10d.peers import Departure, Peers
 from unisono.c10d.region import Region
 from unisono.comm.barrier import NOTICE_AFTER_S
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+from unisono.words import say
 
 NO_NOTE = -1
 SLEEP_AT_MOST_S = 0.2
@@ -189,7 +189,7 @@ class Meeting:
                 is_told = True
                 if self.rank < min(set(self._others) - set(missing), default=self.rank + 1):
                     sight = self._sight(missing, f"has waited {waited_s:.0f} s")
-                    print(f"unisono: in {self._here()} {sight}.", file=sys.stderr, flush=True)
+                    say(f"in {self._here()} {sight}.")
             slice_s = min(SLEEP_AT_MOST_S, self._timeout_s - waited_s)
             self._region.sleep_while(self._lines[other] + ARRIVALS, seen, slice_s)
 

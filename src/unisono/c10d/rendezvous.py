@@ -7,6 +7,7 @@ it, nothing needs the store or the descriptor. No socket, no file with a name, n
 A store may still hold the entry of an earlier group: a file that outlived a crash, or was used
 twice. Its process is gone, its descriptor means something else (the token tells), or our own line
 in its memory is taken. Then we wait for rank 0 of this group to replace it, for a limited time.
+Where rank 0 cannot make the memory, it says so there.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from datetime import timedelta
 from typing import Protocol
 
 from unisono.c10d.layout import PID, TOKEN_BYTES, Layout
-from unisono.comm.proc import NotThereError, host_name, open_memory
+from unisono.comm.proc import NotThereError, host_name, open_memory, started_at
 from unisono.errors import RendezvousError
 
 _KEY = "unisono"
 _MEMORY_NAME = "unisono-c10d"
+_FAILED = "failed"
 _STALE_AT_MOST_S = 60.0
 _LOOK_EVERY_S = 0.01
 
@@ -113,8 +115,9 @@ def _publish(store: Store, layout: Layout) -> Shared:
         sizes = layout.heap_bytes, layout.chunk_bytes
         entry = Entry(os.getpid(), fd, token.hex(), *sizes, host_name())
         store.set(_KEY, entry.encode())
-    except BaseException:
+    except BaseException as error:
         os.close(fd)
+        store.set(_KEY, f"{_FAILED} {os.getpid()} {host_name()} {error}")
         raise
     return Shared(mapping, layout, fd)
 
@@ -122,8 +125,12 @@ def _publish(store: Store, layout: Layout) -> Shared:
 def _find(store: Store, rank: int, world_size: int, timeout_s: float) -> Shared:
     deadline = time.monotonic() + min(timeout_s, _STALE_AT_MOST_S)
     while True:
-        entry = Entry.decode(store.get(_KEY).decode())
-        reason = _why_not(entry)
+        text = store.get(_KEY).decode()
+        if text.startswith(_FAILED):
+            reason = _why_failed(text)
+        else:
+            entry = Entry.decode(text)
+            reason = _why_not(entry)
         if not reason:
             try:
                 return _open(entry, rank, world_size)
@@ -136,6 +143,18 @@ def _find(store: Store, rank: int, world_size: int, timeout_s: float) -> Shared:
                 f"of `file://` or take a fresh store; if rank 0 is late, start it first."
             )
         time.sleep(_LOOK_EVERY_S)
+
+
+def _why_failed(text: str) -> str:
+    """Tell of a rank 0 that has failed earlier.
+
+    Raises:
+        RendezvousError: it is this group's: its process is there.
+    """
+    _, pid, host, why = text.split(" ", 3)
+    if host == host_name() and started_at(int(pid)) is not None:
+        raise RendezvousError(f"rank 0 must make the group's memory, but failed: {why}")
+    return f"rank 0 of an earlier group failed: {why}"
 
 
 def _why_not(entry: Entry) -> str:
@@ -168,5 +187,5 @@ def _map(fd: int, layout: Layout) -> mmap.mmap:
         raise RendezvousError(
             f"{layout.num_bytes:,} bytes of address space must be free for {layout.world_size} "
             f"ranks (few of them will ever be memory), but mapping them failed with: {error}. "
-            f"Raise `ulimit -v`."
+            f"Raise `ulimit -v`, or destroy groups that are needed no more: each takes as much."
         ) from error

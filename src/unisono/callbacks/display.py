@@ -1,7 +1,11 @@
-"""What a person sees of a run: a bar on a terminal, plain lines elsewhere; from one worker."""
+"""What a person sees of a run: a bar on a terminal, plain lines elsewhere; from one worker.
+
+A run that can no longer be shown (a full disk, a pipe that nobody reads) goes on.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -19,6 +23,7 @@ from rich.progress import (
 from unisono.callbacks.cell import Cell, Observed, in_notebook, launcher_draws, message_of
 from unisono.callbacks.sight import Clock, Count
 from unisono.comm.link import Link
+from unisono.words import say
 
 _REDRAW_EVERY_S = 0.25
 _LINE_EVERY_S = 30.0
@@ -40,6 +45,13 @@ class Display(Protocol):
         """Leave the terminal as it was."""
 
 
+class _Output(Console):
+    """Standard output. Where nobody reads it any more, rich would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # what rich has just caught
+
+
 def display(console: Console | None = None) -> Display:
     """Choose the display for whoever shows a run: a bar, or lines.
 
@@ -48,7 +60,7 @@ def display(console: Console | None = None) -> Display:
     """
     if console is None and (in_cell := _in_cell()) is not None:
         return in_cell
-    console = Console() if console is None else console
+    console = _Output() if console is None else console
     can_redraw = console.is_terminal and not console.is_dumb_terminal
     return Bar(console) if can_redraw else Lines(console)
 
@@ -82,11 +94,11 @@ class Relay:
         self._display = None
         self._done, self._total = done, total
         self._is_under_way = True
-        self._now()
+        self._show(lambda display: None)
 
     def step(self, epoch: int, loss: float, num_samples: int) -> None:
         """See :class:`Display`."""
-        self._now().step(epoch, loss, num_samples)
+        self._show(lambda display: display.step(epoch, loss, num_samples))
         self._done += 1
 
     def at(self, done: int) -> None:
@@ -97,18 +109,39 @@ class Relay:
 
     def say(self, line: str) -> None:
         """See :class:`Display`."""
-        self._now().say(line)
+        self._show(lambda display: display.say(line))
 
     def stop(self) -> None:
         """See :class:`Display`."""
-        if self._display is not None and self._is_under_way:
-            self._display.stop()
+        self._stop()
         self._is_under_way = False
+
+    def _show(self, act: Callable[[Display], None]) -> None:
+        try:
+            act(self._now())
+        except OSError as error:
+            self._fall_silent(error)
+
+    def _stop(self) -> None:
+        if self._display is not None and self._is_under_way:
+            try:
+                self._display.stop()
+            except OSError as error:
+                self._fall_silent(error)
+
+    def _fall_silent(self, error: OSError) -> None:
+        broken, self._display, self._make = self._display, Silence(), Silence
+        with contextlib.suppress(OSError):
+            if broken is not None:
+                broken.stop()
+        say(
+            f"the run is not shown any more, since standard output takes nothing "
+            f"({error.strerror or error}); it goes on."
+        )
 
     def _drop(self) -> None:
         """Let another display begin, here or elsewhere."""
-        if self._display is not None and self._is_under_way:
-            self._display.stop()
+        self._stop()
         self._display = None
 
     def _now(self) -> Display:
@@ -191,7 +224,7 @@ class Bar:
             *columns(console.width), console=console, auto_refresh=False, transient=True
         )
         # Before the first step nothing is known but how far the run is.
-        self._task = self._progress.add_task("", epoch="", loss="loss –", rate="")
+        self._task = self._progress.add_task("", epoch="", loss="loss -", rate="")
 
     def start(self, done: int, total: int) -> None:
         """See :class:`Display`."""
@@ -243,4 +276,7 @@ def columns(width: int) -> tuple[ProgressColumn, ...]:
 
 
 def _print_line(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    # Not every output has letters such as → and ×.
+    encoding = getattr(console.file, "encoding", None) or "utf-8"
+    fitting = line.encode(encoding, "replace").decode(encoding)
+    console.print(fitting, highlight=False, markup=False, soft_wrap=True)

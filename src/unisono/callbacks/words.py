@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 from unisono.callbacks.callback import Fit
+from unisono.words import say
 
 
 def say_alone(fit: Fit, line: str) -> None:
@@ -16,4 +15,4 @@ def say_alone(fit: Fit, line: str) -> None:
     if fit.is_first:
         fit.say(line)
     else:
-        print(f"unisono: {line}", file=sys.stderr, flush=True)
+        say(line)

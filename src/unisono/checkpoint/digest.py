@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from unisono.engine.buffers import named_buffers
@@ -20,8 +22,22 @@ def digest_of(model: nn.Module, optimizer: Optimizer) -> str:
     Returns:
         64 hexadecimal digits (SHA-256).
     """
+    return _hash_of(_tensors(model, optimizer))
+
+
+def digest_of_weights(model: nn.Module) -> str:
+    """Hash a model's parameters and buffers likewise; those without a shape yet do not count.
+
+    Returns:
+        64 hexadecimal digits (SHA-256).
+    """
+    named = itertools.chain(model.named_parameters(), named_buffers(model).items())
+    return _hash_of(item for item in named if not is_lazy(item[1]))
+
+
+def _hash_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     total = hashlib.sha256()
-    for name, tensor in sorted(_tensors(model, optimizer), key=lambda pair: pair[0]):
+    for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
         head = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0"
         total.update(head.encode())
         total.update(_bytes(tensor))
@@ -44,5 +60,5 @@ def _tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, torc
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    dense = tensor.detach().contiguous().reshape(-1)
+    dense = tensor.detach().cpu().contiguous().reshape(-1)
     return dense.view(torch.uint8).numpy().data

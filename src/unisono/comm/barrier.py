@@ -12,12 +12,12 @@ decide alike: those who wait for it stop at the same meeting.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 
 from unisono.comm.control import ControlPage, Departure
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+from unisono.words import say
 
 TIMEOUT_S = 1800.0
 NOTICE_AFTER_S = 10.0
@@ -26,10 +26,6 @@ _SPIN_WHEN_CROWDED_S = 2e-5
 _SLEEP_AT_MOST_S = 0.2
 _COUNTER = 2**32
 _SAME_CALLS = "all workers must make the same calls in the same order."
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
 
 
 class Barrier:
@@ -52,7 +48,7 @@ class Barrier:
         *,
         timeout_s: float = TIMEOUT_S,
         notice_after_s: float = NOTICE_AFTER_S,
-        say: Callable[[str], None] = _say,
+        say: Callable[[str], None] = say,
         look: Callable[[], None] = lambda: None,
     ) -> None:
         self._control = control
@@ -170,7 +166,7 @@ class Barrier:
         there = ", ".join(
             f"rank {other} (last seen in step {self._control.step(other)})" for other in missing
         )
-        return f"unisono: rank {self._rank} in step {here} has waited {waited_s:.0f} s for {there}."
+        return f"rank {self._rank} in step {here} has waited {waited_s:.0f} s for {there}."
 
     def _left(self, other: int, how: Departure) -> PeerLostError:
         what, advice = {

@@ -167,6 +167,16 @@ class Link:
         with self._lock:
             self._ask({"type": "keep", "slot": slot, "wait": wait})
 
+    def claim(self, directory: str) -> str:
+        """Have the launcher keep other jobs out of a run directory.
+
+        Returns:
+            Why it cannot; empty when it can.
+        """
+        with self._lock:
+            reason: str = self._ask({"type": "claim", "directory": directory}).header["reason"]
+        return reason
+
     def gather(
         self, place: str, rank: int, world_size: int, timeout_s: float, *, needs_store: bool
     ) -> Gathered:

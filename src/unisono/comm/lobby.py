@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -27,6 +26,7 @@ from unisono.comm.private import PrivateFolder, locked
 from unisono.comm.proc import NotThereError, host_name, open_memory, started_at
 from unisono.comm.watch import Watch
 from unisono.errors import PeerLostError, RendezvousError, WaitTimeoutError
+from unisono.words import say
 from unisono.world import World
 
 TIMEOUT_S = 300.0
@@ -80,7 +80,7 @@ class Lobby:
         folder: PrivateFolder,
         *,
         timeout_s: float = TIMEOUT_S,
-        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+        say: Callable[[str], None] = say,
     ) -> None:
         self._job, self._here, self._folder, self._say = job, here, folder, say
         self._timeout_s = timeout_s
@@ -214,7 +214,7 @@ class Lobby:
         if waited_s >= NOTICE_AFTER_S and not self._is_told:
             self._is_told = True
             if is_first:
-                self._say(f"unisono: {sight}.")
+                self._say(f"{sight}.")
         time.sleep(_LOOK_EVERY_S)
 
     def _left(self, rank: int) -> PeerLostError:

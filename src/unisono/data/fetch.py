@@ -63,6 +63,9 @@ def fetcher(
         collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
         batch_size, shards: of the global batches that will be read, and their parts, by which a
             stream is cut.
+
+    Raises:
+        LoadingError: a ``Subset`` takes samples that are not there.
     """
     length = length_of(dataset)
     collator = Collator(seed, stream, collate_fn, length)
@@ -71,6 +74,8 @@ def fetcher(
     leaf, chosen = _unwrapped(dataset)
     if type(leaf) is TensorDataset and collate_fn is None:
         tensors = leaf.tensors
+        if chosen is not None:
+            chosen = _counted_from_the_start(chosen, len(leaf))
 
         def rows(indices: torch.Tensor, epoch: int = 0, repeats: torch.Tensor | None = None) -> Any:
             places = indices if chosen is None else chosen[indices]
@@ -133,8 +138,33 @@ class _Reader:
 
 def _unwrapped(dataset: Any) -> tuple[Any, torch.Tensor | None]:
     """Look through subsets: the dataset below, and which of its samples each index means."""
-    if type(dataset) is not Subset:
-        return dataset, None
-    leaf, chosen = _unwrapped(dataset.dataset)
-    indices = torch.as_tensor(dataset.indices, dtype=torch.int64)
-    return leaf, indices if chosen is None else chosen[indices]
+    chosen: torch.Tensor | None = None
+    while type(dataset) is Subset:
+        indices = torch.as_tensor(dataset.indices, dtype=torch.int64)
+        if chosen is not None:
+            indices = indices[_counted_from_the_start(chosen, len(indices))]
+        dataset, chosen = dataset.dataset, indices
+    return dataset, chosen
+
+
+def _counted_from_the_start(chosen: torch.Tensor, length: int) -> torch.Tensor:
+    """Turn indices below 0 into those that they mean, as sequences do.
+
+    Args:
+        chosen: int64 of shape (samples,).
+        length: of what is indexed.
+
+    Raises:
+        LoadingError: there is no such index.
+    """
+    counted = torch.where(chosen < 0, chosen + length, chosen)
+    (outside,) = torch.where((counted < 0) | (counted >= length))
+    if len(outside):
+        number = int(outside[0])
+        raise LoadingError(
+            f"a `Subset` must choose among the samples of its data set, of which there are "
+            f"{length}, but takes number {int(chosen[number])} for its sample {number}: leave it "
+            f"out.",
+            indices=(number,),
+        )
+    return counted

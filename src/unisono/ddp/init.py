@@ -32,6 +32,7 @@ from unisono.ddp.hosts import is_one_host, place_among
 from unisono.ddp.store import Ranks, ranks_for
 from unisono.plan.seeds import seed_of
 from unisono.seeding import seed_python_and_numpy
+from unisono.words import say
 from unisono.world import World, world
 
 TIMEOUT_S = 1800.0
@@ -141,7 +142,7 @@ class Here:
         except Exception as error:
             if not has_failed:
                 raise
-            print(f"unisono: ending the process group failed, too: {error}", file=sys.stderr)
+            say(f"ending the process group failed, too: {error}")
         finally:
             if self._leaves_interface:
                 os.environ.pop(_GLOO_INTERFACE, None)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from unisono.comm.team import Team
 from unisono.errors import PeerLostError, RendezvousError
+from unisono.words import say
 from unisono.world import UNISONO, World
 
 if TYPE_CHECKING:
@@ -91,11 +91,9 @@ class Ranks:
                     raise self._missing(rank, error) from error
             if waited_s >= _NOTICE_AFTER_S and not self._is_told:
                 self._is_told = True
-                print(
-                    f"unisono: rank {self._here.rank} has waited {waited_s:.0f} s in "
-                    f"`unisono.init` for rank {rank}.",
-                    file=sys.stderr,
-                    flush=True,
+                say(
+                    f"rank {self._here.rank} has waited {waited_s:.0f} s in `unisono.init` for "
+                    f"rank {rank}."
                 )
 
     def _patience_s(self) -> float:

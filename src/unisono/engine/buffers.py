@@ -134,15 +134,17 @@ class Buffers:
         """
         for name, tensor, homes in zip(self._names, self._tensors, self._homes, strict=True):
             for module, key in homes:
-                if module._buffers[key] is not tensor:
+                value = _now_at(module, key)
+                if value is not tensor:
                     if len(homes) > 1:
                         raise RuntimeError(
                             f"buffer `{name}` belongs to {len(homes)} modules and must stay one, "
                             f"but {type(module).__name__} replaced it: change it in place."
                         )
-                    _move(name, tensor, module, key)
+                    _move(name, tensor, value)
+                    module._buffers[key] = tensor
         for module, key in self._lazy:
-            if module._buffers[key] is not None:
+            if _now_at(module, key) is not None:
                 raise RuntimeError(
                     f"buffers must be tensors before training, but `{key}` of "
                     f"{type(module).__name__} was None and was filled in a forward pass: run the "
@@ -182,8 +184,14 @@ def _buffer(home: Home) -> torch.Tensor:
     return buffer
 
 
-def _move(name: str, tensor: torch.Tensor, module: torch.nn.Module, key: str) -> None:
-    value = module._buffers[key]
+def _now_at(module: torch.nn.Module, key: str) -> torch.Tensor | None:
+    try:
+        return module._buffers[key]  # TorchScript's have no `get`
+    except KeyError:
+        return None
+
+
+def _move(name: str, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
     if value is None or value.shape != tensor.shape or value.dtype != tensor.dtype:
         seen = "None" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"
         raise RuntimeError(
@@ -192,7 +200,6 @@ def _move(name: str, tensor: torch.Tensor, module: torch.nn.Module, key: str) ->
             f"value elsewhere."
         )
     tensor.data.copy_(value.detach())
-    module._buffers[key] = tensor
 
 
 def _view(block: torch.Tensor, slot: Slot) -> torch.Tensor:

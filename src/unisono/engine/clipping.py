@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch.optim import Optimizer
 
 _TINY = 1e-6  # as torch's
 
@@ -53,6 +54,23 @@ class Clipping:
                 f"gradients can be clipped in one way, but both `clip_norm={self.norm}` and "
                 f"`clip_value={self.value}` are given: leave one out."
             )
+
+    def check_fits(self, optimizer: Optimizer) -> None:
+        """Refuse to clamp what has no order.
+
+        Raises:
+            ValueError: a parameter is complex.
+        """
+        if self.value is None:
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.is_complex():
+                    raise ValueError(
+                        f"`clip_value` takes real parameters alone, as torch's `clip_grad_value_` "
+                        f"does, but the optimizer updates one of {parameter.dtype}: pass "
+                        f"`clip_norm=1.0`, say."
+                    )
 
     def clip_values(self, gradients: list[torch.Tensor]) -> None:
         """Clamp each element."""

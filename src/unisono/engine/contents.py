@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -41,8 +41,8 @@ def check_contents(model: nn.Module, optimizer: Optimizer) -> None:
 
     Raises:
         TypeError: the model is no module, or the optimizer no optimizer.
-        ValueError: a parameter is not initialised, not on the CPU, or overlaps itself; an
-            embedding makes sparse gradients; the optimizer cannot be supported.
+        ValueError: a parameter or buffer is not initialised, not on the CPU, or overlaps itself or
+            another; an embedding makes sparse gradients; the optimizer cannot be supported.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -52,15 +52,16 @@ def check_contents(model: nn.Module, optimizer: Optimizer) -> None:
     named = named_parameters(model, optimizer)
     for name, parameter in named.items():
         _check_parameter(name, parameter)
-    _check_apart(named)
+    buffers = named_buffers(model)
+    for name, buffer in buffers.items():
+        _check_tensor("buffer", name, buffer)
+    _check_apart({**named, **buffers})
     updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not any(id(parameter) in updated for parameter in model.parameters()):
         raise ValueError(
             "the optimizer must update parameters of the model, but updates none of them: make it "
             "from `model.parameters()`, after the last change to the model's layers."
         )
-    for name, buffer in named_buffers(model).items():
-        _check_tensor("buffer", name, buffer)
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) is True:
             raise ValueError(
@@ -92,18 +93,19 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     _check_tensor("parameter", name, parameter)
 
 
-def _check_apart(named: dict[str, nn.Parameter]) -> None:
-    """Refuse parameters that share memory without being the same parameter."""
+def _check_apart(named: Mapping[str, torch.Tensor]) -> None:
+    """Refuse parameters and buffers that share memory without being the same object."""
     places = sorted(
-        (parameter.data_ptr(), parameter.data_ptr() + parameter.nbytes, name)
-        for name, parameter in named.items()
-        if parameter.numel()
+        (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, name)
+        for name, tensor in named.items()
+        if tensor.numel()
     )
     for (_, end, name), (start, _, other) in itertools.pairwise(places):
         if start < end:
             raise ValueError(
-                f"parameters must be the same object or lie apart, but `{name}` and `{other}` are "
-                f"two objects over the same memory: tie them with `a.weight = b.weight`."
+                f"parameters and buffers must be the same object or lie apart, but `{name}` and "
+                f"`{other}` are two objects over the same memory: tie parameters with "
+                f"`a.weight = b.weight`; of two buffers keep one, or register a `.clone()`."
             )
 
 

@@ -26,6 +26,7 @@ ELEMENTWISE: tuple[type[optim.Optimizer], ...] = (
     optim.ASGD,
     optim.Rprop,
 )
+_WRAPPING = (optim.Optimizer.__module__, optim.lr_scheduler.LRScheduler.__module__)
 
 
 def is_elementwise(optimizer: optim.Optimizer) -> bool:
@@ -33,57 +34,64 @@ def is_elementwise(optimizer: optim.Optimizer) -> bool:
 
     Exactly torch's own classes: a subclass may look at whole parameters. Fused SGD computes the
     last elements of a range otherwise than the others, and with several threads every thread has
-    such a range; then the parameters stay whole. So they do for hooks of ``step()``, which may look
-    at whatever they like: they clip gradients by their norm, say.
+    such a range; then the parameters stay whole. So they do for code around ``step()``, which may
+    look at whatever it likes: it clips gradients by their norm, say.
     """
-    if type(optimizer) not in ELEMENTWISE or has_hooks(optimizer):
+    if type(optimizer) not in ELEMENTWISE or is_surrounded(optimizer):
         return False
     fused = any(group.get("fused") for group in optimizer.param_groups)
     return not (type(optimizer) is optim.SGD and fused and torch.get_num_threads() > 1)
 
 
-def has_hooks(optimizer: optim.Optimizer) -> bool:
-    """Tell whether somebody else's code runs before or after ``step()``."""
+def is_surrounded(optimizer: optim.Optimizer) -> bool:
+    """Tell whether somebody else's code runs before, after or around ``step()``.
+
+    A hook, or what a program has put in the place of ``step`` of one optimizer or of its class. A
+    schedule puts something there, too, only to be told that the optimizer has stepped.
+    """
     return bool(
         optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks
         or _global_optimizer_pre_hooks
         or _global_optimizer_post_hooks
+        or _module_of(_unwrapped_step(optimizer)) not in _modules_of(type(optimizer))
     )
 
 
 def bare_step(optimizer: optim.Optimizer) -> Callable[[], object]:
-    """Find what ``step()`` of an element-wise optimizer without hooks does in the end.
+    """Find what ``step()`` of an element-wise optimizer does in the end.
 
     torch wraps it for its profiler, for hooks and for its compiler. Beside a small model's update
-    these take as long as the update itself. Where the program itself has wrapped ``step``, or is
-    being profiled, this is ``step`` as it is.
+    these take as long as the update itself. Where the program is being profiled, this is ``step``
+    as it is.
 
     Returns:
         What to call instead, with gradients switched off.
     """
-    own: Any = vars(optimizer).get("step")
-    step = type(optimizer).step
-    # A schedule wraps it to be told, by an attribute, that the optimizer has stepped. The mark is
-    # copied to whatever is put around that.
-    is_by_schedule = hasattr(own, "_wrapped_by_lr_sched") and own.__wrapped__ is step
-    if torch.autograd.profiler._is_profiler_enabled or not (own is None or is_by_schedule):
+    if torch.autograd.profiler._is_profiler_enabled:
         return optimizer.step
-    return functools.partial(_unwrapped(step), optimizer)
+    return functools.partial(_unwrapped_step(optimizer), optimizer)
 
 
-@functools.lru_cache(maxsize=64)
-def _unwrapped(function: Any) -> Any:
-    """Take off what torch has put around a function; whatever others have stays."""
-    by_torch = _file_of(optim.Optimizer.profile_hook_step)
-    while _file_of(function) == by_torch and hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function
+def _unwrapped_step(optimizer: optim.Optimizer) -> Any:
+    """Take off what torch and its schedules have put around ``step``; what others have stays."""
+    step: Any = vars(optimizer).get("step", type(optimizer).step)
+    while _module_of(step) in _WRAPPING and hasattr(step, "__wrapped__"):
+        step = step.__wrapped__
+    return step
 
 
-def _file_of(function: Any) -> str:
-    code = getattr(function, "__code__", None)
-    return "" if code is None else str(code.co_filename)
+def _modules_of(kind: type[optim.Optimizer]) -> set[str]:
+    """List where a class and those it is made from were written: AdamW has Adam's ``step``."""
+    return {base.__module__ for base in kind.__mro__}
+
+
+def _module_of(function: Any) -> str:
+    """Find where a function was written, whatever name a wrapper has taken over."""
+    try:
+        return str(function.__globals__["__name__"])
+    except (AttributeError, KeyError):
+        return ""
 
 
 def check_optimizer(optimizer: optim.Optimizer) -> None:

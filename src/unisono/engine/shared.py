@@ -104,6 +104,7 @@ class SharedEngine:
             self._divide()
         self.state.check_untouched()
         self._keeper = keeper
+        self.state.structure.begin()
         self._buffers.begin()
         self._team.note_step(step)
         self._team.faults.meet("begin", step)
@@ -126,7 +127,12 @@ class SharedEngine:
             shard: which one.
             loss: what the loss function returned.
             share: the shard's part of the global batch's samples, the weight of a mean.
+
+        Raises:
+            RuntimeError: something else has called ``backward``.
+            ValueError: the loss depends on no parameter.
         """
+        self.state.check_no_gradients()
         self._rows.write(shard, loss)
         if self._scaling is None and not is_finite(loss):
             # Everybody will read the row and raise the same error; nobody updates anything.
@@ -155,6 +161,8 @@ class SharedEngine:
             to be computed here too, maybe none; then this is called again.
         """
         self.state.check_untouched()
+        self.state.check_no_gradients()
+        self.state.structure.check()
         self._team.faults.meet("gradients", step)
         if self._team.faults.flips(step):
             self._flip_a_bit()
@@ -191,6 +199,7 @@ class SharedEngine:
             RuntimeError: something else changed the parameters meanwhile.
         """
         self.state.check_untouched()
+        self.state.check_update()
         rows = self._rows.read()
         bad = non_finite_shard(rows)
         if bad is not None and self._scaling is None:

@@ -9,6 +9,7 @@ Invariant: while it is bound, nobody but the optimizer writes to parameters; tha
 
 from __future__ import annotations
 
+import itertools
 import json
 import operator
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.checkpoint.contents import STATE_PREFIX, check_groups
+from unisono.checkpoint.contents import STATE_PREFIX, check_groups, put_back_groups
 from unisono.comm.host import Live
 from unisono.comm.team import Team
 from unisono.engine.arena import Arena, Plan, lay_out, size_of
@@ -26,8 +27,9 @@ from unisono.engine.buffers import Buffers
 from unisono.engine.contents import named_parameters, updated_parameters
 from unisono.engine.kept import group_options, join_state, put_back_state, take_state
 from unisono.engine.manifest import Manifest
-from unisono.engine.optimizers import has_hooks, is_elementwise, state_like
+from unisono.engine.optimizers import is_elementwise, is_surrounded, state_like
 from unisono.engine.snapshots import Snapshots, strides_of
+from unisono.engine.structure import Structure
 from unisono.engine.update import StateKey
 
 # Beside the state, a snapshot has room for this much and some times the parameters: optimizers that
@@ -35,7 +37,7 @@ from unisono.engine.update import StateKey
 # written do not exist.
 _BLOB_BYTES = 1 << 26
 _BLOB_TIMES_PARAMETERS = 8
-_VERSION = operator.attrgetter("_version")
+_VERSION, _GRADIENT = operator.attrgetter("_version"), operator.attrgetter("grad")
 
 
 class SharedState:
@@ -55,6 +57,7 @@ class SharedState:
         parameters: those that the optimizer updates, in the arena's order.
         fixed: those that it does not.
         buffers: the model's.
+        structure: what the model must go on to consist of.
         keys: for each of `parameters`, its optimizer state's names and where they lie.
         is_sliced: whether the optimizer works on pieces, with its state in the arena; else the lead
             alone has that state, and snapshots have it.
@@ -77,6 +80,7 @@ class SharedState:
         self.fixed = [p for p in model.parameters() if id(p) not in updated]
         self._all = [*self.parameters, *self.fixed]
         self.buffers = Buffers(model)
+        self.structure = Structure(model)
         self.is_sliced = is_elementwise(optimizer)
         self.keys, examples = self._plan_state()
         plan = self._plan(examples, shards)
@@ -112,6 +116,16 @@ class SharedState:
         for parameter in self._all:
             parameter.grad = None
 
+    def check_no_gradients(self) -> None:
+        """Refuse gradients that no shard's loss has led to: they would count once per shard."""
+        gradients = map(_GRADIENT, self.parameters)
+        if any(map(operator.is_not, gradients, itertools.repeat(None))):
+            raise RuntimeError(
+                "gradients must come from the loss that is returned, or given to `step.backward`, "
+                "but another `backward` has left some: return the sum of all losses, or find "
+                "other gradients with `torch.autograd.grad`, or call `optimizer.zero_grad()` after."
+            )
+
     def remember(self) -> None:
         """Note the parameters' versions, which every change in place increments."""
         self._versions = list(map(_VERSION, self._all))
@@ -127,16 +141,19 @@ class SharedState:
                 "must be changed by the optimizer alone, but something else changed them in place "
                 "or replaced their memory: do it between two loops."
             )
-        if self.is_sliced and has_hooks(self._optimizer):
-            raise RuntimeError(
-                "hooks of an optimizer's step must be there before a loop begins, but one "
-                "was registered under way: register it before."
-            )
         if len(self._optimizer.param_groups) != self._num_groups:
             raise RuntimeError(
                 f"an optimizer must keep its parameter groups while a loop is under way, but has "
                 f"{len(self._optimizer.param_groups)} instead of {self._num_groups}: add groups "
                 f"between two loops."
+            )
+
+    def check_update(self) -> None:
+        """Refuse to update pieces with an optimizer that somebody has put code around meanwhile."""
+        if self.is_sliced and is_surrounded(self._optimizer):
+            raise RuntimeError(
+                "hooks of an optimizer's `step`, and what is put around it, must be there before "
+                "a loop begins, but came under way: register or wrap before, or between two loops."
             )
 
     def copy(
@@ -208,6 +225,8 @@ class SharedState:
                 if not label.startswith(STATE_PREFIX)
             }
             put_back_state(self._optimizer, named, join_state(tensors, facts["numbers"]))
+            if everywhere:
+                put_back_groups(facts["groups"], self._optimizer)  # its step may change options
 
     def unbind(self) -> None:
         """Give this worker's model tensors of its own again; values stay those of the last step."""

@@ -62,7 +62,7 @@ def launch(
         replace: whether lost workers are replaced; else the others go on without them, and what
             they would have returned is None.
         stall_timeout_s: after how many seconds a worker that does not move while others wait for
-            it is ended and made up for.
+            it is ended, and made up for as any other that is lost.
         gpus: the GPUs that workers see, such as ``"0,3"`` or ``"all"``; worker 0 takes the first
             with ``torch.cuda.set_device(LOCAL_RANK)``, and so on. By default as the environment
             says.
@@ -164,7 +164,7 @@ def _job(
 def _unpack(result: bytes) -> Any:
     import cloudpickle
 
-    return cloudpickle.loads(result)
+    return cloudpickle.loads(result) if result else None  # it left by `sys.exit(0)`
 
 
 def _failure(state: JobState, workers: int) -> tuple[Exception, WorkerError | None]:

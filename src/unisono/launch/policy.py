@@ -47,6 +47,7 @@ class Failure:
         waited_for: the worker that was gone, if it failed only because of that.
         exception: the packed exception, for those who can unpack it.
         note: why the others could not go on without it.
+        how: how it ended, where more is known of that than the status.
         is_disconnect: it says only that a connection to another worker was lost.
     """
 
@@ -57,6 +58,7 @@ class Failure:
     waited_for: int | None = None
     exception: bytes = b""
     note: str = ""
+    how: str = ""
     is_disconnect: bool = False
 
     @property
@@ -81,11 +83,19 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A worker is gone, with the status that the kernel gave; `note` says why that ends the job."""
+    """A worker is gone, with the status that the kernel gave.
+
+    Attributes:
+        rank: the worker.
+        exit_code: its status.
+        note: why that ends the job.
+        how: how it ended, where more is known of that than the status.
+    """
 
     rank: int
     exit_code: int
     note: str = ""
+    how: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +305,7 @@ def _exited(state: JobState, event: Exited, now: float) -> Decision:
         state = replace(state, quiet=state.quiet | {rank})
         leave = Leave(rank, Departure.FAILED)
         return Decision(state, (leave,), f"worker {rank} left quietly; somebody may miss it")
-    return _failed(state, Failure(rank, exit_code, note=event.note), now)
+    return _failed(state, Failure(rank, exit_code, note=event.note, how=event.how), now)
 
 
 def _server_lost(state: JobState, exit_code: int) -> Decision:

@@ -8,17 +8,20 @@ It decides nothing: what to do is said by ``recovery``, and this does it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+from unisono.checkpoint.claim import Claim, claim
 from unisono.checkpoint.keeper import Keeper, Kept, newest_kept
 from unisono.checkpoint.places import Places
 from unisono.comm.channel import Message
 from unisono.comm.control import ControlPage
+from unisono.errors import CheckpointError
 from unisono.launch import events, recovery
 from unisono.launch.memories import SharedMemories
 from unisono.launch.recovery import LOOP
-from unisono.launch.report import ending, joined_message, loss_message
+from unisono.launch.report import joined_message, loss_message
 
 # Whoever makes hundreds of runs in one program does not want all of them in memory.
 _ENDED_LOOPS_AT_MOST = 8
@@ -70,6 +73,7 @@ class Reception:
         self._wake = wake
         self._say = say
         self._memories = SharedMemories()
+        self._claims: list[Claim | None] = []
         self._writing: tuple[Kept, int | None] | None = None
         self._to_write: list[tuple[Kept, int | None, bool]] = []
         self._begun: set[int] = set()
@@ -109,12 +113,14 @@ class Reception:
                 self._take(events.LoopBegan(header["index"], header["facts"]))
             case "end of loop":
                 self._take(events.Came(header["index"], LOOP, message.payload))
+            case "claim":
+                self._staff.send(rank, {"type": "claimed", "reason": self._claim(header)})
             case "keep":
                 self._to_write.append((Kept(**header["slot"]), rank, header["wait"]))
                 self._write_next()
 
-    def lost(self, rank: int, pid: int | None, exit_code: int, now: float) -> str:
-        """Make up for a worker that was killed.
+    def lost(self, rank: int, pid: int | None, how: str, now: float) -> str:
+        """Make up for a worker that was killed; `how`, in words.
 
         Returns:
             Why that cannot be done; empty when it is.
@@ -123,14 +129,14 @@ class Reception:
         step = self._control.step(rank)
         self._memories.forget(rank)
         self._let_go(rank)
-        how = f"worker {rank} {ending(exit_code)}".partition(" (")[0]
-        lost = events.Lost(rank, now, had_begun=rank in self._begun, how=how)
+        in_short = f"worker {rank} {how}".partition(" (")[0]
+        lost = events.Lost(rank, now, had_begun=rank in self._begun, how=in_short)
         self._begun.discard(rank)
         decision = recovery.decide(self.state, lost)
         if events.GiveUp() in decision.actions:
             self.state = decision.state
             return decision.reason
-        self._say(loss_message(rank, pid, exit_code, step, before, decision.state))
+        self._say(loss_message(rank, pid, how, step, before, decision.state))
         self._do(decision)
         return ""
 
@@ -178,6 +184,7 @@ class Reception:
         """Let go of everything."""
         self._keeper.wait()
         self._memories.close()
+        self._claims.clear()
 
     def stand_down(self) -> None:
         """Let nobody join or go on any more: the job ends."""
@@ -223,6 +230,13 @@ class Reception:
         ]
         if self._writing is not None and self._writing[1] == rank:
             self._writing = (self._writing[0], None)
+
+    def _claim(self, header: Mapping[str, Any]) -> str:
+        try:
+            self._claims.append(claim(Path(header["directory"])))
+        except CheckpointError as error:
+            return str(error)
+        return ""
 
     def _give_memory(self, rank: int, key: int, num_bytes: int) -> None:
         try:

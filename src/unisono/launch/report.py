@@ -6,7 +6,6 @@ Only the first failure is told; what followed from it is not.
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable, Sequence
 
 from unisono.comm.crew import Crew
@@ -69,7 +68,7 @@ def failure_message(state: JobState, num_workers: int) -> str:
     who = f"worker {cause.rank} of {num_workers}"
     if not cause.traceback:
         note = f" It could not be made up for: {cause.note}." if cause.note else ""
-        return f"{who} {ending(cause.exit_code)}{same}{others}.{note}"
+        return f"{who} {cause.how or ending(cause.exit_code)}{same}{others}.{note}"
     if cause.summary.startswith("SystemExit"):
         return f"{who} {ending(cause.exit_code)}{same}{others}:\n{cause.traceback}"
     return f"{who} raised an exception{same}{others}:\n\n{cause.traceback}{_left_before(state)}"
@@ -98,22 +97,16 @@ def interrupt_message(state: JobState, num_workers: int) -> str:
     return f"interrupted {by}; {ended} ended."
 
 
-def say(message: str) -> None:
-    """Tell the user something at once, on a line of its own even where a progress bar is drawn."""
-    start = "\r\x1b[2K" if sys.stderr.isatty() else ""
-    print(f"{start}unisono: {message}", file=sys.stderr, flush=True)
-
-
 def loss_message(
     rank: int,
     pid: int | None,
-    exit_code: int,
+    how: str,
     step: int,
     before: recovery.State,
     after: recovery.State,
 ) -> str:
-    """Tell who was lost, with what, who goes on with what, and whether somebody will come."""
-    who = f"worker {rank} (pid {pid}) {ending(exit_code)}"
+    """Tell who was lost and how, with what, who goes on with what, and whether somebody comes."""
+    who = f"worker {rank} (pid {pid}) {how}"
     then = "a replacement is starting" if after.replaces else "it is not replaced"
     if before.crew is None or rank not in before.crew.ranks:
         return f"{who} before it had joined the others; {then}."

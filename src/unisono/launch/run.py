@@ -18,6 +18,7 @@ from unisono.launch.report import exit_status, failure_message, interrupt_messag
 from unisono.launch.signals import ENDING_SIGNALS, signals_as_bytes
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.supervise import supervise
+from unisono.words import say
 
 
 def run(
@@ -51,9 +52,9 @@ def run(
         finally:
             server.close()
     if ended.state.interrupted_by is not None:
-        print(f"unisono: {interrupt_message(ended.state, workers)}", file=sys.stderr)
+        say(interrupt_message(ended.state, workers))
     elif ended.state.cause is not None:
-        print(f"unisono: {failure_message(ended.state, workers)}", file=sys.stderr)
+        say(failure_message(ended.state, workers))
     return exit_status(ended.state)
 
 

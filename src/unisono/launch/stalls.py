@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from unisono.comm.control import ControlPage
 from unisono.comm.crew import Crew
@@ -44,6 +45,14 @@ class Watched:
 
     sight: Sight
     quiet_s: float = 0.0
+
+
+class Stalled(NamedTuple):
+    """A worker that has stalled, what is to be said now, and how it has then ended, in words."""
+
+    rank: int
+    message: str
+    how: str
 
 
 def look(
@@ -111,11 +120,11 @@ class StallWatch:
         """Say how long a wait may last that should not miss the next look."""
         return LOOK_EVERY_S if timeout_s is None else min(timeout_s, LOOK_EVERY_S)
 
-    def look(self, pids: Mapping[int, int], crew: Crew | None) -> list[tuple[int, str]]:
+    def look(self, pids: Mapping[int, int], crew: Crew | None) -> list[Stalled]:
         """Look, if it is time, at the workers with these processes.
 
         Returns:
-            Those that have stalled, each with what is to be said of it; they are then forgotten.
+            Those that have stalled; they are then forgotten.
         """
         now_s = time.monotonic()
         if now_s - self._looked_at_s < LOOK_EVERY_S:
@@ -125,7 +134,7 @@ class StallWatch:
         self._watched = look(self._watched, seen, now_s - self._looked_at_s)
         self._looked_at_s = now_s
         ranks = stalled(self._watched, self._timeout_s)
-        return [(rank, self._told(rank, pids[rank], self._watched.pop(rank))) for rank in ranks]
+        return [self._told(rank, pids[rank], self._watched.pop(rank)) for rank in ranks]
 
     def _sight(self, rank: int, pid: int, crew: Crew | None) -> Sight | None:
         seen = processor_time(pid)
@@ -137,14 +146,15 @@ class StallWatch:
         is_awaited = any(0 < (self._control.arrivals(r) - mine) % 2**32 < 2**31 for r in others)
         return Sight((pid, ran_ns, mine), is_stopped, is_awaited)
 
-    def _told(self, rank: int, pid: int, watched: Watched) -> str:
+    def _told(self, rank: int, pid: int, watched: Watched) -> Stalled:
         how = (
             "a signal has stopped it (SIGSTOP, or a debugger)"
             if watched.sight.is_stopped
             else "it waits for something that does not come: a lock, a file, a network"
         )
-        return (
+        message = (
             f"worker {rank} (pid {pid}) must move while others wait for it, but has not for "
-            f"{watched.quiet_s:.0f} s in step {self._control.step(rank)}: {how}. It is ended and "
-            f"made up for; `--stall-timeout` says after how many seconds."
+            f"{watched.quiet_s:.0f} s in step {self._control.step(rank)}: {how}. It is ended; "
+            f"`--stall-timeout` says after how many seconds."
         )
+        return Stalled(rank, message, f"was ended, as it stood still for {watched.quiet_s:.0f} s")

@@ -30,9 +30,10 @@ from unisono.launch.job import Job
 from unisono.launch.outputs import Outputs
 from unisono.launch.reception import Reception
 from unisono.launch.recovery import RESTARTS
-from unisono.launch.report import ending, say, spare_message
+from unisono.launch.report import ending, spare_message
 from unisono.launch.signals import Signals
 from unisono.launch.stalls import StallWatch
+from unisono.words import say
 
 _IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
 
@@ -116,6 +117,7 @@ class _Supervision:
         self._channels: dict[int, Channel] = {}
         self._pids: dict[int, int] = {}
         self._spared: set[int] = set()
+        self._stalled: dict[int, str] = {}
         self._incarnations = dict.fromkeys(range(job.num_workers), -1)
         self._watch = StallWatch(self._control, stall_timeout_s)
         self._selector = selectors.DefaultSelector()
@@ -224,9 +226,10 @@ class _Supervision:
             - self._groups.waiting
             if rank in self._pids
         }
-        for rank, message in self._watch.look(watched, self._desk.state.crew):
-            say(message)
-            self._server.signal([rank], signal.SIGKILL)
+        for stalled in self._watch.look(watched, self._desk.state.crew):
+            say(stalled.message)
+            self._stalled[stalled.rank] = stalled.how
+            self._server.signal([stalled.rank], signal.SIGKILL)
 
     def _read(self, key: selectors.SelectorKey) -> list[policy.Event]:
         if key.fileobj is self._signals:
@@ -272,12 +275,15 @@ class _Supervision:
     def _exited(self, rank: int, exit_code: int) -> list[policy.Event]:
         """Judge the end of a worker: may the others go on without it?"""
         self._forget_channel(rank)
-        event = policy.Exited(rank, exit_code)
+        stood_still = self._stalled.pop(rank, "")
+        how = stood_still if exit_code == -signal.SIGKILL else ""
+        event = policy.Exited(rank, exit_code, how=how)
+        how = how or ending(exit_code)
         pid = self._pids.pop(rank, None)
         is_spare = exit_code != 0 and rank not in self.state.done and self._is_spare(rank)
         trouble = ""
         if policy.may_survive(self.state, event) and rank not in self._spared:
-            trouble = self._desk.lost(rank, pid, exit_code, time.monotonic())
+            trouble = self._desk.lost(rank, pid, how, time.monotonic())
             if not trouble:
                 if rank in self._channels:
                     return []
@@ -287,7 +293,7 @@ class _Supervision:
         self._desk.gone(rank)
         if is_spare:
             if rank not in self._spared:
-                say(spare_message(rank, f"It {ending(exit_code)}. {trouble}".rstrip()))
+                say(spare_message(rank, f"It {how}. {trouble}".rstrip()))
             self._spared.discard(rank)
             return [policy.LeftBehind(rank)]
         return [replace(event, note=trouble)]

@@ -4,6 +4,7 @@
 
 Invariant: every way a program can end is told to the launcher before the process ends, except
 those that no process survives; and nothing of the fork server's own life is left in a worker.
+A process that the program forks is no worker: it ends as it would anywhere, and tells nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from unisono.comm.allocator import keep_freed_memory
 from unisono.comm.lifeline import die_with
@@ -115,6 +116,7 @@ def _live(job: Job, link: Link) -> int:
     """Run the program and tell how it ended; return the exit status."""
     result: bytes = b""
     ended: BaseException | None = None
+    worker = os.getpid()
     try:
         import torch
 
@@ -127,10 +129,14 @@ def _live(job: Job, link: Link) -> int:
     except BaseException as error:
         ended = error
     exit_code, text = _exit_status(ended)
+    is_worker = os.getpid() == worker
     if ended is not None and exit_code:
-        _tell_failure(link, ended, exit_code, text)
+        if is_worker:
+            _tell_failure(link, ended, exit_code, text)
+        else:
+            _print_failure(ended, text)
     _finish_as_python_does()
-    if not exit_code:
+    if is_worker and not exit_code:
         link.tell({"type": "done"}, result)
     return exit_code
 
@@ -163,11 +169,19 @@ def _tell_failure(link: Link, error: BaseException, exit_code: int, text: str) -
     link.tell(header, pack_exception(error))
 
 
-def _call_own_excepthook(error: BaseException) -> None:
+def _print_failure(error: BaseException, text: str) -> None:
+    if isinstance(error, SystemExit):
+        sys.stderr.write(f"{text}\n" if text else "")
+    elif not _call_own_excepthook(error):
+        sys.stderr.write(traceback_text(error))
+
+
+def _call_own_excepthook(error: BaseException) -> bool:
     """Call a hook that the program set (error trackers do); Python's own would only print."""
     hook = own_excepthook(sys.excepthook)
     if hook is not None:
         _and_go_on(lambda: hook(type(error), error, error.__traceback__))
+    return hook is not None
 
 
 def _finish_as_python_does() -> None:
@@ -185,10 +199,27 @@ def _close_files() -> None:
     files = [item for item in gc.get_objects() if issubclass(type(item), io.IOBase.__mro__[1])]
     streams = (sys.stdin, sys.stdout, sys.stderr)
     ours = {id(owner) for stream in streams for owner in (stream, getattr(stream, "buffer", None))}
-    files = [file for file in files if id(file) not in ours and not isinstance(file, io.RawIOBase)]
+    files = [file for file in files if id(file) not in ours and _may_hold_something(file)]
     # Wrappers first: closing one writes what it holds into what it wraps.
     for file in sorted(files, key=_depth_of_wrapping):
-        _and_go_on(file.close)
+        _and_go_on(file.flush if _is_pair(file) else file.close)
+
+
+def _may_hold_something(file: Any) -> bool:
+    """Tell whether a file has what is to be written; closing others may wait for their readers."""
+    if isinstance(file, io.RawIOBase | io.BytesIO | io.StringIO):
+        return False
+    try:
+        return bool(file.writable())
+    except Exception:  # closed, or half made
+        return False
+
+
+def _is_pair(file: Any) -> bool:
+    """Tell whether what is read beside what is written would be closed, too."""
+    return isinstance(file, io.BufferedRWPair) or (
+        isinstance(file, io.TextIOWrapper) and isinstance(file.buffer, io.BufferedRWPair)
+    )
 
 
 def _depth_of_wrapping(file: object) -> int:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono.checkpoint.claim import Claim, claim
 from unisono.checkpoint.contents import Snapshot
 from unisono.checkpoint.every import Every
 from unisono.checkpoint.folder import FILES, read_file
@@ -31,8 +32,8 @@ from unisono.engine.contents import updated_parameters
 from unisono.errors import CheckpointError
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.plan.samples import SamplePlan
-from unisono.train.claims import Claim
 from unisono.train.position import Position
+from unisono.train.turns import Turn
 from unisono.whole import check_whole
 from unisono.world import threads_per_worker
 
@@ -77,7 +78,7 @@ class Checkpoints:
         self._team = team
         # The program may go to another folder before the first loop.
         self.directory = Path(directory).absolute()
-        self._claim = Claim(self.directory)
+        self._turn = Turn(self.directory)
         self._store = Store(self.directory, keep)
         self._every = None if every is None else Every.read(every)
         self._resume = resume == "auto"
@@ -87,6 +88,7 @@ class Checkpoints:
         self._kept_at_s = time.monotonic()
         self._kept_step: int | None = None
         self._kept_by: int | None = None
+        self._claimed: Claim | None = None
 
     @property
     def kept_step(self) -> int | None:
@@ -98,13 +100,13 @@ class Checkpoints:
         """What whoever writes checkpoints has to know."""
         return {"directory": str(self.directory), "keep": self._keep}
 
-    def claim(self) -> None:
+    def take_turn(self) -> None:
         """Begin, or go on, in the directory; every rank does it.
 
         Raises:
             ValueError: another run of this program has begun there since this one was made.
         """
-        self._claim.take()
+        self._turn.take()
 
     def find(self, plan: SamplePlan, identity: Mapping[str, Any]) -> Found | None:
         """Find the checkpoint to go on from; the lead does it.
@@ -114,8 +116,9 @@ class Checkpoints:
             identity: the run's.
 
         Raises:
-            CheckpointError: the run was another one.
+            CheckpointError: the run was another one, or another job uses the directory.
         """
+        self._claim()
         if not self._resume:
             self._set_aside(-1)
             return None
@@ -189,6 +192,13 @@ class Checkpoints:
             f"training has waited {waited_s:.0f} s for the disk to take the checkpoint before: "
             f"look at {self.directory}, or let checkpoints be rarer."
         )
+
+    def _claim(self) -> None:
+        """Keep other jobs out of the directory as long as this one lasts."""
+        if not isinstance(self._team.host, Link):
+            self._claimed = claim(self.directory)
+        elif reason := self._team.host.claim(str(self.directory)):
+            raise CheckpointError(reason)
 
     def _set_aside(self, step: int) -> None:
         for name in self._store.set_aside(step):

@@ -8,7 +8,8 @@ over the same passes with ``math.fsum``: which worker made a pass, and when, has
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -41,6 +42,7 @@ def evaluate(
     collate_fn: Collate | None = None,
     pin_memory: bool = False,
     metrics: Metrics | None = None,
+    facts: Mapping[str, object] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Average the loss and its scalars over a dataset. Collective: every rank calls it.
 
@@ -53,6 +55,7 @@ def evaluate(
         team: the workers.
         loader_workers, collate_fn, pin_memory: as for training.
         metrics: what else to compute, in a pass of its own over each part.
+        facts: what must not differ between the workers, by name.
 
     Returns:
         By name, the mean over all samples (or the true weight), and the results of the metrics;
@@ -62,7 +65,8 @@ def evaluate(
         MismatchError: the workers do not evaluate the same.
         ValueError: a mean and a metric have the same name.
     """
-    agree_on(plan, team, "evaluate", **{"`metrics`": metrics.facts if metrics else None})
+    measured_by = metrics.facts if metrics else None
+    agree_on(plan, team, "evaluate", **{"`metrics`": measured_by, **facts})
     with sweep(model, dataset, plan, loader_workers, collate_fn, pin_memory) as parts_of:
 
         def compute(shards: Sequence[int]) -> bytes:

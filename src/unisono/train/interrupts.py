@@ -6,7 +6,6 @@ The first asks, the second ends at once. Under a launcher this is the launcher's
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,8 +59,3 @@ def gentle_interrupts(say: Callable[[str], None]) -> Iterator[Interrupts]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def say_on_stderr(line: str) -> None:
-    """Tell the user something."""
-    print(f"unisono: {line}", file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -71,12 +72,14 @@ class Predictor:
         loader_workers: int = 0,
         collate_fn: Collate | None = None,
         pin_memory: bool = False,
+        facts: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         self._model, self._forward, self._dataset = model, forward, dataset
         self._plan, self._team, self._say = plan, team, say
         # A folder that has two names must be seen to be one, and a program may change its own.
         self._path = None if path is None else path.parent.resolve() / path.name
         self._reading = loader_workers, collate_fn, pin_memory
+        self._facts = facts
 
     def once(self, history: History) -> Any:
         """Compute every row, or, in the place of a lost worker, take over what came of it.
@@ -155,9 +158,8 @@ class Predictor:
             What a row is and in which file they are, and a descriptor of that.
         """
         path = self._path
-        agree_on(
-            self._plan, self._team, "predict", **{"whether there is a `path`": path is not None}
-        )
+        facts = {"whether there is a `path`": path is not None, **self._facts}
+        agree_on(self._plan, self._team, "predict", **facts)
         partial = None if path is None else Path(self._tell(lambda: _begin(path))["partial"])
         reading = (self._model, self._dataset, self._plan, *self._reading)
         try:

@@ -37,7 +37,6 @@ from unisono.engine.shared import SharedEngine
 from unisono.plan.samples import NUM_SEEDS, SamplePlan
 from unisono.plan.shards import assign
 from unisono.train.checkpoints import Checkpoints, fixed_by, identity
-from unisono.train.interrupts import say_on_stderr
 from unisono.train.kept import Kept
 from unisono.train.loop import Loop, loop
 from unisono.train.order import SamplerOrder, plan_samples
@@ -46,6 +45,7 @@ from unisono.train.step import Step
 from unisono.train.taking_up import take_up
 from unisono.train.totals import Totals
 from unisono.whole import check_whole
+from unisono.words import say
 from unisono.world import num_devices, threads_per_worker
 
 SCALER_KEY = "grad_scaler"
@@ -125,6 +125,7 @@ class Run:
         seed = check_whole("seed", seed, at_least=0, below=NUM_SEEDS)
         assign(shards, self.world.world_size)
         check_contents(model, optimizer)
+        self._clipping.check_fits(optimizer)
         self.fixed.update(fixed_by(model, optimizer))
         self._scaling = LossScaling.of(grad_scaler, optimizer)
         self.fixed["grad_scaler"] = None if self._scaling is None else self._scaling.rule
@@ -138,7 +139,7 @@ class Run:
         self._kept = Kept(model, optimizer)
         if self._scaling is not None:
             self.state[SCALER_KEY] = grad_scaler
-        self.say: Callable[[str], None] = say_on_stderr
+        self.say: Callable[[str], None] = say
         self.before_snapshot: Callable[[], None] = lambda: None
         self.before_pause: Callable[[], None] = lambda: None
         self.checkpoints = (
@@ -364,7 +365,7 @@ class Run:
         """Go on from the newest checkpoint, at the first loop only. Collective."""
         if self.checkpoints is None:
             return
-        self.checkpoints.claim()
+        self.checkpoints.take_turn()
         if self._has_looked:
             return
         self._has_looked = True

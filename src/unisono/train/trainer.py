@@ -17,7 +17,7 @@ from unisono.callbacks.callback import Callback, Callbacks
 from unisono.callbacks.event_log import EventLog
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary
-from unisono.checkpoint.digest import digest_of
+from unisono.checkpoint.digest import digest_of, digest_of_weights
 from unisono.checkpoint.weights import save_weights
 from unisono.data.collating import Collate
 from unisono.data.sampler import EpochOrder, Sampler
@@ -166,7 +166,8 @@ class Trainer:
     ) -> Summary:
         """Train until the run has come to its totals; a finished run's `fit` does nothing.
 
-        Collective: every rank calls it, in the same order.
+        Collective: every rank calls it, in the same order. The whole model is put into training
+        mode, also layers that the program has put into ``eval()``; `Run.steps` leaves that alone.
 
         Args:
             dataset: map-style, or an IterableDataset with a length, which every worker reads
@@ -305,6 +306,7 @@ class Trainer:
                     collate_fn=collate_fn,
                     pin_memory=pin_memory,
                     metrics=measured,
+                    facts=_facts_of(model),
                 )
             return json.dumps(found).encode()
 
@@ -370,6 +372,7 @@ class Trainer:
             loader_workers=loader_workers,
             collate_fn=collate_fn,
             pin_memory=pin_memory,
+            facts=_facts_of(model),
         )
         with self._computing.under_way():
             return predictor.once(run.history)
@@ -460,3 +463,8 @@ class Trainer:
         usual: list[type[Callback]] = [Progress, EventLog]
         missing = [kind for kind in usual if not any(isinstance(c, kind) for c in callbacks)]
         return [*(kind() for kind in missing), *callbacks]
+
+
+def _facts_of(model: nn.Module | None) -> dict[str, object]:
+    """Tell what must not differ between the workers of a model that is not the trained one."""
+    return {} if model is None else {"the digest of `model`": digest_of_weights(model)}

@@ -1,8 +1,14 @@
-"""Leaves a file open at its end, as careless programs do, and says good-bye at exit."""
+"""Leaves files open at its end, as careless programs do, and says good-bye at exit.
+
+One that only reads is being read by a thread that nobody waits for; of one in memory a view is
+held. A socket is both read so and written to.
+"""
 
 import atexit
 import gzip
+import io
 import os
+import socket
 import sys
 import threading
 
@@ -11,4 +17,12 @@ held.write("written")
 zipped = gzip.open(os.path.join(sys.argv[1], os.environ["RANK"] + ".gz"), "wt")  # noqa: SIM115
 zipped.write("zipped")
 atexit.register(print, "bye")
+view = io.BytesIO(b"x").getbuffer()
+readable, _ = (os.fdopen(fd, mode) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
+ours, theirs = socket.socketpair()
+both = ours.makefile("rw")
+both.write("sent")
+for reader in (readable, both):
+    threading.Thread(target=reader.read, daemon=True).start()
+atexit.register(lambda: both.flush() or print(theirs.recv(9).decode()))
 threading.Thread(target=held.write, args=(" by a thread",)).start()

@@ -11,15 +11,15 @@ import os
 from pathlib import Path
 
 
-class _Turns:
+class _Runs:
     """How many runs of this process have begun in one directory. Final."""
 
     def __init__(self) -> None:
         self.num_begun = 0
 
 
-class Claim:
-    """One run's claim to its directory. Final.
+class Turn:
+    """One run's turn in its directory. Final.
 
     Args:
         directory: the run directory, which need not be there.
@@ -27,8 +27,8 @@ class Claim:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._turns = _turns_in(os.path.realpath(directory))
-        self._seen = self._turns.num_begun
+        self._runs = _runs_in(os.path.realpath(directory))
+        self._seen = self._runs.num_begun
         self._has_begun = False
 
     def take(self) -> None:
@@ -37,17 +37,17 @@ class Claim:
         Raises:
             ValueError: another run has begun there since this one was made or began.
         """
-        if self._turns.num_begun != self._seen:
+        if self._runs.num_begun != self._seen:
             raise ValueError(
                 f"`directory` must be one trainer's alone, but another one of this program has "
                 f"begun in {self._directory} since this one was made: give each its own directory."
             )
         if not self._has_begun:
             self._has_begun = True
-            self._turns.num_begun += 1
-            self._seen = self._turns.num_begun
+            self._runs.num_begun += 1
+            self._seen = self._runs.num_begun
 
 
 @functools.cache
-def _turns_in(directory: str) -> _Turns:
-    return _Turns()
+def _runs_in(directory: str) -> _Runs:
+    return _Runs()

@@ -1,0 +1,47 @@
+"""What is said to the user never ends a program."""
+
+import errno
+import io
+import os
+import sys
+
+import pytest
+
+from unisono.words import say
+
+
+class Stream(io.StringIO):
+    def __init__(self, code=0, is_terminal=False):
+        super().__init__()
+        self._code, self._is_terminal = code, is_terminal
+
+    def write(self, text):
+        if self._code:
+            raise OSError(self._code, os.strerror(self._code))
+        return super().write(text)
+
+    def isatty(self):
+        return self._is_terminal
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "text"), [(False, "unisono: a line\n"), (True, "\r\x1b[2Kunisono: a line\n")]
+)
+def test_a_line_is_a_line_of_its_own(monkeypatch, is_terminal, text):
+    monkeypatch.setattr(sys, "stderr", Stream(is_terminal=is_terminal))
+    say("a line")
+    assert sys.stderr.getvalue() == text
+
+
+def closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize(
+    "stream", [lambda: Stream(errno.ENOSPC), lambda: Stream(errno.EPIPE), closed, lambda: None]
+)
+def test_where_nobody_takes_it_nothing_happens(monkeypatch, stream):
+    monkeypatch.setattr(sys, "stderr", stream())
+    say("a line")
