@@ -6,12 +6,12 @@ import operator
 from typing import Any
 
 
-def check_whole(name: str, value: Any, *, at_least: int) -> int:
-    """Refuse anything but a whole number that is large enough, and give it as an int.
+def check_whole(name: str, value: Any, *, at_least: int, below: int | None = None) -> int:
+    """Refuse anything but a whole number of the right size, and give it as an int.
 
     Raises:
         TypeError: it is no whole number.
-        ValueError: it is too small.
+        ValueError: it is too small or too large.
     """
     example = f"pass `{name}={max(at_least, 1)}`, say"
     try:
@@ -20,4 +20,6 @@ def check_whole(name: str, value: Any, *, at_least: int) -> int:
         raise TypeError(f"`{name}` must be a whole number, but is {value!r}: {example}.") from None
     if whole < at_least:
         raise ValueError(f"`{name}` must be at least {at_least}, but is {whole}: {example}.")
+    if below is not None and whole >= below:
+        raise ValueError(f"`{name}` must be below {below}, but is {whole}: {example}.")
     return whole

@@ -2,26 +2,34 @@
 
 import json
 
+import torch
 from safetensors.torch import save
 
 from unisono.checkpoint.contents import FORMAT
 from unisono.engine.buffers import named_buffers
 from unisono.engine.contents import named_parameters
-from unisono.engine.kept import group_options, state_numbers, state_tensors
+from unisono.engine.kept import group_options, take_state
+from unisono.engine.snapshots import strides_of
 
 
 def files_of_run(model, optimizer, facts, own=None):
     named = named_parameters(model, optimizer)
     tensors = {**named, **named_buffers(model)}
-    kept = state_tensors(optimizer, named)
+    kept, rest = take_state(optimizer, named)
     kept |= {f"run.state/{key}": tensor for key, tensor in (own or {}).items()}
     more = {
         "format": FORMAT,
         "groups": group_options(optimizer),
-        "numbers": state_numbers(optimizer, named),
+        "numbers": rest,
+        "strides": strides_of(kept),
     }
     return {
-        "model.safetensors": save({name: t.detach().clone() for name, t in tensors.items()}),
-        "optimizer.safetensors": save({name: t.detach().clone() for name, t in kept.items()}),
+        "model.safetensors": save(_rows(tensors)),
+        "optimizer.safetensors": save(_rows(kept)),
         "run.json": json.dumps({**facts, **more}).encode(),
     }
+
+
+def _rows(tensors):
+    layout = torch.contiguous_format
+    return {name: t.detach().clone(memory_format=layout) for name, t in tensors.items()}

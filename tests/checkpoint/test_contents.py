@@ -11,6 +11,7 @@ from torch import nn
 
 from unisono.checkpoint.contents import Snapshot, put_back, put_back_groups
 from unisono.checkpoint.digest import digest_of
+from unisono.engine.snapshots import as_bytes, describe_extras, from_bytes
 from unisono.errors import CheckpointError
 
 FACTS = {
@@ -74,7 +75,7 @@ def test_the_users_tensors_are_no_state_of_the_optimizer():
 def test_an_old_checkpoint_has_no_state():
     old = {name: FACTS[name] for name in ("position", "identity")}
     snapshot = Snapshot.from_files(files(old))
-    assert [snapshot.facts[name] for name in ("state", "last")] == [{}, {}]
+    assert [snapshot.facts[name] for name in ("state", "last", "strides")] == [{}, {}, {}]
     assert snapshot.state_tensors == {}
 
 
@@ -98,8 +99,9 @@ def test_an_old_checkpoint_has_no_state():
         changed(numbers={"0.weight": 3}),
         changed(state=[]),
         changed(last=3),
+        changed(strides=3),
     ],
-    ids=range(17),
+    ids=range(18),
 )
 def test_another_form_is_refused(text):
     with pytest.raises(CheckpointError, match="must have"):
@@ -111,6 +113,89 @@ def test_another_form_is_refused(text):
 def test_a_file_that_is_not_safetensors_is_refused(name, data):
     with pytest.raises(CheckpointError, match="must have their formats"):
         Snapshot.from_files(files(**{name: data}))
+
+
+def test_state_within_lists_and_dicts_comes_back():
+    there, here = make(0, 2), make(1, 1)
+    for at, parameter in enumerate(there[0].parameters()):
+        there[1].state[parameter]["past"] = [torch.full((2,), at), {"deep": torch.ones(at)}]
+        there[1].state[parameter].update({"past/0": torch.tensor(at + 9), "shape": (at, 2)})
+    put_back(Snapshot.from_files(files_of_run(*there, FACTS)), *here)
+    assert digest_of(*here) == digest_of(*there)
+    for at, parameter in enumerate(here[0].parameters()):
+        state = here[1].state[parameter]
+        assert (state["shape"], state["past/0"].item()) == ((at, 2), at + 9)
+        assert state["past"][0].tolist() == [at, at]
+        assert state["past"][1]["deep"].tolist() == [1.0] * at
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(24.0).reshape(2, 3, 4).transpose(0, 2),
+        torch.arange(48.0).reshape(2, 6, 4)[:, ::2].permute(2, 0, 1),
+        torch.arange(24.0).reshape(2, 1, 3, 4).to(memory_format=torch.channels_last),
+        torch.arange(24.0).reshape(2, 3, 4, 1).as_strided((2, 3, 4, 1), (12, 4, 1, 7)),
+        torch.zeros(0, 3).T,
+        torch.arange(3.0).expand(2, 3),
+        torch.tensor(1.0),
+    ],
+    ids=lambda tensor: f"{tuple(tensor.shape)} {tensor.stride()}",
+)
+def test_state_and_the_users_tensors_lie_as_their_copies_do(tensor):
+    there, here = make(0, 2), make(1, 1)
+    there[1].state[there[0][0].bias].update(mean=tensor, many=[tensor])
+    snapshot = Snapshot.from_files(files_of_run(*there, FACTS, {"own": tensor}))
+    put_back(snapshot, *here)
+    state = here[1].state[here[0][0].bias]
+    from_memory = from_bytes(bytearray(as_bytes(tensor)), describe_extras({"own": tensor})[0])
+    for seen in (state["mean"], state["many"][0], snapshot.state_tensors["own"], from_memory):
+        assert torch.equal(seen, tensor)
+        assert seen.stride() == tensor.clone().stride()
+        seen += 1
+    assert all(t.data_ptr() % 64 == 0 for t in (state["mean"], state["many"][0]))
+
+
+def strided(*stride):
+    return changed(strides={"exp_avg/0.weight": list(stride)})
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        strided(),
+        strided(1),
+        strided(1, 1),
+        strided(0, 0),
+        strided(1 << 40, 1),
+        strided(-3, 1),
+        strided(3.0, 1),
+        strided(True, 3),
+        changed(strides={"exp_avg/0.weight": 3}),
+        changed(strides=[]),
+    ],
+    ids=range(10),
+)
+def test_strides_are_not_believed(run):
+    with pytest.raises(CheckpointError, match=r"must (put its shape|have the form)"):
+        Snapshot.from_files(files(**{"run.json": run}))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize("shape", [[1 << 40], [1 << 40, 1 << 40, 0, 4], [1 << 62, 4, 1 << 62]])
+def test_a_file_is_believed_no_more_bytes_than_it_has(name, shape):
+    head = {"exp_avg/0.bias": {"dtype": "F32", "shape": shape, "data_offsets": [0, 16]}}
+    text = json.dumps(head).encode()
+    data = len(text).to_bytes(8, "little") + text + bytes(16)
+    with pytest.raises(CheckpointError, match="must have their formats"):
+        Snapshot.from_files(files(**{name: data}))
+
+
+def test_state_may_be_larger_than_its_parameter():
+    there, here = make(0, 2), make(1, 1)
+    there[1].state[there[0][0].bias]["right"] = torch.arange(900.0).reshape(30, 30)
+    put_back(Snapshot.from_files(files_of_run(*there, FACTS)), *here)
+    assert digest_of(*here) == digest_of(*there)
 
 
 def with_optimizer(change):
@@ -134,14 +219,21 @@ def with_model(change):
         (with_optimizer({"exp_avg": torch.zeros(1)}), "must update ``"),
         (with_optimizer({"__class__/run.state": torch.zeros(1)}), "must update `run.state`"),
         (with_optimizer({"run.statex": torch.zeros(1)}), "must update ``"),
-        (with_optimizer({"exp_avg/0.bias": torch.zeros(6)}), "must fit its parameter"),
         ({"run.json": changed(numbers={"9": {"step": 1}})}, "must update `9`"),
-        ({"run.json": changed(groups=[])}, "must have 0 parameter groups"),
+        (
+            {"run.json": changed(strides={"exp_avg/0.weight": [1, 2]}, groups=[])},
+            "must have 0 parameter groups",
+        ),
+        (
+            {"run.json": changed(numbers={"0.bias": {"a": {"$tensor": "no"}}})},
+            "state must have the form",
+        ),
+        ({"run.json": changed(groups=[])}, "must have 0 parameter groups .* add those that were"),
         ({"run.json": changed(groups=[{"lr": "x"}])}, "`lr` of parameter group 0 must be 'x'"),
         ({"run.json": changed(groups=[{"betas": 3}])}, "`betas` of parameter group 0 must be 3"),
         ({"run.json": changed(groups=[{"lr": 10**400}])}, "`lr` of parameter group 0"),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_what_does_not_fit_changes_nothing(change, message):
     here = make(1, 1)
@@ -150,6 +242,15 @@ def test_what_does_not_fit_changes_nothing(change, message):
     with pytest.raises(CheckpointError, match=message):
         put_back(snapshot, *here)
     assert (digest_of(*here), str(here[1].param_groups)) == before
+
+
+def test_the_state_of_parameters_that_are_not_updated_is_refused():
+    (model, _), snapshot = make(1, 0), Snapshot.from_files(files())
+    part = torch.optim.AdamW(model[0].parameters(), lr=0.2)
+    before = digest_of(model, part)
+    with pytest.raises(CheckpointError, match=r"must update `1\.bias` as .* its own `directory`"):
+        put_back(snapshot, model, part)
+    assert digest_of(model, part) == before
 
 
 def test_groups_alone_are_put_back_or_left_alone():

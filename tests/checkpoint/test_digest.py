@@ -31,7 +31,11 @@ def test_every_kind_of_state_counts():
         model, optimizer = make()
         optimizer.state[model[0].bias][key] += 1
         digests.add(digest_of(model, optimizer))
-    assert len(digests) == 7
+    for added in (0, 1):
+        model, optimizer = make()
+        optimizer.state[model[0].bias]["past"] = [{"a": torch.zeros(2) + added}]
+        digests.add(digest_of(model, optimizer))
+    assert len(digests) == 9
 
 
 def test_the_layout_in_memory_does_not_count():

@@ -5,11 +5,13 @@ import os
 import select
 import signal
 import traceback
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from tests.data import augmenting
+from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import unisono
@@ -257,20 +259,133 @@ def test_one_thread_reads_and_a_loader_process_is_no_worker(monkeypatch):
     ],
 )
 def test_a_batch_travels_unchanged(content):
+    arrived, num_bytes = travelled(content)
+    assert num_bytes < 2_000_000
+    assert str(arrived) == str(content)
+
+
+def travelled(content):
+    """Send something from another process; gives it, and how many bytes that took."""
     reading, writing = os.pipe()
     process = multiprocessing.get_context("fork").Process(
         target=write_parcel, args=(writing, content)
     )
     process.start()
     os.close(writing)
-    arrived = read_parcel(reading)
+    counts, readv = [], os.readv
+    with mock.patch.object(os, "readv", lambda *call: counts.append(readv(*call)) or counts[-1]):
+        arrived = read_parcel(reading)
     with pytest.raises(EOFError):
         read_parcel(reading)
     process.join()
     os.close(reading)
-    assert str(arrived) == str(content)
-    if isinstance(content, dict):
-        assert arrived["strided"].stride() == content["strided"].stride()
+    return arrived, sum(counts)
+
+
+MANY = torch.arange(3_000_000, dtype=torch.int32)
+LAYOUTS = {
+    "grey images from height, width, channels": torch.rand(3, 5, 5, 1).permute(0, 3, 1, 2),
+    "channels last": torch.rand(3, 2, 5, 5).to(memory_format=torch.channels_last),
+    "transposed": torch.arange(6).reshape(2, 3).T,
+    "expanded": torch.arange(3.0).expand(1000, 1000, 3),
+    "a number expanded": torch.tensor(1j).expand(1000, 1000),
+    "windows": torch.arange(90.0).unfold(0, 30, 1),
+    "a column": MANY.reshape(-1, 100)[:, 7],
+    "far windows": MANY.as_strided((2, 5, 5), (1_000_000, 1, 1), 7),
+    "far and expanded": MANY.as_strided((2, 1_000_000), (1_000_000, 0), 7),
+    "a slice": torch.rand(4, 6)[1:3, 2:4],
+    "empty": torch.empty(0, 3).T,
+    "empty and expanded": torch.empty(0, 1).expand(0, 9),
+    "a number": torch.tensor(True),
+    "of one": torch.ones(1, 1).as_strided((1, 1), (7, 9)),
+    "shared": torch.rand(3, 4).T.share_memory_(),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_tensors_keep_their_strides_and_take_no_more_room(name):
+    tensor = LAYOUTS[name]
+    (arrived, again), num_bytes = travelled([tensor, tensor])
+    assert arrived is again
+    assert (arrived.dtype, arrived.shape) == (tensor.dtype, tensor.shape)
+    assert arrived.stride() == tensor.stride()
+    assert torch.equal(arrived, tensor)
+    assert num_bytes < 200_000
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.random.default_rng(1).random((3, 5, 5, 1)).transpose(0, 3, 1, 2),
+        np.arange(6, dtype=np.uint16).reshape(2, 3).T,
+        np.arange(600).reshape(20, 30)[:, ::3],
+    ],
+    ids=range(3),
+)
+def test_arrays_keep_their_strides(array):
+    (arrived,), _ = travelled([array])
+    assert (arrived.dtype, arrived.strides) == (array.dtype, array.strides)
+    assert np.array_equal(arrived, array)
+    assert arrived.flags.writeable
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6.0)[::-1],
+        np.broadcast_to(np.arange(3), (2, 3)),
+        np.arange(6).astype(">i4").reshape(2, 3).T,
+        np.array([["a", "b"], ["c", "d"]]).T,
+        np.zeros(3, [("a", "i1"), ("b", "f8")])["b"],
+    ],
+    ids=range(5),
+)
+def test_other_arrays_travel_as_numpy_has_it(array):
+    (arrived,), _ = travelled([array])
+    assert arrived.dtype == array.dtype
+    assert np.array_equal(arrived, array)
+
+
+class Grey(Dataset):
+    """Images as files have them: height, width, channels."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.randn(12, 12, 1), index % 4
+
+
+def channels_first(samples):
+    images = torch.stack([image for image, _ in samples])
+    return images.permute(0, 3, 1, 2), torch.tensor([label for _, label in samples])
+
+
+def train_on_grey(loader_workers):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 20, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(20, 4)
+    )
+    trainer = unisono.Trainer(
+        model,
+        torch.optim.Adam(model.parameters(), lr=0.01),
+        lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        shards=2,
+    )
+    options = {"collate_fn": channels_first, "loader_workers": loader_workers}
+    return trainer.fit(Grey(), batch_size=6, epochs=1, **options).digest
+
+
+@pytest.mark.slow
+def test_the_layout_of_images_does_not_depend_on_who_reads_them():
+    assert train_on_grey(1) == train_on_grey(0)
+
+
+@pytest.mark.slow
+def test_a_worker_that_reads_for_a_lost_one_has_its_layout(monkeypatch):
+    alone = train_on_grey(0)
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=1")
+    assert unisono.launch(train_on_grey, 1, workers=2) == [alone] * 2
 
 
 # What can fail

@@ -81,6 +81,12 @@ def test_a_shard_gets_what_torchs_sampler_gives_without_its_padding(plan, epoch)
         assert ours == padded[: len(positions)]
 
 
+def test_the_largest_seed_has_epochs_as_well():
+    plan = SamplePlan(100, 10, 2, shuffle=True, seed=2**64 - 1)
+    assert sorted(plan.order(0).tolist()) == list(range(100))
+    assert torch.equal(plan.order(3), SamplePlan(100, 10, 2, shuffle=True, seed=2).order(0))
+
+
 def test_epochs_have_orders_of_their_own_and_the_seed_decides_them():
     plan = SamplePlan(100, 10, 2, shuffle=True, seed=3)
     assert not torch.equal(plan.order(0), plan.order(1))

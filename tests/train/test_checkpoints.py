@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,6 +120,8 @@ def test_a_whole_checkpoint_is_never_given_up_for_a_damaged_one(tmp_path):
         ({"seed": 6}, "`seed` must be 5 as in the checkpoint, but is 6"),
         ({"shards": 2}, "`shards` must be 4 as in the checkpoint, but is 2"),
         ({"batch_size": 20}, "`batch_size` must be 16 as in the checkpoint, but is 20"),
+        ({"optimizer": "sgd"}, "`optimizer` must be 'Adam' as in the checkpoint, but is 'SGD'"),
+        ({"optimizer": "adamw"}, "`optimizer` must be 'Adam' as in the checkpoint, but is 'AdamW"),
         ({"model": "cnn"}, "must have the checkpoint's tensors"),
         ({"model": "tied"}, "must have the checkpoint's tensors"),
     ],
@@ -127,6 +130,54 @@ def test_another_run_is_refused_by_name(tmp_path, options, message):
     fit(tmp_path, 3)
     with pytest.raises(unisono.CheckpointError, match=message):
         fit(tmp_path, 6, **options)
+
+
+def test_a_checkpoint_that_names_no_optimizer_is_taken_up(tmp_path):
+    whole = fit_at_once("adam")
+    fit(tmp_path, 8)
+    path = tmp_path / "checkpoints" / "step-000000000008"
+    files = {name: folder.read_file(path, name) for name in folder.FILES}
+    facts = json.loads(files["run.json"])
+    del facts["identity"]["optimizer"], facts["identity"]["updated parameters"]
+    shutil.rmtree(path)
+    folder.write_folder(path, files | {"run.json": json.dumps(facts).encode()})
+    assert fit(tmp_path, 17) == (9, whole[1])
+
+
+def make_players(directory):
+    """Make two trainers of two parts of one model, as for a GAN."""
+    import torch
+
+    parts = torch.nn.ModuleDict({"one": torch.nn.Linear(64, 10), "other": torch.nn.Linear(64, 10)})
+
+    def player(name):
+        def loss(model, batch):
+            return torch.nn.functional.cross_entropy(parts[name](batch[0].flatten(1)), batch[1])
+
+        optimizer = torch.optim.SGD(parts[name].parameters(), lr=0.1)
+        return unisono.Trainer(parts, optimizer, loss, shards=2, directory=directory)
+
+    return player("one"), player("other")
+
+
+def test_trainers_that_take_turns_need_a_directory_each(tmp_path):
+    one, other = make_players(tmp_path)
+    one.fit(cases.images(), batch_size=16, steps=3)
+    with pytest.raises(ValueError, match="since this one was made: give each its own directory"):
+        other.fit(cases.images(), batch_size=16, steps=2)
+    one.fit(cases.images(), batch_size=16, steps=4)
+    again, _ = make_players(tmp_path)
+    again.fit(cases.images(), batch_size=16, steps=5)
+    assert again.run.position.step == 5
+    with pytest.raises(ValueError, match="`directory` must be one trainer's alone"):
+        one.fit(cases.images(), batch_size=16, steps=6)
+
+
+def test_a_run_that_updates_other_parameters_is_told(tmp_path, capsys):
+    make_players(tmp_path)[0].fit(cases.images(), batch_size=16, steps=2)
+    make_players(tmp_path)[1].fit(cases.images(), batch_size=16, steps=3)
+    words = "updated parameters was '2 from `one.weight` to `one.bias`' in the checkpoint and is"
+    assert words in capsys.readouterr().out
 
 
 def test_every_worker_is_told_of_a_refusal(tmp_path):

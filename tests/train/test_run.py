@@ -208,6 +208,7 @@ def test_wrong_input_is_refused_before_any_training(options, error, message):
         ({"shards": 0}, ValueError, "`shards` must be at least 1, but is 0"),
         ({"shards": "2"}, TypeError, "`shards` must be a whole number, but is '2'"),
         ({"seed": -1}, ValueError, "`seed` must be at least 0, but is -1"),
+        ({"seed": 2**64}, ValueError, f"`seed` must be below {2**64}, but is {2**64}: pass `seed="),
     ],
 )
 def test_wrong_options_are_refused_at_construction(options, error, message):

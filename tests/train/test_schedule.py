@@ -23,6 +23,17 @@ SCHEDULES = {
         ),
         "epoch",
     ),
+    "steps": (  # the second begins after the checkpoint
+        lambda optimizer: lr_scheduler.SequentialLR(
+            optimizer,
+            [
+                lr_scheduler.LinearLR(optimizer, total_iters=2),
+                lr_scheduler.MultiStepLR(optimizer, [0, 1]),
+            ],
+            [2],
+        ),
+        "epoch",
+    ),
     "plateau": (  # looks for a loss that grows, and finds none
         lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, "max", patience=0),
         "epoch",

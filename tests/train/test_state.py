@@ -2,18 +2,22 @@
 
 import json
 import math
+from collections import Counter, defaultdict, deque
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.parity import cases
 from torch import nn
+from torch.optim import lr_scheduler
 
 import unisono
-from unisono.checkpoint.contents import STATE_PREFIX
+from unisono.checkpoint.contents import STATE_PREFIX, put_back_groups
+from unisono.engine.kept import group_options
 from unisono.errors import CheckpointError
-from unisono.train.state import pack, unpack
+from unisono.train.state import pack, unpack, unpacked
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -76,7 +80,173 @@ def test_what_was_added_since_is_gone_but_objects_stay():
     assert state == {"best": 2, "schedule": schedule}
 
 
-@pytest.mark.parametrize("value", [open, {1, 2}, b"bytes", object()])
+def there_and_back(state):
+    packed, tensors = pack(state)
+    back = {}
+    unpack(json.loads(json.dumps(packed)), {key: t.clone() for key, t in tensors.items()}, back)
+    return back
+
+
+NUMPYS = [
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        (),
+        (1, [2, (3,)]),
+        torch.Size([2, 3]),
+        Counter({30: 1, 60: 2}),
+        Counter(["a", "a", "$b"]),
+        Counter(np.array([2, 2, 4])),
+        defaultdict(int, {3: 4}),
+        defaultdict(list, {"a": [1]}),
+        defaultdict(None, {"a": 1}),
+        deque([1, 2.5], maxlen=3),
+        deque(),
+        np.float64(0.1),
+        np.float32(0.1),
+        np.int64(-3),
+        np.bool_(True),
+        {"$tuple": 1},
+        {"a": {}, "b": []},
+    ],
+    ids=repr,
+)
+def test_containers_and_numbers_keep_their_kind(value):
+    (back,) = there_and_back({"x": value}).values()
+    assert back == value
+    assert type(back) is (tuple if isinstance(value, torch.Size) else type(value))
+    assert getattr(back, "maxlen", None) == getattr(value, "maxlen", None)
+    assert getattr(back, "default_factory", None) == getattr(value, "default_factory", None)
+    assert json.dumps(pack({"x": back})[0]) == json.dumps(pack({"x": value})[0])
+
+
+@pytest.mark.parametrize("name", NUMPYS)
+def test_arrays_come_back_in_their_dtype(name):
+    array = np.array([[0, 1, 1], [1, 0, 1]], name)
+    for value in (
+        array,
+        array.T,
+        array[:, ::-1],
+        array.astype(array.dtype.newbyteorder()),
+        array[0, 1:2].reshape(()),
+    ):
+        back = there_and_back({"x": {"deep": [value]}})["x"]["deep"][0]
+        assert back.dtype == array.dtype
+        assert back.shape == value.shape
+        assert np.array_equal(back, value)
+        back += back
+
+
+def test_two_tensors_never_share_a_name():
+    state = {"a": {"b": torch.tensor(1)}, "a/b": torch.tensor(2), "a/b+": torch.tensor(3)}
+    back = there_and_back(state)
+    assert (back["a"]["b"], back["a/b"], back["a/b+"]) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        {"$new": 1},
+        {"$tensor": "nowhere"},
+        {"$tensor": []},
+        {"$tuple": 3},
+        {"$items": [[[], 1]]},
+        {"$counter": [1]},
+        {"$number": ["float128", 1]},
+        {"$number": ["int8", 300]},
+        {"$number": []},
+        {"$deque": [-1, []]},
+        {"$default": ["exec", []]},
+        {"$array": 3},
+    ],
+    ids=repr,
+)
+def test_what_was_not_written_here_is_refused(packed):
+    with pytest.raises(CheckpointError, match="must have the form that this version writes"):
+        unpacked({"x": [packed]}, {})
+
+
+SCHEDULES = {
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
+    "multiplicative": lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.9),
+    "step": lambda o: lr_scheduler.StepLR(o, 2),
+    "milestones": lambda o: lr_scheduler.MultiStepLR(o, [2, 5, 5, 8]),
+    "constant": lambda o: lr_scheduler.ConstantLR(o, 0.5, 6),
+    "linear": lambda o: lr_scheduler.LinearLR(o, 0.1, 1, 6),
+    "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "polynomial": lambda o: lr_scheduler.PolynomialLR(o, 9),
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 9),
+    "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4, 2),
+    "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 2),
+    "cyclic by function": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 2, scale_fn=lambda x: 0.5),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20),
+    "averaging": lambda o: torch.optim.swa_utils.SWALR(o, 0.05, 5),
+    "sequential": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1, 1, 4), lr_scheduler.MultiStepLR(o, [2, 4])], [5]
+    ),
+    "chained": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.LinearLR(o, 0.1, 1, 4), lr_scheduler.MultiStepLR(o, [2, 6])]
+    ),
+}
+
+
+def test_every_schedule_of_torch_is_here():
+    classes = {
+        kind
+        for kind in vars(lr_scheduler).values()
+        if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler)
+    }
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+    seen = {type(make(optimizer)) for make in SCHEDULES.values()}
+    assert {kind.__name__ for kind in classes - seen} <= {"LRScheduler", "_LRScheduler"}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("stop", [0, 3, 6])
+@pytest.mark.filterwarnings("ignore")
+def test_every_schedule_goes_on_with_the_same_rates(name, stop):
+    def make():
+        groups = [{"params": [nn.Parameter(torch.zeros(1))]} for _ in "ab"]
+        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+        optimizer.step()
+        return optimizer, SCHEDULES[name](optimizer)
+
+    def step(optimizer, schedule, count):
+        rates = []
+        for _ in range(count):
+            schedule.step(1.0) if name == "plateau" else schedule.step()
+            rates.append([(group["lr"], group["momentum"]) for group in optimizer.param_groups])
+        return rates
+
+    whole = step(*make(), 12)
+    optimizer, schedule = make()
+    step(optimizer, schedule, stop)
+    packed, tensors = pack({"schedule": schedule})
+    other, resumed = make()
+    put_back_groups(json.loads(json.dumps(group_options(optimizer))), other)
+    unpack(json.loads(json.dumps(packed)), tensors, {"schedule": resumed})
+    assert step(other, resumed, 12 - stop) == whole[stop:]
+
+
+@pytest.mark.parametrize(
+    "value", [open, {1, 2}, b"bytes", object(), {(1, 2): 3}, defaultdict(lambda: 3), np.array("a")]
+)
 def test_what_cannot_be_kept_is_refused_by_name(value):
     with pytest.raises(CheckpointError, match=r"`mine.*` in `run.state` must be"):
         pack({"mine": {"deep": [value]}})

@@ -17,7 +17,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.engine.buffers import named_buffers
-from unisono.engine.contents import named_parameters
+from unisono.engine.contents import is_dense, named_parameters, updated_parameters
+from unisono.engine.kept import join_state
 from unisono.errors import CheckpointError
 
 FORMAT = 1
@@ -32,7 +33,8 @@ class Snapshot:
         tensors: parameters and buffers by name.
         optimizer: the optimizer's tensors, by ``KEY/PARAMETER``.
         facts: the rest: position, identity, hyperparameters, numbers of the optimizer's state,
-            the plain values of ``run.state``, what the last step said.
+            the plain values of ``run.state``, what the last step said, strides of those tensors
+            below that do not lie row by row.
         state_tensors: the tensors of ``run.state``, by key.
     """
 
@@ -45,7 +47,7 @@ class Snapshot:
     def from_files(cls, files: Mapping[str, bytes]) -> Snapshot:
         """Read it from the three files.
 
-        Those of older versions know nothing of ``state`` and ``last``: empty here.
+        Those of older versions know nothing of ``state``, ``last`` and ``strides``: empty here.
 
         Raises:
             CheckpointError: a file is not of its format.
@@ -57,8 +59,10 @@ class Snapshot:
         except Exception as error:
             raise CheckpointError(f"its files must have their formats, but: {error}.") from None
         if isinstance(facts, dict):
-            facts = {"state": {}, "last": {}, **facts}
+            facts = {"state": {}, "last": {}, "strides": {}, **facts}
         _check_facts(facts)
+        for name in facts["strides"].keys() & optimizer.keys():
+            optimizer[name] = _laid_out(name, optimizer[name], facts["strides"][name])
         own = {name for name in optimizer if name.startswith(STATE_PREFIX)}
         state = {name.removeprefix(STATE_PREFIX): optimizer.pop(name) for name in sorted(own)}
         return cls(tensors, optimizer, facts, state)
@@ -72,7 +76,7 @@ def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None
     """
     homes = _model_tensors(model, optimizer)
     _compare(homes, snapshot.tensors)
-    parameters = named_parameters(model, optimizer)
+    parameters = updated_parameters(model, optimizer)
     states = _states(snapshot, parameters)
     check_groups(snapshot.facts["groups"], optimizer)
     with torch.no_grad():
@@ -117,8 +121,24 @@ def _check_facts(facts: Any) -> None:
         or not all(isinstance(state, dict) for state in numbers.values())
         or not isinstance(facts.get("state"), dict)
         or not isinstance(facts.get("last"), dict)
+        or not isinstance(facts.get("strides"), dict)
     ):
         raise CheckpointError("run.json must have the form that this version writes, but has not.")
+
+
+def _laid_out(name: str, tensor: torch.Tensor, stride: Any) -> torch.Tensor:
+    """Copy a tensor so that its elements lie as they did, where that takes no more memory."""
+    if (
+        not isinstance(stride, list)
+        or not all(type(step) is int and 0 <= step < 2**62 for step in stride)
+        or len(stride) != tensor.ndim
+        or not is_dense(tensor.shape, stride)
+    ):
+        raise CheckpointError(
+            f"the strides of `{name}` must put its shape {tuple(tensor.shape)} into one block of "
+            f"memory, but are {stride!r:.80}."
+        )
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
 
 
 def check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
@@ -130,7 +150,8 @@ def check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
     if len(groups) != len(optimizer.param_groups):
         raise CheckpointError(
             f"the optimizer must have {len(groups)} parameter groups as in the checkpoint, but has "
-            f"{len(optimizer.param_groups)}."
+            f"{len(optimizer.param_groups)}: before the first loop, add those that were added "
+            f'until then, or pass another `directory` or `resume="never"`.'
         )
     for number, (group, values) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
         for key, value in values.items():
@@ -165,23 +186,13 @@ def _is_number(value: Any) -> bool:
 def _states(
     snapshot: Snapshot, parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, dict[str, Any]]:
-    states: dict[str, dict[str, Any]] = {}
-    for name, numbers in snapshot.facts["numbers"].items():
-        states[name] = dict(numbers)
-    for label, tensor in snapshot.optimizer.items():
-        key, _, name = label.partition("/")
-        states.setdefault(name, {})[key] = tensor
-    for name, state in states.items():
+    states = join_state(snapshot.optimizer, snapshot.facts["numbers"])
+    for name in sorted(states):
         if name not in parameters:
             raise CheckpointError(
-                f"the optimizer must update `{name}` as in the checkpoint, but does not."
+                f"the optimizer must update `{name}` as in the checkpoint, but does not: make it "
+                f"over the same parameters, or give each run its own `directory`."
             )
-        for key, tensor in state.items():
-            if (
-                isinstance(tensor, torch.Tensor)
-                and tensor.numel() > 2 * parameters[name].numel() + 1
-            ):
-                raise CheckpointError(f"`{key}` of `{name}` must fit its parameter, but is larger.")
     return states
 
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from unisono.engine.buffers import named_buffers
 from unisono.engine.contents import named_parameters
+from unisono.engine.packing import tensors_in
 
 
 def digest_of(model: nn.Module, optimizer: Optimizer) -> str:
@@ -53,6 +54,9 @@ def _tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, torc
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, (torch.Tensor, int, float)):
                 yield f"optimizer {key} {name}", torch.as_tensor(value)
+            else:
+                for path, tensor in tensors_in(value, str(key)):
+                    yield f"optimizer {path} {name}", tensor
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

@@ -2,10 +2,12 @@
 
 ::
 
-    length │ pickle: the batch, with dtype and shape in each tensor's place │ bytes of each tensor
+    length │ pickle: the batch, with dtype, shape and strides of each tensor │ bytes of each tensor
     8 bytes
 
-Tensors are read straight into memory of their own, aligned as torch allocates it. There is no
+Tensors are read straight into memory of their own, aligned as torch allocates it. They keep their
+strides, by which torch chooses its kernels, be they those of another layout with the same order:
+expanded ones are sent once, and what lies between the elements of a slice is not. There is no
 shared memory that could be full, no named socket, and a pipe with one writer says at once, even in
 the midst of a batch, that the writer has died. Only ever read from a process that this one forked.
 """
@@ -18,9 +20,14 @@ import pickle
 import struct
 from typing import Any
 
+import numpy as np
 import torch
 
 _LENGTH = struct.Struct("<q")
+_ARRAY = "array"
+_NUMPYS = {"bool", "float16", "float32", "float64", "complex64", "complex128"} | {
+    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
 
 
 def write_parcel(fd: int, content: Any) -> None:
@@ -59,13 +66,22 @@ class _Packer(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
         self.tensors: list[torch.Tensor] = []
+        self._places: dict[int, int] = {}
 
     def persistent_id(self, obj: Any) -> Any:
-        # All others (strided, sparse, of a class of their own) are torch's to pickle.
+        # All others (sparse, of a class of their own) are torch's and numpy's to pickle.
         if type(obj) is torch.Tensor and _is_plain(obj):
-            self.tensors.append(obj)
-            return obj.dtype, tuple(obj.shape)
+            return self._leave_out(obj)
+        if type(obj) is np.ndarray and _lies_in_its_own_way(obj):
+            return _ARRAY, *self._leave_out(torch.from_numpy(obj))
         return None
+
+    def _leave_out(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        place = self._places.setdefault(id(tensor), len(self.tensors))
+        if place < len(self.tensors):
+            return (place,)
+        self.tensors.append(tensor)
+        return tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 class _Unpacker(pickle.Unpickler):
@@ -74,11 +90,23 @@ class _Unpacker(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, fd: int) -> None:
         super().__init__(file)
         self._fd = fd
+        self._tensors: list[torch.Tensor] = []
 
-    def persistent_load(self, pid: Any) -> torch.Tensor:
-        dtype, shape = pid
-        tensor = torch.empty(shape, dtype=dtype)
-        _read(self._fd, _bytes_of(tensor))
+    def persistent_load(self, pid: Any) -> Any:
+        if pid[0] == _ARRAY:
+            return self.persistent_load(pid[1:]).numpy()
+        if len(pid) == 1:
+            return self._tensors[pid[0]]
+        dtype, shape, stride = pid
+        tensor = torch.empty_strided(shape, stride, dtype=dtype)
+        if _has_gaps(tensor):
+            without = _without_repeats(tensor)
+            elements = torch.empty(without.shape, dtype=dtype)
+            _read(self._fd, _bytes_of(elements))
+            without.copy_(elements)
+        else:
+            _read(self._fd, _bytes_of(tensor))
+        self._tensors.append(tensor)
         return tensor
 
 
@@ -86,13 +114,47 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout == torch.strided
         and tensor.device.type == "cpu"
-        and tensor.is_contiguous()
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )
 
 
+def _lies_in_its_own_way(array: np.ndarray[Any, Any]) -> bool:
+    """Tell whether numpy would pickle an array in another order than it has."""
+    item_bytes = array.dtype.itemsize
+    return (
+        array.dtype.isnative
+        and array.dtype.name in _NUMPYS
+        and array.flags.writeable
+        and all(step >= 0 and step % item_bytes == 0 for step in array.strides)
+        and array.strides != np.empty(array.shape, array.dtype).strides
+    )
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """Count the elements of memory from the first of a tensor to its last."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _has_gaps(tensor: torch.Tensor) -> bool:
+    """Tell whether the memory that a tensor reaches is more than its elements, repeated or not."""
+    return _reach(tensor) > _without_repeats(tensor).numel()
+
+
+def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:
+    """View what an expanded tensor repeats once."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.as_strided([n if step else min(n, 1) for n, step in steps], tensor.stride())
+
+
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return tensor.view(-1).view(torch.uint8).numpy().data
+    """View the bytes of what is sent of a tensor: all that it reaches, or its elements."""
+    if _has_gaps(tensor):
+        flat = _without_repeats(tensor).contiguous().view(-1)
+    else:
+        flat = tensor.as_strided((_reach(tensor),), (1,))
+    return flat.view(torch.uint8).numpy().data
 
 
 def _write(fd: int, data: memoryview) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -118,7 +118,7 @@ def _check_tensor(kind: str, name: str, tensor: torch.Tensor) -> None:
             f"the model must be on the CPU, but {kind} `{name}` is on {tensor.device}: this "
             f"version trains on CPU workers; make the model, or move it back, with `.to('cpu')`."
         )
-    if tensor.layout != torch.strided or not _is_dense(tensor):
+    if tensor.layout != torch.strided or not is_dense(tensor.shape, tensor.stride()):
         raise ValueError(
             f"{kind}s must be dense and not overlap themselves, but `{name}` has strides "
             f"{tensor.stride() if tensor.layout == torch.strided else tensor.layout} for shape "
@@ -126,13 +126,13 @@ def _check_tensor(kind: str, name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Tell whether the elements fill one block of memory, in whatever order of dimensions."""
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Tell whether elements fill one block of memory, in whatever order of dimensions."""
     expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    for step, size in sorted(zip(stride, shape, strict=True)):
         if size == 1:
             continue
-        if stride != expected:
-            return tensor.numel() == 0
+        if step != expected:
+            return 0 in shape
         expected *= size
     return True

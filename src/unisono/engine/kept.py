@@ -9,35 +9,57 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono.engine.packing import MALFORMED, check_plain, keep_in, labels_in, pack, unpack
 from unisono.errors import CheckpointError
 
 
-def state_tensors(
+def take_state(
     optimizer: Optimizer, named: Mapping[str, nn.Parameter]
-) -> dict[str, torch.Tensor]:
-    """List the tensors of an optimizer's state as ``KEY/PARAMETER``."""
-    return {
-        f"{key}/{name}": value
-        for name, parameter in named.items()
-        for key, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, torch.Tensor)
-    }
+) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
+    """Take an optimizer's state apart.
 
-
-def state_numbers(
-    optimizer: Optimizer, named: Mapping[str, nn.Parameter]
-) -> dict[str, dict[str, Any]]:
-    """List the rest of an optimizer's state, by parameter and key, as plain JSON.
+    Returns:
+        Its tensors as ``KEY/PARAMETER``, those within lists and dicts as ``KEY/PLACE/PARAMETER``;
+        and the rest by parameter and key, as plain JSON that names those.
 
     Raises:
-        CheckpointError: there is something that is no plain value.
+        CheckpointError: there is something that cannot be kept.
     """
-    numbers: dict[str, dict[str, Any]] = {}
-    for name, parameter in named.items():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if not isinstance(value, torch.Tensor):
-                numbers.setdefault(name, {})[str(key)] = plain(f"the optimizer's `{key}`", value)
-    return numbers
+    states = {name: optimizer.state.get(parameter, {}) for name, parameter in named.items()}
+    tensors = {
+        f"{key}/{name}": value
+        for name, state in states.items()
+        for key, value in state.items()
+        if _is_direct(key, value)
+    }
+    rest = {name: _take_rest(name, state, tensors) for name, state in states.items()}
+    return tensors, {name: packed for name, packed in rest.items() if packed}
+
+
+def join_state(
+    tensors: Mapping[str, torch.Tensor], rest: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Put together, by parameter and key, what :func:`take_state` took apart.
+
+    Raises:
+        CheckpointError: it is not of the form that it gives.
+    """
+    try:
+        states = {
+            name: {key: unpack(value, tensors) for key, value in state.items()}
+            for name, state in rest.items()
+        }
+        within = {label for state in rest.values() for label in labels_in(dict(state))}
+    except MALFORMED as error:
+        raise CheckpointError(
+            f"the optimizer's state must have the form that this version writes, but has not "
+            f"({error!r})."
+        ) from None
+    for label in tensors.keys() - within:
+        key, _, name = label.partition("/")
+        # A copy lies where torch would put it; products may depend on that.
+        states.setdefault(name, {})[key] = tensors[label].clone()
+    return states
 
 
 def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -59,18 +81,12 @@ def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
 def put_back_state(
     optimizer: Optimizer,
     named: Mapping[str, nn.Parameter],
-    tensors: Mapping[str, torch.Tensor],
-    numbers: Mapping[str, Mapping[str, Any]],
+    states: Mapping[str, dict[str, Any]],
 ) -> None:
-    """Give an optimizer the state that :func:`state_tensors`, :func:`state_numbers` have listed."""
-    states: dict[str, dict[str, Any]] = {name: dict(numbers.get(name, {})) for name in named}
-    for label, tensor in tensors.items():
-        key, _, name = label.partition("/")
-        if name in states:
-            states[name][key] = tensor
+    """Give an optimizer the state that :func:`join_state` has put together, and no other."""
     for name, parameter in named.items():
         optimizer.state.pop(parameter, None)
-        if states[name]:
+        if name in states:
             optimizer.state[parameter] = states[name]
 
 
@@ -86,8 +102,29 @@ def plain(what: str, value: Any) -> Any:
         return {key: plain(what, item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(what, item) for item in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise CheckpointError(
-        f"{what} must be a tensor, a number or a text to be kept, but is a {type(value).__name__}."
-    )
+    return check_plain(what, value)
+
+
+def _take_rest(
+    name: str, state: Mapping[Any, Any], tensors: dict[str, torch.Tensor]
+) -> dict[str, Any]:
+    for key in state:
+        if not isinstance(key, str):
+            raise CheckpointError(
+                f"an optimizer must name its state by texts to have it kept, but has {key!r:.80}."
+            )
+    keep = keep_in(tensors, lambda path: f"{path}/{name}")
+    return {
+        key: pack(value, key, keep, _told)
+        for key, value in state.items()
+        if not _is_direct(key, value)
+    }
+
+
+def _is_direct(key: Any, value: Any) -> bool:
+    """Tell whether a value is a tensor that its key and its parameter are enough to find."""
+    return isinstance(value, torch.Tensor) and "/" not in str(key)
+
+
+def _told(path: str) -> str:
+    return f"the optimizer's `{path}`"

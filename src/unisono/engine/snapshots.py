@@ -150,7 +150,7 @@ def describe_extras(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]
             "name": name,
             "dtype": CODES.get(str(tensor.dtype), str(tensor.dtype)),
             "shape": list(tensor.shape),
-            "stride": list(torch.empty(tensor.shape, device="meta").stride()),
+            "stride": list(layout_of(tensor)),
             "offset": offset,
             "in": "extra",
         }
@@ -158,19 +158,36 @@ def describe_extras(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]
     ]
 
 
+def strides_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
+    """List the strides of those tensors whose elements do not lie row by row."""
+    layouts = {name: layout_of(tensor) for name, tensor in tensors.items()}
+    return {
+        name: list(layout)
+        for name, layout in layouts.items()
+        if layout != torch.empty(tensors[name].shape, device="meta").stride()
+    }
+
+
+def layout_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Give the strides that a copy of a tensor has: its own, if it fills its memory."""
+    return torch.empty_like(tensor, device="meta").stride()
+
+
 def as_bytes(tensor: torch.Tensor) -> memoryview:
-    """View a tensor's elements, row by row, as bytes."""
-    dense = tensor.detach().contiguous().reshape(-1)
-    return dense.view(torch.uint8).numpy().data
+    """View a tensor's elements as bytes, in the order of its :func:`layout_of`."""
+    dense = tensor.detach().resolve_conj().resolve_neg()
+    if dense.stride() != layout_of(dense):
+        dense = dense.clone()
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def from_bytes(data: bytearray, described: Mapping[str, Any]) -> torch.Tensor:
     """Make a tensor of its bytes and its description."""
-    code = described["dtype"]
+    code, shape, stride = described["dtype"], described["shape"], described["stride"]
     dtype = _DTYPES.get(code) or getattr(torch, code.removeprefix("torch."))
     if not data:
-        return torch.empty(described["shape"], dtype=dtype)
-    return torch.frombuffer(data, dtype=dtype).reshape(described["shape"])
+        return torch.empty_strided(shape, stride, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype).as_strided(shape, stride)
 
 
 _DTYPES = {code: getattr(torch, name.removeprefix("torch.")) for name, code in CODES.items()}

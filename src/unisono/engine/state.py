@@ -19,16 +19,16 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.checkpoint.contents import check_groups, put_back_groups
+from unisono.checkpoint.contents import STATE_PREFIX, check_groups, put_back_groups
 from unisono.comm.host import Live
 from unisono.comm.team import Team
 from unisono.engine.arena import Arena, Plan, lay_out, size_of
 from unisono.engine.buffers import Buffers
 from unisono.engine.contents import named_parameters, updated_parameters
-from unisono.engine.kept import group_options, put_back_state, state_numbers, state_tensors
+from unisono.engine.kept import group_options, join_state, put_back_state, take_state
 from unisono.engine.manifest import Manifest
 from unisono.engine.optimizers import is_elementwise, is_surrounded, state_like
-from unisono.engine.snapshots import Snapshots
+from unisono.engine.snapshots import Snapshots, strides_of
 from unisono.engine.structure import Structure
 from unisono.engine.update import StateKey
 
@@ -174,12 +174,13 @@ class SharedState:
         slot = self.snapshots.copy(self.buffers.now, position, size)
         if team.is_lead:
             named = named_parameters(self._model, self._optimizer)
-            kept = {} if self.is_sliced else state_tensors(self._optimizer, named)
+            kept, rest = ({}, {}) if self.is_sliced else take_state(self._optimizer, named)
             kept.update(extras)
             more = {
                 "copy of buffers": self.buffers.now,
                 "groups": group_options(self._optimizer),
-                "numbers": {} if self.is_sliced else state_numbers(self._optimizer, named),
+                "numbers": rest,
+                "strides": strides_of(kept),
             }
             tensors = self._manifest.tensors(self.arena.whose, kept)
             self.snapshots.describe(slot, {**facts, **more}, tensors, list(kept.values()))
@@ -192,7 +193,7 @@ class SharedState:
             CheckpointError: the optimizer keeps something that is neither tensor nor plain value.
         """
         check_groups(json.loads(json.dumps(group_options(self._optimizer))), self._optimizer)
-        state_numbers(self._optimizer, named_parameters(self._model, self._optimizer))
+        take_state(self._optimizer, named_parameters(self._model, self._optimizer))
 
     def newest(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Read what is kept beside the newest snapshot: facts and extras."""
@@ -218,7 +219,12 @@ class SharedState:
         if not self.is_sliced and (everywhere or self._team.is_lead):
             facts, extras = self.newest()
             named = named_parameters(self._model, self._optimizer)
-            put_back_state(self._optimizer, named, extras, facts["numbers"])
+            tensors = {
+                label: tensor
+                for label, tensor in extras.items()
+                if not label.startswith(STATE_PREFIX)
+            }
+            put_back_state(self._optimizer, named, join_state(tensors, facts["numbers"]))
             if everywhere:
                 put_back_groups(facts["groups"], self._optimizer)  # its step may change options
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+NUM_SEEDS = 1 << 64  # of a generator of torch
+
 
 @dataclass(frozen=True, slots=True)
 class SamplePlan:
@@ -72,7 +74,7 @@ class SamplePlan:
         if not self.shuffle:
             return torch.arange(self.num_samples)
         generator = torch.Generator()
-        generator.manual_seed(self.seed + epoch)
+        generator.manual_seed((self.seed + epoch) % NUM_SEEDS)
         return torch.randperm(self.num_samples, generator=generator)
 
     def repeats(self, epoch: int) -> torch.Tensor | None:

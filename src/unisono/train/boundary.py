@@ -61,6 +61,7 @@ class Boundary:
         self._interrupts = interrupts
         self._before_snapshot, self._before_pause = before_snapshot, before_pause
         self._next_at_s = 0.0
+        self._has_acted = self._is_checked = False
         self._recovers = team.host.can_replace
 
     def forgo_recovery(self, reason: str) -> None:
@@ -110,7 +111,15 @@ class Boundary:
         return True
 
     def act(self, plan: Plan, step: int) -> None:
-        """Do what was planned before `step`. Collective."""
+        """Do what was planned before `step`. Collective.
+
+        Raises:
+            CheckpointError: the optimizer has made state that cannot be kept.
+        """
+        if self._keeps and not self._is_checked and self._has_acted:
+            self._is_checked = True
+            self._engine.state.check_keepable()
+        self._has_acted = True
         if not plan & Plan.SNAPSHOT:
             return
         is_last = self._interrupts.asked_by is not None

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from unisono.checkpoint.claim import Claim, claim
 from unisono.checkpoint.contents import Snapshot
@@ -26,10 +28,12 @@ from unisono.checkpoint.store import Store
 from unisono.comm.link import Link
 from unisono.comm.team import Team
 from unisono.engine.arena import Arena
+from unisono.engine.contents import updated_parameters
 from unisono.errors import CheckpointError
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.plan.samples import SamplePlan
 from unisono.train.position import Position
+from unisono.train.turns import Turn
 from unisono.whole import check_whole
 from unisono.world import threads_per_worker
 
@@ -74,6 +78,7 @@ class Checkpoints:
         self._team = team
         # The program may go to another folder before the first loop.
         self.directory = Path(directory).absolute()
+        self._turn = Turn(self.directory)
         self._store = Store(self.directory, keep)
         self._every = None if every is None else Every.read(every)
         self._resume = resume == "auto"
@@ -94,6 +99,14 @@ class Checkpoints:
     def facts(self) -> dict[str, Any]:
         """What whoever writes checkpoints has to know."""
         return {"directory": str(self.directory), "keep": self._keep}
+
+    def take_turn(self) -> None:
+        """Begin, or go on, in the directory; every rank does it.
+
+        Raises:
+            ValueError: another run of this program has begun there since this one was made.
+        """
+        self._turn.take()
 
     def find(self, plan: SamplePlan, identity: Mapping[str, Any]) -> Found | None:
         """Find the checkpoint to go on from; the lead does it.
@@ -208,7 +221,16 @@ def identity(plan: SamplePlan, fixed: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_MUST_STAY = ("seed", "shards", "batch_size", "shuffle", "sampler", "dataset length")
+def fixed_by(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Say what of an optimizer belongs to a run's identity: what it is, and what it updates."""
+    names = list(updated_parameters(model, optimizer))
+    return {
+        "optimizer": type(optimizer).__qualname__,
+        "updated parameters": f"{len(names)} from `{names[0]}` to `{names[-1]}`",
+    }
+
+
+_MUST_STAY = ("seed", "shards", "batch_size", "shuffle", "sampler", "dataset length", "optimizer")
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -218,7 +240,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         Warnings: what differs and changes bits, but not what is trained on.
 
     Raises:
-        CheckpointError: what decides over samples differs; names old and new value.
+        CheckpointError: what decides over samples or updates differs; names old and new value.
     """
     warnings = []
     for name, value in new.items():

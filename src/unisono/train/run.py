@@ -34,9 +34,9 @@ from unisono.engine.clipping import Clipping
 from unisono.engine.contents import check_contents, signature
 from unisono.engine.scaling import LossScaling
 from unisono.engine.shared import SharedEngine
-from unisono.plan.samples import SamplePlan
+from unisono.plan.samples import NUM_SEEDS, SamplePlan
 from unisono.plan.shards import assign
-from unisono.train.checkpoints import Checkpoints, identity
+from unisono.train.checkpoints import Checkpoints, fixed_by, identity
 from unisono.train.kept import Kept
 from unisono.train.loop import Loop, loop
 from unisono.train.order import SamplerOrder, plan_samples
@@ -73,7 +73,7 @@ class Run:
         optimizer: over the model's parameters.
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the number of cores, at most 8, or the number of workers if larger.
-        seed: of the order of samples and of all random numbers in training; ≥ 0.
+        seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴.
         directory: where checkpoints are kept; None: nowhere.
         checkpoint_every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``;
             with a directory there is always one when a loop ends.
@@ -122,10 +122,11 @@ class Run:
         if shards is None:
             shards = max(num_devices(), self.world.world_size)
         shards = check_whole("shards", shards, at_least=1)
-        seed = check_whole("seed", seed, at_least=0)
+        seed = check_whole("seed", seed, at_least=0, below=NUM_SEEDS)
         assign(shards, self.world.world_size)
         check_contents(model, optimizer)
         self._clipping.check_fits(optimizer)
+        self.fixed.update(fixed_by(model, optimizer))
         self._scaling = LossScaling.of(grad_scaler, optimizer)
         self.fixed["grad_scaler"] = None if self._scaling is None else self._scaling.rule
         if directory is None and checkpoint_every is not None:
@@ -362,7 +363,10 @@ class Run:
 
     def _take_up(self, plan: SamplePlan) -> None:
         """Go on from the newest checkpoint, at the first loop only. Collective."""
-        if self.checkpoints is None or self._has_looked:
+        if self.checkpoints is None:
+            return
+        self.checkpoints.take_turn()
+        if self._has_looked:
             return
         self._has_looked = True
         fixed = identity(plan, self.fixed)

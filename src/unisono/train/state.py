@@ -1,7 +1,8 @@
 """What a program wants kept with its run (``run.state``): as JSON and tensors, there and back.
 
-Values are plain JSON, tensors, or objects with ``state_dict`` and ``load_state_dict``: a schedule
-of learning rates, an average of weights. Objects stay the same objects; only their state travels.
+Values are what :mod:`unisono.engine.packing` knows, or objects with ``state_dict`` and
+``load_state_dict``: a schedule of learning rates, an average of weights. Objects stay the same
+objects; only their state travels.
 """
 
 from __future__ import annotations
@@ -12,10 +13,8 @@ from typing import Any
 import torch
 
 from unisono.checkpoint.contents import STATE_PREFIX
-from unisono.engine.kept import plain
+from unisono.engine import packing
 from unisono.errors import CheckpointError
-
-_TENSOR, _ITEMS = "$tensor", "$items"
 
 
 def pack(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -28,10 +27,11 @@ def pack(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tens
         CheckpointError: a value cannot be kept.
     """
     tensors: dict[str, torch.Tensor] = {}
+    keep = packing.keep_in(tensors, lambda path: STATE_PREFIX + path)
     packed = {}
     for key, value in state.items():
         contents = value.state_dict() if hasattr(value, "state_dict") else value
-        packed[str(key)] = _pack(contents, f"{STATE_PREFIX}{key}", tensors)
+        packed[str(key)] = packing.pack(contents, str(key), keep, _told)
     return packed, tensors
 
 
@@ -60,34 +60,12 @@ def unpacked(packed: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> 
         CheckpointError: it is not of the form that :func:`pack` gives.
     """
     try:
-        return {key: _unpack(value, tensors) for key, value in packed.items()}
-    except (KeyError, TypeError, ValueError) as error:
+        return {key: packing.unpack(value, tensors) for key, value in packed.items()}
+    except packing.MALFORMED as error:
         raise CheckpointError(
             f"`run.state` must have the form that this version writes, but has not ({error!r})."
         ) from None
 
 
-def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        tensors[path] = value.detach()
-        return {_TENSOR: path}
-    if isinstance(value, Mapping):
-        items = [[key, _pack(item, f"{path}/{key}", tensors)] for key, item in value.items()]
-        if all(isinstance(key, str) and not key.startswith("$") for key, _ in items):
-            return dict(items)
-        return {_ITEMS: [[plain(f"`{path}`", key), item] for key, item in items]}
-    if isinstance(value, (list, tuple)):
-        return [_pack(item, f"{path}/{at}", tensors) for at, item in enumerate(value)]
-    return plain(f"`{path.removeprefix(STATE_PREFIX)}` in `run.state`", value)
-
-
-def _unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    if isinstance(value, dict):
-        if value.keys() == {_TENSOR}:
-            return tensors[value[_TENSOR]].clone()
-        if value.keys() == {_ITEMS}:
-            return {key: _unpack(item, tensors) for key, item in value[_ITEMS]}
-        return {key: _unpack(item, tensors) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_unpack(item, tensors) for item in value]
-    return value
+def _told(path: str) -> str:
+    return f"`{path}` in `run.state`"

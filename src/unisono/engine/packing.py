@@ -1,0 +1,192 @@
+"""What optimizers, schedules and programs keep: as plain JSON and tensors, there and back.
+
+What JSON has is itself. All else is an object whose only key begins with ``$`` and says what it
+is: ``{"$tensor": label}``, ``{"$tuple": [1, 2]}``, ``{"$counter": [[30, 1], [60, 1]]}``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from unisono.errors import CheckpointError
+
+Keep = Callable[[str, torch.Tensor], str]
+"""Takes the path of a tensor within a value, and the tensor, to the label that it is found by."""
+
+MALFORMED = (LookupError, TypeError, ValueError, OverflowError, RecursionError)
+"""What :func:`unpack` raises for what was not written here."""
+
+_FACTORIES: dict[str, Callable[[], Any] | None] = {"int": int, "float": float, "list": list}
+_FACTORIES |= {"dict": dict, "": None}
+_NUMBERS = {
+    name: np.dtype(name)
+    for name in [
+        "bool",
+        "float16",
+        "float32",
+        "float64",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+    ]
+}
+
+
+def pack(value: Any, path: str, keep: Keep, tell: Callable[[str], str]) -> Any:
+    """Take a value apart.
+
+    Args:
+        value: what is to be kept.
+        path: where it is; of what is in it, with ``/`` and its place added.
+        keep: gets the tensors.
+        tell: names a path to people.
+
+    Raises:
+        CheckpointError: something in it cannot be kept.
+    """
+
+    def inner(place: object, item: Any) -> Any:
+        return pack(item, f"{path}/{place}", keep, tell)
+
+    if isinstance(value, torch.Tensor):
+        return {"$tensor": keep(path, value.detach())}
+    if isinstance(value, Mapping):
+        items = [[key, inner(key, item)] for key, item in value.items()]
+        return _pack_items(value, items, tell(path))
+    if isinstance(value, (list, tuple, deque)):
+        elements = [inner(at, item) for at, item in enumerate(value)]
+        if isinstance(value, deque):
+            return {"$deque": [value.maxlen, elements]}
+        return {"$tuple": elements} if isinstance(value, tuple) else elements
+    if isinstance(value, np.ndarray) and value.dtype.name in _NUMBERS:
+        return {"$array": keep(path, _as_tensor(value))}
+    if isinstance(value, np.generic) and value.dtype.name in _NUMBERS:
+        return {"$number": [value.dtype.name, value.item()]}
+    return check_plain(tell(path), value)
+
+
+def unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Put together what :func:`pack` took apart.
+
+    Args:
+        value: what it gave.
+        tensors: by label; they are copied.
+
+    Raises:
+        One of MALFORMED: it is not of the form that it gives.
+    """
+    if isinstance(value, list):
+        return [unpack(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    mark: str = next(iter(value), "")
+    content: Any = value.get(mark)
+    if not mark.startswith("$"):
+        return {key: unpack(item, tensors) for key, item in value.items()}
+    if mark == "$tensor":
+        return tensors[content].clone()
+    if mark == "$array":
+        return tensors[content].clone().numpy()
+    if mark == "$number":
+        return _NUMBERS[content[0]].type(content[1])
+    if mark == "$tuple":
+        return tuple(unpack(content, tensors))
+    if mark == "$deque":
+        return deque(unpack(content[1], tensors), content[0])
+    return _unpack_items(mark, content, tensors)
+
+
+def keep_in(tensors: dict[str, torch.Tensor], label: Callable[[str], str]) -> Keep:
+    """Collect tensors under what `label` makes of their paths; no two get the same."""
+
+    def keep(path: str, tensor: torch.Tensor) -> str:
+        name = label(path)
+        while name in tensors:
+            name += "+"
+        tensors[name] = tensor
+        return name
+
+    return keep
+
+
+def labels_in(value: Any) -> Iterator[str]:
+    """Find the labels of all tensors of what :func:`pack` gave."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key in ("$tensor", "$array"):
+                yield item
+            else:
+                yield from labels_in(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from labels_in(item)
+
+
+def tensors_in(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Find the tensors within containers, each with its path."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from tensors_in(item, f"{path}/{key}")
+    elif isinstance(value, (list, tuple, deque)):
+        for at, item in enumerate(value):
+            yield from tensors_in(item, f"{path}/{at}")
+
+
+def check_plain(what: str, value: Any) -> Any:
+    """Refuse, and name, what is neither None nor a truth value, a number or a text.
+
+    Raises:
+        CheckpointError: it is something else.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise CheckpointError(
+        f"{what} must be a tensor, a number or a text to be kept, but is of type "
+        f"{type(value).__name__}."
+    )
+
+
+def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    return torch.from_numpy(np.array(array, _NUMBERS[array.dtype.name], order="K"))
+
+
+def _pack_items(value: Mapping[Any, Any], items: list[list[Any]], what: str) -> Any:
+    for item in items:
+        key = item[0].item() if isinstance(item[0], np.generic) else item[0]
+        item[0] = check_plain(f"a key of {what}", key)
+    if isinstance(value, Counter):
+        return {"$counter": items}
+    if isinstance(value, defaultdict):
+        factory = getattr(value.default_factory, "__name__", "")
+        if _FACTORIES.get(factory) is not value.default_factory:
+            raise CheckpointError(
+                f"{what} must be a defaultdict of int, float, list or dict to be kept, but is one "
+                f"of {value.default_factory!r}: keep a dict instead."
+            )
+        return {"$default": [factory, items]}
+    if all(isinstance(key, str) and not key.startswith("$") for key, _ in items):
+        return dict(items)
+    return {"$items": items}
+
+
+def _unpack_items(mark: str, content: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if mark == "$default":
+        factory, content = content
+        into: dict[Any, Any] = defaultdict(_FACTORIES[factory])
+    else:
+        into = {"$items": dict, "$counter": Counter}[mark]()
+    for key, item in content:
+        into[key] = unpack(item, tensors)
+    return into

@@ -1,0 +1,114 @@
+"""Optimizers that look at whole parameters, and at how these and their state lie in memory."""
+
+import torch
+
+import unisono
+
+
+class Whole(torch.optim.Optimizer):
+    """Updates each parameter by :meth:`direction` of its gradient and state."""
+
+    def __init__(self, params, lr=0.02):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                way = self.direction(parameter, self.state[parameter])
+                parameter.sub_(way, alpha=group["lr"])
+
+
+class Lamb(Whole):
+    """Its norms add in the order in which elements lie."""
+
+    def direction(self, parameter, state):
+        if not state:
+            state["mean"] = torch.zeros_like(parameter)
+            state["square"] = torch.zeros_like(parameter)
+        state["mean"].lerp_(parameter.grad, 0.1)
+        state["square"].lerp_(parameter.grad.square(), 0.01)
+        way = state["mean"] / (state["square"].sqrt() + 1e-6)
+        return way * (parameter.norm() / (way.norm() + 1e-6))
+
+
+class Transposed(Whole):
+    """Keeps its mean in another order than its parameter has, and adds that up."""
+
+    def direction(self, parameter, state):
+        if not state:
+            state["mean"] = torch.zeros(parameter.shape[::-1]).permute(*range(parameter.ndim)[::-1])
+        state["mean"].lerp_(parameter.grad, 0.1)
+        return state["mean"] / (state["mean"].norm() + 1e-6)
+
+
+class Past(Whole):
+    """Keeps the last gradients in a list, and more in a dict."""
+
+    def direction(self, parameter, state):
+        past = state.setdefault("past", {"gradients": [], "seen": (0,)})
+        past["gradients"] = [*past["gradients"], parameter.grad.clone()][-2:]
+        past["seen"] = (past["seen"][0] + 1,)
+        return sum(past["gradients"]) / past["seen"][0]
+
+
+class Preconditioned(Whole):
+    """Keeps a matrix that is larger than its parameter, as Shampoo does."""
+
+    def direction(self, parameter, state):
+        if parameter.ndim != 2:
+            return parameter.grad
+        right = state.setdefault("right", torch.eye(parameter.shape[1]))
+        right += parameter.grad.T @ parameter.grad
+        return parameter.grad @ torch.linalg.inv(right)
+
+
+class Caching(Whole):
+    """Keeps what nobody can write down."""
+
+    key, value = "cache", object()
+
+    def direction(self, parameter, state):
+        state[self.key] = self.value
+        return parameter.grad
+
+
+class Counting(Caching):
+    """Names its state by numbers."""
+
+    key, value = 3, 4
+
+
+def images():
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.randint(0, 4, (40,), generator=generator)
+    return torch.utils.data.TensorDataset(torch.randn(40, 3, 9, 9, generator=generator), labels)
+
+
+def loss(model, batch):
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def train(kind, steps, directory=None, **options):
+    """Train up to so many steps, one `fit` after the other; returns the digest."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 20, 3),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(20, 37, 3),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(37, 4),
+    )
+    trainer = unisono.Trainer(
+        model,
+        kind(model.parameters()),
+        loss,
+        shards=3,
+        channels_last=True,
+        directory=directory,
+        **options,
+    )
+    for total in steps:
+        trainer.fit(images(), batch_size=10, steps=total)
+    return trainer.digest()
