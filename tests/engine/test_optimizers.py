@@ -49,7 +49,7 @@ def test_schedules_leave_it_bare_and_cut_into_pieces(kind):
 def test_a_schedule_stays_one_when_the_class_loses_its_profiling(monkeypatch):
     _, optimizer = make()
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    # As torch does when it compiles for the first time.
+    # The schedule's wrapper goes on calling what was there before.
     monkeypatch.setattr(torch.optim.Adam, "step", torch.optim.Adam.step.__wrapped__)
     assert is_elementwise(optimizer)
 
