@@ -337,7 +337,8 @@ class Trainer:
                 with the first part of a tuple such as (inputs, targets).
             path: a safetensors file to write, in a folder that is there, for what is too large for
                 memory: it is mapped, and rows are read when they are looked at. Until every row
-                is there its name ends in ``.partial``; a job that is killed as a whole leaves that.
+                is there its name ends in ``.partial``; that is left by a job that is killed as a
+                whole (its launcher, too), or by ``torchrun`` and its like.
             loader_workers, collate_fn, pin_memory: see :meth:`fit`.
             model: see :meth:`evaluate`.
 
