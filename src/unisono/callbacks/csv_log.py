@@ -64,7 +64,7 @@ class CSVLog(Callback):
         path = self._path(fit)
         self._journal = Journal(path, place_of, functools.partial(say_alone, fit))
         self._columns, self._row = None, {}
-        if fit.is_lead and fit.step == 0:
+        if fit.is_lead and fit.step == 0 and not fit.has_joined:
             self._journal.set_aside()
         self._journal.cut(fit.step, writes=fit.is_lead)
 
