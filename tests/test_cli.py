@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.report.synthetic import write_run
 
 import unisono
 from unisono.cli import main
@@ -49,6 +52,43 @@ def test_checkpoints_that_cannot_be_listed_are_told_in_one_sentence(tmp_path: Pa
         result = CliRunner().invoke(main, ["checkpoints", str(tmp_path / name)])
         assert (result.exit_code, result.output.count("\n")) == (2, 1)
         assert words in result.output
+
+
+def commands_that_print(folder: Path) -> list[list[str]]:
+    run = str(write_run(folder))
+    compare = ["compare", run, run, "-o", str(folder / "page.html")]
+    return [["checkpoints", run], ["top", "--once", run], ["report", run], compare]
+
+
+def test_a_full_disk_behind_standard_output_is_told_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in commands_that_print(tmp_path):
+        with monkeypatch.context() as patch, open("/dev/full", "w") as full:
+            patch.setattr(sys, "stdout", full)
+            with pytest.raises(SystemExit) as ended:
+                main(arguments)
+        assert ended.value.code == 1
+        said = capsys.readouterr().err
+        assert said.startswith("unisono: standard output must take what is printed, but does not")
+        assert said.count("\n") == 1
+
+
+def test_a_pipe_that_nobody_reads_ends_a_command_quietly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in commands_that_print(tmp_path):
+        reading, writing = os.pipe()
+        os.close(reading)
+        pipe = open(writing, "w")  # noqa: SIM115
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", pipe)
+            with pytest.raises(SystemExit) as ended:
+                main(arguments)
+        with contextlib.suppress(BrokenPipeError):
+            pipe.close()
+        assert ended.value.code == 1
+        assert capsys.readouterr().err == ""
 
 
 def test_faults_from_the_environment_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

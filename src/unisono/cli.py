@@ -7,6 +7,7 @@ import io
 import math
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,6 +33,12 @@ class _Refusal(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         click.echo(f"unisono: {self.message}", file=file or sys.stderr)
+
+
+class _Unsaid(_Refusal):
+    """What was to be printed could not be, told in one sentence."""
+
+    exit_code = 1
 
 
 class _Commands(click.Group):
@@ -268,13 +275,14 @@ def checkpoints(directory: str) -> None:
             f"the checkpoints in DIRECTORY must be readable, but {error.filename!r} is not: "
             f"{error.strerror}."
         ) from None
-    for entry in entries:
-        state = (
-            f"damaged: {entry.trouble}" if entry.trouble else f"whole, {entry.num_bytes:,} bytes"
-        )
-        click.echo(f"{entry.path.name}  {state}")
-    if not entries:
-        click.echo(f"no checkpoints in {directory}")
+    with _saying():
+        for entry in entries:
+            state = f"whole, {entry.num_bytes:,} bytes"
+            if entry.trouble:
+                state = f"damaged: {entry.trouble}"
+            click.echo(f"{entry.path.name}  {state}")
+        if not entries:
+            click.echo(f"no checkpoints in {directory}")
 
 
 @main.command(short_help="Watch a run, live.")
@@ -302,7 +310,8 @@ def top(directory: str, once: bool) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every terminal knows every letter
     try:
-        show(directory, Console(), once=once)
+        with _saying():
+            show(directory, Console(), once=once)
     except (ValueError, UnisonoError) as error:
         raise _Refusal(str(error)) from None
 
@@ -337,10 +346,12 @@ def report(directory: str, output: str | None, trace: str | None) -> None:
     from unisono.report.files import write_report
 
     try:
-        for path in write_report(directory, output, trace):
-            click.echo(path)
+        paths = write_report(directory, output, trace)
     except (ValueError, UnisonoError) as error:
         raise _Refusal(str(error)) from None
+    with _saying():
+        for path in paths:
+            click.echo(path)
 
 
 @main.command(short_help="Draw several runs together.")
@@ -366,9 +377,28 @@ def compare(directories: tuple[str, ...], output: str) -> None:
     from unisono.report.files import write_comparison
 
     try:
-        click.echo(write_comparison(directories, output))
+        path = write_comparison(directories, output)
     except (ValueError, UnisonoError) as error:
         raise _Refusal(str(error)) from None
+    with _saying():
+        click.echo(path)
+
+
+@contextlib.contextmanager
+def _saying() -> Iterator[None]:
+    """Tell in one sentence that standard output takes nothing; click is quiet after `| head`."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # Else Python would try once more in the end, and complain in its own words.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        raise _Unsaid(
+            f"standard output must take what is printed, but does not ({error.strerror}): make "
+            "room, or lead it elsewhere."
+        ) from None
 
 
 def _check_script(script: str) -> None:

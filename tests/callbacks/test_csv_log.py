@@ -120,7 +120,8 @@ def test_names_are_quoted_and_ours_are_ours(tmp_path):
 def fit():
     optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}])
     said = []
-    facts = {"is_lead": True, "is_first": True, "has_ended": False, "directory": None}
+    facts = {"is_lead": True, "is_first": True, "has_joined": False, "has_ended": False}
+    facts["directory"] = None
     return SimpleNamespace(step=0, optimizer=optimizer, said=said, say=said.append, **facts)
 
 
@@ -157,6 +158,18 @@ def test_a_full_disk_is_told_though_another_worker_shows_the_run(tmp_path, fit, 
     log.on_begin(fit)
     end_step(fit, log)
     assert capsys.readouterr().err.startswith("unisono: ")
+
+
+def test_who_begins_anew_in_the_place_of_all_goes_on_in_their_file(tmp_path, fit):
+    for has_joined in (False, True):
+        fit.step, fit.has_joined = 0, has_joined
+        log = CSVLog(tmp_path / "log.csv")
+        log.on_begin(fit)
+        for _ in range(3):
+            end_step(fit, log)
+    log.on_error(fit, RuntimeError())
+    assert [row["step"] for row in rows(tmp_path / "log.csv")] == ["0", "1", "2"]
+    assert os.listdir(tmp_path) == ["log.csv"]
 
 
 def test_metrics_that_are_lists_have_no_column(tmp_path, fit):

@@ -122,14 +122,6 @@ def test_another_run_with_the_same_object_begins_anew():
     assert train(rule=rule) == train(rule=rule)
 
 
-def test_a_run_that_goes_back_to_its_beginning_knows_nothing_of_another_one():
-    rule, fit = EarlyStopping(1), Fit()
-    fit.step = 0
-    rule.load_state_dict({**rule.state_dict(), "best": 0.5})
-    rule.on_went_back(fit, 3)
-    assert not fit.judge(rule, {"loss": 1.0})
-
-
 def test_a_run_that_was_stopped_goes_on_where_it_is_told_to(tmp_path, capsys):
     def steps(go_on, stop_at=None):
         model = torch.nn.Linear(6, 2)

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.callbacks import EventLog, Times, journal
+from unisono.callbacks import Callback, EventLog, Times, journal
 from unisono.callbacks.event_log import encode, place_of, step_line
 from unisono.callbacks.journal import Journal
 
@@ -305,6 +306,29 @@ def test_a_run_that_is_interrupted_leaves_no_gap(tmp_path):
     assert (last["event"], last["by"], last["step"]) == ("interrupted", "SIGINT", kept)
 
 
+class FailsAtFirst(Callback):
+    def on_begin(self, fit):
+        if fit.rank == 1:
+            raise ValueError("on purpose")
+
+
+def fail_before_the_lead_has_begun(directory):
+    if unisono.world().rank == 0:
+        set_aside = Journal.set_aside
+        Journal.set_aside = lambda journal: (time.sleep(0.3), set_aside(journal))
+    train(directory, resume="never", callbacks=[FailsAtFirst()])
+
+
+@pytest.mark.slow
+def test_a_failure_at_first_stands_in_its_own_file_behind_the_start(tmp_path):
+    train(tmp_path)
+    with pytest.raises(unisono.CallbackError, match="on purpose"):
+        unisono.launch(fail_before_the_lead_has_begun, tmp_path, workers=2)
+    assert events(tmp_path, name="events-1.jsonl")[-1]["event"] == "end"
+    start, failure = events(tmp_path)
+    assert (start["event"], failure["event"], failure["rank"]) == ("start", "failure", 1)
+
+
 @pytest.mark.slow
 def test_who_replaces_the_only_worker_goes_on_in_its_file(tmp_path, monkeypatch):
     monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=0,at=update")
@@ -373,6 +397,10 @@ class Crew:
 
     def say(self, line):
         raise AssertionError(line)
+
+    def once(self, work, purpose):
+        assert len(purpose) <= 24
+        return work() if self.is_lead else ""
 
 
 def test_a_lead_that_does_not_show_the_run_complains_all_the_same(tmp_path, capsys):

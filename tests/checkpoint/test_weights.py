@@ -179,7 +179,10 @@ def test_a_damaged_checkpoint_is_passed_over_or_refused(tmp_path):
     (newest / "model.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     model = plain()
     model.register_buffer("passing", torch.zeros(2), persistent=False)
-    with pytest.raises(CheckpointError, match="has changed"):
+    with pytest.raises(CheckpointError, match=rf"{newest} must be whole, .*SHA-256.*pass the run"):
+        load_model(newest, model)
+    (newest / "commit.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=rf"{newest} must be whole, .*must name .*pass the"):
         load_model(newest, model)
     assert bits(model) == bits(plain())
     load_model(tmp_path, model)

@@ -16,6 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from unisono.comm.control import ControlPage
@@ -133,6 +134,12 @@ class DeskHost:
 
     def give_up_recovery(self, reason: str) -> None:
         self._desk.take(events.Unready(reason))
+
+    def remove_at_end(self, path: Path) -> None:
+        raise AssertionError("no team of threads makes files")
+
+    def leave(self, path: Path) -> None:
+        raise AssertionError("no team of threads makes files")
 
 
 class Job:

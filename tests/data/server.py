@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 CUT, SILENT, STUCK, REFUSED, BUSY, ENCODED = "cut", "silent", "stuck", "refused", "busy", "encoded"
+CHUNKED, DRIPS, DRIPS_CHUNKS, ENDLESS = "chunked", "drips", "drips chunks", "endless"
+_CHUNKED = (CHUNKED, DRIPS_CHUNKS)
 
 
 class Server:
@@ -71,7 +73,10 @@ def answer(server: Server, request: BaseHTTPRequestHandler) -> None:
         server.go_on.wait()
         return
     request.send_response(200)
-    request.send_header("Content-Length", str(len(content)))
+    if how in _CHUNKED:
+        request.send_header("Transfer-Encoding", "chunked")
+    elif how != ENDLESS:
+        request.send_header("Content-Length", str(len(content)))
     if how == ENCODED:
         request.send_header("Content-Encoding", "gzip")
     request.end_headers()
@@ -82,4 +87,13 @@ def answer(server: Server, request: BaseHTTPRequestHandler) -> None:
             if how == STUCK:
                 server.go_on.wait()
             return
+        if how == ENDLESS:
+            while True:
+                request.wfile.write(bytes(1 << 16))
+        if how in (DRIPS, DRIPS_CHUNKS):
+            while not server.go_on.wait(0.01):
+                request.wfile.write(b"1\r\nx\r\n" if how in _CHUNKED else b"x")
+            return
+        if how == CHUNKED:
+            content = b"%x\r\n%b\r\n0\r\n\r\n" % (len(content), content)
         request.wfile.write(content)

@@ -22,7 +22,7 @@ from tests.data.test_datasets import REAL_MNIST, idx
 
 import unisono
 from unisono.data import datasets, mnist
-from unisono.data.download import fetch_missing
+from unisono.data.download import Patience, Published, fetch_missing
 from unisono.errors import DownloadError
 
 FILES = {"pictures.gz": gzip.compress(bytes(50_000)), "labels.gz": gzip.compress(b"0123456789")}
@@ -30,6 +30,7 @@ CHECKSUMS = {
     "pictures.gz": "sha256:" + hashlib.sha256(FILES["pictures.gz"]).hexdigest(),
     "labels.gz": "md5:" + hashlib.md5(FILES["labels.gz"]).hexdigest(),
 }
+PUBLISHED = {name: Published(sum, len(FILES[name])) for name, sum in CHECKSUMS.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def second() -> Iterator[Server]:
 
 def fetch(folder: Path, *servers: Server, **options: float) -> None:
     addresses = [server.address for server in servers]
-    fetch_missing(folder, CHECKSUMS, addresses, **({"pause_s": 0.0} | options))
+    fetch_missing(folder, PUBLISHED, addresses, Patience(**({"pause_s": 0.0} | options)))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -106,12 +107,15 @@ def test_a_folder_that_has_all_needs_no_network_no_lock_and_no_pooch(
     for name in FILES:
         (tmp_path / name).write_bytes(FILES[name])
     monkeypatch.setitem(sys.modules, "pooch", None)
-    fetch_missing(tmp_path, CHECKSUMS, ["http://127.0.0.1:9/"])
+    fetch_missing(tmp_path, PUBLISHED, ["http://127.0.0.1:9/"])
     assert ".download.lock" not in os.listdir(tmp_path)
 
 
-def test_a_file_stays_packed_whatever_the_server_calls_it(tmp_path: Path, server: Server) -> None:
-    server.misbehave(manners.ENCODED)
+@pytest.mark.parametrize("how", [manners.ENCODED, manners.CHUNKED])
+def test_a_file_stays_packed_however_the_server_gives_it(
+    tmp_path: Path, server: Server, how: str
+) -> None:
+    server.misbehave(how)
     fetch(tmp_path, server)
     assert contents(tmp_path) == FILES
 
@@ -158,6 +162,26 @@ def test_a_server_that_keeps_failing_is_named_with_what_it_did(
     assert server.asked == {"pictures.gz": num_asked}
 
 
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (manners.DRIPS, "too slow: "),
+        (manners.DRIPS_CHUNKS, "too slow: "),
+        (manners.ENDLESS, "what came is larger than the file's"),
+    ],
+)
+def test_a_server_that_comes_to_no_end_is_given_up(
+    tmp_path: Path, server: Server, second: Server, how: str, said: str
+) -> None:
+    server.misbehave(how)
+    fetch(tmp_path / "both", server, second, slow_s=0.05)
+    assert contents(tmp_path / "both") == FILES
+    with pytest.raises(DownloadError, match=r"pass `mirrors=`") as caught:
+        fetch(tmp_path / "alone", server, slow_s=0.05)
+    assert f"{server.address}/pictures.gz: {said}" in str(caught.value)
+    assert server.asked == {"pictures.gz": 4, "labels.gz": 1}
+
+
 def test_a_wrong_checksum_is_refused_and_not_kept(tmp_path: Path, server: Server) -> None:
     server.files = FILES | {"labels.gz": gzip.compress(b"9876543210")}
     with pytest.raises(DownloadError, match=f"{CHECKSUMS['labels.gz']}.*has another checksum"):
@@ -179,7 +203,7 @@ def test_a_wrong_checksum_is_refused_and_not_kept(tmp_path: Path, server: Server
 )
 def test_an_address_that_is_none_is_named(tmp_path: Path, mirror: str, said: str) -> None:
     with pytest.raises(DownloadError, match=said):
-        fetch_missing(tmp_path, CHECKSUMS, [mirror], pause_s=0.0)
+        fetch_missing(tmp_path, PUBLISHED, [mirror], Patience(pause_s=0.0))
 
 
 # Folders that fail
@@ -270,9 +294,12 @@ TINY = {
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A server of a data set that is like MNIST, but small."""
-    checksums = {n: f"sha256:{hashlib.sha256(c).hexdigest()}" for n, c in TINY.items()}
+    files = {
+        name: Published(f"sha256:{hashlib.sha256(content).hexdigest()}", len(content))
+        for name, content in TINY.items()
+    }
     with serving(Server(TINY)) as running:
-        monkeypatch.setattr(datasets, "MNIST", datasets.Source((running.address,), checksums))
+        monkeypatch.setattr(datasets, "MNIST", datasets.Source((running.address,), files))
         yield running
 
 

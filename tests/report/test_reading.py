@@ -77,6 +77,12 @@ def test_each_event_is_read(line, event):
     assert read(**line) == event
 
 
+def test_a_metric_of_several_numbers_hides_no_other():
+    means = {"loss": 2.5, "f1": [0.5, "nan"], "confusion": [[1, 2], [3, 4]]}
+    found = read(event="evaluation", time_unix_s=1, step=3, means=means)
+    assert found == Evaluation(1.0, 3, None, None, {"loss": 2.5})
+
+
 def test_a_start_with_nothing_but_its_step_is_read():
     start = read(event="start", step=0, surprise=[1])
     assert isinstance(start, Start)

@@ -111,3 +111,15 @@ def test_the_trace_is_written_beside_the_page(tmp_path):
     page, path = write_report(run, trace_file=tmp_path / "trace.json")
     assert (page, path) == (run / "report.html", tmp_path / "trace.json")
     assert json.loads(path.read_text())["displayTimeUnit"] == "ms"
+
+
+def test_page_and_trace_of_one_name_are_refused_before_anything_is_written(tmp_path):
+    run = write_run(tmp_path / "run", num_steps=5)
+    (tmp_path / "link").symlink_to(run)
+    for output, trace_file in (
+        (None, tmp_path / "link" / "report.html"),
+        (run / "x", run / ".." / "run" / "x"),
+    ):
+        with pytest.raises(ValueError, match="`--trace` must name another file than the page"):
+            write_report(run, output, trace_file)
+    assert [path.name for path in run.iterdir()] == ["events.jsonl"]

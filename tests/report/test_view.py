@@ -47,7 +47,7 @@ def test_a_run_under_way_is_told():
     assert found.numbers == ("loss 0.2912", "128 samples/s", "learning rate 0.1")
     assert found.kept == (
         "validation at step 100: loss 0.25, accuracy 0.91",
-        "checkpoint at step 100, 3 s ago",
+        "checkpoint begun at step 100, 3 s ago",
     )
     assert (found.trouble, found.message, found.is_over) == ("", "", False)
     first, second = found.workers

@@ -253,6 +253,29 @@ def test_rows_of_a_worker_that_is_killed_are_computed_by_the_others(tmp_path, vi
         assert torch.equal(rows, expected)
 
 
+def end_while_predicting(launcher, signum, path):
+    def forward(model, batch):
+        if (batch[1] > 200).any():
+            if launcher is None or unisono.world().rank == 0:
+                os.kill(launcher or os.getpid(), signum)
+            signal.pause()
+        return model(batch[0])
+
+    make().predict(data(403), batch_size=16, forward=forward, path=path)
+
+
+@pytest.mark.slow
+def test_a_job_that_is_ended_leaves_no_file(tmp_path):
+    path = tmp_path / "rows.safetensors"
+    path.write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt):
+        unisono.launch(end_while_predicting, os.getpid(), signal.SIGINT, path, workers=2)
+    with pytest.raises(unisono.WorkerError):
+        unisono.launch(end_while_predicting, None, signal.SIGKILL, path, workers=2, restarts=0)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def train_and_predict(where, paths):
     """Predict outside of the loop, or after its third step, and train on."""
     ledger.AT_ONCE_BYTES = 64  # fewer than there are

@@ -63,6 +63,10 @@ class BestCheckpoint(Callback):
         """See :class:`Callback`."""
         return self._given or (directory and directory / NAME)
 
+    def forget(self) -> None:
+        """Forget what was best in an earlier run."""
+        self.best, self.step = None, None
+
     def on_begin(self, fit: Fit) -> None:
         """See that there is a place for the file."""
         self._path(fit)

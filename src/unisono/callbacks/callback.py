@@ -168,7 +168,7 @@ class Callback:
     """Takes notice of a run; override what is wanted, the rest does nothing.
 
     A callback with ``state_dict`` and ``load_state_dict`` is kept with the run, under its name: it
-    is in checkpoints, and goes back where the run goes back.
+    is in checkpoints, and goes back where the run goes back. It should also have ``forget``.
 
     Attributes:
         needs_validation: whether ``fit`` must be called with ``validate=``.
@@ -188,6 +188,13 @@ class Callback:
             directory: the run's; None: it has none.
         """
         return None
+
+    def forget(self) -> None:
+        """Be as new: another run begins with it, which may then load what was kept with that.
+
+        Called only on one with ``state_dict``, when ``fit`` begins; not by a call that goes on with
+        the run of the call before.
+        """
 
     def on_begin(self, fit: Fit) -> None:
         """Before the first step of a call of ``fit`` here; not if there is nothing to do.

@@ -55,12 +55,16 @@ class CSVLog(Callback):
         """See :class:`Callback`."""
         return self._given or (directory and directory / f"{self._every}s.csv")
 
+    def forget(self) -> None:
+        """Forget the epoch that an earlier run was in."""
+        self._sums, self._samples, self._validated = {}, 0, {}
+
     def on_begin(self, fit: Fit) -> None:
         """Go on in the file where the run goes on, or begin it."""
         path = self._path(fit)
         self._journal = Journal(path, place_of, functools.partial(say_alone, fit))
         self._columns, self._row = None, {}
-        if fit.is_lead and fit.step == 0:
+        if fit.is_lead and fit.step == 0 and not fit.has_joined:
             self._journal.set_aside()
         self._journal.cut(fit.step, writes=fit.is_lead)
 
@@ -96,7 +100,7 @@ class CSVLog(Callback):
             means = {name: total / self._samples for name, total in self._sums.items()}
             row = _row(fit, fit.step - 1, fit.epoch - 1, means)
             self._write(fit, {**row, **self._validated})
-            self._sums, self._samples, self._validated = {}, 0, {}
+            self.forget()
 
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
         """Take out rows of steps that were undone by some who did not live to do it."""

@@ -82,14 +82,9 @@ class EarlyStopping(Callback):
         self._best: float | None = None
         self._waited = 0
 
-    def on_begin(self, fit: Fit) -> None:
-        """Forget what an earlier run has found, if there was one."""
-        if fit.step == 0:
-            self._best, self._waited = None, 0
-
-    def on_went_back(self, fit: Fit, from_step: int) -> None:
-        """Forget it again: the run's first snapshot is older."""
-        self.on_begin(fit)
+    def forget(self) -> None:
+        """Forget what an earlier run has found."""
+        self._best, self._waited = None, 0
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Judge a validation, and stop if patience is at its end."""

@@ -54,6 +54,10 @@ class EMA(Callback):
         self._pairs: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
         self.num_averaged = 0
 
+    def forget(self) -> None:
+        """Forget the average of an earlier run."""
+        self.num_averaged, self._average, self._pairs = 0, {}, []
+
     def on_begin(self, fit: Fit) -> None:
         """Go on with the average that the run has come with."""
         self._pairs = []

@@ -77,14 +77,22 @@ class EventLog(Callback):
         path = self.writes_to(fit.directory)
         if path is None:
             return
-        self._journal = Journal(path, place_of, functools.partial(say_alone, fit))
-        self._pending = None
-        if fit.is_lead:
+        journal = Journal(path, place_of, functools.partial(say_alone, fit))
+
+        def begin() -> str:
             if fit.step == 0 and not fit.has_joined:
-                self._journal.set_aside()
-            self._journal.cut(fit.step, writes=True)
+                journal.set_aside()
+            journal.cut(fit.step, writes=True)
             if not (fit.has_joined and path.exists()):
-                self._journal.note(encode("start", format=FORMAT, **_start(fit)))
+                journal.note(encode("start", format=FORMAT, **_start(fit)))
+            return ""
+
+        if not fit.has_joined:
+            # Nobody may fail, and say so in a file that another run has left, before it is begun.
+            fit.once(begin, "beginning the event file")
+        elif fit.is_lead:
+            begin()
+        self._journal, self._pending = journal, None
         self._ended_at_s = perf_counter()
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:

@@ -22,6 +22,10 @@ class LearningRateMonitor(Callback):
     def __init__(self) -> None:
         self.changes: list[tuple[int, list[float]]] = []
 
+    def forget(self) -> None:
+        """Forget the rates of an earlier run."""
+        self.changes = []
+
     def on_begin(self, fit: Fit) -> None:
         """Note the rates that the run begins with."""
         if not self.changes:

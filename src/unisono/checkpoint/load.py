@@ -17,7 +17,7 @@ from safetensors.torch import load as from_safetensors
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from unisono.checkpoint.folder import COMMIT, read_file
+from unisono.checkpoint.folder import COMMIT, check_folder, read_file
 from unisono.checkpoint.store import Store
 from unisono.checkpoint.weights import place_of, plain_names, tensors_of
 from unisono.errors import CheckpointError
@@ -90,7 +90,15 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
 
 def _read_checkpoint(path: Path) -> bytes:
     if (path / COMMIT).exists():
-        return read_file(path, _MODEL_FILE)
+        try:
+            check_folder(path)
+            return read_file(path, _MODEL_FILE)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"the checkpoint {path} must be whole, but is damaged "
+                f"({str(error).removesuffix('.')}): pass the run directory, of which the newest "
+                f"whole one is taken, or another path."
+            ) from None
     data, _, passed_over = Store(path).newest(lambda files: files[_MODEL_FILE])
     if data is None:
         seen = "; ".join(f"{entry.path.name}: {entry.trouble}" for entry in passed_over[:2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from unisono.comm.crew import Crew
@@ -40,3 +41,9 @@ class Alone:
 
     def give_up_recovery(self, reason: str) -> None:
         """There is none."""
+
+    def remove_at_end(self, path: Path) -> None:
+        """Nobody outlives this process to do it."""
+
+    def leave(self, path: Path) -> None:
+        """Nobody would have removed it."""

@@ -18,6 +18,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -99,6 +100,12 @@ class Found:
 
     def give_up_recovery(self, reason: str) -> None:
         """There is none."""
+
+    def remove_at_end(self, path: Path) -> None:
+        """Nobody outlives the workers to do it."""
+
+    def leave(self, path: Path) -> None:
+        """Nobody would have removed it."""
 
 
 def refuse_strangers(here: World, environ: Mapping[str, str] | None = None) -> None:

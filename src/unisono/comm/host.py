@@ -8,6 +8,7 @@ that is alone, for itself (:class:`unisono.comm.alone.Alone`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from unisono.comm.crew import Crew
@@ -77,3 +78,9 @@ class Host(Protocol):
 
     def give_up_recovery(self, reason: str) -> None:
         """Tell that from now on a lost worker cannot be made up for."""
+
+    def remove_at_end(self, path: Path) -> None:
+        """Have a file removed when the job has ended, however it ends; there may be none yet."""
+
+    def leave(self, path: Path) -> None:
+        """Take that back: whatever has this name stays."""

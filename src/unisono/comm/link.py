@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unisono.comm.channel import Channel, Message
@@ -156,6 +157,14 @@ class Link:
     def give_up_recovery(self, reason: str) -> None:
         """See :meth:`unisono.comm.host.Host.give_up_recovery`."""
         self.tell({"type": "no recovery", "reason": reason})
+
+    def remove_at_end(self, path: Path) -> None:
+        """See :meth:`unisono.comm.host.Host.remove_at_end`."""
+        self.tell({"type": "remove at end", "path": str(path)})
+
+    def leave(self, path: Path) -> None:
+        """See :meth:`unisono.comm.host.Host.leave`."""
+        self.tell({"type": "leave", "path": str(path)})
 
     def keep(self, slot: dict[str, Any], *, wait: bool) -> None:
         """Have the launcher write a snapshot as a checkpoint, once an earlier one is written.

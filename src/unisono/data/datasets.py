@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import TensorDataset
 
-from unisono.data.download import fetch_missing
+from unisono.data.download import Published, fetch_missing
 from unisono.data.idx import read_idx
 from unisono.errors import DataFormatError
 
@@ -31,34 +31,38 @@ class Source:
 
     Args:
         mirrors: addresses of folders, the best first.
-        checksums: by file name, such as ``sha256:…``.
+        files: what is known of them, by file name.
     """
 
     mirrors: tuple[str, ...]
-    checksums: Mapping[str, str]
+    files: Mapping[str, Published]
 
 
 MNIST = Source(
     ("https://ossci-datasets.s3.amazonaws.com/mnist/",),
     {
-        "train-images-idx3-ubyte.gz": "sha256:"
-        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        "train-labels-idx1-ubyte.gz": "sha256:"
-        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        "t10k-images-idx3-ubyte.gz": "sha256:"
-        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        "t10k-labels-idx1-ubyte.gz": "sha256:"
-        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        "train-images-idx3-ubyte.gz": Published(
+            "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609", 9_912_422
+        ),
+        "train-labels-idx1-ubyte.gz": Published(
+            "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c", 28_881
+        ),
+        "t10k-images-idx3-ubyte.gz": Published(
+            "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", 1_648_877
+        ),
+        "t10k-labels-idx1-ubyte.gz": Published(
+            "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", 4_542
+        ),
     },
 )
 # Its makers publish MD5 sums and no others.
 FASHION_MNIST = Source(
     ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
     {
-        "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-        "train-labels-idx1-ubyte.gz": "md5:25c81989df183df01b3e8a0aad5dffbe",
-        "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
-        "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
+        "train-images-idx3-ubyte.gz": Published("md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880),
+        "train-labels-idx1-ubyte.gz": Published("md5:25c81989df183df01b3e8a0aad5dffbe", 29_515),
+        "t10k-images-idx3-ubyte.gz": Published("md5:bef4ecab320f06d8554ea6380940ec79", 4_422_102),
+        "t10k-labels-idx1-ubyte.gz": Published("md5:bb300cfdad3c16e7a12a480ee83cd310", 5_148),
     },
 )
 
@@ -113,8 +117,8 @@ def _read_pairs(
     names = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
     if download:
         chosen = [mirrors] if isinstance(mirrors, str) else mirrors
-        checksums = {f"{name}.gz": source.checksums[f"{name}.gz"] for name in names}
-        fetch_missing(folder, checksums, source.mirrors if chosen is None else chosen)
+        files = {f"{name}.gz": source.files[f"{name}.gz"] for name in names}
+        fetch_missing(folder, files, source.mirrors if chosen is None else chosen)
     images_path, labels_path = (_find(folder, name) for name in names)
     images, labels = read_idx(images_path), read_idx(labels_path)
     _check(images, images_path, labels, labels_path)

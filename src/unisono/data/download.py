@@ -15,42 +15,65 @@ bytes, compared with a checksum that was known before, and never unpickled.
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from unisono.data.transfer import SLOW_S, TransferGivenUpError, watched
 from unisono.errors import DownloadError
 
 if TYPE_CHECKING:
     import requests
 
-TIMEOUT_S = 30.0
-PAUSE_S = 1.0
 _ROUNDS = 3
 _PIECE_BYTES = 1 << 16
 
 
+class Published(NamedTuple):
+    """What is known of a file before it comes: its checksum, such as ``sha256:…``, and its size."""
+
+    checksum: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a server is waited for.
+
+    Args:
+        timeout_s: for its next bytes.
+        slow_s: while it gives too few of them (see :mod:`unisono.data.transfer`).
+        pause_s: before all are tried again.
+    """
+
+    timeout_s: float = 30.0
+    slow_s: float = SLOW_S
+    pause_s: float = 1.0
+
+
+_USUAL = Patience()
+
+
 def fetch_missing(
     folder: Path,
-    checksums: Mapping[str, str],
+    files: Mapping[str, Published],
     mirrors: Sequence[str],
-    *,
-    timeout_s: float = TIMEOUT_S,
-    pause_s: float = PAUSE_S,
+    patience: Patience = _USUAL,
 ) -> None:
     """Download the files that are not in a folder, packed or not; make the folder if need be.
 
     Args:
         folder: where to.
-        checksums: by file name, such as ``sha256:…``.
+        files: what is known of them, by file name.
         mirrors: addresses of folders, tried in turn, up to three times each.
-        timeout_s: how long to wait for a server's next bytes.
-        pause_s: how long to wait before the mirrors are tried again.
+        patience: with each of them.
 
     Raises:
         ValueError: there are no mirrors.
@@ -60,21 +83,21 @@ def fetch_missing(
     """
     if not mirrors:
         raise ValueError("`mirrors` must name one address at least, but is empty: leave it out.")
-    if all(_is_there(folder, name, checksum) for name, checksum in checksums.items()):
+    if all(_is_there(folder, name, file.checksum) for name, file in files.items()):
         return
-    _check_installed(folder, checksums)
+    _check_installed(folder, files)
     try:
         with _locked(folder) as growing:
-            for name, checksum in checksums.items():
-                if not _is_there(folder, name, checksum):
-                    _download(name, checksum, mirrors, growing, timeout_s, pause_s)
+            for name, file in files.items():
+                if not _is_there(folder, name, file.checksum):
+                    _download(name, file, mirrors, growing, patience)
                     _publish(growing / name, folder / name)
     except DownloadError:
         raise
     except OSError as error:
         raise DownloadError(
             f"{folder} must be a folder that can be written and locked, but “{error}”: pass "
-            f"another one, or put {', '.join(checksums)} there yourself."
+            f"another one, or put {', '.join(files)} there yourself."
         ) from error
 
 
@@ -95,7 +118,7 @@ def _is_there(folder: Path, name: str, checksum: str) -> bool:
     return True
 
 
-def _check_installed(folder: Path, names: Mapping[str, str]) -> None:
+def _check_installed(folder: Path, names: Iterable[str]) -> None:
     try:
         import pooch  # noqa: F401
     except ModuleNotFoundError as error:
@@ -126,11 +149,10 @@ def _locked(folder: Path) -> Iterator[Path]:
 
 def _download(
     name: str,
-    checksum: str,
+    file: Published,
     mirrors: Sequence[str],
     growing: Path,
-    timeout_s: float,
-    pause_s: float,
+    patience: Patience,
 ) -> None:
     """Take a file from the first mirror that gives it with its checksum."""
     import pooch
@@ -141,26 +163,26 @@ def _download(
     for round_number in range(_ROUNDS):
         if not addresses:
             break
-        time.sleep(pause_s * round_number)
+        time.sleep(patience.pause_s * round_number)
         for address in addresses:
             try:
-                with _downloader(timeout_s) as downloader:
-                    pooch.retrieve(address, checksum, name, growing, downloader=downloader)
-            except (requests.RequestException, ValueError) as error:
+                with _downloader(file.num_bytes, patience) as downloader:
+                    pooch.retrieve(address, file.checksum, name, growing, downloader=downloader)
+            except (requests.RequestException, TransferGivenUpError, ValueError) as error:
                 failures[address] = error
             else:
                 return
         addresses = [address for address in addresses if not _is_final(failures[address])]
     seen = "; ".join(f"{address}: {_said(error)}" for address, error in failures.items())
     raise DownloadError(
-        f"{name} must come with the checksum {checksum} from one of its mirrors, but did not "
+        f"{name} must come with the checksum {file.checksum} from one of its mirrors, but did not "
         f"({seen}): check the network, pass `mirrors=` with an address that has it, or put the "
         f"file into {growing.parent} yourself."
     ) from next(reversed(failures.values()))
 
 
 @contextmanager
-def _downloader(timeout_s: float) -> Iterator[Callable[..., None]]:
+def _downloader(num_bytes: int, patience: Patience) -> Iterator[Callable[..., None]]:
     """Give pooch's downloader, that unpacks nothing and whose connections end with the block."""
     import pooch
 
@@ -168,15 +190,34 @@ def _downloader(timeout_s: float) -> Iterator[Callable[..., None]]:
 
         def watch(response: requests.Response, *_: Any, **__: Any) -> None:
             stack.callback(response.close)
-            # Some servers call files encoded that are packed.
-            response.raw.headers.pop("content-encoding", None)
+            at_most = _PIECE_BYTES if response.is_redirect else num_bytes
+            read = functools.partial(_read, response.raw)
+            # requests' own waits for a whole piece, however slowly it comes.
+            response.iter_content = lambda *_, **__: watched(  # type: ignore[method-assign]
+                read, at_most, slow_s=patience.slow_s
+            )
 
         yield pooch.HTTPDownloader(
-            timeout=timeout_s,
+            timeout=patience.timeout_s,
             chunk_size=_PIECE_BYTES,
             headers={"Accept-Encoding": "identity"},
             hooks={"response": watch},
         )
+
+
+def _read(body: Any) -> bytes:
+    """Read what has come of a body, packed as it is, or wait for more.
+
+    Raises:
+        requests.ConnectionError: nothing comes in time, or the connection has broken off.
+    """
+    import requests
+    import urllib3
+
+    try:
+        return body.read1(_PIECE_BYTES, decode_content=False) or b""
+    except urllib3.exceptions.HTTPError as error:
+        raise requests.ConnectionError(error) from error
 
 
 def _is_final(error: Exception) -> bool:
@@ -199,6 +240,8 @@ def _said(error: Exception) -> str:
         return "no connection, or one that was broken off"
     if isinstance(error, requests.RequestException):
         return f"{type(error).__name__}: {error}"
+    if isinstance(error, TransferGivenUpError):
+        return str(error)
     return "what came has another checksum"
 
 

@@ -8,6 +8,8 @@ It decides nothing: what to do is said by ``recovery``, and this does it.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,6 +76,7 @@ class Reception:
         self._say = say
         self._memories = SharedMemories()
         self._claims: list[Claim | None] = []
+        self._to_remove: set[str] = set()
         self._writing: tuple[Kept, int | None] | None = None
         self._to_write: list[tuple[Kept, int | None, bool]] = []
         self._begun: set[int] = set()
@@ -115,6 +118,10 @@ class Reception:
                 self._take(events.Came(header["index"], LOOP, message.payload))
             case "claim":
                 self._staff.send(rank, {"type": "claimed", "reason": self._claim(header)})
+            case "remove at end":
+                self._to_remove.add(header["path"])
+            case "leave":
+                self._to_remove.discard(header["path"])
             case "keep":
                 self._to_write.append((Kept(**header["slot"]), rank, header["wait"]))
                 self._write_next()
@@ -181,10 +188,13 @@ class Reception:
             self._keeper.wait()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Let go of everything once the workers have ended; remove what they have left half."""
         self._keeper.wait()
         self._memories.close()
         self._claims.clear()
+        for path in self._to_remove:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
     def stand_down(self) -> None:
         """Let nobody join or go on any more: the job ends."""

@@ -74,8 +74,9 @@ class Fields:
         return tuple(map(_number, self._list(key)))
 
     def numbers_by_name(self, key: str) -> Mapping[str, float]:
-        """Read several of them, each with its name."""
-        return {name: _number(value) for name, value in self.mapping(key).items()}
+        """Read several of them, each with its name; a metric that is a list is passed over."""
+        values = self.mapping(key).items()
+        return {name: _number(value) for name, value in values if not isinstance(value, list)}
 
     def seconds(self, key: str) -> float | None:
         """Read a time, or any measured number; one beyond all clocks says as little as none."""

@@ -32,14 +32,20 @@ def write_report(
         The files that were written.
 
     Raises:
-        ValueError: the folder is no run's, a file cannot be written, or plotly is missing.
+        ValueError: the folder is no run's, page and trace have one name, a file cannot be
+            written, or plotly is missing.
         DataFormatError: the run was written by a newer version.
     """
+    target = Path(directory) / REPORT_NAME if output is None else Path(output)
+    if trace_file is not None and os.path.realpath(trace_file) == os.path.realpath(target):
+        raise ValueError(
+            f"`--trace` must name another file than the page, but both are {str(target)!r}: give "
+            "the trace a name of its own, such as `--trace trace.json`."
+        )
     history = gather(directory)
     written = []
     if trace_file is not None:
         written.append(_write_trace(directory, history, trace_file))
-    target = Path(directory) / REPORT_NAME if output is None else Path(output)
     page = report(history)
     return [write_whole(target, [page], mark=document.MARK, option="-o"), *written]
 

@@ -49,7 +49,7 @@ class View:
         end_step: of so many; None where nobody knows.
         position: where in the run that is.
         numbers: of the last step.
-        kept: the newest evaluation and the newest checkpoint.
+        kept: the newest evaluation and the newest checkpoint, which may not be written.
         trouble: what has become of workers; empty if nothing.
         message: the last words, or why nothing moves; empty if there is nothing to say.
         workers: those who compute, and those who were lost, by rank.
@@ -212,7 +212,7 @@ def _kept(standing: Standing, now_unix_s: float) -> Iterator[str]:
         means = [f"{name(key)} {amount(mean)}" for key, mean in found.means.items()]
         yield f"validation at step {found.step:,}: {', '.join(means[:MAX_MEANS])}"
     if (kept := standing.checkpoint) is not None:
-        yield f"checkpoint at step {kept.step:,}, {_ago(kept.time_unix_s, now_unix_s)}"
+        yield f"checkpoint begun at step {kept.step:,}, {_ago(kept.time_unix_s, now_unix_s)}"
 
 
 def _trouble(standing: Standing, now_unix_s: float) -> str:

@@ -160,7 +160,7 @@ class Predictor:
         path = self._path
         facts = {"whether there is a `path`": path is not None, **self._facts}
         agree_on(self._plan, self._team, "predict", **facts)
-        partial = None if path is None else Path(self._tell(lambda: _begin(path))["partial"])
+        partial = None if path is None else Path(self._tell(lambda: self._begin(path))["partial"])
         reading = (self._model, self._dataset, self._plan, *self._reading)
         try:
             with sweep(*reading) as parts_of:
@@ -177,7 +177,7 @@ class Predictor:
         try:
             if path is not None and partial is not None:
                 finishing = partial
-                said |= self._tell(lambda: _finish(fd, finishing, path))
+                said |= self._tell(lambda: self._finish(fd, finishing, path))
         except BaseException:
             os.close(fd)
             raise
@@ -251,6 +251,21 @@ class Predictor:
             for descriptor in made:
                 os.close(descriptor)
 
+    def _begin(self, path: Path) -> dict[str, Any]:
+        check_path(path)
+        partial = partial_path(path)
+        # Workers that are ended in the midst of it cannot do it.
+        self._team.host.remove_at_end(partial)
+        return {"partial": str(partial)}
+
+    def _finish(self, fd: int, partial: Path, path: Path) -> dict[str, Any]:
+        try:
+            finish_file(fd, partial, path)
+        finally:
+            # Rows that cannot get their name are whole, and stay.
+            self._team.host.leave(partial)
+        return {"file": identity_of(fd)}
+
     def _tell(self, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Have the lead do something with the file and tell all what came of it. Collective."""
 
@@ -265,16 +280,6 @@ class Predictor:
             where = "memory" if self._path is None else self._path
             raise OSError(f"predictions must be written to {where}, but: {said['error']}.")
         return said
-
-
-def _begin(path: Path) -> dict[str, Any]:
-    check_path(path)
-    return {"partial": str(partial_path(path))}
-
-
-def _finish(fd: int, partial: Path, path: Path) -> dict[str, Any]:
-    finish_file(fd, partial, path)
-    return {"file": identity_of(fd)}
 
 
 def _open_again(path: Path, identity: Sequence[int]) -> int:

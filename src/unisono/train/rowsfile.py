@@ -5,8 +5,9 @@ its own name when every row is on the disk::
 
     rows.safetensors.3f9c02d1a7b4e856.partial ──► rows.safetensors
 
-So two jobs that predict to one path do not touch each other's rows; the later one's file stays. A
-job that is killed as a whole leaves its partial file behind. Without a path the file has no name:
+So two jobs that predict to one path do not touch each other's rows; the later one's file stays. The
+launcher removes a partial file when its job ends before that; only a job that is killed as a whole
+leaves one behind, or one that has no launcher of ours. Without a path the file has no name:
 it is a memfd of the lead, which the others open through its process.
 """
 

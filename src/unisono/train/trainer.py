@@ -217,7 +217,6 @@ class Trainer:
             return self.evaluate(validate, batch_size=batch_size, **metrics, **reading)
 
         callbacks = Callbacks(self._all_callbacks(), self._directory)
-        self._keep_states()
         validation = Validation(run, None if validate is None else find_means, validate_every)
         if validate is not None:
             run.plan(validate, batch_size, False)
@@ -226,6 +225,8 @@ class Trainer:
         for callback in callbacks:
             if callback.needs_validation:
                 validation.must_be(f"{callback.name}, which looks at validations")
+        self._forget_other_runs()
+        self._keep_states()
         fit = FitUnderWay(
             run, plan, callbacks, validation, self._schedule, {"loader_workers": loader_workers}
         )
@@ -337,7 +338,8 @@ class Trainer:
                 with the first part of a tuple such as (inputs, targets).
             path: a safetensors file to write, in a folder that is there, for what is too large for
                 memory: it is mapped, and rows are read when they are looked at. Until every row
-                is there its name ends in ``.partial``; a job that is killed as a whole leaves that.
+                is there its name ends in ``.partial``; that is left by a job that is killed as a
+                whole (its launcher, too), or by ``torchrun`` and its like.
             loader_workers, collate_fn, pin_memory: see :meth:`fit`.
             model: see :meth:`evaluate`.
 
@@ -445,6 +447,13 @@ class Trainer:
                 f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}."
             )
         return model
+
+    def _forget_other_runs(self) -> None:
+        """Have callbacks begin anew, but for those that this run has already gone on with."""
+        known = self.run.state.values() if self.run.position.step else []
+        for callback in self.callbacks:
+            if hasattr(callback, "state_dict") and not any(callback is one for one in known):
+                callback.forget()
 
     def _keep_states(self) -> None:
         """Have the states of callbacks kept with the run, also of those that came later."""

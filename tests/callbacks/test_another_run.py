@@ -1,0 +1,126 @@
+"""One object in several runs: each begins anew, and one that goes on keeps what it knows."""
+
+import inspect
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import unisono
+from unisono import callbacks as module
+from unisono.callbacks import (
+    EMA,
+    BestCheckpoint,
+    Callback,
+    CSVLog,
+    EarlyStopping,
+    LearningRateMonitor,
+)
+
+
+def data(num_samples=20):
+    x = torch.randn(num_samples, 4, generator=torch.Generator().manual_seed(num_samples))
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+
+def loss(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def with_state():
+    """One of each that is kept with a run."""
+    return [EMA(0.9), BestCheckpoint(), LearningRateMonitor(), EarlyStopping(9), *tables()]
+
+
+def tables():
+    return [CSVLog(), CSVLog(every="epoch")]
+
+
+def make(directory, callbacks, lr=0.1, loss=loss, **options):
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    options = {"shards": 1, "schedule": schedule, "directory": directory, **options}
+    return unisono.Trainer(model, optimizer, loss, callbacks=callbacks, **options)
+
+
+def fit(trainer, epochs=2):
+    trainer.fit(data(), batch_size=8, epochs=epochs, validate=data(7))
+
+
+def known(callbacks):
+    return [str(one.state_dict()) for one in callbacks]
+
+
+def files(directory):
+    return {
+        path.name: path.read_bytes()
+        for path in directory.iterdir()
+        if path.suffix in (".csv", ".safetensors")
+    }
+
+
+def test_all_that_are_kept_with_a_run_are_here():
+    public = [getattr(module, name) for name in module.__all__]
+    kinds = {one for one in public if inspect.isclass(one) and issubclass(one, Callback)}
+    assert {kind for kind in kinds if hasattr(kind, "state_dict")} == set(map(type, with_state()))
+
+
+def test_another_run_begins_anew(tmp_path):
+    used = with_state()
+    # Both are made before: what counts is when `fit` begins.
+    first = make(tmp_path / "first", used)
+    second = make(tmp_path / "second", used, lr=1e-4)
+    fit(first)
+    assert all(map(str.__ne__, known(used)[:4], known(with_state())[:4]))
+    fit(second)
+    fresh = with_state()
+    fit(make(tmp_path / "fresh", fresh, lr=1e-4))
+    assert known(used) == known(fresh)
+    assert files(tmp_path / "second") == files(tmp_path / "fresh")
+    assert {"best.safetensors", "steps.csv"} < files(tmp_path / "second").keys()
+
+
+def test_a_run_that_failed_leaves_nothing_to_the_next_one(tmp_path):
+    def fails(model, batch):
+        fails.calls += 1
+        return loss(model, batch) / (fails.calls != 6)
+
+    fails.calls, used = 0, tables()
+    with pytest.raises(unisono.NonFiniteLossError):
+        fit(make(tmp_path / "failed", used, loss=fails))
+    fit(make(tmp_path / "second", used))
+    fit(make(tmp_path / "fresh", tables()))
+    assert files(tmp_path / "second") == files(tmp_path / "fresh")
+
+
+def test_a_run_that_goes_on_keeps_what_it_knows(tmp_path):
+    whole, parts, resumed = (with_state() for _ in range(3))
+    fit(make(tmp_path / "whole", whole))
+    trainer = make(tmp_path / "parts", parts)
+    fit(trainer, epochs=1)
+    trainer.callbacks.insert(0, EMA(0.5))  # the other one has another name now
+    fit(trainer)
+    assert known(parts) == known(whole)
+    fit(make(tmp_path / "resumed", resumed), epochs=1)
+    fit(make(tmp_path / "other", resumed), epochs=1)
+    fit(make(tmp_path / "resumed", resumed))
+    assert known(resumed) == known(whole)
+    assert files(tmp_path / "resumed") == files(tmp_path / "whole")
+
+
+def test_one_that_comes_to_a_run_under_way_brings_nothing_along(tmp_path):
+    used, fresh = EMA(0.9), EMA(0.9)
+    fit(make(tmp_path / "other", [used], lr=1.0))
+    for name, ema in (("one", used), ("two", fresh)):
+        trainer = make(tmp_path / name, [])
+        fit(trainer, epochs=1)
+        trainer.callbacks.append(ema)
+        fit(trainer)
+    assert known([used]) == known([fresh])
+    # Nor to one whose checkpoint knows nothing of it.
+    fit(make(tmp_path / "third", []), epochs=1)
+    fit(make(tmp_path / "third", [used]))
+    assert known([used]) == known([fresh])
