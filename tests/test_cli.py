@@ -60,6 +60,7 @@ def commands_that_print(folder: Path) -> list[list[str]]:
     return [["checkpoints", run], ["top", "--once", run], ["report", run], compare]
 
 
+@pytest.mark.slow
 def test_a_full_disk_behind_standard_output_is_told_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_full_disk_behind_standard_output_is_told_in_one_sentence(
         assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_pipe_that_nobody_reads_ends_a_command_quietly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,7 +77,7 @@ def test_digits_gives_the_same_digest_on_two_workers_and_learns() -> None:
     assert f"test accuracy {validation_accuracy(alone):.2%}" in together
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_two_cores
 def test_callbacks_leave_the_same_on_two_workers(tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "two"]

@@ -191,6 +191,7 @@ def test_who_is_late_is_named_with_the_call_and_where_it_was_last_seen(as_ranks)
     assert all("rank 12" in str(error) for error in errors)
 
 
+@pytest.mark.slow
 def test_a_long_wait_is_told_once_by_one_rank(as_ranks, capfd, monkeypatch):
     monkeypatch.setattr(meeting, "NOTICE_AFTER_S", 0.3)
 

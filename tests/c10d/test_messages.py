@@ -75,6 +75,7 @@ def test_a_receive_can_be_asked_and_has_a_time_limit(as_ranks):
     assert as_ranks(2, work) == [4.0, None]
 
 
+@pytest.mark.slow
 def test_more_messages_than_a_ring_holds_wait_for_the_receiver(as_ranks):
     count = 2 * RING_ENTRIES + 3
 
@@ -92,6 +93,7 @@ def test_more_messages_than_a_ring_holds_wait_for_the_receiver(as_ranks):
     assert as_ranks(2, work) == [None, None]
 
 
+@pytest.mark.slow
 def test_both_may_send_more_than_a_ring_holds_before_either_receives(as_ranks):
     count = RING_ENTRIES + 200
 

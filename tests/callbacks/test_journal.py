@@ -226,6 +226,7 @@ def test_the_next_writer_adds_what_the_last_one_held_back(tmp_path, clock):
     assert second.lines == steps(*range(17))
 
 
+@pytest.mark.slow
 def test_two_who_write_at_once_write_each_line_once(tmp_path):
     path, both = tmp_path / "lines.txt", threading.Barrier(2, timeout=60)
 

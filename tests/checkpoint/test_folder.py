@@ -56,6 +56,7 @@ def test_every_flipped_bit_is_found(whole, name):
         (whole / name).write_bytes(data)
 
 
+@pytest.mark.slow
 def test_a_damaged_commit_file_is_found_or_says_the_same(whole):
     data = (whole / COMMIT).read_bytes()
     try:

@@ -162,6 +162,7 @@ def test_a_server_that_keeps_failing_is_named_with_what_it_did(
     assert server.asked == {"pictures.gz": num_asked}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "said"),
     [

@@ -48,7 +48,7 @@ def test_little_may_fail():
         assert len(expected_failures(*combination)) <= 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_fails_and_was_not_expected_to_is_told():
     command = [sys.executable, "-m", "tests.ddp.torchs_own", "-n", "2", "-k"]
     good = processes.run([*command, "no_grad|powerSGD$"])

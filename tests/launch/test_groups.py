@@ -287,7 +287,7 @@ def test_two_jobs_may_name_the_same_port_at_once() -> None:
     assert [job.communicate(timeout=60)[0] for job in jobs] == ["done\ndone\n"] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_may_start_ranks_of_its_own(unisono_run: Run) -> None:
     with own_ports(2) as ports:
         done = unisono_run("-n", 1, PROGRAMS / "spawning.py", "inherit gloo,env gloo", ports)

@@ -178,7 +178,7 @@ def test_launch_works_from_threads_at_the_same_time() -> None:
     assert values == {0: [(0, 1, 0)], 1: [(0, 1, 1)]}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_variables_that_libraries_read_when_loaded_start_another_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -201,7 +201,7 @@ def test_a_worker_ends_without_taking_back_what_torch_has_made(tmp_path: Path) -
     assert file.exists()  # the program's own do their work
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_dead_server_is_replaced() -> None:
     (pid,) = unisono.launch(os.getppid, workers=1)
     os.kill(pid, signal.SIGKILL)
@@ -337,7 +337,6 @@ def test_closing_a_server_that_still_loads_does_not_wait_for_it() -> None:
     assert server.wait() in (0, -signal.SIGKILL)
 
 
-@pytest.mark.slow
 def test_ctrl_c_cannot_reach_a_server_that_still_starts_and_can_reach_workers() -> None:
     server = ForkServer.start(dict(os.environ))
     status = Path(f"/proc/{server.pid}/status").read_text()

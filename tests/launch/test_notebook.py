@@ -340,7 +340,7 @@ def inherited(server: psutil.Process) -> set[str]:
     return {os.readlink(f"/proc/{server.pid}/fd/2")}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_stop_button_while_the_fork_server_starts(own_kernel):
     for delay_s in (0.0, 0.1, 0.5):
         cell = own_kernel.start("print('now', flush=True); unisono.launch(wait, workers=2)")

@@ -202,7 +202,9 @@ def far_away():
     return lines
 
 
-@pytest.mark.parametrize("lines", [no_step, all_nan, far_away])
+@pytest.mark.parametrize(
+    "lines", [no_step, all_nan, pytest.param(far_away, marks=pytest.mark.long)]
+)
 def test_a_strange_run_has_a_page(tmp_path, opened, lines):
     (path,) = write_report(write_run(tmp_path, lines()))
     page = opened(path, width=400)

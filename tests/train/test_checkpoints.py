@@ -107,6 +107,7 @@ def test_never_resuming_begins_anew(tmp_path):
     assert fit(tmp_path, 4)[0] == 1
 
 
+@pytest.mark.slow
 def test_a_whole_checkpoint_is_never_given_up_for_a_damaged_one(tmp_path):
     fit(tmp_path, 8, checkpoint_every=4)
     (tmp_path / "checkpoints" / "step-000000000008" / "run.json").write_bytes(b"{}")
@@ -132,6 +133,7 @@ def test_another_run_is_refused_by_name(tmp_path, options, message):
         fit(tmp_path, 6, **options)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_names_no_optimizer_is_taken_up(tmp_path):
     whole = fit_at_once("adam")
     fit(tmp_path, 8)

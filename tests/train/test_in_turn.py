@@ -15,7 +15,13 @@ def both_digests():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["kill:rank=1,step=5", "kill:rank=0,step=50,at=update"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param("kill:rank=1,step=5", marks=pytest.mark.long),
+        "kill:rank=0,step=50,at=update",
+    ],
+)
 def test_runs_that_take_turns_survive_each_others_losses(monkeypatch, fault):
     undisturbed = both_digests()
     monkeypatch.setenv("UNISONO_FAULTS", fault)

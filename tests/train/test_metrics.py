@@ -235,7 +235,7 @@ def test_the_same_bits_on_one_and_three_workers():
     assert unisono.launch(measure, workers=3) == [alone] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_that_is_killed_in_between_changes_no_bit():
     assert unisono.launch(measure, 1, workers=3) == [measure()] * 3
 
