@@ -93,6 +93,17 @@ def test_a_pipe_that_nobody_reads_ends_a_command_quietly(
         assert capsys.readouterr().err == ""
 
 
+def test_a_file_that_fails_is_not_taken_for_standard_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "events.jsonl")
+
+    monkeypatch.setattr("unisono.report.top.show", fail)
+    result = CliRunner().invoke(main, ["top", "--once", "."])
+    assert isinstance(result.exception, PermissionError)
+
+
 def test_faults_from_the_environment_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNISONO_FAULTS", "kil:rank=1")
     result = CliRunner().invoke(main, ["run", __file__])

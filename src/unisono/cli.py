@@ -392,6 +392,8 @@ def _saying() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
+        if error.filename is not None:
+            raise  # of a file, and so not of standard output
         # Else Python would try once more in the end, and complain in its own words.
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())

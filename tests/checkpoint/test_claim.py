@@ -53,6 +53,20 @@ def locked(folder):
     return False
 
 
+def test_a_forked_process_does_not_have_what_its_parent_holds(folder):
+    held = claim(folder)
+    child = os.fork()
+    if child == 0:
+        try:
+            claim(folder)
+        except CheckpointError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert held is not None
+    assert locked(folder)
+
+
 HOLD = """
 import os, sys
 from pathlib import Path

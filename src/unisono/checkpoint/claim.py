@@ -75,6 +75,7 @@ def _let_go_of_all() -> None:
     """Have the lock end with the process that took it, not with one that it forked."""
     for held in list(_claims.values()):
         held.let_go()
+    _claims.clear()
 
 
 os.register_at_fork(after_in_child=_let_go_of_all)
