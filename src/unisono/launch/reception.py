@@ -75,7 +75,7 @@ class Reception:
         self._wake = wake
         self._say = say
         self._memories = SharedMemories()
-        self._claims: list[Claim | None] = []
+        self._claims: set[Claim | None] = set()
         self._to_remove: set[str] = set()
         self._writing: tuple[Kept, int | None] | None = None
         self._to_write: list[tuple[Kept, int | None, bool]] = []
@@ -243,7 +243,7 @@ class Reception:
 
     def _claim(self, header: Mapping[str, Any]) -> str:
         try:
-            self._claims.append(claim(Path(header["directory"])))
+            self._claims.add(claim(Path(header["directory"])))
         except CheckpointError as error:
             return str(error)
         return ""
