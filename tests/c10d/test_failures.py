@@ -21,6 +21,7 @@ from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
 def options(kind, root=0, op=dist.ReduceOp.SUM):
     made = kind()
+    made.asyncOp = False
     if hasattr(made, "rootRank"):
         made.rootRank = root
     if hasattr(made, "reduceOp"):
@@ -213,7 +214,7 @@ def test_a_long_wait_is_told_once_by_one_rank(as_ranks, capfd, monkeypatch):
 def test_a_call_may_have_a_time_limit_of_its_own(as_ranks):
     def work(group, rank):
         if rank == 0:
-            limited = dist.BarrierOptions()
+            limited = options(dist.BarrierOptions)
             limited.timeout = timedelta(seconds=0.05)
             with pytest.raises(WaitTimeoutError):
                 group.barrier(limited)

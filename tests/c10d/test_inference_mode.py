@@ -11,6 +11,7 @@ WHERE = {"inside": torch.inference_mode, "outside": contextlib.nullcontext}
 
 def root_0(kind):
     made = kind()
+    made.asyncOp = False
     made.rootRank = 0
     return made
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.c10d.board import Board
+from unisono.c10d.board import Board, Meetings
 from unisono.c10d.meeting import NO_NOTE as NOWHERE
 from unisono.c10d.reduction import combine
 from unisono.c10d.region import Region
@@ -36,7 +36,7 @@ def place_of(vector: torch.Tensor, region: Region) -> int:
     return NOWHERE if offset is None else offset
 
 
-def all_reduce(board: Board, vector: torch.Tensor, reduction: str, place: int) -> None:
+def all_reduce(board: Board, vector: torch.Tensor, reduction: str, place: int) -> Meetings:
     """Leave the reduction of everybody's vectors in everybody's vector.
 
     Args:
@@ -49,30 +49,32 @@ def all_reduce(board: Board, vector: torch.Tensor, reduction: str, place: int) -
     if place == NOWHERE:
         start, stop = next(board.chunks(vector.numel(), vector.dtype))
         board.mine(dtype, stop).copy_(_part(vector, start, stop))
-    board.meet()
+    yield
     places = board.meeting.notes()
     if NOWHERE not in places:
-        _in_place(board, vector.numel(), dtype, reduction, places)
+        yield from _in_place(board, vector.numel(), dtype, reduction, places)
         return
     is_shown = all(other == NOWHERE for other in places)
     if board.num_ranks <= 2 or vector.numel() * dtype.itemsize <= _FOR_ITSELF_UP_TO_BYTES:
-        _each_for_itself(board, vector, reduction, is_shown)
+        yield from _each_for_itself(board, vector, reduction, is_shown)
     else:
-        _in_slices(board, vector, reduction, is_shown)
+        yield from _in_slices(board, vector, reduction, is_shown)
 
 
-def _each_for_itself(board: Board, vector: torch.Tensor, reduction: str, is_shown: bool) -> None:
+def _each_for_itself(
+    board: Board, vector: torch.Tensor, reduction: str, is_shown: bool
+) -> Meetings:
     for start, stop in board.chunks(vector.numel(), vector.dtype):
         piece = _part(vector, start, stop)
         if not (is_shown and start == 0):
             board.mine(vector.dtype, stop - start).copy_(piece)
-            board.meet()
+            yield
         values = board.shown(vector.dtype, stop - start).copy()
         values[board.rank] = piece  # warmer than its copy
         combine(reduction, values, piece)
 
 
-def _in_slices(board: Board, vector: torch.Tensor, reduction: str, is_shown: bool) -> None:
+def _in_slices(board: Board, vector: torch.Tensor, reduction: str, is_shown: bool) -> Meetings:
     dtype = vector.dtype
     for start, stop in board.chunks(vector.numel(), vector.dtype):
         piece, mine = _part(vector, start, stop), board.mine(dtype, stop - start)
@@ -81,12 +83,12 @@ def _in_slices(board: Board, vector: torch.Tensor, reduction: str, is_shown: boo
         if not (is_shown and start == 0):
             mine[:begin].copy_(piece[:begin])
             mine[end:].copy_(piece[end:])
-            board.meet()
+            yield
         values = [shown[begin:end] for shown in board.shown(dtype, stop - start)]
         result = values[board.rank] = piece[begin:end]
         combine(reduction, values, result)
         board.mine(dtype, stop - start)[begin:end].copy_(result)
-        board.meet()
+        yield
         for rank, shown in enumerate(board.shown(dtype, stop - start)):
             if rank != board.rank:
                 begin, end = cuts[rank]
@@ -95,7 +97,7 @@ def _in_slices(board: Board, vector: torch.Tensor, reduction: str, is_shown: boo
 
 def _in_place(
     board: Board, numel: int, dtype: torch.dtype, reduction: str, places: Sequence[int]
-) -> None:
+) -> Meetings:
     what = (numel, dtype, tuple(places))
     is_long = numel * dtype.itemsize > _KEPT_UP_TO_BYTES
     blocks = _blocks_in_place(board, *what) if is_long else board.once(_blocks_in_place, *what)
@@ -103,7 +105,7 @@ def _in_place(
         combine(reduction, values, result)
         for other in others:
             other.copy_(result)
-    board.meet()
+    yield
 
 
 def _blocks_in_place(

@@ -12,7 +12,7 @@ What was shown at a meeting may be read until one comes to the next meeting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator
 from typing import TypeVar
 
 import torch
@@ -23,6 +23,9 @@ from unisono.c10d.region import Region
 _VIEWS_AT_MOST = 512
 _Views = tuple[list[torch.Tensor], list[torch.Tensor]]  # of even and odd meetings, one a rank
 _T = TypeVar("_T")
+
+Meetings = Generator[None, None, None]
+"""What a collective is: it yields wherever everybody must come before it can go on."""
 
 
 class Board:
@@ -50,10 +53,6 @@ class Board:
         if numel <= each:
             return iter(((0, numel),))
         return ((start, min(start + each, numel)) for start in range(0, numel, each))
-
-    def meet(self) -> None:
-        """Wait until everybody has shown something. Collective: every rank calls it."""
-        self.meeting.meet()
 
     def shown(self, dtype: torch.dtype, numel: int) -> list[torch.Tensor]:
         """View what each rank has shown at the last meeting."""

@@ -1,16 +1,17 @@
 """What each collective shows and takes, chunk by chunk. Vectors in, vectors out.
 
-Everything here works on contiguous vectors after the call has been announced, and makes the same
-number of meetings on every rank, since what was announced is the same on every rank.
+Everything here works on contiguous vectors after the call has been announced, yields wherever all
+must meet before it can go on, and does so equally often on every rank, since what was announced is
+the same on every rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 
-from unisono.c10d.board import Board
+from unisono.c10d.board import Board, Meetings
 from unisono.c10d.meeting import NO_NOTE
 from unisono.c10d.reduction import combine
 from unisono.errors import MismatchError
@@ -19,43 +20,43 @@ _Vector = torch.Tensor
 _Vectors = Sequence[torch.Tensor]
 
 
-def barrier(board: Board) -> None:
+def barrier(board: Board) -> Meetings:
     """Meet."""
-    board.meet()
+    yield
 
 
-def broadcast(board: Board, vector: _Vector, root: int) -> None:
+def broadcast(board: Board, vector: _Vector, root: int) -> Meetings:
     """Give everybody the root's vector."""
     dtype = vector.dtype
     for start, stop in board.chunks(vector.numel(), dtype):
         if board.rank == root:
             board.mine(dtype, stop - start).copy_(vector[start:stop])
-        board.meet()
+        yield
         if board.rank != root:
             vector[start:stop].copy_(board.shown(dtype, stop - start)[root])
 
 
-def reduce(board: Board, vector: _Vector, reduction: str, root: int) -> None:
+def reduce(board: Board, vector: _Vector, reduction: str, root: int) -> Meetings:
     """Leave the reduction of all vectors in the root's."""
     dtype = vector.dtype
     for start, stop in board.chunks(vector.numel(), dtype):
         piece = vector[start:stop]
         if board.rank != root:
             board.mine(dtype, stop - start).copy_(piece)
-        board.meet()
+        yield
         if board.rank == root:
             values = board.shown(dtype, stop - start).copy()
             values[root] = piece
             combine(reduction, values, piece)
 
 
-def all_gather(board: Board, outputs: _Vectors, vector: _Vector) -> None:
+def all_gather(board: Board, outputs: _Vectors, vector: _Vector) -> Meetings:
     """Put the vector of each rank into one output, whatever their lengths."""
     dtype = vector.dtype
     for start, stop in board.chunks(max(output.numel() for output in outputs), dtype):
         own = vector[start:stop]
         board.mine(dtype, own.numel()).copy_(own)
-        board.meet()
+        yield
         for rank, output in enumerate(outputs):
             piece = output[start:stop]
             if rank == board.rank:
@@ -64,27 +65,27 @@ def all_gather(board: Board, outputs: _Vectors, vector: _Vector) -> None:
                 piece.copy_(board.shown(dtype, piece.numel())[rank])
 
 
-def gather(board: Board, outputs: _Vectors, vector: _Vector, root: int) -> None:
+def gather(board: Board, outputs: _Vectors, vector: _Vector, root: int) -> Meetings:
     """Put the vector of each rank into the root's outputs; the others' are empty."""
     dtype = vector.dtype
     for start, stop in board.chunks(vector.numel(), dtype):
         own = vector[start:stop]
         if board.rank != root:
             board.mine(dtype, stop - start).copy_(own)
-        board.meet()
+        yield
         for rank, output in enumerate(outputs):
             shown = own if rank == root else board.shown(dtype, stop - start)[rank]
             output[start:stop].copy_(shown)
 
 
-def scatter(board: Board, output: _Vector, inputs: _Vectors, root: int) -> None:
+def scatter(board: Board, output: _Vector, inputs: _Vectors, root: int) -> Meetings:
     """Give each rank one of the root's inputs; the others' are empty."""
     dtype, num_ranks = output.dtype, board.num_ranks
     for start, stop in board.chunks(output.numel(), dtype, num_ranks):
         width = stop - start
         if inputs:
             _show_side_by_side(board, [vector[start:stop] for vector in inputs], width)
-        board.meet()
+        yield
         if board.rank == root:
             output[start:stop].copy_(inputs[root][start:stop])
         else:
@@ -92,13 +93,13 @@ def scatter(board: Board, output: _Vector, inputs: _Vectors, root: int) -> None:
             output[start:stop].copy_(shown[board.rank * width : (board.rank + 1) * width])
 
 
-def reduce_scatter(board: Board, output: _Vector, inputs: _Vectors, reduction: str) -> None:
+def reduce_scatter(board: Board, output: _Vector, inputs: _Vectors, reduction: str) -> Meetings:
     """Reduce everybody's inputs for this rank, whatever their lengths."""
     dtype, num_ranks, rank = output.dtype, board.num_ranks, board.rank
     for start, stop in board.chunks(max(vector.numel() for vector in inputs), dtype, num_ranks):
         width = stop - start
         _show_side_by_side(board, [vector[start:stop] for vector in inputs], width)
-        board.meet()
+        yield
         piece = output[start:stop]
         begin = rank * width
         shown = board.shown(dtype, num_ranks * width)
@@ -113,7 +114,7 @@ def only_size(outputs: _Vectors, inputs: _Vectors) -> int:
     return sizes.pop() if len(sizes) == 1 else NO_NOTE
 
 
-def all_to_all(board: Board, outputs: _Vectors, inputs: _Vectors, size: int) -> None:
+def all_to_all(board: Board, outputs: _Vectors, inputs: _Vectors, size: int) -> Meetings:
     """Give each rank one input and take one output from each, whatever their lengths.
 
     Args:
@@ -130,14 +131,14 @@ def all_to_all(board: Board, outputs: _Vectors, inputs: _Vectors, size: int) -> 
     if is_shown:  # most likely all ranks' are of this size: then one meeting is enough
         _, stop = next(board.chunks(size, dtype, num_ranks))
         _show_side_by_side(board, [vector[:stop] for vector in inputs], stop)
-    board.meet()
+    yield
     if any(other != size for other in board.meeting.notes()) or not is_shown:
-        is_shown, size = False, _longest_of_all(board, outputs, inputs)
+        is_shown, size = False, (yield from _longest_of_all(board, outputs, inputs))
     for start, stop in board.chunks(size, dtype, num_ranks):
         width = stop - start
         if not (is_shown and start == 0):
             _show_side_by_side(board, [vector[start:stop] for vector in inputs], width)
-            board.meet()
+            yield
         shown = board.shown(dtype, num_ranks * width)
         for other, output in enumerate(outputs):
             piece = output[start:stop]
@@ -146,12 +147,14 @@ def all_to_all(board: Board, outputs: _Vectors, inputs: _Vectors, size: int) -> 
             piece.copy_(inputs[rank][start:stop] if other == rank else given)
 
 
-def _longest_of_all(board: Board, outputs: _Vectors, inputs: _Vectors) -> int:
+def _longest_of_all(
+    board: Board, outputs: _Vectors, inputs: _Vectors
+) -> Generator[None, None, int]:
     """Tell everybody what everybody gives and takes; return the length of the longest vector."""
     num_ranks = board.num_ranks
     mine = board.mine(torch.int64, 2 * num_ranks)
     mine.copy_(torch.tensor([vector.numel() for vector in (*inputs, *outputs)]))
-    board.meet()
+    yield
     tables: list[list[int]] = [table.tolist() for table in board.shown(torch.int64, 2 * num_ranks)]
     for giver, table in enumerate(tables):
         for taker, given in enumerate(table[:num_ranks]):

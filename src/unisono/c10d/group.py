@@ -1,7 +1,7 @@
 """torch's ProcessGroup over shared memory: translates torch's calls, one method each.
 
-Collectives are carried out on the caller's thread, also with ``async_op=True``: the Work that
-comes back is done. Sends never wait; receives are taken when somebody waits for them.
+Collectives are carried out on the caller's thread, unless it says ``async_op=True`` and others come
+late. Sends never wait; receives are taken when somebody waits for them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from unisono.c10d.agreement import (
     rooted_call,
 )
 from unisono.c10d.allreduce import all_reduce, place_of
+from unisono.c10d.board import Meetings
 from unisono.c10d.calls import encode, kind_of
 from unisono.c10d.meeting import NO_NOTE
-from unisono.c10d.membership import Membership
+from unisono.c10d.membership import Filled, Membership
 from unisono.c10d.options import listed, nested, reduction_of, timeout_s
 from unisono.c10d.uncompiled import never_compiled
-from unisono.c10d.vectors import as_vector, check_movable, parts, rows, write_back
-from unisono.c10d.work import Finished, Receiving
+from unisono.c10d.vectors import as_vector, check_movable, parts, rows
+from unisono.c10d.work import Finished, GoingOn, Receiving, together
 from unisono.comm.allocator import keep_freed_memory
 
 Tensor = torch.Tensor
@@ -99,9 +100,8 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         reduction = reduction_of(opts, vector.dtype)
         place = place_of(vector, self.membership.region)
         call = encode("all_reduce", vector.dtype, vector.numel(), reduction, shape=tensor.shape)
-        self._run(call, opts, all_reduce, vector, reduction, place, note=place)
-        write_back(vector, tensor)
-        work = Finished(tensors)
+        what = vector, reduction, place
+        work = self._run(call, opts, all_reduce, what, tensors, [(vector, tensor)], note=place)
         if vector.numel() == 1 and vector.untyped_storage().nbytes() <= _KEPT_BYTES_AT_MOST:
             # DDP inside of `join` gives such a Work to its C++ part and lets go of it. That keeps
             # the half that is C++; without the other, waiting for it would never end.
@@ -110,9 +110,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Finished:
         """Reduce several tensors."""
-        for tensor in tensors:
-            self.allreduce(tensor, opts)
-        return Finished(tensors)
+        return together(tensors, [self.allreduce(tensor, opts) for tensor in tensors])
 
     @_refusals_are_told
     def reduce(self, tensors: Tensors, opts: Any) -> Finished:
@@ -122,10 +120,9 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         check_rank("root", root, self.size())
         reduction = reduction_of(opts, vector.dtype)
         call = encode("reduce", vector.dtype, vector.numel(), reduction, root, shape=tensor.shape)
-        self._run(call, opts, collectives.reduce, vector, reduction, root)
-        if root == self.rank():
-            write_back(vector, tensor)
-        return Finished(tensors)
+        what = vector, reduction, root
+        filled = [(vector, tensor)] if root == self.rank() else []
+        return self._run(call, opts, collectives.reduce, what, tensors, filled)
 
     @_refusals_are_told
     def broadcast(self, tensors: Tensors | Tensor, opts: Any = 0) -> Finished:
@@ -135,44 +132,41 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         check_rank("root", root, self.size())
         vector = as_vector(tensor)
         call = encode("broadcast", vector.dtype, vector.numel(), root=root, shape=tensor.shape)
-        self._run(call, opts, collectives.broadcast, vector, root)
-        if root != self.rank():
-            write_back(vector, tensor)
-        return Finished(tensors)
+        what = vector, root
+        filled = [(vector, tensor)] if root != self.rank() else []
+        return self._run(call, opts, collectives.broadcast, what, tensors, filled)
 
     @_refusals_are_told
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Finished:
         """Give everybody everybody's tensor; lengths may differ where all ranks know them."""
         (outputs,), (tensor,) = nested(output_lists), listed(inputs)
         vectors = [as_vector(output) for output in outputs]
-        self._all_gather(vectors, as_vector(tensor), opts)
-        for vector, output in zip(vectors, outputs, strict=True):
-            write_back(vector, output)
-        return Finished(outputs)
+        filled = list(zip(vectors, outputs, strict=True))
+        return self._all_gather(vectors, as_vector(tensor), opts, outputs, filled)
 
     @_refusals_are_told
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Finished:
         """Give everybody everybody's tensor, one after the other in one."""
         whole = as_vector(output)
-        self._all_gather(rows(whole, self.size()), as_vector(tensor), opts)
-        write_back(whole, output)
-        return Finished([output])
+        vectors = rows(whole, self.size())
+        return self._all_gather(vectors, as_vector(tensor), opts, [output], [(whole, output)])
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Finished:
         """Do :meth:`all_gather_single` for several tensors."""
-        for output, tensor in zip(outputs, inputs, strict=True):
-            self.all_gather_single(output, tensor, opts)
-        return Finished(outputs)
+        pairs = zip(outputs, inputs, strict=True)
+        return together(outputs, [self.all_gather_single(*pair, opts) for pair in pairs])
 
     def allgather_coalesced(
         self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None
     ) -> Finished:
         """Gather several tensors; ``output_lists[rank][position]``."""
-        for position, tensor in enumerate(inputs):
+        works = [
             self.allgather([[outputs[position] for outputs in output_lists]], [tensor], opts)
-        return Finished(output_lists)
+            for position, tensor in enumerate(inputs)
+        ]
+        return together(output_lists, works)
 
     @_refusals_are_told
     def gather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> Finished:
@@ -181,10 +175,10 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         root = opts.rootRank
         vector, vectors = as_vector(tensor), [as_vector(output) for output in outputs]
         call = rooted_call("gather", vector, vectors, root, self.rank(), self.size())
-        self._run(call, opts, collectives.gather, vectors, vector, root)
-        for filled, output in zip(vectors, outputs, strict=True):
-            write_back(filled, output)
-        return Finished(outputs)
+        what = vectors, vector, root
+        return self._run(
+            call, opts, collectives.gather, what, outputs, list(zip(vectors, outputs, strict=True))
+        )
 
     @_refusals_are_told
     def scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> Finished:
@@ -193,43 +187,33 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         root = opts.rootRank
         vector, vectors = as_vector(output), [as_vector(tensor) for tensor in inputs]
         call = rooted_call("scatter", vector, vectors, root, self.rank(), self.size())
-        self._run(call, opts, collectives.scatter, vector, vectors, root)
-        write_back(vector, output)
-        return Finished(outputs)
+        what = vector, vectors, root
+        return self._run(call, opts, collectives.scatter, what, outputs, [(vector, output)])
 
     @_refusals_are_told
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Finished:
         """Reduce a list of tensors; each rank gets one. Lengths may differ within the list."""
         (output,), (inputs,) = listed(outputs), nested(input_lists)
-        vector = as_vector(output)
-        self._reduce_scatter(vector, [as_vector(tensor) for tensor in inputs], opts)
-        write_back(vector, output)
-        return Finished([output])
+        return self._reduce_scatter(output, [as_vector(tensor) for tensor in inputs], opts)
 
     @_refusals_are_told
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Finished:
         """Reduce one tensor; each rank gets an equal part."""
-        vector = as_vector(output)
-        self._reduce_scatter(vector, rows(as_vector(tensor), self.size()), opts)
-        write_back(vector, output)
-        return Finished([output])
+        return self._reduce_scatter(output, rows(as_vector(tensor), self.size()), opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Finished:
         """Do :meth:`reduce_scatter_single` for several tensors."""
-        for output, tensor in zip(outputs, inputs, strict=True):
-            self.reduce_scatter_single(output, tensor, opts)
-        return Finished(outputs)
+        pairs = zip(outputs, inputs, strict=True)
+        return together(outputs, [self.reduce_scatter_single(*pair, opts) for pair in pairs])
 
     @_refusals_are_told
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Finished:
         """Give each rank one tensor and take one from each."""
         given, taken = [as_vector(t) for t in inputs], [as_vector(t) for t in outputs]
-        self._all_to_all(taken, given, opts)
-        for vector, output in zip(taken, outputs, strict=True):
-            write_back(vector, output)
-        return Finished(outputs)
+        filled = list(zip(taken, outputs, strict=True))
+        return self._all_to_all(taken, given, opts, outputs, filled)
 
     @_refusals_are_told
     def all_to_all_single(
@@ -244,14 +228,11 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         whole = as_vector(output).view(output.shape)
         taken = parts(whole, output_split_sizes, self.size())
         given = parts(as_vector(tensor).view(tensor.shape), input_split_sizes, self.size())
-        self._all_to_all(taken, given, opts)
-        write_back(whole, output)
-        return Finished([output])
+        return self._all_to_all(taken, given, opts, [output], [(whole, output)])
 
     def barrier(self, opts: Any = None) -> Finished:
         """Wait until every rank has come."""
-        self._run(encode("barrier"), opts, collectives.barrier)
-        return Finished([])
+        return self._run(encode("barrier"), opts, collectives.barrier, (), [], [])
 
     def send(self, tensors: Tensors, destination: int, tag: int) -> Finished:
         """Leave a tensor for another rank; done when it returns."""
@@ -326,26 +307,70 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """Leave the group and tell the others that this rank cannot go on."""
         self.membership.abort()
 
-    def _run(self, call: bytes, opts: Any, *what: Any, note: int = NO_NOTE) -> None:
+    def _run(
+        self,
+        call: bytes,
+        opts: Any,
+        act: Callable[..., Meetings],
+        arguments: Sequence[Any],
+        tensors: list[Any],
+        filled: list[Filled],
+        *,
+        note: int = NO_NOTE,
+    ) -> Finished:
+        """Carry a call out, or begin to, if it is asynchronous.
+
+        Args:
+            call: what the other ranks compare with theirs.
+            opts: torch's, with a time limit and ``asyncOp``, or None.
+            act: what to do, given a board and `arguments`.
+            arguments: for `act`.
+            tensors: what the Work gives as its result.
+            filled: vectors that `act` fills, each with the tensor whose elements they are.
+            note: for `act`.
+        """
+        is_async = getattr(opts, "asyncOp", False)
+        what = call, timeout_s(opts), act, arguments, filled
         if torch._C._autograd._profiler_enabled():
             with record_function(f"unisono:{kind_of(call)}"):
-                self.membership.run(call, timeout_s(opts), *what, note=note)
+                going_on = self.membership.run(*what, note=note, is_async=is_async)
         else:
-            self.membership.run(call, timeout_s(opts), *what, note=note)
+            going_on = self.membership.run(*what, note=note, is_async=is_async)
+        if going_on is None:
+            return Finished(tensors)
+        return GoingOn(tensors, self.membership.execution, [going_on])
 
-    def _all_gather(self, outputs: Tensors, vector: Tensor, opts: Any) -> None:
+    def _all_gather(
+        self,
+        outputs: Tensors,
+        vector: Tensor,
+        opts: Any,
+        tensors: Tensors,
+        filled: list[Filled],
+    ) -> Finished:
         call = all_gather_call(outputs, vector, self.rank(), self.size())
-        self._run(call, opts, collectives.all_gather, outputs, vector)
+        what = outputs, vector
+        return self._run(call, opts, collectives.all_gather, what, tensors, filled)
 
-    def _reduce_scatter(self, output: Tensor, inputs: Tensors, opts: Any) -> None:
-        reduction = reduction_of(opts, output.dtype)
-        call = reduce_scatter_call(output, inputs, reduction, self.rank(), self.size())
-        self._run(call, opts, collectives.reduce_scatter, output, inputs, reduction)
+    def _reduce_scatter(self, output: Tensor, inputs: Tensors, opts: Any) -> Finished:
+        vector = as_vector(output)
+        reduction = reduction_of(opts, vector.dtype)
+        call = reduce_scatter_call(vector, inputs, reduction, self.rank(), self.size())
+        what = vector, inputs, reduction
+        return self._run(call, opts, collectives.reduce_scatter, what, [output], [(vector, output)])
 
-    def _all_to_all(self, outputs: Tensors, inputs: Tensors, opts: Any) -> None:
+    def _all_to_all(
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        opts: Any,
+        tensors: Tensors,
+        filled: list[Filled],
+    ) -> Finished:
         call = all_to_all_call(outputs, inputs, self.size())
         size = collectives.only_size(outputs, inputs)
-        self._run(call, opts, collectives.all_to_all, outputs, inputs, size, note=size)
+        what = outputs, inputs, size
+        return self._run(call, opts, collectives.all_to_all, what, tensors, filled, note=size)
 
     def _receive(self, tensors: Tensors, source: int | None, tag: int) -> Receiving:
         (tensor,) = tensors

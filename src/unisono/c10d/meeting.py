@@ -12,6 +12,7 @@ before everyone has come to the next one, and so has compared this one.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import time
@@ -82,7 +83,7 @@ class Meeting:
         """
         self._check_usable()
         if self._is_ahead:
-            self._wait()
+            self._wait(math.inf, self._spin_s)
         self._num_calls += 1
         self._call = call
         line = self._lines[self.rank]
@@ -94,18 +95,41 @@ class Meeting:
         self._timeout_s = self.timeout_s if timeout_s is None else timeout_s
 
     def meet(self) -> None:
-        """Wait until everybody has come. Collective: every rank calls it, in the same order.
+        """Come, and wait until everybody has. Collective: every rank calls it, in the same order.
 
         Raises:
             MismatchError: somebody came with another call; everybody learns it here.
             PeerLostError: a rank that has not come never will.
             WaitTimeoutError: a rank did not come in time.
         """
-        self._arrive()
-        self._wait()
+        self.arrive()
+        self.wait()
+
+    def arrive(self) -> None:
+        """Come, without waiting for anybody yet: what was shown before, the others may read."""
+        self.num_met = (self.num_met + 1) % _COUNTER
+        self._region.add_and_wake(self._lines[self.rank] + ARRIVALS)
+        self._is_ahead = True
+
+    def wait(self, patience_s: float = math.inf, *, spins: bool = True) -> bool:
+        """Wait until everybody has come where this rank has, and compare calls.
+
+        Args:
+            patience_s: how long at most; whoever has lost patience may wait again.
+            spins: burn a core for a moment, since the others are usually microseconds away.
+
+        Returns:
+            Whether everybody has come.
+
+        Raises:
+            MismatchError, PeerLostError, WaitTimeoutError: as for :meth:`meet`.
+        """
+        if not self._wait(patience_s, self._spin_s if spins else 0.0):
+            return False
         if not self._is_compared:
             self._is_compared = True
             self._compare()
+        return True
 
     def refuse(self) -> None:
         """Come to a meeting only to say that this rank's arguments are wrong.
@@ -115,7 +139,7 @@ class Meeting:
         if not self._ended:
             self.announce(encode("a call with wrong arguments"))
             self._is_compared = True
-            self._arrive()
+            self.arrive()
 
     def notes(self) -> list[int]:
         """Tell each rank's note to this call; known after the first meeting."""
@@ -146,29 +170,25 @@ class Meeting:
                 rank=self.names[self.rank],
             )
 
-    def _arrive(self) -> None:
-        self.num_met = (self.num_met + 1) % _COUNTER
-        self._region.add_and_wake(self._lines[self.rank] + ARRIVALS)
-        self._is_ahead = True
-
-    def _wait(self) -> None:
+    def _wait(self, patience_s: float, spin_s: float) -> bool:
         target = self.num_met
         missing = self._missing(self._others, target)
         if missing:
-            end = time.perf_counter() + self._spin_s
+            end = time.perf_counter() + spin_s
             while missing and time.perf_counter() < end:
                 os.sched_yield()
                 missing = self._missing(missing, target)
-            if missing:
-                self._sleep(missing, target)
+            if missing and not self._sleep(missing, target, patience_s):
+                return False
         self._region.acquire(self._lines[self.rank] + ARRIVALS)
         self._is_ahead = False
+        return True
 
     def _missing(self, ranks: list[int], target: int) -> list[int]:
         words, at = self._region.words, self._arrivals_at
         return [r for r in ranks if (words[at[r]] - target) % _COUNTER >= _COUNTER // 2]
 
-    def _sleep(self, missing: list[int], target: int) -> None:
+    def _sleep(self, missing: list[int], target: int, patience_s: float) -> bool:
         start = time.monotonic()
         is_told = False
         while missing:
@@ -185,13 +205,16 @@ class Meeting:
             waited_s = time.monotonic() - start
             if waited_s >= self._timeout_s:
                 raise self._late(missing, waited_s)
+            if waited_s >= patience_s:
+                return False
             if waited_s >= NOTICE_AFTER_S and not is_told:
                 is_told = True
                 if self.rank < min(set(self._others) - set(missing), default=self.rank + 1):
                     sight = self._sight(missing, f"has waited {waited_s:.0f} s")
                     say(f"in {self._here()} {sight}.")
-            slice_s = min(SLEEP_AT_MOST_S, self._timeout_s - waited_s)
+            slice_s = min(SLEEP_AT_MOST_S, self._timeout_s - waited_s, patience_s - waited_s)
             self._region.sleep_while(self._lines[other] + ARRIVALS, seen, slice_s)
+        return True
 
     def _compare(self) -> None:
         """Compare all posts of this call with ours; the notes in them may differ."""
@@ -226,9 +249,8 @@ class Meeting:
     def _late(self, missing: list[int], waited_s: float) -> WaitTimeoutError:
         return WaitTimeoutError(
             f"every rank must come to {self._here()}, but after {waited_s:.1f} s "
-            f"{self._sight(missing, 'still waits')}: look at what it does there, at code that not "
-            f"every rank runs, or for calls of several groups that ranks start in another order "
-            f"(with `async_op=True`, too, each is carried out where it is called).",
+            f"{self._sight(missing, 'still waits')}: look at what it does there, for code that not "
+            f"every rank runs, or for groups whose calls ranks wait for in another order.",
             missing=tuple(self.names[rank] for rank in missing),
             waited_s=waited_s,
         )

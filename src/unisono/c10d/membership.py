@@ -6,22 +6,28 @@ group for this rank, since the others can no longer be met; they learn the reaso
 
 from __future__ import annotations
 
-import threading
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from unisono.c10d.board import Board
+from unisono.c10d.board import Board, Meetings
 from unisono.c10d.calls import encode
+from unisono.c10d.execution import Call, Execution
 from unisono.c10d.heap import Blocks
-from unisono.c10d.meeting import NO_NOTE, Meeting
+from unisono.c10d.meeting import Meeting
 from unisono.c10d.messages import Messages
 from unisono.c10d.peers import Departure, Peers
 from unisono.c10d.region import Region
 from unisono.c10d.rendezvous import Store, share
-from unisono.errors import MismatchError
+from unisono.c10d.vectors import write_back
+
+LATE_AT_MOST_S = 10.0
+
+Filled = tuple[torch.Tensor, torch.Tensor]
+"""A vector that a call fills, and the tensor whose elements they are."""
 
 
 class Membership:
@@ -52,16 +58,19 @@ class Membership:
         self._board = Board(self.region, self._meeting)
         self._blocks = Blocks(shared.mapping, shared.layout.heap(rank))
         self.messages = Messages(self.region, self._blocks, self._peers, timeout_s)
-        self._lock = threading.Lock()
+        self.execution = Execution()
 
     def run(
         self,
         call: bytes,
         timeout_s: float | None,
-        act: Callable[..., None],
-        *arguments: Any,
-        note: int = NO_NOTE,
-    ) -> None:
+        act: Callable[..., Meetings],
+        arguments: Sequence[Any],
+        filled: Sequence[Filled],
+        *,
+        note: int,
+        is_async: bool,
+    ) -> Call | None:
         """Announce a call and carry it out. Collective: every rank calls it, in the same order.
 
         Args:
@@ -69,23 +78,38 @@ class Membership:
             timeout_s: how long each wait may last; the group's limit if None.
             act: what to do, given the board and `arguments`.
             arguments: for `act`.
+            filled: vectors that `act` fills, each with the tensor whose elements they are.
             note: a number for `act` that may differ between ranks.
+            is_async: return within milliseconds, whether it is done or not.
+
+        Returns:
+            What to wait for, or None if it is done: always, unless `is_async`.
         """
-        with self._lock:
-            self._meeting.announce(call, note, timeout_s)
-            try:
-                with torch.inference_mode():  # it may write to tensors of either kind
-                    act(self._board, *arguments)
-            except MismatchError:
-                raise  # on every rank, and at the same meeting: the group lives on
-            except BaseException as error:
-                self._meeting.give_up(str(error) or type(error).__name__)
-                raise
+
+        made = Call(self._meeting, self._steps(call, note, timeout_s, act, arguments, filled))
+        return None if self.execution.carry_out(made, is_async=is_async) else made
+
+    def _steps(
+        self,
+        call: bytes,
+        note: int,
+        timeout_s: float | None,
+        act: Callable[..., Meetings],
+        arguments: Sequence[Any],
+        filled: Sequence[Filled],
+    ) -> Meetings:
+        self._meeting.announce(call, note, timeout_s)
+        yield from act(self._board, *arguments)
+        for vector, tensor in filled:
+            write_back(vector, tensor)
 
     def refuse(self) -> None:
         """Tell the others that this rank's arguments are wrong, without waiting for them."""
-        with self._lock:
-            self._meeting.refuse()
+        self.execution.carry_out(Call(self._meeting, self._refusal()), is_async=True)
+
+    def _refusal(self) -> Meetings:
+        self._meeting.refuse()
+        yield from ()
 
     def empty(self, sizes: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         """Make an uninitialized tensor in this rank's heap; see :func:`unisono.c10d.empty`."""
@@ -103,7 +127,13 @@ class Membership:
         self._meeting.timeout_s = self.messages.timeout_s = timeout_s
 
     def leave(self) -> None:
-        """Leave in order, and let go of the memory."""
+        """Leave in order, and let go of the memory.
+
+        Calls that go on are waited for, as the others may just be late, but not for ever, and not
+        where the program is failing.
+        """
+        if sys.exc_info()[0] is None:
+            self.execution.finish(LATE_AT_MOST_S)
         self._meeting.leave()
         self._let_go()
 
@@ -113,5 +143,6 @@ class Membership:
         self._let_go()
 
     def _let_go(self) -> None:
+        self.execution.close()
         self._peers.close()
         self._board.close()

@@ -30,6 +30,8 @@ def as_vector(tensor: torch.Tensor) -> torch.Tensor:
         TypeError: the tensor is sparse or not on the CPU.
     """
     check_movable(tensor)
+    if type(tensor) is not torch.Tensor and hasattr(tensor, "trigger_wait"):
+        tensor = tensor.trigger_wait()  # a functional collective's wrapper around its result
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.is_contiguous():

@@ -1,4 +1,4 @@
-"""What a collective hands back: done already, or (for a receive) done when somebody waits for it.
+"""What a collective hands back: done already, or done by the time somebody has waited for it.
 
 torch asks a Work for :meth:`wait`, :meth:`is_completed` and a future with a list of tensors; its
 C++ part sees the overrides of the first and the last.
@@ -6,19 +6,21 @@ C++ part sees the overrides of the first and the last.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch.distributed import Work
 
+from unisono.c10d.execution import Call, Execution
 from unisono.c10d.messages import Messages, Receive
 from unisono.c10d.uncompiled import never_compiled
 
 
 @never_compiled
 class Finished(Work):
-    """Of a call that has been carried out on the caller's thread."""
+    """Of a call that has been carried out."""
 
     def __init__(self, tensors: list[Any]) -> None:
         super().__init__()
@@ -33,11 +35,12 @@ class Finished(Work):
         return True
 
     def is_success(self) -> bool:
-        """Say yes: a call that fails raises instead of returning a Work."""
+        """Say yes: a call that fails on the caller's thread raises instead of returning a Work."""
         return True
 
-    def exception(self) -> None:
+    def exception(self) -> BaseException | None:
         """Know of none."""
+        return None
 
     def synchronize(self) -> None:
         """Return at once."""
@@ -51,6 +54,61 @@ class Finished(Work):
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result(self._tensors)
         return future
+
+
+@never_compiled
+class GoingOn(Finished):
+    """Of calls that a helper may still be busy with. Final.
+
+    A future of it is complete when one has it. So what a program has called with its result (as
+    DDP's hooks do) runs on the program's own thread, at the same place on every rank, and may
+    make further calls, which every rank must make in one order.
+
+    Attributes:
+        execution: what carries the calls out.
+        calls: in their order.
+    """
+
+    def __init__(self, tensors: list[Any], execution: Execution, calls: list[Call]) -> None:
+        super().__init__(tensors)
+        self.execution = execution
+        self.calls = calls
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until all is done."""
+        limit_s = timeout.total_seconds() if timeout is not None else 0.0
+        for call in self.calls:
+            self.execution.wait(call, limit_s if limit_s > 0 else None)
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until all is done."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Look whether all is done."""
+        return all(call.is_done for call in self.calls)
+
+    def is_success(self) -> bool:
+        """Look whether all is done and nothing has failed."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """Return what has failed so far."""
+        return next((call.error for call in self.calls if call.error is not None), None)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Wait, then return a future that has the tensors."""
+        self.wait()
+        return super().get_future()
+
+
+def together(tensors: list[Any], works: Sequence[Finished]) -> Finished:
+    """Join the Works of several calls, whose result is `tensors`, into one."""
+    going_on = [work for work in works if isinstance(work, GoingOn)]
+    if not going_on:
+        return Finished(tensors)
+    return GoingOn(tensors, going_on[0].execution, [call for w in going_on for call in w.calls])
 
 
 @never_compiled

@@ -302,6 +302,16 @@ def forms():
         value(torch.float32, 1001, 0),
     )
 
+    for size in (4, 300_007, 1_200_001):  # results that were not waited for go into plain calls
+        ones = torch.ones(size)
+        out = torch.zeros(world_size * size)
+        all_gather_single(out, functional.all_reduce(ones, "sum", ours), group=ours)
+        assert out.unique().tolist() == [world_size]
+        result = functional.all_reduce(ones, "sum", ours)
+        dist.broadcast(result, 1, group=ours)
+        dist.all_reduce(result, group=ours)
+        assert result.unique().tolist() == [world_size**2]
+
     objects = [None] * world_size
     dist.all_gather_object(objects, {"rank": rank}, group=ours)
     assert objects == [{"rank": r} for r in range(world_size)]

@@ -1,0 +1,398 @@
+"""Calls with ``async_op=True``: nobody is held up by a rank that comes late, and order is kept."""
+
+import random
+import sys
+import tempfile
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.warm.processes import run
+
+from unisono.c10d import execution, membership
+from unisono.c10d.group import Group
+from unisono.c10d.work import GoingOn
+from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+
+
+def options(kind, *, is_async, root=0):
+    made = kind()
+    made.asyncOp = is_async
+    if hasattr(made, "rootRank"):
+        made.rootRank = root
+    return made
+
+
+def all_reduce(group, tensor, *, is_async):
+    return group.allreduce([tensor], options(dist.AllreduceOptions, is_async=is_async))
+
+
+def broadcast(group, tensor, root, *, is_async):
+    return group.broadcast([tensor], options(dist.BroadcastOptions, is_async=is_async, root=root))
+
+
+def barrier(group, *, is_async):
+    return group.barrier(options(dist.BarrierOptions, is_async=is_async))
+
+
+def tell(group, other):
+    group.send([torch.ones(1)], other, 0)
+
+
+def be_told(group, other):
+    group.recv([torch.ones(1)], other, 0).wait()
+
+
+@pytest.mark.parametrize("numel", [3, 300_000, 5_000_000])
+def test_a_call_goes_on_while_somebody_waits_for_us_elsewhere(as_ranks, numel):
+    def work(group, rank):
+        tensor = torch.full((numel,), 1.0 + rank)
+        if rank == 0:
+            going_on = all_reduce(group, tensor, is_async=True)
+            assert isinstance(going_on, GoingOn)
+            assert not going_on.is_completed()
+            assert not going_on.is_success()
+            tell(group, 1)
+            assert going_on.wait()
+            assert going_on.is_completed()
+            assert going_on.is_success()
+        else:
+            be_told(group, 0)
+            all_reduce(group, tensor, is_async=False)
+        return tensor.unique().tolist()
+
+    assert as_ranks(2, work) == [[3.0], [3.0]]
+
+
+def test_two_groups_may_be_called_in_either_order(as_ranks):
+    store = dist.HashStore()
+
+    def work(group, rank):
+        groups = [group, Group(store, rank, [20, 21], 30.0)]
+        tensors = [torch.tensor([1.0 + rank]), torch.tensor([10.0 + rank])]
+        order = [0, 1] if rank == 0 else [1, 0]
+        works = [all_reduce(groups[which], tensors[which], is_async=True) for which in order]
+        for one in works:
+            one.wait()
+        groups[1].shutdown()
+        return torch.cat(tensors).tolist()
+
+    assert as_ranks(2, work) == [[3.0, 21.0]] * 2
+
+
+def test_calls_are_carried_out_in_their_order_whoever_is_late(as_ranks):
+    """Random programs: the same calls on all ranks, each late and patient as chance wants it."""
+    num_ranks, num_calls = 3, 60
+
+    def expected(number):
+        kind, root, numel = plan[number]
+        values = [number + 100.0 * rank for rank in range(num_ranks)]
+        return torch.full((numel,), sum(values) if kind == "all_reduce" else values[root])
+
+    plan_of = random.Random(7)
+    plan = [
+        (
+            plan_of.choice(["all_reduce", "broadcast"]),
+            plan_of.randrange(3),
+            plan_of.choice([1, 999]),
+        )
+        for _ in range(num_calls)
+    ]
+
+    def work(group, rank):
+        chance = random.Random(rank)
+        going_on, tensors = [], []
+        for number, (kind, root, numel) in enumerate(plan):
+            if chance.random() < 0.15:
+                time.sleep(0.02)
+            tensors.append(torch.full((numel,), number + 100.0 * rank))
+            is_async = chance.random() < 0.7
+            if kind == "all_reduce":
+                made = all_reduce(group, tensors[-1], is_async=is_async)
+            else:
+                made = broadcast(group, tensors[-1], root, is_async=is_async)
+            if not is_async:
+                assert made.is_completed()
+            going_on.append(made)
+            if chance.random() < 0.2:
+                going_on.pop(chance.randrange(len(going_on))).wait()
+        for one in going_on:
+            one.wait()
+        return tensors
+
+    for tensors in as_ranks(num_ranks, work):
+        for number, tensor in enumerate(tensors):
+            assert torch.equal(tensor, expected(number)), number
+
+
+def test_tensors_that_do_not_lie_in_order_are_filled(as_ranks):
+    def work(group, rank):
+        tensor = torch.full((40, 30), 1.0 + rank).t()
+        if rank == 0:
+            going_on = all_reduce(group, tensor, is_async=True)
+            tell(group, 1)
+            going_on.wait()
+        else:
+            be_told(group, 0)
+            all_reduce(group, tensor, is_async=True).wait()
+        return tensor.unique().tolist()
+
+    assert as_ranks(2, work) == [[3.0], [3.0]]
+
+
+def test_coalesced_calls_go_on_together(as_ranks):
+    def work(group, rank):
+        tensors = [torch.tensor([1.0 + rank]), torch.tensor([10.0 + rank])]
+        opts = options(dist.AllreduceCoalescedOptions, is_async=True)
+        if rank == 1:
+            be_told(group, 0)
+        going_on = group.allreduce_coalesced(tensors, opts)
+        if rank == 0:
+            assert not going_on.is_completed()
+            tell(group, 1)
+        going_on.wait()
+        assert going_on.result() == tensors
+        return torch.cat(tensors).tolist()
+
+    assert as_ranks(2, work) == [[3.0, 21.0]] * 2
+
+
+def test_a_future_is_complete_when_one_has_it(as_ranks):
+    def work(group, rank):
+        if rank == 1:
+            time.sleep(0.05)
+        tensor = torch.tensor([1.0 + rank])
+        threads = []
+
+        def then(future):
+            threads.append(threading.current_thread())
+            more = future.value()[0].clone()
+            all_reduce(group, more, is_async=True).wait()
+            return more.item()
+
+        future = all_reduce(group, tensor, is_async=True).get_future().then(then)
+        assert threads == [threading.current_thread()]
+        return future.wait()
+
+    assert as_ranks(2, work) == [6.0, 6.0]
+
+
+def test_a_mismatch_is_told_to_whoever_waits_and_the_group_lives_on(as_ranks):
+    def work(group, rank):
+        if rank == 1:
+            be_told(group, 0)
+            with pytest.raises(MismatchError) as caught:
+                barrier(group, is_async=False)
+        else:
+            going_on = all_reduce(group, torch.ones(3), is_async=True)
+            tell(group, 1)
+            with pytest.raises(MismatchError) as caught:
+                going_on.wait()
+            assert going_on.is_completed()
+            assert not going_on.is_success()
+            assert going_on.exception() is caught.value
+            with pytest.raises(MismatchError):
+                going_on.get_future()
+        tensor = torch.tensor([1.0 + rank])
+        all_reduce(group, tensor, is_async=True).wait()
+        return str(caught.value), tensor.item()
+
+    for message, total in as_ranks(2, work):
+        assert "all_reduce(SUM) of 3 float32" in message
+        assert "barrier" in message
+        assert total == 3.0
+
+
+def test_what_was_called_before_a_mismatch_was_heard_of_is_not_carried_out(as_ranks):
+    def work(group, rank):
+        if rank == 1:
+            be_told(group, 0)
+            with pytest.raises(MismatchError):
+                barrier(group, is_async=False)
+        else:
+            going_on = [all_reduce(group, torch.ones(n), is_async=True) for n in (3, 4)]
+            tell(group, 1)
+            end = time.monotonic() + 20
+            while not going_on[-1].is_completed() and time.monotonic() < end:
+                time.sleep(0.001)
+            with pytest.raises(MismatchError, match="of 3 float32"):
+                all_reduce(group, torch.ones(5), is_async=True)
+            for one in going_on:
+                with pytest.raises(MismatchError, match="of 3 float32"):
+                    one.wait()
+        tensor = torch.tensor([1.0 + rank])
+        all_reduce(group, tensor, is_async=True).wait()
+        return tensor.item()
+
+    assert as_ranks(2, work) == [3.0, 3.0]
+
+
+def test_refused_arguments_keep_their_place_among_calls_that_go_on(as_ranks):
+    def work(group, rank):
+        tensor = torch.tensor([1.0 + rank])
+        if rank == 0:
+            first = all_reduce(group, tensor, is_async=True)
+            with pytest.raises(TypeError):
+                all_reduce(group, torch.eye(3).to_sparse(), is_async=True)
+            tell(group, 1)
+            first.wait()
+        else:
+            be_told(group, 0)
+            all_reduce(group, tensor, is_async=False)
+            with pytest.raises(MismatchError, match="rank 10 to a call with wrong arguments"):
+                all_reduce(group, torch.ones(3), is_async=False)
+        barrier(group, is_async=False)
+        return tensor.item()
+
+    assert as_ranks(2, work) == [3.0, 3.0]
+
+
+def test_a_lost_rank_is_told_to_whoever_waits_and_to_later_calls(as_ranks):
+    def work(group, rank):
+        if rank == 1:
+            be_told(group, 0)
+            return
+        going_on = [all_reduce(group, torch.ones(3), is_async=True) for _ in range(3)]
+        tell(group, 1)
+        with pytest.raises(PeerLostError, match="rank 11 never will") as caught:
+            going_on[0].wait()
+        assert caught.value.rank == 11
+        for one in going_on[1:]:
+            with pytest.raises(PeerLostError, match="this one has ended"):
+                one.wait()
+        with pytest.raises(PeerLostError, match="this one has ended"):
+            barrier(group, is_async=True)
+
+    assert as_ranks(2, work) == [None, None]
+
+
+def test_a_wait_may_be_limited_and_taken_up_again(as_ranks):
+    def work(group, rank):
+        tensor = torch.tensor([1.0 + rank])
+        if rank == 1:
+            be_told(group, 0)
+            all_reduce(group, tensor, is_async=False)
+        else:
+            going_on = all_reduce(group, tensor, is_async=True)
+            with pytest.raises(WaitTimeoutError, match=r"in the 0\.05 s that it is waited for"):
+                going_on.wait(timedelta(seconds=0.05))
+            tell(group, 1)
+            going_on.wait()
+        return tensor.item()
+
+    assert as_ranks(2, work) == [3.0, 3.0]
+
+
+def test_who_leaves_waits_for_calls_that_go_on(as_ranks):
+    def work(group, rank):
+        tensor = torch.tensor([1.0 + rank])
+        if rank == 0:
+            broadcast(group, tensor, 0, is_async=True)
+            all_reduce(group, tensor, is_async=True)
+        else:
+            time.sleep(0.1)
+            broadcast(group, tensor, 0, is_async=False)
+            all_reduce(group, tensor, is_async=False)
+        return tensor  # and the group is left
+
+    assert [tensor.item() for tensor in as_ranks(2, work)] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("is_failing", [True, False])
+def test_who_leaves_does_not_wait_for_ever(as_ranks, is_failing, monkeypatch):
+    monkeypatch.setattr(membership, "LATE_AT_MOST_S", 20.0 if is_failing else 0.1)
+    is_over = threading.Event()
+
+    def work(group, rank):
+        if rank == 1:
+            is_over.wait(15)
+            barrier(group, is_async=False)  # rank 0 has come to it, though it has not waited
+            with pytest.raises(PeerLostError, match="it has destroyed the process group"):
+                all_reduce(group, torch.ones(3), is_async=False)
+            return
+        barrier(group, is_async=True)
+        all_reduce(group, torch.ones(3), is_async=True)
+        try:
+            if is_failing:
+                raise ZeroDivisionError
+        except ZeroDivisionError:
+            group.shutdown()
+        else:
+            group.shutdown()
+        assert not is_over.is_set()
+        is_over.set()
+
+    assert as_ranks(2, work) == [None, None]
+
+
+def test_the_helper_ends_when_it_has_nothing_to_do(as_ranks, monkeypatch):
+    monkeypatch.setattr(execution, "_HELPER_STAYS_S", 0.05)
+
+    def helpers():
+        return [thread for thread in threading.enumerate() if thread.name == "unisono-c10d"]
+
+    def work(group, rank):
+        for _ in range(2):
+            if rank == 1:
+                be_told(group, 0)
+                barrier(group, is_async=False)
+            else:
+                going_on = barrier(group, is_async=True)
+                assert len(helpers()) == 1
+                tell(group, 1)
+                going_on.wait()
+                end = time.monotonic() + 10
+                while helpers() and time.monotonic() < end:
+                    time.sleep(0.01)
+                assert not helpers()
+
+    assert as_ranks(2, work) == [None, None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_programs_that_gloo_carries_out_are_carried_out(run_ranks, tmp_path, world_size):
+    outputs = []
+    for backend in ("gloo", "unisono"):
+        ended = run_ranks("late.py", world_size, backend)
+        assert [rank.exit_code for rank in ended] == [0] * world_size, ended
+        outputs.append(ended[0].output)
+        (tmp_path / "store").unlink(missing_ok=True)
+    assert outputs[0] == outputs[1]
+    assert "tensor" in outputs[0]
+
+
+@pytest.mark.slow
+def test_an_interrupted_call_that_waits_for_its_turn_ends_the_group():
+    code = """
+import os, signal, sys, threading, torch, torch.distributed as dist, unisono
+if not os.fork():
+    dist.init_process_group("unisono", init_method=f"file://{sys.argv[1]}", rank=1, world_size=2)
+    try:
+        dist.recv(torch.ones(1), 0)
+    except unisono.PeerLostError:
+        pass
+    os._exit(0)
+dist.init_process_group("unisono", init_method=f"file://{sys.argv[1]}", rank=0, world_size=2)
+work = dist.all_reduce(torch.ones(1), async_op=True)
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    dist.barrier()
+except KeyboardInterrupt:
+    print("interrupted")
+try:
+    work.wait()
+except unisono.PeerLostError as error:
+    print(error)
+dist.destroy_process_group()
+os.wait()
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        ended = run([sys.executable, "-c", code, f"{folder}/store"])
+    assert ended.returncode == 0, ended.stderr
+    said = ended.stdout.splitlines()
+    assert said[0] == "interrupted"
+    assert "this one has ended, as a call failed half-way: KeyboardInterrupt" in said[1]
