@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._dynamo
 from tests.ddp.training import digest, made, train
 
 pytestmark = pytest.mark.slow
@@ -75,3 +76,14 @@ def test_that_holds_for_other_dtypes(on_ranks, dtype):
     ours = all_of(on_ranks("unisono", 3, digests, "ours", dtype))
     assert len(ours) == 1
     assert ours == all_of(on_ranks("gloo", 3, digests, "ours", dtype))
+
+
+def ask_for_the_reducer_in_python():
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        made("ours")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "unisono"])
+def test_the_reducer_in_python_is_refused_where_it_would_give_other_bits(on_ranks, backend):
+    with pytest.raises(Exception, match="divides and sums gradients in another way"):
+        on_ranks(backend, 3, ask_for_the_reducer_in_python)

@@ -112,8 +112,8 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
             if self._use_python_reducer:
                 raise ValueError(
                     '`torch._dynamo.config.optimize_ddp` must not be "python_reducer" here, as '
-                    "that sums in the library's order: take another mode, or the backend "
-                    "`unisono`."
+                    "that divides and sums gradients in another way than the other modes: take "
+                    "another mode."
                 )
             self._in_order = InOrder(group)
             _register_comm_hook(self.reducer, self._in_order, average)
@@ -125,9 +125,10 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
         if self._has_sparse_gradients and isinstance(group, Group):
             return True  # it has dense collectives only
         # The reducer divides gradients that lie in its buckets already or are copied together, and
-        # multiplies others by 1/W: not the same unless W is a power of two.
+        # multiplies others by 1/W: not the same unless W is a power of two. The one in Python
+        # always divides.
         divides = self.gradient_as_bucket_view or getattr(self, "batched_grad_copy", False)
-        return bool(divides) and group.size() > 2
+        return bool(divides or self._use_python_reducer) and group.size() > 2
 
     def register_comm_hook(self, state: object, hook: Hook) -> None:
         """Have your own hook average the gradients; see torch's documentation. Once per model."""
