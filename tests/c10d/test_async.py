@@ -328,6 +328,22 @@ def test_who_leaves_does_not_wait_for_ever(as_ranks, is_failing, monkeypatch):
     assert as_ranks(2, work) == [None, None]
 
 
+def test_leaving_reaches_a_thread_that_waits_at_once(as_ranks, monkeypatch):
+    monkeypatch.setattr(membership, "LATE_AT_MOST_S", 20.0)
+    is_over = threading.Event()
+
+    def work(group, rank):
+        if rank == 1:
+            assert is_over.wait(15)
+        else:
+            threading.Timer(0.1, group.shutdown).start()
+            with pytest.raises(PeerLostError, match="this one has ended"):
+                barrier(group, is_async=False)
+            is_over.set()
+
+    assert as_ranks(2, work) == [None, None]
+
+
 def test_the_helper_ends_when_it_has_nothing_to_do(as_ranks, monkeypatch):
     monkeypatch.setattr(execution, "_HELPER_STAYS_S", 0.05)
 

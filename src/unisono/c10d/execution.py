@@ -154,9 +154,9 @@ class Execution:
             self._raise(call.error)
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until nothing is left to be carried out, at most for some time."""
+        """Wait until the helper has nothing left to carry out, at most for some time."""
         end = time.monotonic() + timeout_s
-        while self._turn is not _Turn.NOBODY and time.monotonic() < end:
+        while self._turn is _Turn.HELPER and time.monotonic() < end:
             time.sleep(_LOOK_EVERY_S)
 
     def close(self) -> None:
