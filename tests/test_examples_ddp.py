@@ -58,6 +58,25 @@ def names_of(script: str) -> dict[str, Any]:
     return runpy.run_path(str(EXAMPLES / script), run_name="example")
 
 
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        ("mnist_spawn.py", ["--workers", "0"]),
+        ("mnist_spawn.py", ["--batch-size", "0"]),
+        ("mnist_spawn.py", ["--out", "/not/there/mnist.pt"]),
+        ("images.py", ["--batch-size", "0"]),
+        ("images.py", ["--out", "/not/there/images.pt"]),
+    ],
+)
+def test_what_cannot_be_is_refused_before_training(
+    script: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        names_of(script)["main"]()
+    assert ended.value.code == 2
+
+
 def test_logistic_learns_and_its_names_have_no_prefix() -> None:
     output = run("logistic.py", workers=1)
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]

@@ -18,6 +18,7 @@ The classic mistakes that it avoids:
 """
 
 import argparse
+import os
 from datetime import datetime
 
 import torch
@@ -155,8 +156,10 @@ def main():
     args = parser.parse_args()
 
     is_gpu, here = torch.cuda.is_available(), unisono.world()
-    if args.batch_size % here.world_size:
+    if args.batch_size < 1 or args.batch_size % here.world_size:
         parser.error(f"--batch-size {args.batch_size} must divide among {here.world_size} workers")
+    if not os.path.isdir(os.path.dirname(args.out) or "."):
+        parser.error(f"--out {args.out} must be in a folder that exists: make it first")
     device = torch.device("cuda", here.local_rank) if is_gpu else torch.device("cpu")
     if is_gpu:
         torch.cuda.set_device(device)

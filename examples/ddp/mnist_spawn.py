@@ -154,8 +154,10 @@ def main():
     parser.add_argument("--compile", action="store_true", help="use torch.compile")
     parser.add_argument("--out", default="mnist.pt", help="where the weights are written")
     args = parser.parse_args()
-    if args.batch_size % args.workers:
+    if args.workers < 1 or args.batch_size < 1 or args.batch_size % args.workers:
         parser.error(f"--batch-size {args.batch_size} must divide among {args.workers} workers")
+    if not os.path.isdir(os.path.dirname(args.out) or "."):
+        parser.error(f"--out {args.out} must be in a folder that exists: make it first")
 
     # A download would come here: once, before there are workers.
     with tempfile.TemporaryDirectory() as folder:

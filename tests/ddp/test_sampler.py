@@ -246,3 +246,12 @@ def test_a_copy_goes_on_where_the_sampler_was(travel):
     assert len(noted(lambda: list(arrived))) == 1
     arrived.set_epoch(4)
     assert list(arrived) == list(sampler_at(4))
+
+
+def test_a_dataset_that_has_grown_is_refused():
+    dataset = list(range(10))
+    sampler = DistributedSampler(dataset, 2, 0, exact=True)
+    assert len(list(sampler)) == len(sampler) == 5
+    dataset += [10, 11, 12]
+    with pytest.raises(ValueError, match="had 10 and has 13: make a new sampler"):
+        iter(sampler)

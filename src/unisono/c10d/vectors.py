@@ -14,7 +14,8 @@ def check_movable(tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided:
         raise TypeError(
             f"the backend `unisono` moves dense tensors, but got one with layout {tensor.layout}: "
-            f"call `to_dense()` first."
+            f"call `to_dense()` first, or for gradients of a DistributedDataParallel take that of "
+            f"unisono, which averages sparse ones too."
         )
     if not tensor.is_cpu:
         raise TypeError(

@@ -62,7 +62,7 @@ class DistributedSampler(TorchDistributedSampler[int]):
 
     Raises:
         ValueError: `rank` is not one of `num_replicas`, or both `exact` and `drop_last` are asked
-            for.
+            for; later, the dataset's length has changed.
     """
 
     def __init__(
@@ -109,6 +109,11 @@ class DistributedSampler(TorchDistributedSampler[int]):
         self._num_calls_of_set_epoch += 1
 
     def _exact_indices(self) -> Iterator[int]:
+        if len(self.dataset) != self.total_size:  # type: ignore[arg-type]
+            raise ValueError(
+                f"the dataset must have as many samples as when its sampler was made, but had "
+                f"{self.total_size:,} and has {len(self.dataset):,}: make a new sampler."  # type: ignore[arg-type]
+            )
         whole: TorchDistributedSampler[int] = TorchDistributedSampler(
             self.dataset, num_replicas=1, rank=0, shuffle=self.shuffle, seed=self.seed
         )
