@@ -46,7 +46,7 @@ def be_told(group, other):
     group.recv([torch.ones(1)], other, 0).wait()
 
 
-@pytest.mark.parametrize("numel", [3, 300_000, 5_000_000])
+@pytest.mark.parametrize("numel", [3, 300_000, 1_000_000])
 def test_a_call_goes_on_while_somebody_waits_for_us_elsewhere(as_ranks, numel):
     def work(group, rank):
         tensor = torch.full((numel,), 1.0 + rank)
