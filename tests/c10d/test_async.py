@@ -369,7 +369,7 @@ def test_the_helper_ends_when_it_has_nothing_to_do(as_ranks, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_programs_that_gloo_carries_out_are_carried_out(run_ranks, tmp_path, world_size):
     outputs = []
     for backend in ("gloo", "unisono"):
