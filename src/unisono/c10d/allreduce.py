@@ -22,7 +22,7 @@ from unisono.c10d.meeting import NO_NOTE as NOWHERE
 from unisono.c10d.reduction import combine
 from unisono.c10d.region import Region
 
-_BLOCK_BYTES = 1 << 18
+_BLOCK_BYTES = 1 << 20
 _FOR_ITSELF_UP_TO_BYTES = 1 << 16
 _ALIGNED_ELEMENTS = 64
 _KEPT_UP_TO_BYTES = 16 << 20  # views of longer vectors are many, and soon made beside the rest

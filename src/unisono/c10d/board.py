@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import torch
 
+from unisono.c10d.layout import SLOT_BYTES
 from unisono.c10d.meeting import Meeting
 from unisono.c10d.region import Region
 
@@ -49,7 +50,7 @@ class Board:
         Returns:
             (start, stop) of each chunk; at least one, as an empty vector has a meeting too.
         """
-        each = max(self._region.layout.chunk_bytes // (parts * dtype.itemsize), 1)
+        each = max(SLOT_BYTES // (parts * dtype.itemsize), 1)
         if numel <= each:
             return iter(((0, numel),))
         return ((start, min(start + each, numel)) for start in range(0, numel, each))

@@ -34,8 +34,7 @@ RING_ENTRIES = 1024
 ENTRY_BYTES = 32
 RING_BYTES = ENTRIES + RING_ENTRIES * ENTRY_BYTES
 
-SLOT_BYTES = 8 << 20
-_CHUNK_BYTES = 2 << 20  # a meeting costs more than a cache that is missed
+SLOT_BYTES = 2 << 20  # shown at one meeting, which costs more than a cache that is missed
 _HEAPS_AT_MOST_BYTES = 1 << 40  # processes have 2⁴⁷ bytes of addresses, programs many groups
 
 
@@ -63,22 +62,17 @@ class Layout:
     Attributes:
         world_size: the number of ranks in the group.
         heap_bytes: how much each rank can have in its heap; a multiple of the page size.
-        chunk_bytes: how much each rank shows at one meeting, if there is that much; more where
-            ranks take each other's cores, as meetings take longer there.
     """
 
     world_size: int
     heap_bytes: int
-    chunk_bytes: int
 
     @classmethod
-    def for_this_machine(cls, names: Sequence[int]) -> Layout:
+    def for_this_machine(cls, world_size: int) -> Layout:
         """Give every rank a heap as large as the machine's memory, or its part of a tebibyte."""
-        world_size = len(names)
         machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         heap_bytes = min(machine_bytes, _HEAPS_AT_MOST_BYTES // world_size)
-        chunk_bytes = SLOT_BYTES if is_crowded(names) else _CHUNK_BYTES
-        return cls(world_size, _whole_pages(heap_bytes), chunk_bytes)
+        return cls(world_size, _whole_pages(heap_bytes))
 
     @property
     def control_bytes(self) -> int:

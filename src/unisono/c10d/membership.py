@@ -41,7 +41,7 @@ class Membership:
     """
 
     def __init__(self, store: Store, rank: int, names: Sequence[int], timeout_s: float) -> None:
-        shared = share(store, rank, names, timeout_s)
+        shared = share(store, rank, len(names), timeout_s)
         self.region = Region(shared.mapping, shared.layout)
         self._peers = Peers(self.region, rank, names)
         try:

@@ -26,8 +26,8 @@ _OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "BXOR": torch.bitwise_xor,
 }
 _BITWISE = ("BAND", "BOR", "BXOR")
-# Sums on the way are this long: they stay in a core's cache, and in malloc's heap.
-_BLOCK_BYTES = 1 << 19
+# Sums on the way are this long: they stay in the cores' cache, and in malloc's heap.
+_BLOCK_BYTES = 1 << 20
 
 
 def check(reduction: str, dtype: torch.dtype) -> None:

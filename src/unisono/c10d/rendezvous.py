@@ -15,7 +15,6 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
@@ -52,19 +51,17 @@ class Entry:
     fd: int
     token: str
     heap_bytes: int
-    chunk_bytes: int
     host: str
 
     def encode(self) -> str:
         """Write it as one line of words."""
-        sizes = f"{self.heap_bytes} {self.chunk_bytes}"
-        return f"{self.pid} {self.fd} {self.token} {sizes} {self.host}"
+        return f"{self.pid} {self.fd} {self.token} {self.heap_bytes} {self.host}"
 
     @classmethod
     def decode(cls, text: str) -> Entry:
         """Read what :meth:`encode` wrote."""
-        pid, fd, token, heap_bytes, chunk_bytes, host = text.split()
-        return cls(int(pid), int(fd), token, int(heap_bytes), int(chunk_bytes), host)
+        pid, fd, token, heap_bytes, host = text.split()
+        return cls(int(pid), int(fd), token, int(heap_bytes), host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +78,20 @@ class Shared:
             os.close(self.fd)
 
 
-def share(store: Store, rank: int, names: Sequence[int], timeout_s: float) -> Shared:
+def share(store: Store, rank: int, world_size: int, timeout_s: float) -> Shared:
     """Map the memory of a group. Collective: every rank calls it.
 
     Args:
         store: the group's own part of a store.
         rank: this rank in the group.
-        names: the global rank of each.
+        world_size: the number of ranks in the group.
         timeout_s: how long rank 0 may take.
 
     Raises:
         RendezvousError: what the store leads to is not this group's memory.
     """
     if rank == 0:
-        return _publish(store, Layout.for_this_machine(names))
+        return _publish(store, Layout.for_this_machine(world_size))
     try:
         store.wait([_KEY], timedelta(seconds=timeout_s))
     except RuntimeError as error:
@@ -102,7 +99,7 @@ def share(store: Store, rank: int, names: Sequence[int], timeout_s: float) -> Sh
             f"rank 0 must publish the group's memory in the store, but in {timeout_s:.1f} s it "
             f"did not ({error}): look whether rank 0 was started with the same store."
         ) from error
-    return _find(store, rank, len(names), timeout_s)
+    return _find(store, rank, world_size, timeout_s)
 
 
 def _publish(store: Store, layout: Layout) -> Shared:
@@ -112,8 +109,7 @@ def _publish(store: Store, layout: Layout) -> Shared:
         mapping = _map(fd, layout)
         token = os.urandom(TOKEN_BYTES)
         mapping[:TOKEN_BYTES] = token
-        sizes = layout.heap_bytes, layout.chunk_bytes
-        entry = Entry(os.getpid(), fd, token.hex(), *sizes, host_name())
+        entry = Entry(os.getpid(), fd, token.hex(), layout.heap_bytes, host_name())
         store.set(_KEY, entry.encode())
     except BaseException as error:
         os.close(fd)
@@ -167,7 +163,7 @@ def _why_not(entry: Entry) -> str:
 
 
 def _open(entry: Entry, rank: int, world_size: int) -> Shared:
-    layout = Layout(world_size, entry.heap_bytes, entry.chunk_bytes)
+    layout = Layout(world_size, entry.heap_bytes)
     fd = open_memory(entry.pid, entry.fd, _MEMORY_NAME, layout.num_bytes)
     path = f"/proc/{entry.pid}/fd/{entry.fd}"
     try:
