@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.warm.processes import run
+from torch._C._distributed_c10d import AllgatherOptions
 
 from unisono.c10d import execution, membership
 from unisono.c10d.group import Group
@@ -143,6 +144,66 @@ def test_tensors_that_do_not_lie_in_order_are_filled(as_ranks):
     assert as_ranks(2, work) == [[3.0], [3.0]]
 
 
+def test_a_call_that_waits_for_its_turn_sees_what_the_one_before_has_written(as_ranks):
+    def work(group, rank):
+        tensor = torch.full((4, 3), 1.0 + rank).t()
+        gathered = torch.zeros(2, 3, 4).transpose(1, 2)
+        parts = [gathered[0].t(), gathered[1].t()]
+        if rank == 1:
+            be_told(group, 0)
+        works = [
+            all_reduce(group, tensor, is_async=True),
+            all_reduce(group, tensor, is_async=True),
+            group.allgather([parts], [tensor], options(AllgatherOptions, is_async=True)),
+        ]
+        if rank == 0:
+            tell(group, 1)
+        for one in works:
+            one.wait()
+        return tensor.unique().tolist(), gathered.unique().tolist()
+
+    assert as_ranks(2, work) == [([6.0], [6.0])] * 2
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+def test_data_that_a_tensor_is_given_meanwhile_is_left_alone(as_ranks, shape):
+    def work(group, rank):
+        tensor, other = torch.full(shape, 1.0 + rank), torch.full(shape, 100.0)
+        if rank == 1:
+            be_told(group, 0)
+        going_on = all_reduce(group, tensor, is_async=True)
+        tensor.data, other.data = other.data, tensor.data
+        if rank == 0:
+            tell(group, 1)
+        going_on.wait()
+        return tensor.unique().tolist(), other.unique().tolist()
+
+    assert as_ranks(2, work) == [([100.0], [3.0])] * 2
+
+
+def test_denormals_are_treated_as_where_the_call_was_made(as_ranks):
+    tiny = torch.tensor([0x000FFFFF], dtype=torch.int32)
+
+    def work(group, rank):
+        found = []
+        try:
+            for flushes in (False, True, False):
+                torch.set_flush_denormal(flushes)
+                tensor = tiny.clone().view(torch.float32)
+                if rank == 1:
+                    be_told(group, 0)
+                going_on = all_reduce(group, tensor, is_async=True)
+                if rank == 0:
+                    tell(group, 1)
+                going_on.wait()
+                found.append(tensor.view(torch.int32).item())
+        finally:
+            torch.set_flush_denormal(False)
+        return found
+
+    assert as_ranks(2, work) == [[2097150, 0, 2097150]] * 2
+
+
 def test_coalesced_calls_go_on_together(as_ranks):
     def work(group, rank):
         tensors = [torch.tensor([1.0 + rank]), torch.tensor([10.0 + rank])]
@@ -248,6 +309,74 @@ def test_refused_arguments_keep_their_place_among_calls_that_go_on(as_ranks):
         return tensor.item()
 
     assert as_ranks(2, work) == [3.0, 3.0]
+
+
+def test_a_call_after_refused_arguments_has_patience(as_ranks):
+    def work(group, rank):
+        tensor = torch.tensor([1.0 + rank])
+        if rank == 0:
+            with pytest.raises(TypeError):
+                all_reduce(group, torch.eye(3).to_sparse(), is_async=False)
+            going_on = all_reduce(group, tensor, is_async=True)
+            tell(group, 1)
+            going_on.wait()
+        else:
+            be_told(group, 0)
+            with pytest.raises(MismatchError):
+                all_reduce(group, torch.ones(3), is_async=False)
+            all_reduce(group, tensor, is_async=False)
+        return tensor.item()
+
+    assert as_ranks(2, work) == [3.0, 3.0]
+
+
+def test_a_mismatch_is_heard_of_by_asking_for_it(as_ranks):
+    def work(group, rank):
+        if rank == 1:
+            be_told(group, 0)
+            with pytest.raises(MismatchError):
+                barrier(group, is_async=False)
+        else:
+            going_on = all_reduce(group, torch.ones(3), is_async=True)
+            tell(group, 1)
+            end = time.monotonic() + 20
+            while not going_on.is_completed() and time.monotonic() < end:
+                time.sleep(0.001)
+            assert not going_on.is_success()
+        tensor = torch.tensor([1.0 + rank])
+        all_reduce(group, tensor, is_async=False)
+        return tensor.item()
+
+    assert as_ranks(2, work) == [3.0, 3.0]
+
+
+def test_where_no_thread_can_be_started_the_group_ends_in_words(as_ranks, monkeypatch):
+    def work(group, rank):
+        group.barrier()
+        if rank == 1:
+            with pytest.raises(PeerLostError, match="can't start new thread"):
+                group.recv([torch.ones(1)], 0, 0).wait()
+            return
+
+        class NoThread:
+            def __init__(self, **_):
+                pass
+
+            def start(self):
+                raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(execution.threading, "Thread", NoThread)
+        try:
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                barrier(group, is_async=True)
+        finally:
+            monkeypatch.undo()
+        with pytest.raises(PeerLostError, match="can't start new thread"):
+            barrier(group, is_async=False)
+        with pytest.raises(PeerLostError, match="saying can't start new thread"):
+            group.recv([torch.ones(1)], 1, 0).wait()
+
+    assert as_ranks(2, work) == [None, None]
 
 
 def test_a_lost_rank_is_told_to_whoever_waits_and_to_later_calls(as_ranks):
@@ -412,3 +541,65 @@ os.wait()
     said = ended.stdout.splitlines()
     assert said[0] == "interrupted"
     assert "this one has ended, as a call failed half-way: KeyboardInterrupt" in said[1]
+
+
+TWO_RANKS = """
+import os, signal, sys, threading, time
+import torch, torch.distributed as dist, unisono
+torch.set_num_threads(1)
+rank = 0 if os.fork() else 1
+dist.init_process_group("unisono", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+"""
+
+
+def run_two(code):
+    with tempfile.TemporaryDirectory() as folder:
+        return run([sys.executable, "-c", TWO_RANKS + code, f"{folder}/store"])
+
+
+@pytest.mark.slow
+def test_a_call_of_a_handler_in_the_midst_of_another_is_refused_in_words():
+    code = """
+if rank == 1:
+    try:
+        dist.recv(torch.ones(1), 0)
+    except unisono.PeerLostError:
+        os._exit(0)
+def save(*_):
+    dist.barrier()
+signal.signal(signal.SIGUSR1, save)
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+try:
+    dist.all_reduce(torch.ones(3))
+except unisono.PeerLostError as error:
+    print(error)
+os.wait()
+"""
+    ended = run_two(code)
+    assert ended.returncode == 0, ended.stderr
+    assert "let the handler set a flag" in ended.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["well", "by an error"])
+def test_a_program_may_end_while_calls_go_on(ends):
+    code = f"""
+tensors = [torch.ones(5_000_000) for _ in range(20)]
+dist.barrier()
+if rank == 1:
+    time.sleep(0.05)
+works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+if rank == 1:
+    try:
+        for work in works:
+            work.wait()
+    except unisono.PeerLostError:
+        pass
+    os._exit(0)
+time.sleep(0.1)
+if {ends != "well"}:
+    raise ZeroDivisionError
+"""
+    ended = run_two(code)
+    assert ended.returncode == (0 if ends == "well" else 1), ended.stderr
+    assert "terminate called" not in ended.stderr

@@ -5,15 +5,18 @@ were made. Most are done where they are called: the others are microseconds away
 to another thread would take longer than that. But whoever said ``async_op=True`` must not be held
 up by somebody who comes late, and maybe waits for us elsewhere. So after a few milliseconds such a
 call, and all after it, go on in a thread of the group's own, the *helper*. It ends when it has had
-nothing to do for a while.
+nothing to do for a while, and before Python does: a thread that came back from C++ after that would
+abort the process.
 """
 
 from __future__ import annotations
 
+import atexit
 import enum
 import math
 import threading
 import time
+import weakref
 from collections import deque
 from typing import NoReturn
 
@@ -21,11 +24,14 @@ import torch
 
 from unisono.c10d.board import Meetings
 from unisono.c10d.meeting import Meeting
-from unisono.errors import MismatchError, WaitTimeoutError
+from unisono.c10d.vectors import Vectors
+from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
 _PATIENCE_S = 5e-3
 _HELPER_STAYS_S = 1.0
 _LOOK_EVERY_S = 5e-3
+_AT_EXIT_AT_MOST_S = 10.0
+_DENORMAL = 1e-40
 
 
 class Call:
@@ -34,18 +40,20 @@ class Call:
     Args:
         meeting: where the ranks meet.
         steps: announces the call and carries it out, meeting by meeting.
+        vectors: what it works on.
 
     Attributes:
+        rank: this rank as the program knows it.
         is_done: whether the helper has carried it out, or has failed to.
         error: what it has failed with there.
     """
 
-    __slots__ = ("_is_waiting", "_meeting", "_steps", "error", "is_done")
-
-    def __init__(self, meeting: Meeting, steps: Meetings) -> None:
+    def __init__(self, meeting: Meeting, steps: Meetings, vectors: Vectors) -> None:
         self._meeting = meeting
         self._steps = steps
-        self._is_waiting = False
+        self._vectors = vectors
+        self.rank = meeting.names[meeting.rank]
+        self._has_begun = self._is_late = self._is_waiting = self._flushes = False
         self.is_done = False
         self.error: BaseException | None = None
 
@@ -58,6 +66,8 @@ class Call:
         """
         try:
             with torch.inference_mode():  # it may write to tensors of either kind
+                if not self._has_begun:
+                    self._begin()
                 while True:
                     if self._is_waiting and not self._meeting.wait(patience_s, spins=spins):
                         return False
@@ -72,9 +82,25 @@ class Call:
             self.give_up(error)
             raise
 
+    def proceed_elsewhere(self) -> None:
+        """Carry it out to its end in another thread than the one that has made it."""
+        torch.set_flush_denormal(self._flushes)  # each thread has a mode of its own
+        self.proceed(spins=False)
+
+    def hand_over(self) -> None:
+        """Note what another thread must know to go on with it."""
+        self._is_late = not self._has_begun
+        self._flushes = (torch.tensor(_DENORMAL) * 1.0).item() == 0.0
+
     def give_up(self, error: BaseException) -> None:
         """End the group for this rank: a call that has failed half-way cannot be made again."""
         self._meeting.give_up(str(error) or type(error).__name__)
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        self._is_waiting = self._meeting.is_ahead  # of a call that was refused
+        if self._is_late:
+            self._vectors.copy_anew()
 
 
 class _Turn(enum.Enum):
@@ -94,11 +120,13 @@ class Execution:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may come back here
         self._changed = threading.Condition(self._lock)
         self._turn = _Turn.NOBODY
         self._waiting: deque[Call] = deque()
-        self._has_helper = False
+        self._caller = 0  # the thread whose turn it is
+        self._under_way: Call | None = None  # in the helper
+        self._helper: threading.Thread | None = None
         self._is_closed = False
         self._unheard: MismatchError | None = None
 
@@ -117,11 +145,15 @@ class Execution:
         """
         with self._lock:
             if self._unheard is not None:
-                self._raise(self._unheard)
+                error, self._unheard = self._unheard, None
+                raise error
             is_first = self._turn is _Turn.NOBODY
             if is_first:
-                self._turn = _Turn.CALLER
+                self._turn, self._caller = _Turn.CALLER, threading.get_ident()
+            elif self._turn is _Turn.CALLER and self._caller == threading.get_ident():
+                self._refuse(call)
             else:
+                call.hand_over()
                 self._waiting.append(call)
         if is_first:
             return self._carry_out_here(call, _PATIENCE_S if is_async else math.inf)
@@ -134,6 +166,12 @@ class Execution:
                 call.give_up(error)
             raise
         return True
+
+    def hear(self, call: Call) -> BaseException | None:
+        """Return what a call has failed with: the program knows it then."""
+        if self._unheard is call.error:
+            self._unheard = None
+        return call.error
 
     def wait(self, call: Call, timeout_s: float | None = None) -> None:
         """Wait until the helper has carried out a call, at most for some time.
@@ -150,8 +188,8 @@ class Execution:
                     missing=(),
                     waited_s=timeout_s or 0.0,
                 )
-        if call.error is not None:
-            self._raise(call.error)
+        if (error := self.hear(call)) is not None:
+            raise error
 
     def finish(self, timeout_s: float) -> None:
         """Wait until the helper has nothing left to carry out, at most for some time."""
@@ -165,6 +203,16 @@ class Execution:
             self._is_closed = True
             self._changed.notify_all()
 
+    def end_helper(self) -> None:
+        """End the helper, with the group for this rank if it has something to do."""
+        self.close()
+        with self._lock:
+            helper = self._helper
+            if self._turn is _Turn.HELPER and self._under_way is not None:
+                self._under_way.give_up(RuntimeError("the program has ended"))
+        if helper is not None:
+            helper.join(_AT_EXIT_AT_MOST_S)
+
     def _carry_out_here(self, call: Call, patience_s: float) -> bool:
         is_done = True
         try:
@@ -172,44 +220,64 @@ class Execution:
         finally:
             with self._lock:
                 if not is_done:
+                    call.hand_over()
                     self._waiting.appendleft(call)
                 if self._waiting:
-                    self._turn = _Turn.HELPER
                     self._call_helper()
                 else:
                     self._turn = _Turn.NOBODY
         return is_done
 
-    def _call_helper(self) -> None:
-        if not self._has_helper:
-            self._has_helper = True
-            threading.Thread(target=self._help, name="unisono-c10d", daemon=True).start()
-        self._changed.notify_all()
+    def _refuse(self, call: Call) -> NoReturn:
+        """Refuse a call of a signal's handler that holds this thread up in the midst of another.
 
-    def _raise(self, error: BaseException) -> NoReturn:
-        if self._unheard is error:
-            self._unheard = None
+        Also where such a handler has raised an exception between two lines of :meth:`carry_out`.
+        """
+        error = PeerLostError(
+            "calls of a process group must be made one after the other, but a signal has held this "
+            "thread up in one, and now it makes another: let the handler set a flag, and make the "
+            "call where the program looks at it.",
+            rank=call.rank,
+        )
+        self._turn = _Turn.NOBODY
+        call.give_up(error)
         raise error
+
+    def _call_helper(self) -> None:
+        if self._helper is None:
+            helper = threading.Thread(target=self._help, name="unisono-c10d", daemon=True)
+            try:
+                helper.start()
+            except RuntimeError as error:  # there may be no thread more
+                self._turn = _Turn.NOBODY
+                self._waiting[0].give_up(error)
+                self._end(*self._waiting, error=error)
+                self._waiting.clear()
+                raise
+            self._helper = helper
+            _WITH_HELPERS.add(self)
+        self._turn = _Turn.HELPER
+        self._changed.notify_all()
 
     def _help(self) -> None:
         while call := self._next():
             try:
-                call.proceed(spins=False)
+                call.proceed_elsewhere()
+            except MismatchError as error:
+                with self._lock:
+                    self._unheard = error
+                    self._end(call, *self._waiting, error=error)
+                    self._waiting.clear()
             except BaseException as error:
-                self._end(call, error)
+                self._end(call, error=error)
             else:
                 self._end(call)
 
-    def _end(self, call: Call, error: BaseException | None = None) -> None:
+    def _end(self, *calls: Call, error: BaseException | None = None) -> None:
         with self._lock:
-            ended = [call]
-            if isinstance(error, MismatchError):
-                self._unheard = error
-                ended += self._waiting
-                self._waiting.clear()
-            for one in ended:
-                one.error = error
-                one.is_done = True
+            for call in calls:
+                call.error = error
+                call.is_done = True
             self._changed.notify_all()
 
     def _next(self) -> Call | None:
@@ -218,9 +286,19 @@ class Execution:
                 self._turn = _Turn.NOBODY
             self._changed.wait_for(self._is_wanted_or_closed, _HELPER_STAYS_S)
             if self._turn is not _Turn.HELPER:
-                self._has_helper = False
+                self._helper = self._under_way = None
                 return None
-            return self._waiting.popleft()
+            self._under_way = self._waiting.popleft()
+            return self._under_way
 
     def _is_wanted_or_closed(self) -> bool:
         return self._turn is _Turn.HELPER or self._is_closed
+
+
+_WITH_HELPERS: weakref.WeakSet[Execution] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_helpers() -> None:
+    for execution in list(_WITH_HELPERS):
+        execution.end_helper()

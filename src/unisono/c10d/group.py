@@ -28,10 +28,10 @@ from unisono.c10d.allreduce import all_reduce, place_of
 from unisono.c10d.board import Meetings
 from unisono.c10d.calls import encode, kind_of
 from unisono.c10d.meeting import NO_NOTE
-from unisono.c10d.membership import Filled, Membership
+from unisono.c10d.membership import Membership
 from unisono.c10d.options import listed, nested, reduction_of, timeout_s
 from unisono.c10d.uncompiled import never_compiled
-from unisono.c10d.vectors import as_vector, check_movable, parts, rows
+from unisono.c10d.vectors import Vectors, as_vector, check_movable, parts, rows
 from unisono.c10d.work import Finished, GoingOn, Receiving, together
 from unisono.comm.allocator import keep_freed_memory
 
@@ -96,12 +96,13 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """Reduce one tensor; every rank gets the result."""
         opts = op if opts is None else opts
         (tensor,) = tensors = listed(tensors)
-        vector = as_vector(tensor)
+        vectors = Vectors()
+        vector = vectors.filled(tensor)
         reduction = reduction_of(opts, vector.dtype)
         place = place_of(vector, self.membership.region)
         call = encode("all_reduce", vector.dtype, vector.numel(), reduction, shape=tensor.shape)
         what = vector, reduction, place
-        work = self._run(call, opts, all_reduce, what, tensors, [(vector, tensor)], note=place)
+        work = self._run(call, opts, all_reduce, what, tensors, vectors, note=place)
         if vector.numel() == 1 and vector.untyped_storage().nbytes() <= _KEPT_BYTES_AT_MOST:
             # DDP inside of `join` gives such a Work to its C++ part and lets go of it. That keeps
             # the half that is C++; without the other, waiting for it would never end.
@@ -116,13 +117,13 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def reduce(self, tensors: Tensors, opts: Any) -> Finished:
         """Reduce one tensor for the root; the others keep theirs."""
         (tensor,) = tensors
-        vector, root = as_vector(tensor), opts.rootRank
+        vectors, root = Vectors(), opts.rootRank
         check_rank("root", root, self.size())
+        vector = vectors.filled(tensor) if root == self.rank() else vectors.given(tensor)
         reduction = reduction_of(opts, vector.dtype)
         call = encode("reduce", vector.dtype, vector.numel(), reduction, root, shape=tensor.shape)
         what = vector, reduction, root
-        filled = [(vector, tensor)] if root == self.rank() else []
-        return self._run(call, opts, collectives.reduce, what, tensors, filled)
+        return self._run(call, opts, collectives.reduce, what, tensors, vectors)
 
     @_refusals_are_told
     def broadcast(self, tensors: Tensors | Tensor, opts: Any = 0) -> Finished:
@@ -130,26 +131,26 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         (tensor,) = tensors = listed(tensors)
         root = opts if isinstance(opts, int) else opts.rootRank
         check_rank("root", root, self.size())
-        vector = as_vector(tensor)
+        vectors = Vectors()
+        vector = vectors.given(tensor) if root == self.rank() else vectors.filled(tensor)
         call = encode("broadcast", vector.dtype, vector.numel(), root=root, shape=tensor.shape)
         what = vector, root
-        filled = [(vector, tensor)] if root != self.rank() else []
-        return self._run(call, opts, collectives.broadcast, what, tensors, filled)
+        return self._run(call, opts, collectives.broadcast, what, tensors, vectors)
 
     @_refusals_are_told
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Finished:
         """Give everybody everybody's tensor; lengths may differ where all ranks know them."""
         (outputs,), (tensor,) = nested(output_lists), listed(inputs)
-        vectors = [as_vector(output) for output in outputs]
-        filled = list(zip(vectors, outputs, strict=True))
-        return self._all_gather(vectors, as_vector(tensor), opts, outputs, filled)
+        vectors = Vectors()
+        taken = [vectors.filled(output) for output in outputs]
+        return self._all_gather(taken, vectors.given(tensor), opts, outputs, vectors)
 
     @_refusals_are_told
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Finished:
         """Give everybody everybody's tensor, one after the other in one."""
-        whole = as_vector(output)
-        vectors = rows(whole, self.size())
-        return self._all_gather(vectors, as_vector(tensor), opts, [output], [(whole, output)])
+        vectors = Vectors()
+        taken = rows(vectors.filled(output), self.size())
+        return self._all_gather(taken, vectors.given(tensor), opts, [output], vectors)
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
@@ -173,33 +174,37 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """Give the root everybody's tensor."""
         (tensor,), outputs = inputs, output_lists[0] if output_lists else []
         root = opts.rootRank
-        vector, vectors = as_vector(tensor), [as_vector(output) for output in outputs]
-        call = rooted_call("gather", vector, vectors, root, self.rank(), self.size())
-        what = vectors, vector, root
-        return self._run(
-            call, opts, collectives.gather, what, outputs, list(zip(vectors, outputs, strict=True))
-        )
+        vectors = Vectors()
+        vector, taken = vectors.given(tensor), [vectors.filled(output) for output in outputs]
+        call = rooted_call("gather", vector, taken, root, self.rank(), self.size())
+        what = taken, vector, root
+        return self._run(call, opts, collectives.gather, what, outputs, vectors)
 
     @_refusals_are_told
     def scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> Finished:
         """Give each rank one of the root's tensors."""
         (output,), inputs = outputs, input_lists[0] if input_lists else []
         root = opts.rootRank
-        vector, vectors = as_vector(output), [as_vector(tensor) for tensor in inputs]
-        call = rooted_call("scatter", vector, vectors, root, self.rank(), self.size())
-        what = vector, vectors, root
-        return self._run(call, opts, collectives.scatter, what, outputs, [(vector, output)])
+        vectors = Vectors()
+        vector, given = vectors.filled(output), [vectors.given(tensor) for tensor in inputs]
+        call = rooted_call("scatter", vector, given, root, self.rank(), self.size())
+        what = vector, given, root
+        return self._run(call, opts, collectives.scatter, what, outputs, vectors)
 
     @_refusals_are_told
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Finished:
         """Reduce a list of tensors; each rank gets one. Lengths may differ within the list."""
         (output,), (inputs,) = listed(outputs), nested(input_lists)
-        return self._reduce_scatter(output, [as_vector(tensor) for tensor in inputs], opts)
+        vectors = Vectors()
+        given = [vectors.given(tensor) for tensor in inputs]
+        return self._reduce_scatter(output, given, opts, vectors)
 
     @_refusals_are_told
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Finished:
         """Reduce one tensor; each rank gets an equal part."""
-        return self._reduce_scatter(output, rows(as_vector(tensor), self.size()), opts)
+        vectors = Vectors()
+        given = rows(vectors.given(tensor), self.size())
+        return self._reduce_scatter(output, given, opts, vectors)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
@@ -211,9 +216,10 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     @_refusals_are_told
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Finished:
         """Give each rank one tensor and take one from each."""
-        given, taken = [as_vector(t) for t in inputs], [as_vector(t) for t in outputs]
-        filled = list(zip(taken, outputs, strict=True))
-        return self._all_to_all(taken, given, opts, outputs, filled)
+        vectors = Vectors()
+        given = [vectors.given(tensor) for tensor in inputs]
+        taken = [vectors.filled(output) for output in outputs]
+        return self._all_to_all(taken, given, opts, outputs, vectors)
 
     @_refusals_are_told
     def all_to_all_single(
@@ -225,14 +231,15 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> Finished:
         """Give each rank a part of one tensor and take a part of one from each."""
-        whole = as_vector(output).view(output.shape)
+        vectors = Vectors()
+        whole = vectors.filled(output).view(output.shape)
         taken = parts(whole, output_split_sizes, self.size())
-        given = parts(as_vector(tensor).view(tensor.shape), input_split_sizes, self.size())
-        return self._all_to_all(taken, given, opts, [output], [(whole, output)])
+        given = parts(vectors.given(tensor).view(tensor.shape), input_split_sizes, self.size())
+        return self._all_to_all(taken, given, opts, [output], vectors)
 
     def barrier(self, opts: Any = None) -> Finished:
         """Wait until every rank has come."""
-        return self._run(encode("barrier"), opts, collectives.barrier, (), [], [])
+        return self._run(encode("barrier"), opts, collectives.barrier, (), [], Vectors())
 
     def send(self, tensors: Tensors, destination: int, tag: int) -> Finished:
         """Leave a tensor for another rank; done when it returns."""
@@ -314,7 +321,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         act: Callable[..., Meetings],
         arguments: Sequence[Any],
         tensors: list[Any],
-        filled: list[Filled],
+        vectors: Vectors,
         *,
         note: int = NO_NOTE,
     ) -> Finished:
@@ -326,11 +333,11 @@ class Group(_ProcessGroup):  # type: ignore[misc]
             act: what to do, given a board and `arguments`.
             arguments: for `act`.
             tensors: what the Work gives as its result.
-            filled: vectors that `act` fills, each with the tensor whose elements they are.
+            vectors: those among the arguments.
             note: for `act`.
         """
         is_async = getattr(opts, "asyncOp", False)
-        what = call, timeout_s(opts), act, arguments, filled
+        what = call, timeout_s(opts), act, arguments, vectors
         if torch._C._autograd._profiler_enabled():
             with record_function(f"unisono:{kind_of(call)}"):
                 going_on = self.membership.run(*what, note=note, is_async=is_async)
@@ -346,18 +353,20 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         vector: Tensor,
         opts: Any,
         tensors: Tensors,
-        filled: list[Filled],
+        vectors: Vectors,
     ) -> Finished:
         call = all_gather_call(outputs, vector, self.rank(), self.size())
         what = outputs, vector
-        return self._run(call, opts, collectives.all_gather, what, tensors, filled)
+        return self._run(call, opts, collectives.all_gather, what, tensors, vectors)
 
-    def _reduce_scatter(self, output: Tensor, inputs: Tensors, opts: Any) -> Finished:
-        vector = as_vector(output)
+    def _reduce_scatter(
+        self, output: Tensor, inputs: Tensors, opts: Any, vectors: Vectors
+    ) -> Finished:
+        vector = vectors.filled(output)
         reduction = reduction_of(opts, vector.dtype)
         call = reduce_scatter_call(vector, inputs, reduction, self.rank(), self.size())
         what = vector, inputs, reduction
-        return self._run(call, opts, collectives.reduce_scatter, what, [output], [(vector, output)])
+        return self._run(call, opts, collectives.reduce_scatter, what, [output], vectors)
 
     def _all_to_all(
         self,
@@ -365,12 +374,12 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         inputs: Tensors,
         opts: Any,
         tensors: Tensors,
-        filled: list[Filled],
+        vectors: Vectors,
     ) -> Finished:
         call = all_to_all_call(outputs, inputs, self.size())
         size = collectives.only_size(outputs, inputs)
         what = outputs, inputs, size
-        return self._run(call, opts, collectives.all_to_all, what, tensors, filled, note=size)
+        return self._run(call, opts, collectives.all_to_all, what, tensors, vectors, note=size)
 
     def _receive(self, tensors: Tensors, source: int | None, tag: int) -> Receiving:
         (tensor,) = tensors

@@ -66,12 +66,12 @@ class Meeting:
         self._call = b""
         self._post = b""
         self._is_compared = True
-        self._is_ahead = False  # whether we have come to a meeting that we have not waited for
+        self.is_ahead = False  # whether we have come to a meeting that we have not waited for
         self._all_posts_are_equal = True
         self._ended = ""
 
     def announce(self, call: bytes, note: int = NO_NOTE, timeout_s: float | None = None) -> None:
-        """Post the call that the next meeting begins.
+        """Post the call that the next meeting begins; this rank must not be ahead.
 
         Args:
             call: what :func:`~unisono.c10d.calls.encode` returned.
@@ -82,8 +82,6 @@ class Meeting:
             PeerLostError: the group has ended.
         """
         self._check_usable()
-        if self._is_ahead:
-            self._wait(math.inf, self._spin_s)
         self._num_calls += 1
         self._call = call
         line = self._lines[self.rank]
@@ -109,7 +107,7 @@ class Meeting:
         """Come, without waiting for anybody yet: what was shown before, the others may read."""
         self.num_met = (self.num_met + 1) % _COUNTER
         self._region.add_and_wake(self._lines[self.rank] + ARRIVALS)
-        self._is_ahead = True
+        self.is_ahead = True
 
     def wait(self, patience_s: float = math.inf, *, spins: bool = True) -> bool:
         """Wait until everybody has come where this rank has, and compare calls.
@@ -181,7 +179,7 @@ class Meeting:
             if missing and not self._sleep(missing, target, patience_s):
                 return False
         self._region.acquire(self._lines[self.rank] + ARRIVALS)
-        self._is_ahead = False
+        self.is_ahead = False
         return True
 
     def _missing(self, ranks: list[int], target: int) -> list[int]:

@@ -22,12 +22,9 @@ from unisono.c10d.messages import Messages
 from unisono.c10d.peers import Departure, Peers
 from unisono.c10d.region import Region
 from unisono.c10d.rendezvous import Store, share
-from unisono.c10d.vectors import write_back
+from unisono.c10d.vectors import Vectors
 
 LATE_AT_MOST_S = 10.0
-
-Filled = tuple[torch.Tensor, torch.Tensor]
-"""A vector that a call fills, and the tensor whose elements they are."""
 
 
 class Membership:
@@ -66,7 +63,7 @@ class Membership:
         timeout_s: float | None,
         act: Callable[..., Meetings],
         arguments: Sequence[Any],
-        filled: Sequence[Filled],
+        vectors: Vectors,
         *,
         note: int,
         is_async: bool,
@@ -78,15 +75,15 @@ class Membership:
             timeout_s: how long each wait may last; the group's limit if None.
             act: what to do, given the board and `arguments`.
             arguments: for `act`.
-            filled: vectors that `act` fills, each with the tensor whose elements they are.
+            vectors: those among the arguments.
             note: a number for `act` that may differ between ranks.
             is_async: return within milliseconds, whether it is done or not.
 
         Returns:
             What to wait for, or None if it is done: always, unless `is_async`.
         """
-
-        made = Call(self._meeting, self._steps(call, note, timeout_s, act, arguments, filled))
+        steps = self._steps(call, note, timeout_s, act, arguments, vectors)
+        made = Call(self._meeting, steps, vectors)
         return None if self.execution.carry_out(made, is_async=is_async) else made
 
     def _steps(
@@ -96,16 +93,15 @@ class Membership:
         timeout_s: float | None,
         act: Callable[..., Meetings],
         arguments: Sequence[Any],
-        filled: Sequence[Filled],
+        vectors: Vectors,
     ) -> Meetings:
         self._meeting.announce(call, note, timeout_s)
         yield from act(self._board, *arguments)
-        for vector, tensor in filled:
-            write_back(vector, tensor)
+        vectors.write_back()
 
     def refuse(self) -> None:
         """Tell the others that this rank's arguments are wrong, without waiting for them."""
-        self.execution.carry_out(Call(self._meeting, self._refusal()), is_async=True)
+        self.execution.carry_out(Call(self._meeting, self._refusal(), Vectors()), is_async=True)
 
     def _refusal(self) -> Meetings:
         self._meeting.refuse()

@@ -258,7 +258,8 @@ class Messages:
             name = self._name(self._rank)
             raise PeerLostError(
                 f"rank {name} must be in the process group while it waits for a message, but it "
-                f"has left: make a new group.",
+                f"has left{self._peers.why_left and ', saying '}{self._peers.why_left}: make a new "
+                f"group.",
                 rank=name,
             )
 

@@ -42,6 +42,7 @@ class Peers:
         self._pidfds: dict[int, int] = {}
         self._dead: set[int] = set()
         self.has_left = False
+        self.why_left = ""
         region.set_word(self._layout.line(rank) + PID, os.getpid())
 
     def watch(self) -> None:
@@ -70,7 +71,7 @@ class Peers:
 
     def leave(self, how: Departure, reason: str = "") -> None:
         """Tell the others that this rank will not come again, and why."""
-        self.has_left = True
+        self.has_left, self.why_left = True, reason
         line = self._layout.line(self.rank)
         text = reason.encode()[: REASON_BYTES - 1].ljust(REASON_BYTES, b"\0")
         self._region.memory.write(line + REASON, text)

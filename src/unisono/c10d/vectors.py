@@ -24,27 +24,69 @@ def check_movable(tensor: torch.Tensor) -> None:
         )
 
 
+class Vectors:
+    """The vectors of one call, and the tensors of which some are copies. Final.
+
+    A vector sees a tensor's memory, whatever the program gives the tensor later. Where elements do
+    not lie in order it is a copy; one that was made for a call which then had to wait for its turn
+    is made anew when that begins.
+    """
+
+    __slots__ = ("_filled", "_given")
+
+    def __init__(self) -> None:
+        self._given: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._filled: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def given(self, tensor: torch.Tensor) -> torch.Tensor:
+        """View a tensor that the call reads.
+
+        Raises:
+            TypeError: the tensor is sparse or not on the CPU.
+        """
+        return _as_vector(tensor, self._given)
+
+    def filled(self, tensor: torch.Tensor) -> torch.Tensor:
+        """View a tensor that the call writes to, and may read.
+
+        Raises:
+            TypeError: the tensor is sparse or not on the CPU.
+        """
+        return _as_vector(tensor, self._filled)
+
+    def copy_anew(self) -> None:
+        """Take what the tensors hold now."""
+        for vector, tensor in (*self._given, *self._filled):
+            vector.copy_(tensor.reshape(-1))
+
+    def write_back(self) -> None:
+        """Put what copies hold into their tensors."""
+        for vector, tensor in self._filled:
+            tensor.copy_(vector.view(tensor.shape))
+
+
 def as_vector(tensor: torch.Tensor) -> torch.Tensor:
     """View a tensor's elements in order, or copy them where they do not lie in order.
 
     Raises:
         TypeError: the tensor is sparse or not on the CPU.
     """
+    return _as_vector(tensor, [])
+
+
+def _as_vector(
+    tensor: torch.Tensor, copies: list[tuple[torch.Tensor, torch.Tensor]]
+) -> torch.Tensor:
     check_movable(tensor)
     if type(tensor) is not torch.Tensor and hasattr(tensor, "trigger_wait"):
         tensor = tensor.trigger_wait()  # a functional collective's wrapper around its result
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.is_contiguous():
-        return tensor if tensor.dim() == 1 else tensor.view(-1)
-    return tensor.contiguous().view(-1)
-
-
-def write_back(vector: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Put a vector from :func:`as_vector` into its tensor, where it is a copy."""
-    if vector.data_ptr() != tensor.data_ptr():
-        with torch.inference_mode():  # the tensor may be made in it, or not
-            tensor.copy_(vector.view(tensor.shape))
+        return tensor.view(-1)
+    vector = tensor.contiguous().view(-1)
+    copies.append((vector, tensor.detach()))
+    return vector
 
 
 def rows(vector: torch.Tensor, num_rows: int) -> list[torch.Tensor]:

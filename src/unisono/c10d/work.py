@@ -90,12 +90,12 @@ class GoingOn(Finished):
         return all(call.is_done for call in self.calls)
 
     def is_success(self) -> bool:
-        """Look whether all is done and nothing has failed."""
+        """Look whether all is done and nothing has failed; with that the failure is heard of."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Return what has failed so far."""
-        return next((call.error for call in self.calls if call.error is not None), None)
+        """Return what has failed so far; with that it is heard of."""
+        return next(filter(None, map(self.execution.hear, self.calls)), None)
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Wait, then return a future that has the tensors."""
