@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import unisono
-from unisono.launch.call import pack_call, sources_without_files, way_to_culprit
+from unisono.launch.call import pack_call, sources_without_files
+from unisono.launch.culprit import way_to_culprit
 
 LOCK = threading.Lock()
 

@@ -29,6 +29,7 @@ from unisono.launch.notebook import is_kernels_handler, name_cells
 from unisono.launch.policy import JobState
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import failure_message
+from unisono.launch.results import unpack_result
 from unisono.launch.signals import Signals, signals_as_bytes
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
@@ -117,7 +118,8 @@ def launch(
         error, cause = _failure(ended.state, workers)
         raise error from cause
     return [
-        _unpack(ended.results[rank]) if rank in ended.results else None for rank in range(workers)
+        unpack_result(ended.results[rank]) if rank in ended.results else None
+        for rank in range(workers)
     ]
 
 
@@ -159,12 +161,6 @@ def _job(
         recovers=recovers,
         payload=call,
     )
-
-
-def _unpack(result: bytes) -> Any:
-    import cloudpickle
-
-    return cloudpickle.loads(result) if result else None  # it left by `sys.exit(0)`
 
 
 def _failure(state: JobState, workers: int) -> tuple[Exception, WorkerError | None]:

@@ -14,9 +14,10 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any
 
-from unisono.launch.call import know_sources, pack_result
+from unisono.launch.call import know_sources
 from unisono.launch.generators import start_generators
 from unisono.launch.job import FUNCTION, MODULE, Job
+from unisono.launch.results import pack_result
 
 
 def run_program(job: Job) -> bytes:
