@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from unisono.errors import PeerLostError, UnisonoError
+from unisono.launch.results import load
 
 _OUR_FRAMES = ("unisono.launch.", "runpy", "importlib._bootstrap")
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
@@ -104,10 +105,8 @@ def pack_exception(error: BaseException) -> bytes:
 
 def unpack_exception(packed: bytes) -> BaseException | None:
     """Build the exception that :func:`pack_exception` packed; None when it cannot be built here."""
-    import cloudpickle
-
     try:
-        unpacked = cloudpickle.loads(packed)
+        unpacked = load(packed)
     except Exception:
         # The class may need a module that only the workers can import; the text is there anyway.
         return None
