@@ -51,8 +51,11 @@ def launch(
     """Call ``fn(*args)`` on every worker and return what they return, in rank order.
 
     Each worker starts from the caller's random generator states, working folder, environment
-    variables and ``sys.path``, so one worker computes what ``fn(*args)`` itself would. What it
-    prints is written to the caller's ``sys.stdout`` and ``sys.stderr``, such as a notebook's cell.
+    variables and ``sys.path``, and from torch's modes: default dtype, recording of gradients,
+    deterministic algorithms, precision of float32 products, switches of cuDNN and oneDNN. So one
+    worker computes what ``fn(*args)`` itself would. Default devices and numbers of threads are each
+    worker's own. What it prints is written to the caller's ``sys.stdout`` and ``sys.stderr``, such
+    as a notebook's cell.
 
     Args:
         fn: what every worker calls. It, `args` and its result must be picklable by cloudpickle.

@@ -14,6 +14,7 @@ from typing import Any
 
 from unisono.launch.culprit import is_of_the_caller, way_to_culprit
 from unisono.launch.generators import caller_states
+from unisono.launch.modes import caller_modes
 
 
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
@@ -33,6 +34,7 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         "function": fn,
         "args": args,
         "states": caller_states(),
+        "modes": caller_modes(),
         "sources": sources_without_files(),
     }
     try:

@@ -17,6 +17,7 @@ from typing import Any
 from unisono.launch.call import know_sources
 from unisono.launch.generators import start_generators
 from unisono.launch.job import FUNCTION, MODULE, Job
+from unisono.launch.modes import set_modes
 from unisono.launch.results import pack_result
 
 
@@ -71,6 +72,7 @@ def _call_function(job: Job) -> bytes:
         names = getattr(function, "__globals__", {})
         main.__dict__.update({k: v for k, v in names.items() if not k.startswith("__")})
     start_generators(call["states"], job.seed)
+    set_modes(call["modes"])
     return pack_result(function(*call["args"]))
 
 
