@@ -7,6 +7,7 @@ too: they are in no file, and tracebacks in workers should show them.
 
 from __future__ import annotations
 
+import io
 import linecache
 import os
 from collections.abc import Callable
@@ -23,22 +24,25 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     Raises:
         TypeError: `fn` cannot be called, or something cannot be pickled; the message names it.
     """
-    import cloudpickle
+    from unisono.launch.pickling import Pickler
 
     if not callable(fn):
         raise TypeError(
             f"`fn` must be a function that every worker calls, but is {fn!r}: "
             "pass the function itself, as in `launch(main, workers=2)`."
         )
+    file = io.BytesIO()
+    pickler = Pickler(file)
     call = {
         "function": fn,
         "args": args,
         "states": caller_states(),
         "modes": caller_modes(),
         "sources": sources_without_files(),
+        "of_main": pickler.of_main,  # last: it fills up with what comes before it
     }
     try:
-        packed: bytes = cloudpickle.dumps(call)
+        pickler.dump(call)
     except Exception as error:
         way = way_to_culprit(_roots(fn, args))
         culprit = f"{' → '.join(way)} is" if way else "are"
@@ -46,7 +50,7 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
             f"`fn` and its arguments must be picklable, but {culprit} not ({error}): open files, "
             "locks and the like inside the function instead of passing them in."
         ) from (error if is_of_the_caller(error) else None)
-    return packed
+    return file.getvalue()
 
 
 def sources_without_files() -> dict[str, list[str]]:

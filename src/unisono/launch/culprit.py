@@ -81,10 +81,10 @@ def _names_in(code: types.CodeType) -> set[str]:
 
 
 def _can_be_pickled(value: Any) -> bool:
-    import cloudpickle
+    from unisono.launch.pickling import dumps
 
     try:
-        cloudpickle.dumps(value)
+        dumps(value)
     except Exception:
         # Classes may do anything while they are pickled; the question is only if it works.
         return False

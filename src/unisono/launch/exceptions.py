@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Any
 
 from unisono.errors import PeerLostError, UnisonoError
-from unisono.launch.results import load
 
 _OUR_FRAMES = ("unisono.launch.", "runpy", "importlib._bootstrap")
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
@@ -90,11 +89,11 @@ def own_excepthook(hook: Callable[..., Any]) -> Callable[..., Any] | None:
 
 def pack_exception(error: BaseException) -> bytes:
     """Pickle `error`, or give nothing when it would not come out again as it went in."""
-    import cloudpickle
+    from unisono.launch.pickling import dumps
 
     for candidate in (error, (type(error), error.args, error.__dict__)):
         try:
-            packed: bytes = cloudpickle.dumps(candidate)
+            packed = dumps(candidate)
             if type(unpack_exception(packed)) is type(error):
                 return packed
         except Exception:
@@ -105,6 +104,8 @@ def pack_exception(error: BaseException) -> bytes:
 
 def unpack_exception(packed: bytes) -> BaseException | None:
     """Build the exception that :func:`pack_exception` packed; None when it cannot be built here."""
+    from unisono.launch.pickling import load
+
     try:
         unpacked = load(packed)
     except Exception:
