@@ -3,6 +3,8 @@
 Functions and classes of a script or a notebook go by value, what modules define by name. Beside
 that:
 
+* what `functools` has cached goes with its function, and empty;
+* a module that torch has given a class of its own, such as ``torch.backends.cudnn``, goes by name;
 * what goes by value out of ``__main__`` is noted, so that a worker's ``__main__`` can hold it;
 * a class that is known where it arrives stays as it is there. Pickled by value, it brings its
   attributes and methods along, as they were elsewhere; there they may have been set anew since.
@@ -12,13 +14,18 @@ Loads cloudpickle, which nobody needs before the first call.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import io
 import pickle
 import sys
-from types import FunctionType
+from collections.abc import Callable
+from types import FunctionType, ModuleType
 from typing import Any
 
 from cloudpickle import cloudpickle
+
+_Cached = type(functools.cache(len))
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -34,10 +41,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         """Say how to pickle what is neither a number, a text, nor a plain container of such."""
-        is_defined = isinstance(value, (type, FunctionType))
+        is_defined = isinstance(value, (type, FunctionType, _Cached))
         if is_defined and getattr(value, "__module__", None) == "__main__":
             self._note(value)
-        return super().reducer_override(value)
+        reduced = _reduced(value)
+        return super().reducer_override(value) if reduced is None else reduced
 
     def _note(self, value: Any) -> None:
         name = value.__qualname__
@@ -73,3 +81,33 @@ def load(packed: bytes) -> Any:
             return set_if_new if found is cloudpickle._class_setstate else found
 
     return Unpickler(io.BytesIO(packed)).load()
+
+
+def _reduced(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """Say what makes `value` anew; None where the pickler knows."""
+    if isinstance(value, _Cached):
+        made_by = (value.__wrapped__, *value.cache_parameters().values())
+        return None if _is_found_by_name(value) else (_cached, made_by)
+    if type(value) is functools.cached_property:
+        return _cached_property, (value.func, value.attrname)
+    if isinstance(value, ModuleType) and type(value) is not ModuleType:
+        is_loaded = sys.modules.get(value.__name__) is value
+        return (importlib.import_module, (value.__name__,)) if is_loaded else None
+    return None
+
+
+def _is_found_by_name(value: Any) -> bool:
+    found: Any = None if value.__module__ == "__main__" else sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+def _cached(fn: Callable[..., Any], maxsize: int | None, typed: bool) -> Callable[..., Any]:
+    return functools.lru_cache(maxsize, typed)(fn)
+
+
+def _cached_property(fn: Callable[..., Any], name: str | None) -> functools.cached_property[Any]:
+    made = functools.cached_property(fn)
+    made.attrname = name
+    return made
