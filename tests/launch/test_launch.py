@@ -315,6 +315,11 @@ def test_launch_inside_a_worker_is_refused() -> None:
         ({"workers": "2"}, TypeError, "`workers` must be a whole number"),
         ({"workers": 100_000}, ValueError, "`workers` must be at most .* but is 100,000: start"),
         ({"threads": -1}, ValueError, "`threads` must be at least 1, but is -1"),
+        ({"stall_timeout_s": -1}, ValueError, "`stall_timeout_s` must be a number .* but is -1:"),
+        ({"stall_timeout_s": "5"}, ValueError, "`stall_timeout_s` must be a number .* but is '5':"),
+        ({"stall_timeout_s": None}, ValueError, "`stall_timeout_s` must be .* but is None:"),
+        ({"stall_timeout_s": True}, ValueError, "`stall_timeout_s` must be .* but is True:"),
+        ({"stall_timeout_s": float("nan")}, ValueError, "`stall_timeout_s` must be .* but is nan:"),
     ],
 )
 def test_wrong_numbers_are_refused(
@@ -322,6 +327,25 @@ def test_wrong_numbers_are_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         unisono.launch(who_am_i, **arguments)
+
+
+def test_paths_may_be_among_the_texts_of_sys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere"), b"/nowhere", "/elsewhere"])
+    monkeypatch.setattr(sys, "argv", ["train", Path("/tmp"), 3])
+    ((path, argv),) = unisono.launch(lambda: (sys.path, sys.argv), workers=1)
+    assert path == [entry for entry in sys.path if isinstance(entry, str)]
+    assert argv == ["train", "/tmp", "3"]
+
+
+def test_a_working_folder_that_is_gone_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(FileNotFoundError, match="the working folder must be there, but is not: "):
+        unisono.launch(who_am_i, workers=1)
 
 
 def test_what_cannot_be_called_or_pickled_is_refused() -> None:

@@ -8,6 +8,7 @@ Nothing is loaded here that the caller may not need: no torch, no cloudpickle un
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -74,7 +75,8 @@ def launch(
 
     Raises:
         ValueError: `gpus` names what this machine has not, or fewer than there are workers.
-        ValueError: `workers` or `threads` is below 1, or `workers` beyond all reason.
+        ValueError: `workers`, `threads`, `restarts` or `stall_timeout_s` is too small, or `workers`
+            beyond all reason.
         TypeError: `fn` cannot be called, or something cannot be pickled; it is named.
         RuntimeError: called inside a worker.
         WorkerError: a worker was killed or left; or the cause of the exception that follows.
@@ -91,6 +93,7 @@ def launch(
     threads = threads_per_worker() if threads is None else _at_least("threads", threads, 1)
     _refuse_inside_worker()
     restarts = _at_least("restarts", restarts, 0)
+    _check_seconds("stall_timeout_s", stall_timeout_s)
     call = pack_call(fn, args)
     mine = environment_of_workers(os.environ, launcher_draws=in_notebook())
     environ = launch_environment(mine, ["python", *sys.orig_argv[1:]], chosen, debug=debug)
@@ -154,10 +157,10 @@ def _job(
     return Job(
         kind=FUNCTION,
         target=getattr(fn, "__qualname__", repr(fn)),
-        argv=tuple(sys.argv),
+        argv=tuple(map(str, sys.argv)),
         environ=environ,
-        folder=os.getcwd(),
-        sys_path=tuple(sys.path),
+        folder=_working_folder(),
+        sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),  # as Python does
         num_workers=workers,
         threads=threads,
         seed=int.from_bytes(os.urandom(7), "little"),
@@ -194,6 +197,24 @@ def _at_least(name: str, count: int, least: int) -> int:
     if count < least:
         raise ValueError(f"`{name}` must be at least {least}, but is {count}: pass `{name}=2`.")
     return count
+
+
+def _check_seconds(name: str, seconds: object) -> None:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not isinstance(seconds, int | float) or not is_number or not 0 < seconds < math.inf:
+        raise ValueError(
+            f"`{name}` must be a number of seconds above 0, but is {seconds!r}: "
+            f"pass `{name}={TIMEOUT_S:.0f}`."
+        )
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            "the working folder must be there, but is not: change to one that is, with `os.chdir`."
+        ) from error
 
 
 def _refuse_inside_worker() -> None:
