@@ -24,6 +24,7 @@ from tests.warm import processes
 import unisono
 from unisono.comm.link import Link
 from unisono.comm.team import Team
+from unisono.launch import api
 from unisono.launch.forkserver import ForkServer, server_pool
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -353,6 +354,19 @@ def test_what_cannot_be_called_or_pickled_is_refused() -> None:
         unisono.launch(5, workers=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="must be picklable"):
         unisono.launch(who_am_i, threading.Lock(), workers=1)
+
+
+def test_a_server_is_closed_whatever_ends_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    borrowed: list[ForkServer] = []
+
+    def fail(server: ForkServer, *_: Any, **__: Any) -> None:
+        borrowed.append(server)
+        raise OSError("no descriptor is left")
+
+    monkeypatch.setattr(api, "supervise", fail)
+    with pytest.raises(OSError, match="no descriptor"):
+        unisono.launch(who_am_i, workers=1)
+    assert not Path(f"/proc/{borrowed[0].pid}").exists()
 
 
 def test_closing_a_server_that_still_loads_does_not_wait_for_it() -> None:

@@ -111,7 +111,7 @@ def launch(
                 needs_result=True,
                 signals=signals,
             )
-        except KeyboardInterrupt:
+        except BaseException:
             server.close()
             raise
         if ended.server_is_usable:
