@@ -19,7 +19,7 @@ from typing import Any
 from unisono.callbacks.cell import environment_of_workers, in_notebook
 from unisono.comm.link import PID_VARIABLE, is_worker
 from unisono.errors import WorkerError
-from unisono.launch.call import pack_call
+from unisono.launch.call import name_of, pack_call
 from unisono.launch.environment import launch_environment
 from unisono.launch.exceptions import unpack_exception
 from unisono.launch.forkserver import server_pool
@@ -156,7 +156,7 @@ def _job(
 ) -> Job:
     return Job(
         kind=FUNCTION,
-        target=getattr(fn, "__qualname__", repr(fn)),
+        target=name_of(fn),
         argv=tuple(map(str, sys.argv)),
         environ=environ,
         folder=_working_folder(),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import linecache
 import os
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
     if not callable(fn):
         raise TypeError(
-            f"`fn` must be a function that every worker calls, but is {fn!r}: "
+            f"`fn` must be a function that every worker calls, but is {reprlib.repr(fn)}: "
             "pass the function itself, as in `launch(main, workers=2)`."
         )
     file = io.BytesIO()
@@ -53,6 +54,12 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     return file.getvalue()
 
 
+def name_of(fn: Callable[..., Any]) -> str:
+    """Name what is called, for messages; objects by their class."""
+    kind = type(fn)
+    return str(getattr(fn, "__qualname__", f"{kind.__module__}.{kind.__qualname__}"))
+
+
 def sources_without_files() -> dict[str, list[str]]:
     """Take the lines of source that Python knows of but that are in no file: cells of notebooks."""
     return {
@@ -70,5 +77,7 @@ def know_sources(sources: dict[str, list[str]]) -> None:
 
 
 def _roots(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[tuple[str, Any]]:
-    called = f"function `{getattr(fn, '__qualname__', repr(fn))}`"
-    return [(called, fn), *((f"argument {i}", arg) for i, arg in enumerate(args, 1))]
+    return [
+        (f"function `{name_of(fn)}`", fn),
+        *((f"argument {i}", arg) for i, arg in enumerate(args, 1)),
+    ]

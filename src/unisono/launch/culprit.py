@@ -5,6 +5,7 @@ A pickler does not tell its way: parts are pickled one by one until the innermos
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -60,10 +61,12 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
                 yield f"global variable `{name}`", value.__globals__[name]
         for default in value.__defaults__ or ():
             yield "a default argument", default
+    elif isinstance(value, functools.partial):
+        yield "function", value.func
+        yield from ((f"argument {i}", part) for i, part in enumerate(value.args, 1))
+        yield from ((f"argument `{name}`", part) for name, part in value.keywords.items())
     elif isinstance(value, type):
-        for name, part in list(vars(value).items()):
-            if isinstance(part, types.FunctionType):
-                yield f"method `{name}`", part
+        yield from _parts_of_class(value)
     elif isinstance(value, dict):
         yield from ((f"item {key!r}", value[key]) for key in list(value)[:_ITEMS_AT_MOST])
     elif isinstance(value, (list, tuple, set, frozenset)):
@@ -72,6 +75,19 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield f"its class `{type(value).__qualname__}`", type(value)
         attributes = list(getattr(value, "__dict__", {}).items())
         yield from ((f"attribute `{name}`", part) for name, part in attributes)
+
+
+def _parts_of_class(cls: type) -> Iterator[tuple[str, Any]]:
+    """List what a class holds: what is no method first, as methods may name the class itself."""
+    parts = [(name, part) for name, part in vars(cls).items() if not _is_made_by_python(name, part)]
+    is_method = {name: isinstance(part, types.FunctionType) for name, part in parts}
+    yield from ((f"attribute `{name}`", part) for name, part in parts if not is_method[name])
+    yield from ((f"method `{name}`", part) for name, part in parts if is_method[name])
+
+
+def _is_made_by_python(name: str, part: object) -> bool:
+    slots = (types.GetSetDescriptorType, types.MemberDescriptorType)
+    return name == "_abc_impl" or isinstance(part, slots)
 
 
 def _names_in(code: types.CodeType) -> set[str]:
