@@ -77,7 +77,8 @@ def launch(
         ValueError: `gpus` names what this machine has not, or fewer than there are workers.
         ValueError: `workers`, `threads`, `restarts` or `stall_timeout_s` is too small, or `workers`
             beyond all reason.
-        TypeError: `fn` cannot be called, or something cannot be pickled; it is named.
+        TypeError: `fn` cannot be called, or something cannot be pickled, which is named, or cannot
+            be built again here.
         RuntimeError: called inside a worker.
         WorkerError: a worker was killed or left; or the cause of the exception that follows.
         Exception: the exception of the worker that failed first, if it can be pickled.
@@ -123,10 +124,7 @@ def launch(
     if ended.state.cause is not None:
         error, cause = _failure(ended.state, workers)
         raise error from cause
-    return [
-        unpack_result(ended.results[rank]) if rank in ended.results else None
-        for rank in range(workers)
-    ]
+    return [unpack_result(ended.results.get(rank, b""), rank) for rank in range(workers)]
 
 
 @contextlib.contextmanager

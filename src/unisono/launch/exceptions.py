@@ -30,6 +30,7 @@ _DISCONNECTED = (
     "Connection was likely closed",
     "ncclRemoteError",
 )
+_READ_AT_MOST = 100_000
 _RAISE = dis.opmap["RAISE_VARARGS"]
 
 
@@ -48,6 +49,15 @@ def traceback_text(error: BaseException) -> str:
 def summary_line(error: BaseException) -> str:
     """Describe `error` in one line, ``Type: message``."""
     return traceback.format_exception_only(type(error), error)[-1].strip()
+
+
+def shortened(text: str) -> str:
+    """Leave the middle of a text out that is longer than anybody reads."""
+    left_out = len(text) - _READ_AT_MOST
+    if left_out <= 0:
+        return text
+    half = _READ_AT_MOST // 2
+    return f"{text[:half]} … ({left_out:,} characters) … {text[-half:]}"
 
 
 def program_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -25,8 +25,20 @@ def pack_result(result: Any) -> bytes:
         ) from (error if is_of_the_caller(error) else None)
 
 
-def unpack_result(packed: bytes) -> Any:
-    """Build what :func:`pack_result` packed; None where there is nothing."""
+def unpack_result(packed: bytes, rank: int) -> Any:
+    """Build what :func:`pack_result` packed on worker `rank`; None where there is nothing.
+
+    Raises:
+        TypeError: it cannot be built here.
+    """
     from unisono.launch.pickling import load
 
-    return load(packed) if packed else None  # it left by `sys.exit(0)`
+    if not packed:  # it left by `sys.exit(0)`
+        return None
+    try:
+        return load(packed)
+    except Exception as error:
+        raise TypeError(
+            f"what worker {rank} returned cannot be built here ({error}): return numbers, tensors, "
+            f"or what is made of them, or let its module be imported here as it is in workers."
+        ) from error
