@@ -84,6 +84,16 @@ def test_a_cache_travels_empty_and_with_its_size(script):
     assert load(dumps(torch.jit.script)) is torch.jit.script
 
 
+def test_caches_without_a_name_travel(script):
+    for called in (functools.partial(max, 3), script["Config"]):
+        found = load(dumps(functools.cache(called)))
+        assert (found.__wrapped__ is called) == (called is script["Config"])
+        assert found(4) == called(4)
+    script["Config"].__call__ = lambda self: 5
+    assert load(dumps(functools.cache(script["Config"]())))() == 5
+    del script["Config"].__call__
+
+
 def test_caches_of_modules_travel_by_name():
     from unisono.data import fetch  # any module will do
 

@@ -48,7 +48,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(value) if reduced is None else reduced
 
     def _note(self, value: Any) -> None:
-        name = value.__qualname__
+        name = getattr(value, "__qualname__", "")  # what caches an object has none
         # An older one of the same name may travel, too.
         if getattr(sys.modules["__main__"], name, None) is value:
             self.of_main[name] = value
@@ -97,8 +97,9 @@ def _reduced(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
 
 
 def _is_found_by_name(value: Any) -> bool:
-    found: Any = None if value.__module__ == "__main__" else sys.modules.get(value.__module__)
-    for name in value.__qualname__.split("."):
+    module = getattr(value, "__module__", "__main__")
+    found: Any = None if module == "__main__" else sys.modules.get(module)
+    for name in getattr(value, "__qualname__", "").split("."):
         found = getattr(found, name, None)
     return found is value
 
