@@ -59,6 +59,7 @@ def test_precisions_that_are_set_by_their_new_names_travel_too():
     set_modes(caller_modes())  # which the old names can no longer tell
 
 
+@pytest.mark.slow
 def test_what_the_caller_computes_in_float64_so_do_workers():
     def train():
         torch.manual_seed(0)
