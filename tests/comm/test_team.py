@@ -1,9 +1,13 @@
 import pytest
+import torch
+import torch.distributed as dist
 from tests.comm.test_barrier import as_ranks, page_of  # noqa: F401
 
 from unisono.comm.alone import Alone
+from unisono.comm.found import refuse_larger_group
 from unisono.comm.team import Team
 from unisono.errors import MismatchError
+from unisono.train.trainer import Trainer
 from unisono.world import World
 
 
@@ -49,3 +53,50 @@ def test_a_team_of_one_waits_for_nobody(monkeypatch):
     assert [team.planned(step) for step in (4, 5, 6)] == [0, 3, 0]
     team.pause()
     assert not team.is_asked_to_stop
+
+
+@pytest.fixture
+def group_of():
+    """Let torch believe in a process group, whose ranks are all here."""
+
+    def make(rank, world_size):
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+    yield make
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_one_of_a_process_group_of_which_nobody_told_us_is_refused(group_of, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    group_of(1, 2)
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(ValueError, match=r"has 2 \(this process is rank 1\)") as raised:
+        Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda model, batch: None)
+    assert '`os.environ["RANK"] = "1"`' in str(raised.value)
+    assert "unisono run -n 2" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("here", "group", "is_refused"),
+    [
+        (World(), None, False),
+        (World(), (0, 1), False),
+        (World(1, 2, 1, 2), (0, 1), False),  # each has one of its own
+        (World(1, 2, 1, 2), (1, 2), False),
+        (World(1, 2, 1, 2), (0, 2), False),  # in another order
+        (World(0, 4, 0, 4), (1, 3), False),
+        (World(), (0, 2), True),
+        (World(1, 2, 1, 2), (3, 4), True),
+    ],
+)
+def test_a_process_group_holds_at_most_the_workers(group_of, here, group, is_refused):
+    if group is not None:
+        group_of(*group)
+    if is_refused:
+        with pytest.raises(ValueError, match=f"tell of {here.world_size}:"):
+            refuse_larger_group(here)
+    else:
+        refuse_larger_group(here)

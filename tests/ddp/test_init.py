@@ -250,6 +250,25 @@ def test_a_store_that_outlives_a_program_is_used_by_the_next_one(of_an_agent):
         assert [one.value for one in said] == [[seed, 3]] * 2, said
 
 
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_job_that_is_started_again_waits_for_nobody_of_the_first_attempt(of_an_agent, absent):
+    def work(rank, attempt):
+        if (rank, attempt) == (absent, 0):
+            return None
+        with unisono.init(timeout_s=20 if attempt else 0.5):
+            return total(rank)
+
+    for attempt, error in enumerate(["RendezvousError", "", ""]):
+        said = of_an_agent.run(
+            lambda rank, attempt=attempt: work(rank, attempt),
+            2,
+            TORCHELASTIC_RESTART_COUNT=str(attempt),
+        )
+        assert said[1 - absent].error == error, said
+        if attempt:
+            assert [one.value for one in said] == [3, 3], said
+
+
 @pytest.mark.parametrize("dying", [0, 1])
 def test_who_dies_while_the_others_wait_in_init_is_named(alike, dying):
     def work(rank):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import linecache
 import threading
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 import unisono
-from unisono.launch.call import pack_call, sources_without_files, way_to_culprit
+from unisono.launch.call import pack_call, sources_without_files
+from unisono.launch.culprit import way_to_culprit
 
 LOCK = threading.Lock()
 
@@ -18,6 +20,21 @@ LOCK = threading.Lock()
 class Holder:
     def __init__(self, held: Any) -> None:
         self.held = held
+
+
+class Configured:
+    lock = LOCK
+
+    def first(self) -> Any:
+        return super().__repr__()
+
+
+class Called:
+    def __call__(self) -> int:
+        return 7
+
+    def __repr__(self) -> str:
+        raise OSError("not today")
 
 
 def held_by(value: Any) -> Any:
@@ -32,6 +49,9 @@ def held_by(value: Any) -> Any:
         (Holder(LOCK), ["x", "attribute `held` (a `_thread.lock`)"]),
         (held_by(LOCK), ["x", "captured variable `value` (a `_thread.lock`)"]),
         (held_by(held_by(LOCK)), ["x", *["captured variable `value`"] * 2]),
+        (functools.partial(held_by, LOCK), ["x", "argument 1 (a `_thread.lock`)"]),
+        (functools.partial(held_by, value=[LOCK]), ["x", "argument `value`", "item 0 (a `_thr"]),
+        (functools.partial(held_by(LOCK)), ["x", "function", "captured variable `value` (a"]),
         ([1, 2], []),
     ],
 )
@@ -39,6 +59,25 @@ def test_what_cannot_be_pickled_is_named_with_the_way_to_it(value, way):
     found = way_to_culprit([("y", 1), ("x", value)])
     assert len(found) == len(way)
     assert all(one.startswith(start) for one, start in zip(found, way, strict=True))
+
+
+def test_of_a_class_what_it_holds_is_named_and_no_method_that_names_the_class():
+    names = {"LOCK": LOCK, "__name__": "__main__"}
+    exec(inspect.getsource(Configured), names)
+    found = way_to_culprit([("x", names["Configured"])])
+    assert found == ["x", "attribute `lock` (a `_thread.lock`)"]
+
+
+def test_what_is_called_is_never_shown_in_full():
+    assert unisono.launch(Called(), workers=1) == [7]
+    many = functools.partial(len, list(range(100_000)))
+    assert unisono.launch(many, workers=1) == [100_000]
+    with pytest.raises(TypeError, match=r"function `functools\.partial` → argument 2 ") as raised:
+        pack_call(functools.partial(len, list(range(100_000)), LOCK), ())
+    assert len(str(raised.value)) < 400
+    with pytest.raises(TypeError, match="must be a function") as raised:
+        pack_call(list(range(100_000)), ())  # type: ignore[arg-type]
+    assert len(str(raised.value)) < 400
 
 
 def test_what_holds_itself_is_no_endless_way():

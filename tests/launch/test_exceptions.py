@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from unisono.errors import PeerLostError, UnisonoError
+from unisono.launch import notebook
 from unisono.launch.exceptions import is_disconnect, lost_peer, own_excepthook, traceback_text
 from unisono.launch.limit import num_workers_at_most
 from unisono.world import World, world
@@ -87,6 +88,25 @@ def test_lost_connections_of_groups_are_known(error: Exception, expected: bool) 
 
 def _raise_from(error: Exception) -> None:
     raise KeyError("theirs") from error
+
+
+def test_cells_are_named_in_groups_of_exceptions_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = {"/tmp/ipykernel_1/2.py": ("Cell", "In[3]")}
+    monkeypatch.setattr(notebook, "_names_of_files", lambda: cells.get)
+    text = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "/tmp/ipykernel_1/2.py", line 4, in fail
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/tmp/ipykernel_1/2.py", line 2, in inner
+    |   File "/tmp/other.py", line 1, in f
+"""
+    named = notebook.name_cells(text).splitlines()
+    assert named[1] == "  |   Cell In[3], line 4, in fail"
+    assert named[4:] == [
+        "    |   Cell In[3], line 2, in inner",
+        '    |   File "/tmp/other.py", line 1, in f',
+    ]
 
 
 def test_only_a_hook_that_the_program_has_set_is_its_own() -> None:

@@ -24,6 +24,7 @@ from tests.warm import processes
 import unisono
 from unisono.comm.link import Link
 from unisono.comm.team import Team
+from unisono.launch import api
 from unisono.launch.forkserver import ForkServer, server_pool
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -315,6 +316,11 @@ def test_launch_inside_a_worker_is_refused() -> None:
         ({"workers": "2"}, TypeError, "`workers` must be a whole number"),
         ({"workers": 100_000}, ValueError, "`workers` must be at most .* but is 100,000: start"),
         ({"threads": -1}, ValueError, "`threads` must be at least 1, but is -1"),
+        ({"stall_timeout_s": -1}, ValueError, "`stall_timeout_s` must be a number .* but is -1:"),
+        ({"stall_timeout_s": "5"}, ValueError, "`stall_timeout_s` must be a number .* but is '5':"),
+        ({"stall_timeout_s": None}, ValueError, "`stall_timeout_s` must be .* but is None:"),
+        ({"stall_timeout_s": True}, ValueError, "`stall_timeout_s` must be .* but is True:"),
+        ({"stall_timeout_s": float("nan")}, ValueError, "`stall_timeout_s` must be .* but is nan:"),
     ],
 )
 def test_wrong_numbers_are_refused(
@@ -324,11 +330,43 @@ def test_wrong_numbers_are_refused(
         unisono.launch(who_am_i, **arguments)
 
 
+def test_paths_may_be_among_the_texts_of_sys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere"), b"/nowhere", "/elsewhere"])
+    monkeypatch.setattr(sys, "argv", ["train", Path("/tmp"), 3])
+    ((path, argv),) = unisono.launch(lambda: (sys.path, sys.argv), workers=1)
+    assert path == [entry for entry in sys.path if isinstance(entry, str)]
+    assert argv == ["train", "/tmp", "3"]
+
+
+def test_a_working_folder_that_is_gone_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(FileNotFoundError, match="the working folder must be there, but is not: "):
+        unisono.launch(who_am_i, workers=1)
+
+
 def test_what_cannot_be_called_or_pickled_is_refused() -> None:
     with pytest.raises(TypeError, match="must be a function that every worker calls"):
         unisono.launch(5, workers=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="must be picklable"):
         unisono.launch(who_am_i, threading.Lock(), workers=1)
+
+
+def test_a_server_is_closed_whatever_ends_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    borrowed: list[ForkServer] = []
+
+    def fail(server: ForkServer, *_: Any, **__: Any) -> None:
+        borrowed.append(server)
+        raise OSError("no descriptor is left")
+
+    monkeypatch.setattr(api, "supervise", fail)
+    with pytest.raises(OSError, match="no descriptor"):
+        unisono.launch(who_am_i, workers=1)
+    assert not Path(f"/proc/{borrowed[0].pid}").exists()
 
 
 def test_closing_a_server_that_still_loads_does_not_wait_for_it() -> None:

@@ -123,8 +123,16 @@ def test_without_replacements_a_lost_worker_is_marked_and_nobody_is_started() ->
         ((Unready("no schedule is kept"), *lost(0)), {}, "no schedule is kept"),
         ((Unready("why"), Ready(), *lost(0)), {}, "why"),  # what cannot be cannot be again
         (lost(0, 1), {"restarts": 2}, ""),
-        (lost(0, 1), {"restarts": 1}, "2 workers were lost within 60 s, and `--restarts 1` allows"),
-        (lost(0), {"restarts": 0}, "1 worker was lost within 60 s, and `--restarts 0` allows"),
+        (
+            lost(0, 1),
+            {"restarts": 1},
+            "2 workers were lost within 60 s, more than `--restarts` or `restarts` (1) allows",
+        ),
+        (
+            lost(0),
+            {"restarts": 0},
+            "1 worker was lost within 60 s, more than `--restarts` or `restarts` (0) allows",
+        ),
         ((Lost(0, 0.0), Lost(0, PERIOD_S)), {"restarts": 1}, ""),
         ((Lost(0, 0.0), Lost(0, PERIOD_S - 0.1)), {"restarts": 1}, "2 workers were lost"),
         (
@@ -133,11 +141,15 @@ def test_without_replacements_a_lost_worker_is_marked_and_nobody_is_started() ->
             "",
         ),
         (lost(0, 1), {"replaces": False}, ""),
-        (lost(0, 1, 2), {"replaces": False}, "it was the last worker, and `--no-replace` allows"),
+        (
+            lost(0, 1, 2),
+            {"replaces": False},
+            "it was the last worker, and `--no-replace` or `replace=False` allows",
+        ),
         (
             (Gone(0), Gone(2), *lost(1)),
             {"replaces": False},
-            "it was the last worker, and `--no-replace` allows",
+            "it was the last worker, and `--no-replace` or `replace=False` allows",
         ),
         (lost(0, 1, 2), {"replaces": True}, ""),
     ],

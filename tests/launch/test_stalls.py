@@ -229,7 +229,7 @@ def test_who_holds_the_others_up_is_found_and_told(page: ControlPage, kernel: Ke
     assert message == (
         "worker 2 (pid 12) must move while others wait for it, but has not for 3 s in step 41: it "
         "waits for something that does not come: a lock, a file, a network. It is ended; "
-        "`--stall-timeout` says after how many seconds."
+        "`--stall-timeout` or `stall_timeout_s` says after how many seconds."
     )
     assert seen_in(watch, kernel, 3, ALL) == []  # it was told; its end is under way
 

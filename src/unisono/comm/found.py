@@ -130,6 +130,27 @@ def refuse_strangers(here: World, environ: Mapping[str, str] | None = None) -> N
         )
 
 
+def refuse_larger_group(here: World) -> None:
+    """Refuse one of a process group with others who would not take part.
+
+    Raises:
+        ValueError: torch's process group has more ranks than there are workers.
+    """
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if world_size > here.world_size:
+        raise ValueError(
+            f"every rank of torch's process group must be one of the workers that train together, "
+            f"but the group has {world_size} (this process is rank {rank}) where RANK and "
+            f"WORLD_SIZE tell of {here.world_size}: set "
+            f'`os.environ["RANK"] = "{rank}"` and `os.environ["WORLD_SIZE"] = "{world_size}"`, in '
+            f"each process its own rank, or start the program with `unisono run -n {world_size}` "
+            f"instead of `mp.spawn`."
+        )
+
+
 def meet_others(here: World) -> tuple[ControlPage, Watch]:
     """Take this process's seat among the workers of its job. Collective: every rank calls it once.
 

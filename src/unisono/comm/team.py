@@ -18,7 +18,7 @@ from unisono.comm.alone import Alone
 from unisono.comm.barrier import Barrier
 from unisono.comm.control import MAILBOX_BYTES, ControlPage, Departure
 from unisono.comm.crew import Crew
-from unisono.comm.found import Found, meet_others, refuse_strangers
+from unisono.comm.found import Found, meet_others, refuse_larger_group, refuse_strangers
 from unisono.comm.host import Host
 from unisono.comm.jobname import num_restarts
 from unisono.comm.link import Link
@@ -75,19 +75,22 @@ class Team:
         first time.
 
         Raises:
-            ValueError: the environment does not say clearly who this worker is.
+            ValueError: the environment does not say clearly who this worker is, or torch's process
+                group has more ranks than that says.
             RuntimeError: this process cannot be one of the workers.
             RendezvousError: the workers cannot find each other.
             WaitTimeoutError: somebody did not come in time.
             PeerLostError: somebody came and left before all were there.
         """
         link = Link.from_environment()
+        here = world() if link is None else link.world
+        if link is None and here.world_size > 1:
+            refuse_strangers(here)
+        refuse_larger_group(here)
         if link is not None:
             return _team_of(link, os.getpid())
-        here = world()
         if here.world_size == 1:
             return Team(here, None, Alone())
-        refuse_strangers(here)
         return _team_of_found(here, os.getpid())
 
     @property

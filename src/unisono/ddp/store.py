@@ -6,7 +6,8 @@ store is then a file without a name, a memfd of rank 0 that the others reach thr
 and nothing that could be left over.
 
 A process has one store for all the groups that it makes, one after the other; each has keys of its
-own in it. So have those of the program that the same torchrun's workers run next.
+own in it. So have those of the program that the same torchrun's workers run next, and those that it
+starts again after a failure.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed
 from torch.distributed.rendezvous import rendezvous
 
+from unisono.comm.jobname import num_restarts
 from unisono.comm.team import Team
 from unisono.errors import PeerLostError, RendezvousError
 from unisono.words import say
@@ -154,9 +156,11 @@ def ranks_for(here: World, timeout_s: float) -> Ranks:
     else:
         team = Team.from_environment()
         base = _in_rank_0(os.getpid())
-    # Counted in the store: it may outlive this process, and another program may then use it.
-    number = base.add(f"unisono/inits of rank {here.rank}", 1)
-    store: Store = _dist.PrefixStore(f"unisono/init {number}", base)
+    # Counted in the store: it may outlive this process, and another program may then use it. For
+    # each attempt anew: in one that failed, ranks need not have come equally often.
+    attempt = f"unisono/attempt {num_restarts(os.environ)}"
+    number = base.add(f"{attempt}/inits of rank {here.rank}", 1)
+    store: Store = _dist.PrefixStore(f"{attempt}/init {number}", base)
     store.set_timeout(timedelta(seconds=timeout_s))
     return Ranks(store, here, timeout_s, team)
 

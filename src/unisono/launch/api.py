@@ -8,6 +8,7 @@ Nothing is loaded here that the caller may not need: no torch, no cloudpickle un
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 from unisono.callbacks.cell import environment_of_workers, in_notebook
 from unisono.comm.link import PID_VARIABLE, is_worker
 from unisono.errors import WorkerError
-from unisono.launch.call import pack_call
+from unisono.launch.call import name_of, pack_call
 from unisono.launch.environment import launch_environment
 from unisono.launch.exceptions import unpack_exception
 from unisono.launch.forkserver import server_pool
@@ -29,6 +30,7 @@ from unisono.launch.notebook import is_kernels_handler, name_cells
 from unisono.launch.policy import JobState
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import failure_message
+from unisono.launch.results import unpack_result
 from unisono.launch.signals import Signals, signals_as_bytes
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
@@ -50,8 +52,11 @@ def launch(
     """Call ``fn(*args)`` on every worker and return what they return, in rank order.
 
     Each worker starts from the caller's random generator states, working folder, environment
-    variables and ``sys.path``, so one worker computes what ``fn(*args)`` itself would. What it
-    prints is written to the caller's ``sys.stdout`` and ``sys.stderr``, such as a notebook's cell.
+    variables and ``sys.path``, and from torch's modes: default dtype, recording of gradients,
+    deterministic algorithms, precision of float32 products, switches of cuDNN and oneDNN. So one
+    worker computes what ``fn(*args)`` itself would. Default devices and numbers of threads are each
+    worker's own. What it prints is written to the caller's ``sys.stdout`` and ``sys.stderr``, such
+    as a notebook's cell.
 
     Args:
         fn: what every worker calls. It, `args` and its result must be picklable by cloudpickle.
@@ -70,8 +75,10 @@ def launch(
 
     Raises:
         ValueError: `gpus` names what this machine has not, or fewer than there are workers.
-        ValueError: `workers` or `threads` is below 1, or `workers` beyond all reason.
-        TypeError: `fn` cannot be called, or something cannot be pickled; it is named.
+        ValueError: `workers`, `threads`, `restarts` or `stall_timeout_s` is too small, or `workers`
+            beyond all reason.
+        TypeError: `fn` cannot be called, or something cannot be pickled, which is named, or cannot
+            be built again here.
         RuntimeError: called inside a worker.
         WorkerError: a worker was killed or left; or the cause of the exception that follows.
         Exception: the exception of the worker that failed first, if it can be pickled.
@@ -87,6 +94,7 @@ def launch(
     threads = threads_per_worker() if threads is None else _at_least("threads", threads, 1)
     _refuse_inside_worker()
     restarts = _at_least("restarts", restarts, 0)
+    _check_seconds("stall_timeout_s", stall_timeout_s)
     call = pack_call(fn, args)
     mine = environment_of_workers(os.environ, launcher_draws=in_notebook())
     environ = launch_environment(mine, ["python", *sys.orig_argv[1:]], chosen, debug=debug)
@@ -104,7 +112,7 @@ def launch(
                 needs_result=True,
                 signals=signals,
             )
-        except KeyboardInterrupt:
+        except BaseException:
             server.close()
             raise
         if ended.server_is_usable:
@@ -116,9 +124,7 @@ def launch(
     if ended.state.cause is not None:
         error, cause = _failure(ended.state, workers)
         raise error from cause
-    return [
-        _unpack(ended.results[rank]) if rank in ended.results else None for rank in range(workers)
-    ]
+    return [unpack_result(ended.results.get(rank, b""), rank) for rank in range(workers)]
 
 
 @contextlib.contextmanager
@@ -148,23 +154,17 @@ def _job(
 ) -> Job:
     return Job(
         kind=FUNCTION,
-        target=getattr(fn, "__qualname__", repr(fn)),
-        argv=tuple(sys.argv),
+        target=name_of(fn),
+        argv=tuple(map(str, sys.argv)),
         environ=environ,
-        folder=os.getcwd(),
-        sys_path=tuple(sys.path),
+        folder=_working_folder(),
+        sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),  # as Python does
         num_workers=workers,
         threads=threads,
         seed=int.from_bytes(os.urandom(7), "little"),
         recovers=recovers,
         payload=call,
     )
-
-
-def _unpack(result: bytes) -> Any:
-    import cloudpickle
-
-    return cloudpickle.loads(result) if result else None  # it left by `sys.exit(0)`
 
 
 def _failure(state: JobState, workers: int) -> tuple[Exception, WorkerError | None]:
@@ -195,6 +195,24 @@ def _at_least(name: str, count: int, least: int) -> int:
     if count < least:
         raise ValueError(f"`{name}` must be at least {least}, but is {count}: pass `{name}=2`.")
     return count
+
+
+def _check_seconds(name: str, seconds: object) -> None:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not isinstance(seconds, int | float) or not is_number or not 0 < seconds < math.inf:
+        raise ValueError(
+            f"`{name}` must be a number of seconds above 0, but is {seconds!r}: "
+            f"pass `{name}={TIMEOUT_S:.0f}`."
+        )
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            "the working folder must be there, but is not: change to one that is, with `os.chdir`."
+        ) from error
 
 
 def _refuse_inside_worker() -> None:

@@ -7,16 +7,16 @@ too: they are in no file, and tracebacks in workers should show them.
 
 from __future__ import annotations
 
+import io
 import linecache
 import os
-import types
-from collections.abc import Callable, Iterable, Iterator
+import reprlib
+from collections.abc import Callable
 from typing import Any
 
+from unisono.launch.culprit import is_of_the_caller, way_to_culprit
 from unisono.launch.generators import caller_states
-
-_DEEPEST = 6
-_ITEMS_AT_MOST = 1000
+from unisono.launch.modes import caller_modes
 
 
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
@@ -25,48 +25,39 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     Raises:
         TypeError: `fn` cannot be called, or something cannot be pickled; the message names it.
     """
-    import cloudpickle
+    from unisono.launch.pickling import Pickler
 
     if not callable(fn):
         raise TypeError(
-            f"`fn` must be a function that every worker calls, but is {fn!r}: "
+            f"`fn` must be a function that every worker calls, but is {reprlib.repr(fn)}: "
             "pass the function itself, as in `launch(main, workers=2)`."
         )
+    file = io.BytesIO()
+    pickler = Pickler(file)
     call = {
         "function": fn,
         "args": args,
         "states": caller_states(),
+        "modes": caller_modes(),
         "sources": sources_without_files(),
+        "of_main": pickler.of_main,  # last: it fills up with what comes before it
     }
     try:
-        packed: bytes = cloudpickle.dumps(call)
+        pickler.dump(call)
     except Exception as error:
         way = way_to_culprit(_roots(fn, args))
         culprit = f"{' → '.join(way)} is" if way else "are"
         raise TypeError(
             f"`fn` and its arguments must be picklable, but {culprit} not ({error}): open files, "
             "locks and the like inside the function instead of passing them in."
-        ) from (error if _is_of_the_caller(error) else None)
-    return packed
+        ) from (error if is_of_the_caller(error) else None)
+    return file.getvalue()
 
 
-def pack_result(result: Any) -> bytes:
-    """Pickle what a worker's function returned.
-
-    Raises:
-        TypeError: something in it cannot be pickled; the message names it.
-    """
-    import cloudpickle
-
-    try:
-        packed: bytes = cloudpickle.dumps(result)
-    except Exception as error:
-        way = way_to_culprit([("the value", result)])
-        raise TypeError(
-            f"what a worker returns must be picklable, but {' → '.join(way) or 'it'} is not "
-            f"({error}): return numbers, tensors, or what is made of them, or nothing."
-        ) from (error if _is_of_the_caller(error) else None)
-    return packed
+def name_of(fn: Callable[..., Any]) -> str:
+    """Name what is called, for messages; objects by their class."""
+    kind = type(fn)
+    return str(getattr(fn, "__qualname__", f"{kind.__module__}.{kind.__qualname__}"))
 
 
 def sources_without_files() -> dict[str, list[str]]:
@@ -85,84 +76,8 @@ def know_sources(sources: dict[str, list[str]]) -> None:
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
 
 
-def _is_of_the_caller(error: BaseException) -> bool:
-    """Tell whether code of the caller, such as a ``__reduce__``, raised it, and not a pickler's."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    name = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
-    return name.split(".")[0] not in ("cloudpickle", "pickle", __name__.split(".")[0])
-
-
-def way_to_culprit(roots: Iterable[tuple[str, Any]]) -> list[str]:
-    """Name what holds the innermost part that cannot be pickled, from the outside in.
-
-    Args:
-        roots: values with their names; the first that cannot be pickled is looked into.
-    """
-    for name, value in roots:
-        if not _can_be_pickled(value):
-            return _way_into(name, value, set())
-    return []
-
-
 def _roots(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[tuple[str, Any]]:
-    called = f"function `{getattr(fn, '__qualname__', repr(fn))}`"
-    return [(called, fn), *((f"argument {i}", arg) for i, arg in enumerate(args, 1))]
-
-
-def _way_into(name: str, value: Any, seen: set[int]) -> list[str]:
-    seen.add(id(value))
-    if len(seen) <= _DEEPEST:
-        for part_name, part in _parts(value):
-            if id(part) not in seen and not _can_be_pickled(part):
-                return [name, *_way_into(part_name, part, seen)]
-    kind = type(value)
-    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
-    return [f"{name} (a `{module}{kind.__qualname__}`)"]
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """List what is pickled with a value, each with a name for messages."""
-    if isinstance(value, types.MethodType):
-        yield "`self`", value.__self__
-    if isinstance(value, types.FunctionType):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        for name, cell in cells:
-            # An empty one belongs to a variable that has not been given a value yet.
-            if cell != types.CellType():
-                yield f"captured variable `{name}`", cell.cell_contents
-        for name in sorted(_names_in(value.__code__)):
-            if name in value.__globals__:
-                yield f"global variable `{name}`", value.__globals__[name]
-        for default in value.__defaults__ or ():
-            yield "a default argument", default
-    elif isinstance(value, type):
-        for name, part in list(vars(value).items()):
-            if isinstance(part, types.FunctionType):
-                yield f"method `{name}`", part
-    elif isinstance(value, dict):
-        yield from ((f"item {key!r}", value[key]) for key in list(value)[:_ITEMS_AT_MOST])
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from ((f"item {i}", part) for i, part in enumerate(list(value)[:_ITEMS_AT_MOST]))
-    else:
-        yield f"its class `{type(value).__qualname__}`", type(value)
-        attributes = list(getattr(value, "__dict__", {}).items())
-        yield from ((f"attribute `{name}`", part) for name, part in attributes)
-
-
-def _names_in(code: types.CodeType) -> set[str]:
-    """Collect the names of globals that a function uses, and functions inside of it."""
-    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return set(code.co_names).union(*map(_names_in, inner))
-
-
-def _can_be_pickled(value: Any) -> bool:
-    import cloudpickle
-
-    try:
-        cloudpickle.dumps(value)
-    except Exception:
-        # Classes may do anything while they are pickled; the question is only if it works.
-        return False
-    return True
+    return [
+        (f"function `{name_of(fn)}`", fn),
+        *((f"argument {i}", arg) for i, arg in enumerate(args, 1)),
+    ]

@@ -30,6 +30,7 @@ _DISCONNECTED = (
     "Connection was likely closed",
     "ncclRemoteError",
 )
+_READ_AT_MOST = 100_000
 _RAISE = dis.opmap["RAISE_VARARGS"]
 
 
@@ -48,6 +49,15 @@ def traceback_text(error: BaseException) -> str:
 def summary_line(error: BaseException) -> str:
     """Describe `error` in one line, ``Type: message``."""
     return traceback.format_exception_only(type(error), error)[-1].strip()
+
+
+def shortened(text: str) -> str:
+    """Leave the middle of a text out that is longer than anybody reads."""
+    left_out = len(text) - _READ_AT_MOST
+    if left_out <= 0:
+        return text
+    half = _READ_AT_MOST // 2
+    return f"{text[:half]} … ({left_out:,} characters) … {text[-half:]}"
 
 
 def program_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -89,11 +99,11 @@ def own_excepthook(hook: Callable[..., Any]) -> Callable[..., Any] | None:
 
 def pack_exception(error: BaseException) -> bytes:
     """Pickle `error`, or give nothing when it would not come out again as it went in."""
-    import cloudpickle
+    from unisono.launch.pickling import dumps
 
     for candidate in (error, (type(error), error.args, error.__dict__)):
         try:
-            packed: bytes = cloudpickle.dumps(candidate)
+            packed = dumps(candidate)
             if type(unpack_exception(packed)) is type(error):
                 return packed
         except Exception:
@@ -104,10 +114,10 @@ def pack_exception(error: BaseException) -> bytes:
 
 def unpack_exception(packed: bytes) -> BaseException | None:
     """Build the exception that :func:`pack_exception` packed; None when it cannot be built here."""
-    import cloudpickle
+    from unisono.launch.pickling import load
 
     try:
-        unpacked = cloudpickle.loads(packed)
+        unpacked = load(packed)
     except Exception:
         # The class may need a module that only the workers can import; the text is there anyway.
         return None

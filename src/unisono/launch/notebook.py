@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 
-_FRAME = re.compile(r'^( *)File "([^"\n]+)", line (\d+)', re.MULTILINE)
+_FRAME = re.compile(r'^([ |]*)File "([^"\n]+)", line (\d+)', re.MULTILINE)
 
 
 def name_cells(text: str) -> str:

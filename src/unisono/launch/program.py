@@ -14,9 +14,11 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any
 
-from unisono.launch.call import know_sources, pack_result
+from unisono.launch.call import know_sources
 from unisono.launch.generators import start_generators
 from unisono.launch.job import FUNCTION, MODULE, Job
+from unisono.launch.modes import set_modes
+from unisono.launch.results import pack_result
 
 
 def run_program(job: Job) -> bytes:
@@ -57,20 +59,29 @@ def _run_module(job: Job) -> None:
 
 
 def _call_function(job: Job) -> bytes:
-    import cloudpickle
+    from unisono.launch.pickling import load
 
     sys.path[:] = job.sys_path
     sys.argv = list(job.argv)
     main = _fresh_main()
-    call: dict[str, Any] = cloudpickle.loads(job.payload)
+    call: dict[str, Any] = load(job.payload)
     know_sources(call["sources"])
-    function = call["function"]
-    if getattr(function, "__module__", None) == "__main__":
-        # So that classes of the caller's script can be pickled here by their name.
-        names = getattr(function, "__globals__", {})
-        main.__dict__.update({k: v for k, v in names.items() if not k.startswith("__")})
+    _know_by_name(main.__dict__, call["of_main"])
     start_generators(call["states"], job.seed)
-    return pack_result(function(*call["args"]))
+    set_modes(call["modes"])
+    return pack_result(call["function"](*call["args"]))
+
+
+def _know_by_name(main: dict[str, Any], of_main: dict[str, Any]) -> None:
+    """Put into ``__main__`` what has come from the caller's, so that pickle finds it by name."""
+    for value in of_main.values():
+        names = getattr(value, "__globals__", {})
+        # A decorator of some module gives its function another's name.
+        if names.get("__name__") == "__main__":
+            main.update({k: v for k, v in names.items() if not k.startswith("__")})
+    for name, value in of_main.items():
+        if name.isidentifier():
+            main.setdefault(name, value)
 
 
 def _fresh_main() -> ModuleType:

@@ -167,10 +167,10 @@ def _lost(state: State, event: Lost) -> Decision:
     elif len(losses) > state.restarts:
         trouble = (
             f"{len(losses)} worker{'s were' if len(losses) > 1 else ' was'} lost within "
-            f"{PERIOD_S:.0f} s, and `--restarts {state.restarts}` allows no more"
+            f"{PERIOD_S:.0f} s, more than `--restarts` or `restarts` ({state.restarts}) allows"
         )
     elif not state.replaces and state.crew is None:
-        trouble = "it was the last worker, and `--no-replace` allows no other"
+        trouble = "it was the last worker, and `--no-replace` or `replace=False` allows no other"
     if trouble:
         return Decision(state, (GiveUp(),), trouble)
     actions: tuple[Action, ...] = (Mark(event.rank, Departure.LOST),)
@@ -305,7 +305,8 @@ def _refused(asked: Asked, entry: Entry | None = None, why: str = "") -> Answer:
     reason = (
         f"a program must do the same when it is run again, so that a replacement can catch up, but "
         f"worker {asked.rank} came to `{asked.name}` where the others had come to {seen}: keep "
-        f"what decides over the program's course the same, or use `--no-replace`."
+        f"what decides over the program's course the same, or use `--no-replace` or "
+        f"`replace=False`."
     )
     if entry is not None and entry.name == asked.name:
         why = "the others left a loop in the midst of a step"

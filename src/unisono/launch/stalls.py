@@ -155,6 +155,6 @@ class StallWatch:
         message = (
             f"worker {rank} (pid {pid}) must move while others wait for it, but has not for "
             f"{watched.quiet_s:.0f} s in step {self._control.step(rank)}: {how}. It is ended; "
-            f"`--stall-timeout` says after how many seconds."
+            f"`--stall-timeout` or `stall_timeout_s` says after how many seconds."
         )
         return Stalled(rank, message, f"was ended, as it stood still for {watched.quiet_s:.0f} s")

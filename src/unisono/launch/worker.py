@@ -38,6 +38,7 @@ from unisono.launch.exceptions import (
     lost_peer,
     own_excepthook,
     pack_exception,
+    shortened,
     summary_line,
     traceback_text,
 )
@@ -161,8 +162,8 @@ def _tell_failure(link: Link, error: BaseException, exit_code: int, text: str) -
     header = {
         "type": "failed",
         "exit_code": exit_code,
-        "summary": summary_line(error),
-        "traceback": text,
+        "summary": shortened(summary_line(error)),
+        "traceback": shortened(text),
         "waited_for": lost_peer(error),
         "is_disconnect": is_disconnect(error),
     }

@@ -1,0 +1,81 @@
+"""In which modes does torch compute in a worker? In those that the caller has set.
+
+Taken along are those that change what is computed and belong to no device: the default dtype,
+whether gradients are recorded, deterministic algorithms, and the switches of backends. Not the
+default device: each worker has its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+# What reads a mode, and what sets it in the torch that is given first.
+_FUNCTIONS: dict[str, Callable[[Any, Any], object]] = {
+    "get_default_dtype": lambda torch, dtype: torch.set_default_dtype(dtype),
+    "is_grad_enabled": lambda torch, is_enabled: torch.set_grad_enabled(is_enabled),
+    # 1: others warn, 2: others are refused. This setter tells the compiler, too.
+    "get_deterministic_debug_mode": lambda torch, mode: torch.use_deterministic_algorithms(
+        mode > 0, warn_only=mode == 1
+    ),
+    "get_float32_matmul_precision": lambda torch, name: torch.set_float32_matmul_precision(name),
+}
+# A switch that others follow comes before them.
+_SWITCHES = (
+    "backends.cudnn.enabled",
+    "backends.cudnn.benchmark",
+    "backends.cudnn.deterministic",
+    "backends.mkldnn.enabled",
+    "backends.cuda.matmul.allow_tf32",
+    "backends.cudnn.allow_tf32",
+    "backends.fp32_precision",
+    "backends.cuda.matmul.fp32_precision",
+    "backends.cudnn.conv.fp32_precision",
+    "backends.cudnn.rnn.fp32_precision",
+    "backends.mkldnn.matmul.fp32_precision",
+    "backends.mkldnn.conv.fp32_precision",
+    "backends.mkldnn.rnn.fp32_precision",
+)
+
+
+def caller_modes() -> dict[str, Any]:
+    """Read the modes of this process; nothing where torch is not loaded."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "get_default_dtype"):
+        return {}
+    modes = {name: _read(torch, name) for name in (*_FUNCTIONS, *_SWITCHES)}
+    return {name: mode for name, mode in modes.items() if mode is not None}
+
+
+def set_modes(modes: dict[str, Any]) -> None:
+    """Have torch compute in `modes`; those that are so already are left alone."""
+    import torch
+
+    for name, mode in modes.items():
+        if _read(torch, name) != mode:
+            _set(torch, name, mode)
+
+
+def _read(torch: Any, name: str) -> Any:
+    """Read a mode; None where torch does not know it, or will not tell.
+
+    It refuses to say by an old name what has been set by a new one.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = attrgetter(name)(torch)
+            return found() if name in _FUNCTIONS else found
+        except (AttributeError, RuntimeError):
+            return None
+
+
+def _set(torch: Any, name: str, mode: Any) -> None:
+    if name in _FUNCTIONS:
+        _FUNCTIONS[name](torch, mode)
+    else:
+        owner, _, switch = name.rpartition(".")
+        setattr(attrgetter(owner)(torch), switch, mode)

@@ -1,0 +1,114 @@
+"""How do values travel between a caller and workers? As cloudpickle has it, and a little more.
+
+Functions and classes of a script or a notebook go by value, what modules define by name. Beside
+that:
+
+* what `functools` has cached goes with its function, and empty;
+* a module that torch has given a class of its own, such as ``torch.backends.cudnn``, goes by name;
+* what goes by value out of ``__main__`` is noted, so that a worker's ``__main__`` can hold it;
+* a class that is known where it arrives stays as it is there. Pickled by value, it brings its
+  attributes and methods along, as they were elsewhere; there they may have been set anew since.
+
+Loads cloudpickle, which nobody needs before the first call.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import pickle
+import sys
+from collections.abc import Callable
+from types import FunctionType, ModuleType
+from typing import Any
+
+from cloudpickle import cloudpickle
+
+_Cached = type(functools.cache(len))
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's, and the above. Final.
+
+    Attributes:
+        of_main: functions and classes of ``__main__`` that went by value, by their qualified names.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.of_main: dict[str, Any] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        """Say how to pickle what is neither a number, a text, nor a plain container of such."""
+        is_defined = isinstance(value, (type, FunctionType, _Cached))
+        if is_defined and getattr(value, "__module__", None) == "__main__":
+            self._note(value)
+        reduced = _reduced(value)
+        return super().reducer_override(value) if reduced is None else reduced
+
+    def _note(self, value: Any) -> None:
+        name = getattr(value, "__qualname__", "")  # what caches an object has none
+        # An older one of the same name may travel, too.
+        if getattr(sys.modules["__main__"], name, None) is value:
+            self.of_main[name] = value
+        else:
+            self.of_main.setdefault(name, value)
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle a value.
+
+    Raises:
+        Exception: it cannot be pickled; classes may raise anything then.
+    """
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()
+
+
+def load(packed: bytes) -> Any:
+    """Unpickle a value; only classes that are new here get what they bring."""
+    with cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK:
+        known = set(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
+
+    def set_if_new(cls: type, state: object) -> object:
+        return cls if cls in known else cloudpickle._class_setstate(cls, state)
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module_name: str, global_name: str, /) -> Any:
+            found = super().find_class(module_name, global_name)
+            return set_if_new if found is cloudpickle._class_setstate else found
+
+    return Unpickler(io.BytesIO(packed)).load()
+
+
+def _reduced(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """Say what makes `value` anew; None where the pickler knows."""
+    if isinstance(value, _Cached):
+        made_by = (value.__wrapped__, *value.cache_parameters().values())
+        return None if _is_found_by_name(value) else (_cached, made_by)
+    if type(value) is functools.cached_property:
+        return _cached_property, (value.func, value.attrname)
+    if isinstance(value, ModuleType) and type(value) is not ModuleType:
+        is_loaded = sys.modules.get(value.__name__) is value
+        return (importlib.import_module, (value.__name__,)) if is_loaded else None
+    return None
+
+
+def _is_found_by_name(value: Any) -> bool:
+    module = getattr(value, "__module__", "__main__")
+    found: Any = None if module == "__main__" else sys.modules.get(module)
+    for name in getattr(value, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+def _cached(fn: Callable[..., Any], maxsize: int | None, typed: bool) -> Callable[..., Any]:
+    return functools.lru_cache(maxsize, typed)(fn)
+
+
+def _cached_property(fn: Callable[..., Any], name: str | None) -> functools.cached_property[Any]:
+    made = functools.cached_property(fn)
+    made.attrname = name
+    return made
