@@ -17,6 +17,7 @@ from tests.warm.processes import run, start
 
 import unisono
 from unisono.checkpoint import folder
+from unisono.checkpoint.claim import claim
 from unisono.train import boundary
 from unisono.train.checkpoints import compare
 
@@ -173,6 +174,45 @@ def test_trainers_that_take_turns_need_a_directory_each(tmp_path):
     assert again.run.position.step == 5
     with pytest.raises(ValueError, match="`directory` must be one trainer's alone"):
         one.fit(cases.images(), batch_size=16, steps=6)
+
+
+def fit_where_no_other_process_would(folder):
+    return fit(folder / f"run of {os.getpid()}", 17, checkpoint_every=2, keep=99)
+
+
+@pytest.mark.slow
+def test_all_workers_use_the_directory_that_the_lead_has_named(tmp_path, monkeypatch):
+    whole = fit_at_once("adam")
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=5; kill:rank=1,step=11")
+    results = unisono.launch(fit_where_no_other_process_would, tmp_path, workers=2, restarts=9)
+    assert [digest for _, digest in results] == [whole[1]] * 2
+    (directory,) = tmp_path.iterdir()
+    steps = {int(name[5:]) for name in os.listdir(directory / "checkpoints")}
+    assert steps >= {*range(2, 17, 2), 17}
+    events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
+    assert events[0]["event"] == "start"
+    assert [event["step"] for event in events if event["event"] == "step"] == [*range(17)]
+
+
+@pytest.mark.slow
+def test_the_directory_that_the_lead_has_named_is_held(tmp_path):
+    def begin_and_look(folder):
+        fit_where_no_other_process_would(folder)
+        if unisono.world().rank == 1:
+            (directory,) = folder.iterdir()
+            with pytest.raises(unisono.CheckpointError, match="is in use by process"):
+                claim(directory)
+
+    unisono.launch(begin_and_look, tmp_path, workers=2)
+
+
+def test_a_job_that_is_started_again_without_a_checkpoint_is_told(tmp_path, monkeypatch, capsys):
+    fit(tmp_path / "first", 2)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    fit(tmp_path / "first", 3)
+    assert "anew" not in capsys.readouterr().out
+    fit(tmp_path / "second", 3)
+    assert f"{tmp_path / 'second'} has no checkpoint to go on from" in capsys.readouterr().out
 
 
 def test_a_run_that_updates_other_parameters_is_told(tmp_path, capsys):

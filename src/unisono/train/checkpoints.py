@@ -25,6 +25,7 @@ from unisono.checkpoint.every import Every
 from unisono.checkpoint.folder import FILES, read_file
 from unisono.checkpoint.keeper import Keeper, Kept
 from unisono.checkpoint.store import Store
+from unisono.comm.jobname import num_restarts
 from unisono.comm.link import Link
 from unisono.comm.team import Team
 from unisono.engine.arena import Arena
@@ -79,7 +80,6 @@ class Checkpoints:
         # The program may go to another folder before the first loop.
         self.directory = Path(directory).absolute()
         self._turn = Turn(self.directory)
-        self._store = Store(self.directory, keep)
         self._every = None if every is None else Every.read(every)
         self._resume = resume == "auto"
         self._say = say
@@ -100,13 +100,27 @@ class Checkpoints:
         """What whoever writes checkpoints has to know."""
         return {"directory": str(self.directory), "keep": self._keep}
 
+    @property
+    def _store(self) -> Store:
+        return Store(self.directory, self._keep)
+
     def take_turn(self) -> None:
-        """Begin, or go on, in the directory; every rank does it.
+        """Go on in the directory, after the first loop; every rank does it.
 
         Raises:
-            ValueError: another run of this program has begun there since this one was made.
+            ValueError: another run of this program has begun there since this one did.
         """
         self._turn.take()
+
+    def go_to(self, directory: str) -> None:
+        """Begin in the directory that the lead has named; every rank does it.
+
+        With a time or a process in its name each worker has made another one of it.
+        """
+        if not self._turn.has_begun:
+            self.directory = Path(directory)
+            self._turn = Turn(self.directory)
+            self._turn.take()
 
     def find(self, plan: SamplePlan, identity: Mapping[str, Any]) -> Found | None:
         """Find the checkpoint to go on from; the lead does it.
@@ -116,8 +130,10 @@ class Checkpoints:
             identity: the run's.
 
         Raises:
+            ValueError: another run of this program has begun there since this one was made.
             CheckpointError: the run was another one, or another job uses the directory.
         """
+        self._turn.take()
         self._claim()
         if not self._resume:
             self._set_aside(-1)
@@ -127,6 +143,12 @@ class Checkpoints:
             self._say(f"checkpoint {other.path.name} is passed over: {other.trouble}")
         if snapshot is None or entry is None:
             self._set_aside(-1)
+            if num_restarts(os.environ) and not passed_over:
+                self._say(
+                    f"the job was started again, but {self.directory} has no checkpoint to go on "
+                    f"from: the run begins anew. Let `directory` have the same name in each start, "
+                    f"without a time or the number of a process."
+                )
             return None
         for warning in compare(snapshot.facts["identity"], identity):
             self._say(warning)

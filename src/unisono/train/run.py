@@ -74,7 +74,8 @@ class Run:
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the number of cores, at most 8, or the number of workers if larger.
         seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴.
-        directory: where checkpoints are kept; None: nowhere.
+        directory: where checkpoints are kept; None: nowhere. Where workers name different ones, as
+            with a time in the name, all take rank 0's at the first loop.
         checkpoint_every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``;
             with a directory there is always one when a loop ends.
         keep: how many checkpoints stay.
@@ -365,13 +366,13 @@ class Run:
         """Go on from the newest checkpoint, at the first loop only. Collective."""
         if self.checkpoints is None:
             return
-        self.checkpoints.take_turn()
         if self._has_looked:
+            self.checkpoints.take_turn()
             return
-        self._has_looked = True
         fixed = identity(plan, self.fixed)
         if take_up(self.checkpoints, self._kept, plan, fixed, self.team, self.history):
             self._plan = plan
+        self._has_looked = True
 
     def _agree(self, plan: SamplePlan, order: SamplerOrder, totals: Totals) -> bytes:
         self.team.agree(

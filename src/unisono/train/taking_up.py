@@ -34,6 +34,7 @@ def take_up(
         Whether there was one.
 
     Raises:
+        ValueError: another run of this program has begun in the directory.
         CheckpointError: the run was another one, or its state does not fit this model.
     """
     found: Found | None = None
@@ -50,18 +51,24 @@ def take_up(
             return json.dumps({"error": trouble}).encode()
         except CheckpointError as error:
             return json.dumps({"error": str(error)}).encode()
+        except ValueError as error:
+            return json.dumps({"mistake": str(error)}).encode()
+        where = {"directory": str(checkpoints.directory)}
         if found is None:
-            return b"{}"
+            return json.dumps(where).encode()
         facts = found.snapshot.facts
         told = {name: facts[name] for name in ("position", "last")}
-        return json.dumps({"path": found.path, **told}).encode()
+        return json.dumps({**where, "path": found.path, **told}).encode()
 
     heard = history.together("taking up", lambda: team.hear_lead(speak, "taking up"))
     answer = json.loads(heard)
     if "error" in answer:
         raise CheckpointError(answer["error"])
+    if "mistake" in answer:
+        raise ValueError(answer["mistake"])
+    checkpoints.go_to(answer["directory"])
     checkpoints.begin(None)
-    if not answer:
+    if "path" not in answer:
         return False
     kept.position.move_to(**answer["position"])
     kept.last = answer["last"]

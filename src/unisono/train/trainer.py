@@ -49,7 +49,8 @@ class Trainer:
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the number of cores, at most 8, or the number of workers if larger.
         seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴.
-        directory: where checkpoints are kept; None: nowhere.
+        directory: where checkpoints are kept; None: nowhere. Where workers name different ones, as
+            with a time in the name, all take rank 0's at the first `fit`.
         checkpoint_every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``;
             with a directory there is always one when `fit` ends.
         keep: how many checkpoints stay.
@@ -137,7 +138,7 @@ class Trainer:
         self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:
             self.run.state[KEY] = schedule
-        self.callbacks = list(Callbacks(list(callbacks), self._directory))
+        self.callbacks = list(Callbacks(list(callbacks), self.directory))
         self._keep_states()
         self._loss = self._computing.of(loss)
         self._passes = PassWatch(
@@ -216,7 +217,7 @@ class Trainer:
         def find_means() -> dict[str, Any]:
             return self.evaluate(validate, batch_size=batch_size, **metrics, **reading)
 
-        callbacks = Callbacks(self._all_callbacks(), self._directory)
+        callbacks = Callbacks(self._all_callbacks(), self.directory)
         validation = Validation(run, None if validate is None else find_means, validate_every)
         if validate is not None:
             run.plan(validate, batch_size, False)
@@ -424,7 +425,8 @@ class Trainer:
         return run.history.together("digest", lambda: run.team.hear_lead(speak, "digest")).decode()
 
     @property
-    def _directory(self) -> Path | None:
+    def directory(self) -> Path | None:
+        """Where checkpoints are kept; from the first `fit` on the same on every worker."""
         return None if self.run.checkpoints is None else self.run.checkpoints.directory
 
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
