@@ -25,6 +25,7 @@ from unisono.engine.threads import num_threads
 from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
 from unisono.train.compiling import every_shape_compiled
+from unisono.train.failures import failure, raised
 from unisono.world import threads_per_worker
 
 
@@ -133,13 +134,26 @@ def by_all_workers(
 
     Returns:
         What each worker that came has said, round by round, the same on every worker.
+
+    Raises:
+        Exception: what `compute` has raised on some worker.
     """
     missing = list(range(num_shards))
     while missing:
         bounds = [len(missing) * part // team.size for part in range(team.size + 1)]
         mine = missing[bounds[team.position] : bounds[team.position + 1]]
-        shards = json.dumps(mine).encode()
-        for heard in team.gather(shards + b"\n" + compute(mine), purpose).values():
+        caught: Exception | None = None
+        try:
+            answer = json.dumps(mine).encode() + b"\n" + compute(mine)
+        except Exception as error:
+            caught, answer = error, b"\n" + failure(error, team.world.rank)
+        answers = team.gather(answer, purpose)
+        for rank, heard in answers.items():
+            if heard.startswith(b"\n"):
+                if caught is not None and rank == team.world.rank:
+                    raise caught
+                raise raised(heard[1:])
+        for heard in answers.values():
             done, _, said = heard.partition(b"\n")
             missing = [shard for shard in missing if shard not in json.loads(done)]
             yield said
