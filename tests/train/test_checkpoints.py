@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.parity import cases
+from tests.parity.plain import made
 from tests.warm.processes import run, start
 
 import unisono
@@ -204,6 +205,76 @@ def test_the_directory_that_the_lead_has_named_is_held(tmp_path):
                 claim(directory)
 
     unisono.launch(begin_and_look, tmp_path, workers=2)
+
+
+def train_in_phases(kind, directory, *, last=20):
+    """Train a layer, then, after a change, the whole; returns the digest and what a phase did."""
+    import torch
+    from torch.utils.data import Subset
+
+    torch.manual_seed(11)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.Linear(8, 10))
+    head = model[2] if kind == "another group" else model
+    optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
+    trainer = unisono.Trainer(
+        *(model, optimizer, cases.classify), shards=2, directory=directory, checkpoint_every=1
+    )
+    data, batch_size = cases.images(), cases.BATCH_SIZE
+    first = Subset(data, range(30)) if kind == "other data" else data
+    trainer.fit(first, batch_size=8 if kind == "other data" else batch_size, epochs=1)
+    if kind == "another group":
+        optimizer.add_param_group({"params": list(model[1].parameters()), "lr": 1e-3})
+    elif kind == "a new head":
+        with torch.no_grad():
+            model[2].weight.copy_(torch.eye(10, 8))
+    optimizer.param_groups[0]["lr"] *= 0.5
+    return trainer.fit(data, batch_size=batch_size, epochs=4, steps=last).digest
+
+
+@pytest.mark.parametrize("kind", ["other data", "another group", "a new head"])
+@pytest.mark.parametrize("stop", [1, 12])
+def test_a_program_of_two_phases_is_taken_up_in_its_second(tmp_path, capsys, kind, stop):
+    whole = train_in_phases(kind, tmp_path / "whole")
+    capsys.readouterr()
+    train_in_phases(kind, tmp_path / "parts", last=stop)
+    assert "nothing to do" not in capsys.readouterr().out
+    assert train_in_phases(kind, tmp_path / "parts") == whole
+    out = capsys.readouterr().out
+    assert ("nothing to do here: the run has come to step 12 already" in out) == (stop == 12)
+    assert out.count("going on from checkpoint") == 1
+
+
+@pytest.mark.slow
+def test_workers_take_a_program_up_in_its_second_phase(tmp_path, monkeypatch):
+    whole = train_in_phases("another group", tmp_path / "whole")
+    train_in_phases("another group", tmp_path / "parts", last=12)
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=14")
+    results = unisono.launch(
+        train_in_phases, "another group", tmp_path / "parts", workers=2, restarts=2
+    )
+    assert results == [whole] * 2
+
+
+def test_calls_that_have_nothing_to_do_look_for_a_checkpoint_once(tmp_path, capsys):
+    def fit_in_calls(until):
+        model, data, loss, optimizer = made("cnn", "adam")
+        trainer = unisono.Trainer(model, optimizer, loss, shards=2, directory=tmp_path)
+        for steps in range(1, until + 1):
+            summary = trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=steps)
+        return summary.steps, trainer.run.position.step
+
+    fit_in_calls(4)
+    capsys.readouterr()
+    assert fit_in_calls(6) == (1, 6)
+    out = capsys.readouterr().out
+    assert (out.count("nothing to do here"), out.count("going on from")) == (1, 1)
+
+
+def test_another_seed_is_refused_where_there_is_nothing_to_do(tmp_path):
+    fit(tmp_path, 5)
+    assert fit(tmp_path, 3, batch_size=8)[0] == 0
+    with pytest.raises(unisono.CheckpointError, match="`seed` must be 5"):
+        fit(tmp_path, 3, seed=6)
 
 
 def test_a_job_that_is_started_again_without_a_checkpoint_is_told(tmp_path, monkeypatch, capsys):

@@ -34,6 +34,7 @@ from unisono.errors import CheckpointError
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.plan.samples import SamplePlan
 from unisono.train.position import Position
+from unisono.train.totals import Totals
 from unisono.train.turns import Turn
 from unisono.whole import check_whole
 from unisono.world import threads_per_worker
@@ -43,10 +44,17 @@ RESUME = ("auto", "never")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The checkpoint that a run goes on from: its folder, and what it says."""
+    """The checkpoint that a run goes on from.
+
+    Attributes:
+        path: its folder.
+        snapshot: what it says.
+        is_ahead: whether it was made in a later loop than the one that is about to begin.
+    """
 
     path: str
     snapshot: Snapshot
+    is_ahead: bool
 
 
 class Checkpoints:
@@ -122,11 +130,12 @@ class Checkpoints:
             self._turn = Turn(self.directory)
             self._turn.take()
 
-    def find(self, plan: SamplePlan, identity: Mapping[str, Any]) -> Found | None:
+    def find(self, plan: SamplePlan, totals: Totals, identity: Mapping[str, Any]) -> Found | None:
         """Find the checkpoint to go on from; the lead does it.
 
         Args:
             plan: which samples are computed where.
+            totals: how far the loop that is about to begin goes.
             identity: the run's.
 
         Raises:
@@ -150,16 +159,24 @@ class Checkpoints:
                     f"without a time or the number of a process."
                 )
             return None
+        position = Position(**snapshot.facts["position"])
+        if totals.are_passed(position):
+            compare(snapshot.facts["identity"], of_every_loop(identity))
+            self._say(
+                f"nothing to do here: the run has come to step {position.step} already, with "
+                f"checkpoint {entry.path.name} in {self._store.folder}; a later call goes on there"
+            )
+            return Found(str(entry.path), snapshot, is_ahead=True)
         for warning in compare(snapshot.facts["identity"], identity):
             self._say(warning)
-        if snapshot.facts["position"]["batch"] >= plan.steps_per_epoch:
+        if position.batch >= plan.steps_per_epoch:
             raise CheckpointError(
                 f"a checkpoint must be of a place within an epoch of {plan.steps_per_epoch} steps, "
                 f"but {entry.path.name} is of {snapshot.facts['position']}: it was changed."
             )
-        self._set_aside(snapshot.facts["position"]["step"])
+        self._set_aside(position.step)
         self._say(f"going on from checkpoint {entry.path.name} in {self._store.folder}")
-        return Found(str(entry.path), snapshot)
+        return Found(str(entry.path), snapshot, is_ahead=False)
 
     def read(self, path: str) -> Snapshot:
         """Read a checkpoint that the lead has found.
@@ -252,7 +269,13 @@ def fixed_by(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-_MUST_STAY = ("seed", "shards", "batch_size", "shuffle", "sampler", "dataset length", "optimizer")
+_OF_ONE_LOOP = ("batch_size", "shuffle", "sampler", "dataset length")
+_MUST_STAY = ("seed", "shards", *_OF_ONE_LOOP, "optimizer")
+
+
+def of_every_loop(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out of a run's identity what another loop of it may have otherwise."""
+    return {name: value for name, value in identity.items() if name not in _OF_ONE_LOOP}
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -42,7 +42,7 @@ from unisono.train.loop import Loop, loop
 from unisono.train.order import SamplerOrder, plan_samples
 from unisono.train.position import Position
 from unisono.train.step import Step
-from unisono.train.taking_up import take_up
+from unisono.train.taking_up import TakenUp, take_up
 from unisono.train.totals import Totals
 from unisono.whole import check_whole
 from unisono.words import say
@@ -93,6 +93,8 @@ class Run:
         shards: S.
         has_joined: whether this worker has joined the newest loop under way, in the place of one
             that was lost.
+        is_ahead: whether the run goes on from a checkpoint of a later loop than the newest one,
+            which has had nothing to do.
         fixed: what else fixes the run's bits, by name, as plain JSON: it is compared between
             workers and with checkpoints. A program may add to it before the first loop.
 
@@ -162,6 +164,7 @@ class Run:
         self._has_looked = False
         self._goes_on = False
         self.has_joined = False
+        self.is_ahead = False
         self.team.host.note_ready()
 
     @property
@@ -226,16 +229,17 @@ class Run:
         plan = self.plan(dataset, batch_size, shuffle, sampler)
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
         totals = Totals(epochs, steps)
-        self._take_up(plan)
+        self._take_up(plan, totals)
         if self._goes_on:
             self.last.pop("stopped_at", None)
-        if self.position.batch and plan != self._plan:
+        if self.position.batch and plan != self._plan and not self.is_ahead:
             raise ValueError(
                 f"dataset length, `batch_size`, `shards`, `shuffle` and `sampler` must stay within "
                 f"an epoch, but were {self._plan} and are {plan}, after {self.position.batch} "
                 f"steps of epoch {self.position.epoch}: finish the epoch first."
             )
-        self._plan = plan
+        if not self.is_ahead:
+            self._plan = plan
         order = SamplerOrder(plan, self._kept, self.team)
         self.history.together("start of a loop", lambda: self._agree(plan, order, totals))
         fetch = fetcher(
@@ -288,7 +292,7 @@ class Run:
         totals: Totals,
         make_loader: Callable[..., Loader],
     ) -> Generator[Step, None, None]:
-        if self._is_stopped and self.team.position == 0:
+        if self._is_stopped and self.team.position == 0 and not self.is_ahead:
             self.say(
                 f"the run was stopped at step {self.position.step} and stays there: call the "
                 f"run's `go_on()` first, or leave out the callback that stopped it"
@@ -362,17 +366,23 @@ class Run:
         finally:
             self._engine = None
 
-    def _take_up(self, plan: SamplePlan) -> None:
-        """Go on from the newest checkpoint, at the first loop only. Collective."""
+    def _take_up(self, plan: SamplePlan, totals: Totals) -> None:
+        """Go on from the newest checkpoint, at the first loop it is not ahead of. Collective."""
         if self.checkpoints is None:
             return
         if self._has_looked:
             self.checkpoints.take_turn()
             return
+        if self.is_ahead and totals.are_passed(self.position):
+            return
         fixed = identity(plan, self.fixed)
-        if take_up(self.checkpoints, self._kept, plan, fixed, self.team, self.history):
+        taken_up = take_up(
+            self.checkpoints, self._kept, plan, totals, fixed, self.team, self.history
+        )
+        if taken_up is TakenUp.HERE:
             self._plan = plan
-        self._has_looked = True
+        self.is_ahead = taken_up is TakenUp.AHEAD
+        self._has_looked = not self.is_ahead
 
     def _agree(self, plan: SamplePlan, order: SamplerOrder, totals: Totals) -> bytes:
         self.team.agree(

@@ -170,6 +170,11 @@ class Trainer:
         Collective: every rank calls it, in the same order. The whole model is put into training
         mode, also layers that the program has put into ``eval()``; `Run.steps` leaves that alone.
 
+        A program may call it several times, with higher totals, other data or more parameters each
+        time. Started again, calls that its newest checkpoint has passed do nothing, and the one in
+        which that was made goes on from it, whatever the program has done in between. Where a
+        phase may end before its totals, give each a trainer and a directory of its own.
+
         Args:
             dataset: map-style, or an IterableDataset with a length, which every worker reads
                 whole from its start, if it has no method ``shard(index, num_shards)`` that gives
