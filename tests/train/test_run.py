@@ -293,6 +293,11 @@ def test_an_exception_in_the_loop_leaves_an_ordinary_model():
     [
         (nn.Embedding(4, 2, sparse=True), torch.optim.SGD, "`sparse=True`: make it with"),
         (nn.LazyLinear(2), torch.optim.SGD, "is lazy: run the model once"),
+        (
+            nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d(affine=False)),
+            torch.optim.SGD,
+            "buffers must have their shape .* `1.running_mean` is lazy: run the model once",
+        ),
         (nn.Linear(2, 2, device="meta"), torch.optim.SGD, "must be on the CPU"),
         (nn.Linear(2, 2), torch.optim.LBFGS, "LBFGS asks for a closure"),
         (nn.Linear(2, 2), torch.optim.SparseAdam, "SparseAdam takes sparse ones alone"),
