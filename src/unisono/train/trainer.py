@@ -75,6 +75,7 @@ class Trainer:
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; it is kept with the run.
         schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
             after each validation.
+        schedule_monitor: the name of the validations' mean that ReduceLROnPlateau looks at.
         callbacks: what takes notice of the run, see `unisono.callbacks`; progress is always shown,
             and with `directory` there is always an event file.
 
@@ -108,6 +109,7 @@ class Trainer:
         compile: bool = False,
         schedule: LRScheduler | None = None,
         schedule_every: str = "epoch",
+        schedule_monitor: str = "loss",
         callbacks: Iterable[Callback] = (),
     ) -> None:
         if not callable(loss):
@@ -134,7 +136,7 @@ class Trainer:
         )
         self.run.fixed.update(self._computing.fixed)
         self._computing.prepare(model)
-        self._schedule = Schedule(schedule, schedule_every, optimizer)
+        self._schedule = Schedule(schedule, schedule_every, optimizer, schedule_monitor)
         self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:
             self.run.state[KEY] = schedule
@@ -227,7 +229,7 @@ class Trainer:
         if validate is not None:
             run.plan(validate, batch_size, False)
         if self._schedule.needs_validation:
-            validation.must_be("ReduceLROnPlateau, which looks at its loss")
+            validation.must_be("ReduceLROnPlateau, which looks at validations")
         for callback in callbacks:
             if callback.needs_validation:
                 validation.must_be(f"{callback.name}, which looks at validations")
