@@ -27,6 +27,7 @@ from unisono.engine.buffers import Buffers
 from unisono.engine.contents import named_parameters, updated_parameters
 from unisono.engine.kept import group_options, join_state, put_back_state, take_state
 from unisono.engine.manifest import Manifest
+from unisono.engine.modes import modes_of
 from unisono.engine.optimizers import is_elementwise, is_surrounded, state_like
 from unisono.engine.snapshots import Snapshots, strides_of
 from unisono.engine.structure import Structure
@@ -38,6 +39,7 @@ from unisono.engine.update import StateKey
 _BLOB_BYTES = 1 << 26
 _BLOB_TIMES_PARAMETERS = 8
 _VERSION, _GRADIENT = operator.attrgetter("_version"), operator.attrgetter("grad")
+_TRAINING, _REQUIRES_GRAD = operator.attrgetter("training"), operator.attrgetter("requires_grad")
 
 
 class SharedState:
@@ -79,6 +81,7 @@ class SharedState:
         updated = set(map(id, self.parameters))
         self.fixed = [p for p in model.parameters() if id(p) not in updated]
         self._all = [*self.parameters, *self.fixed]
+        self._flags: tuple[Any, ...] = ()
         self.buffers = Buffers(model)
         self.structure = Structure(model)
         self.is_sliced = is_elementwise(optimizer)
@@ -179,6 +182,7 @@ class SharedState:
             more = {
                 "copy of buffers": self.buffers.now,
                 "groups": group_options(self._optimizer),
+                "modes": self._modes(was_left=alone),
                 "numbers": rest,
                 "strides": strides_of(kept),
             }
@@ -319,6 +323,17 @@ class SharedState:
         slot = self.snapshots.newest
         assert slot is not None, "a loop begins with a snapshot"
         return slot
+
+    def _modes(self, *, was_left: bool) -> dict[str, Any]:
+        modules = self.structure.modules
+        flags = (modules, [*map(_TRAINING, modules)], [*map(_REQUIRES_GRAD, self._all)])
+        if flags != self._flags:  # to name them takes much longer, and few programs change any
+            self._flags, self._named_modes = flags, modes_of(self._model, self._optimizer)
+        modes = dict(self._named_modes)
+        if was_left and not self._model.training and self.snapshots.newest is not None:
+            # In the midst of a validation, say: steps are taken as they were before.
+            modes["evaluating"] = self.newest()[0]["modes"]["evaluating"]
+        return modes
 
     def _copy_of_buffers(self) -> int:
         return int(self.snapshots.facts(self._newest())["copy of buffers"])

@@ -32,6 +32,7 @@ from unisono.data.sampler import Sampler
 from unisono.engine.arena import Arena
 from unisono.engine.clipping import Clipping
 from unisono.engine.contents import check_contents, signature
+from unisono.engine.modes import told_modes
 from unisono.engine.scaling import LossScaling
 from unisono.engine.shared import SharedEngine
 from unisono.plan.samples import NUM_SEEDS, SamplePlan
@@ -92,6 +93,8 @@ class Run:
         shards: S.
         has_joined: whether this worker has joined the newest loop under way, in the place of one
             that was lost.
+        is_ahead: whether the run goes on from a checkpoint of a later loop than it has begun so
+            far: in the midst of that, with its layers in the modes that they had there.
         fixed: what else fixes the run's bits, by name, as plain JSON: it is compared between
             workers and with checkpoints. A program may add to it before the first loop.
 
@@ -160,7 +163,7 @@ class Run:
         self._plan: SamplePlan | None = None
         self._has_looked = False
         self._goes_on = False
-        self.has_joined = False
+        self.has_joined = self.is_ahead = False
         self.team.host.note_ready()
 
     @property
@@ -225,7 +228,8 @@ class Run:
         plan = self.plan(dataset, batch_size, shuffle, sampler)
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
         totals = Totals(epochs, steps)
-        self._take_up(plan)
+        is_ahead = self._take_up(plan) or self.is_ahead
+        self.is_ahead = is_ahead and totals.are_passed(self.position)
         if self._goes_on:
             self.last.pop("stopped_at", None)
         if self.position.batch and plan != self._plan:
@@ -361,17 +365,19 @@ class Run:
         finally:
             self._engine = None
 
-    def _take_up(self, plan: SamplePlan) -> None:
-        """Go on from the newest checkpoint, at the first loop only. Collective."""
+    def _take_up(self, plan: SamplePlan) -> bool:
+        """Go on from the newest checkpoint, at the first loop only; tell if so. Collective."""
         if self.checkpoints is None:
-            return
+            return False
         self.checkpoints.take_turn()
         if self._has_looked:
-            return
+            return False
         self._has_looked = True
         fixed = identity(plan, self.fixed)
-        if take_up(self.checkpoints, self._kept, plan, fixed, self.team, self.history):
-            self._plan = plan
+        if not take_up(self.checkpoints, self._kept, plan, fixed, self.team, self.history):
+            return False
+        self._plan = plan
+        return True
 
     def _agree(self, plan: SamplePlan, order: SamplerOrder, totals: Totals) -> bytes:
         self.team.agree(
@@ -388,6 +394,7 @@ class Run:
                 "`epochs`": totals.epochs,
                 "`steps`": totals.steps,
                 "the model with its optimizer": signature(self.model, self.optimizer),
+                **told_modes(self.model, self.optimizer),
                 "the number of threads": threads_per_worker(),
                 "torch's version": torch.__version__,
             }

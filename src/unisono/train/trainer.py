@@ -168,6 +168,7 @@ class Trainer:
 
         Collective: every rank calls it, in the same order. The whole model is put into training
         mode, also layers that the program has put into ``eval()``; `Run.steps` leaves that alone.
+        A run that goes on from a checkpoint has its layers in the modes that they had there.
 
         Args:
             dataset: map-style, or an IterableDataset with a length, which every worker reads
@@ -230,6 +231,8 @@ class Trainer:
         fit = FitUnderWay(
             run, plan, callbacks, validation, self._schedule, {"loader_workers": loader_workers}
         )
+        if not run.is_ahead:
+            run.model.train()
         loop = self._computing.while_under_way(
             run.steps(
                 dataset,
@@ -242,7 +245,6 @@ class Trainer:
             )
         )
         end_step = Totals(epochs, steps).end_step(plan, run.position)
-        run.model.train()
         try:
             return fit.go_through(loop, end_step, self._compute)
         except BaseException as error:
