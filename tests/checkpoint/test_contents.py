@@ -232,9 +232,9 @@ def with_model(change):
         (with_model({"0.weight": torch.zeros(3, 2)}), r"`0.weight` must be .* shape \(3, 2\)"),
         (with_model({"0.bias": torch.zeros(2).double()}), r"`0.bias` must be torch.float64"),
         (with_optimizer({"exp_avg/9.weight": torch.zeros(1)}), "must update `9.weight`"),
-        (with_optimizer({"exp_avg": torch.zeros(1)}), "must update ``"),
+        (with_optimizer({"exp_avg": torch.zeros(1)}), "KEY/PARAMETER, but one is `exp_avg`"),
         (with_optimizer({"__class__/run.state": torch.zeros(1)}), "must update `run.state`"),
-        (with_optimizer({"run.statex": torch.zeros(1)}), "must update ``"),
+        (with_optimizer({"run.statex": torch.zeros(1)}), "but one is `run.statex`"),
         ({"run.json": changed(numbers={"9": {"step": 1}})}, "must update `9`"),
         (
             {"run.json": changed(strides={"exp_avg/0.weight": [1, 2]}, groups=[])},

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from unisono.engine.buffers import named_buffers
 from unisono.engine.contents import is_dense, named_parameters, updated_parameters
-from unisono.engine.kept import join_state
+from unisono.engine.kept import join_state, put_back_state
 from unisono.engine.modes import are_modes, put_back_modes
 from unisono.errors import CheckpointError
 
@@ -86,8 +86,7 @@ def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None
         for name, home in homes.items():
             home.copy_(snapshot.tensors[name])
     optimizer.state.clear()
-    for name, state in states.items():
-        optimizer.state[parameters[name]] = state
+    put_back_state(optimizer, parameters, states)
     put_back_groups(snapshot.facts["groups"], optimizer)
     put_back_modes(snapshot.facts["modes"], model, optimizer)
 
@@ -193,7 +192,7 @@ def _states(
 ) -> dict[str, dict[str, Any]]:
     states = join_state(snapshot.optimizer, snapshot.facts["numbers"])
     for name in sorted(states):
-        if name not in parameters:
+        if name and name not in parameters:
             raise CheckpointError(
                 f"the optimizer must update `{name}` as in the checkpoint, but does not: make it "
                 f"over the same parameters, or give each run its own `directory`."

@@ -25,7 +25,7 @@ from unisono.comm.team import Team
 from unisono.engine.arena import Arena, Plan, lay_out, size_of
 from unisono.engine.buffers import Buffers
 from unisono.engine.contents import named_parameters, updated_parameters
-from unisono.engine.kept import group_options, join_state, put_back_state, take_state
+from unisono.engine.kept import check_told, group_options, join_state, put_back_state, take_state
 from unisono.engine.manifest import Manifest
 from unisono.engine.modes import modes_of
 from unisono.engine.optimizers import is_elementwise, is_surrounded, state_like
@@ -176,8 +176,7 @@ class SharedState:
         position, size = (0, 1) if alone else (team.position, team.size)
         slot = self.snapshots.copy(self.buffers.now, position, size)
         if team.is_lead:
-            named = named_parameters(self._model, self._optimizer)
-            kept, rest = ({}, {}) if self.is_sliced else take_state(self._optimizer, named)
+            kept, rest = take_state(self._optimizer, self._named_whole())
             kept.update(extras)
             more = {
                 "copy of buffers": self.buffers.now,
@@ -194,9 +193,11 @@ class SharedState:
         """Refuse, before any training, what snapshots cannot keep.
 
         Raises:
-            CheckpointError: the optimizer keeps something that is neither tensor nor plain value.
+            CheckpointError: the optimizer keeps something that is neither tensor nor plain value,
+                or elsewhere than in its `state`.
         """
         check_groups(json.loads(json.dumps(group_options(self._optimizer))), self._optimizer)
+        check_told(self._optimizer)
         take_state(self._optimizer, named_parameters(self._model, self._optimizer))
 
     def newest(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -215,20 +216,22 @@ class SharedState:
         self.remember()
 
     def load_optimizer(self, *, everywhere: bool = False) -> None:
-        """Take the state of an optimizer that is not element-wise from the newest snapshot.
+        """Take what is not in the arena of an optimizer's state from the newest snapshot.
 
         Args:
-            everywhere: on every worker; else the lead alone has use for it.
+            everywhere: that of one which is not element-wise, on every worker; else the lead alone
+                has use for it.
         """
-        if not self.is_sliced and (everywhere or self._team.is_lead):
+        is_wanted = not everywhere if self.is_sliced else everywhere or self._team.is_lead
+        if is_wanted:
             facts, extras = self.newest()
-            named = named_parameters(self._model, self._optimizer)
             tensors = {
                 label: tensor
                 for label, tensor in extras.items()
                 if not label.startswith(STATE_PREFIX)
             }
-            put_back_state(self._optimizer, named, join_state(tensors, facts["numbers"]))
+            states = join_state(tensors, facts["numbers"])
+            put_back_state(self._optimizer, self._named_whole(), states)
             if everywhere:
                 put_back_groups(facts["groups"], self._optimizer)  # its step may change options
 
@@ -323,6 +326,10 @@ class SharedState:
         slot = self.snapshots.newest
         assert slot is not None, "a loop begins with a snapshot"
         return slot
+
+    def _named_whole(self) -> dict[str, nn.Parameter]:
+        """Name the parameters whose optimizer state is not in the arena."""
+        return {} if self.is_sliced else named_parameters(self._model, self._optimizer)
 
     def _modes(self, *, was_left: bool) -> dict[str, Any]:
         modules = self.structure.modules
