@@ -302,6 +302,11 @@ def test_an_exception_in_the_loop_leaves_an_ordinary_model():
             "`differentiable` must be off",
         ),
         (
+            nn.Linear(2, 2).bfloat16(),
+            lambda p: torch.optim.SGD(p, momentum=0.9, fused=True),
+            "`fused` must be off for SGD with momentum on torch.bfloat16",
+        ),
+        (
             nn.Linear(2, 2),
             lambda p: list(p),
             "must be a torch.optim.Optimizer, but is of type list",
