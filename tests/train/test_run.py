@@ -292,6 +292,8 @@ def test_an_exception_in_the_loop_leaves_an_ordinary_model():
     ("model", "optimizer", "message"),
     [
         (nn.Embedding(4, 2, sparse=True), torch.optim.SGD, "`sparse=True`: make it with"),
+        (nn.Embedding(4, 2, max_norm=1.0), torch.optim.SGD, r"\(Embedding\) has `max_norm=1.0`"),
+        (nn.EmbeddingBag(4, 2, max_norm=1.0), torch.optim.SGD, r"\(EmbeddingBag\) has `max_norm"),
         (nn.LazyLinear(2), torch.optim.SGD, "is lazy: run the model once"),
         (nn.Linear(2, 2, device="meta"), torch.optim.SGD, "must be on the CPU"),
         (nn.Linear(2, 2), torch.optim.LBFGS, "LBFGS asks for a closure"),
