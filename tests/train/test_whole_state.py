@@ -83,3 +83,21 @@ def test_state_that_a_program_gives_an_elementwise_optimizer_is_kept(tmp_path):
     assert list(run.steps(data, batch_size=4, steps=2)) == []
     assert run.optimizer.state["mine"]["mean"].tolist() == [1, 1]
     assert digest_of(run.model, run.optimizer) == digest
+
+
+def with_complex(place):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if place == "model":
+        model.register_buffer("phase", torch.zeros(2, dtype=torch.complex128))
+    else:
+        optimizer.state["phase"] = {"of": torch.zeros(2, dtype=torch.complex128)}
+    return model, optimizer
+
+
+@pytest.mark.parametrize("place", ["model", "optimizer"])
+def test_what_no_file_can_hold_is_refused_before_any_training(place, tmp_path):
+    run = unisono.Run(*with_complex(place), shards=1, directory=tmp_path)
+    data = torch.utils.data.TensorDataset(torch.randn(8, 3))
+    with pytest.raises(unisono.CheckpointError, match=r"`phase.* but is torch\.complex"):
+        next(run.steps(data, batch_size=4, steps=1))

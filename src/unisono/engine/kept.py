@@ -170,7 +170,7 @@ def _beside(path: str, said: Any, known: Any) -> Iterator[str]:
 def _refuse_to_keep(trouble: str) -> NoReturn:
     raise CheckpointError(
         f"an optimizer must have all its state in `optimizer.state` to be kept with a run, but "
-        f"{trouble}: leave out `directory`, or use an optimizer that has."
+        f"{trouble}: use an optimizer that has, or train without checkpoints."
     )
 
 

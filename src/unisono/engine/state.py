@@ -23,12 +23,13 @@ from unisono.checkpoint.contents import STATE_PREFIX, check_groups, put_back_gro
 from unisono.comm.host import Live
 from unisono.comm.team import Team
 from unisono.engine.arena import Arena, Plan, lay_out, size_of
-from unisono.engine.buffers import Buffers
+from unisono.engine.buffers import Buffers, named_buffers
 from unisono.engine.contents import named_parameters, updated_parameters
 from unisono.engine.kept import check_told, group_options, join_state, put_back_state, take_state
 from unisono.engine.manifest import Manifest
 from unisono.engine.modes import modes_of
 from unisono.engine.optimizers import is_elementwise, is_surrounded, state_like
+from unisono.engine.packing import check_dtype
 from unisono.engine.snapshots import Snapshots, strides_of
 from unisono.engine.structure import Structure
 from unisono.engine.update import StateKey
@@ -194,11 +195,14 @@ class SharedState:
 
         Raises:
             CheckpointError: the optimizer keeps something that is neither tensor nor plain value,
-                or elsewhere than in its `state`.
+                or elsewhere than in its `state`; or a tensor is of a dtype that no file can hold.
         """
         check_groups(json.loads(json.dumps(group_options(self._optimizer))), self._optimizer)
         check_told(self._optimizer)
-        take_state(self._optimizer, named_parameters(self._model, self._optimizer))
+        named = named_parameters(self._model, self._optimizer)
+        tensors, _ = take_state(self._optimizer, named)
+        for name, tensor in {**named, **named_buffers(self._model), **tensors}.items():
+            check_dtype(f"`{name}`", tensor)
 
     def newest(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Read what is kept beside the newest snapshot: facts and extras."""

@@ -18,7 +18,7 @@ from unisono.callbacks.event_log import EventLog
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary
 from unisono.checkpoint.digest import digest_of, digest_of_weights
-from unisono.checkpoint.weights import save_weights
+from unisono.checkpoint.weights import check_weights, save_weights
 from unisono.data.collating import Collate
 from unisono.data.sampler import EpochOrder, Sampler
 from unisono.train.computing import Computing
@@ -392,7 +392,9 @@ class Trainer:
 
         Raises:
             OSError: the folder does not exist or cannot be written.
+            ValueError: there are weights that no such file can hold.
         """
+        check_weights(self._model_or(model))  # on every rank; rank 0 alone writes
         failure: OSError | None = None
 
         def speak() -> bytes:
