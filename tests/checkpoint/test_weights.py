@@ -433,3 +433,9 @@ def test_hostile_headers_change_nothing(tmp_path, header):
         with pytest.raises(CheckpointError):
             load_model(tmp_path / "weights", model)
         assert bits(model) == before
+
+
+def test_weights_that_no_file_can_hold_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"`weight` is torch\.complex128: convert it"):
+        save_weights(nn.Linear(2, 2, dtype=torch.complex128), tmp_path / "w.safetensors")
+    assert list(tmp_path.iterdir()) == []

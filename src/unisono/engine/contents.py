@@ -43,7 +43,8 @@ def check_contents(model: nn.Module, optimizer: Optimizer) -> None:
     Raises:
         TypeError: the model is no module, or the optimizer no optimizer.
         ValueError: a parameter or buffer is not initialised, not on the CPU, or overlaps itself or
-            another; an embedding makes sparse gradients; the optimizer cannot be supported.
+            another; an embedding makes sparse gradients or has `max_norm`; the optimizer cannot be
+            supported.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -68,6 +69,12 @@ def check_contents(model: nn.Module, optimizer: Optimizer) -> None:
             raise ValueError(
                 f"gradients must be dense, but `{name or 'model'}` ({type(module).__name__}) has "
                 f"`sparse=True`: make it with `sparse=False`; the sums are the same."
+            )
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            raise ValueError(
+                f"parameters must be changed by the optimizer alone, but `{name or 'model'}` "
+                f"({type(module).__name__}) has `max_norm={module.max_norm}`, with which each "
+                f"forward pass scales rows in place: leave it out, and scale what is looked up."
             )
 
 

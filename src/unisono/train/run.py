@@ -32,6 +32,8 @@ from unisono.data.sampler import Sampler
 from unisono.engine.arena import Arena
 from unisono.engine.clipping import Clipping
 from unisono.engine.contents import check_contents, signature
+from unisono.engine.extra_state import ExtraState
+from unisono.engine.modes import told_modes
 from unisono.engine.scaling import LossScaling
 from unisono.engine.shared import SharedEngine
 from unisono.plan.samples import NUM_SEEDS, SamplePlan
@@ -49,6 +51,7 @@ from unisono.words import say
 from unisono.world import num_devices, threads_per_worker
 
 SCALER_KEY = "grad_scaler"
+EXTRA_STATE_KEY = "extra_state"
 
 
 class Run:
@@ -142,6 +145,9 @@ class Run:
         self._kept = Kept(model, optimizer)
         if self._scaling is not None:
             self.state[SCALER_KEY] = grad_scaler
+        extra_state = ExtraState(model)
+        if not extra_state.is_empty:
+            self.state[EXTRA_STATE_KEY] = extra_state
         self.say: Callable[[str], None] = say
         self.before_snapshot: Callable[[], None] = lambda: None
         self.before_pause: Callable[[], None] = lambda: None
@@ -163,8 +169,7 @@ class Run:
         self._plan: SamplePlan | None = None
         self._has_looked = False
         self._goes_on = False
-        self.has_joined = False
-        self.is_ahead = False
+        self.has_joined = self.is_ahead = False
         self.team.host.note_ready()
 
     @property
@@ -178,7 +183,8 @@ class Run:
 
         Objects have ``state_dict`` and ``load_state_dict``, as a schedule of learning rates has.
         Put them in before the first loop; all is as it was in checkpoints, in replacements of lost
-        workers, and in steps that come again.
+        workers, and in steps that come again. What modules give in torch's `get_extra_state` is
+        there already.
         """
         return self._kept.state
 
@@ -399,6 +405,7 @@ class Run:
                 "`epochs`": totals.epochs,
                 "`steps`": totals.steps,
                 "the model with its optimizer": signature(self.model, self.optimizer),
+                **told_modes(self.model, self.optimizer),
                 "the number of threads": threads_per_worker(),
                 "torch's version": torch.__version__,
             }

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from unisono.comm.team import Team
 from unisono.data.collating import Collate
@@ -56,7 +57,8 @@ def sweep(
         loader_workers, collate_fn, pin_memory: as for training.
 
     Returns:
-        A function that gives, for some shards, their parts that have samples, batch by batch.
+        A function that gives, for some shards, their parts that have samples, batch by batch; it
+        raises RuntimeError behind one whose pass has changed a parameter.
     """
     fetch = fetcher(
         dataset,
@@ -66,6 +68,7 @@ def sweep(
         batch_size=plan.batch_size,
         shards=plan.shards,
     )
+    check_unchanged = _watching(model)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -95,11 +98,33 @@ def sweep(
                             )
                             put_buffers_back()
                             yield Part(batch, shard, num_samples, data)
+                            check_unchanged()
 
             yield parts_of
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def _watching(model: nn.Module) -> Callable[[], None]:
+    """Note the versions of a model's parameters; gives a function that refuses other ones."""
+    named = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if not is_lazy(parameter) and not parameter.is_inference()
+    }
+    versions = [parameter._version for parameter in named.values()]
+
+    def check() -> None:
+        for (name, parameter), version in zip(named.items(), versions, strict=True):
+            if parameter._version != version:
+                raise RuntimeError(
+                    f"a pass without training must leave parameters as they are, or they would "
+                    f"depend on which worker has computed it, but `{name}` was changed in place: "
+                    f"leave `max_norm` out of embeddings, or change a copy."
+                )
+
+    return check
 
 
 def agree_on(plan: SamplePlan, team: Team, purpose: str, **more: object) -> None:

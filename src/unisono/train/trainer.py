@@ -18,7 +18,7 @@ from unisono.callbacks.event_log import EventLog
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary
 from unisono.checkpoint.digest import digest_of, digest_of_weights
-from unisono.checkpoint.weights import save_weights
+from unisono.checkpoint.weights import check_weights, save_weights
 from unisono.data.collating import Collate
 from unisono.data.sampler import EpochOrder, Sampler
 from unisono.train.computing import Computing
@@ -171,6 +171,7 @@ class Trainer:
 
         Collective: every rank calls it, in the same order. The whole model is put into training
         mode, also layers that the program has put into ``eval()``; `Run.steps` leaves that alone.
+        A run that goes on from a checkpoint has its layers in the modes that they had there.
 
         A program may call it several times, with higher totals, other data or more parameters each
         time. Started again, calls that its newest checkpoint has passed do nothing, and the one in
@@ -238,6 +239,8 @@ class Trainer:
         fit = FitUnderWay(
             run, plan, callbacks, validation, self._schedule, {"loader_workers": loader_workers}
         )
+        if not run.is_ahead:
+            run.model.train()
         loop = self._computing.while_under_way(
             run.steps(
                 dataset,
@@ -250,7 +253,6 @@ class Trainer:
             )
         )
         end_step = Totals(epochs, steps).end_step(plan, run.position)
-        run.model.train()
         try:
             return fit.go_through(loop, end_step, self._compute)
         except BaseException as error:
@@ -398,7 +400,9 @@ class Trainer:
 
         Raises:
             OSError: the folder does not exist or cannot be written.
+            ValueError: there are weights that no such file can hold.
         """
+        check_weights(self._model_or(model))  # on every rank; rank 0 alone writes
         failure: OSError | None = None
 
         def speak() -> bytes:
