@@ -75,8 +75,21 @@ def test_the_users_tensors_are_no_state_of_the_optimizer():
 def test_an_old_checkpoint_has_no_state():
     old = {name: FACTS[name] for name in ("position", "identity")}
     snapshot = Snapshot.from_files(files(old))
-    assert [snapshot.facts[name] for name in ("state", "last", "strides")] == [{}, {}, {}]
+    there_later = ("state", "last", "strides", "modes")
+    assert [snapshot.facts[name] for name in there_later] == [{}, {}, {}, {}]
     assert snapshot.state_tensors == {}
+
+
+@pytest.mark.parametrize("modes", [{}, {"fixed": ["0.weight", "9"], "evaluating": ["1"]}])
+def test_layers_are_as_they_were_where_the_file_says_it(modes):
+    model, optimizer = make(0, 0)
+    model[0].requires_grad_(False)
+    model[0].eval()
+    put_back(Snapshot.from_files(files(FACTS | {"modes": modes})), model, optimizer)
+    assert not model[0].weight.requires_grad
+    assert model[0].bias.requires_grad is bool(modes)
+    assert model[0].training is bool(modes)
+    assert model[1].training is not bool(modes)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +113,11 @@ def test_an_old_checkpoint_has_no_state():
         changed(state=[]),
         changed(last=3),
         changed(strides=3),
+        changed(modes=[]),
+        changed(modes={"fixed": []}),
+        changed(modes={"fixed": [], "evaluating": [3]}),
     ],
-    ids=range(18),
+    ids=range(21),
 )
 def test_another_form_is_refused(text):
     with pytest.raises(CheckpointError, match="must have"):
@@ -216,9 +232,9 @@ def with_model(change):
         (with_model({"0.weight": torch.zeros(3, 2)}), r"`0.weight` must be .* shape \(3, 2\)"),
         (with_model({"0.bias": torch.zeros(2).double()}), r"`0.bias` must be torch.float64"),
         (with_optimizer({"exp_avg/9.weight": torch.zeros(1)}), "must update `9.weight`"),
-        (with_optimizer({"exp_avg": torch.zeros(1)}), "must update ``"),
+        (with_optimizer({"exp_avg": torch.zeros(1)}), "KEY/PARAMETER, but one is `exp_avg`"),
         (with_optimizer({"__class__/run.state": torch.zeros(1)}), "must update `run.state`"),
-        (with_optimizer({"run.statex": torch.zeros(1)}), "must update ``"),
+        (with_optimizer({"run.statex": torch.zeros(1)}), "but one is `run.statex`"),
         ({"run.json": changed(numbers={"9": {"step": 1}})}, "must update `9`"),
         (
             {"run.json": changed(strides={"exp_avg/0.weight": [1, 2]}, groups=[])},

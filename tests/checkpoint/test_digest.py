@@ -35,7 +35,10 @@ def test_every_kind_of_state_counts():
         model, optimizer = make()
         optimizer.state[model[0].bias]["past"] = [{"a": torch.zeros(2) + added}]
         digests.add(digest_of(model, optimizer))
-    assert len(digests) == 9
+        model, optimizer = make()
+        optimizer.state["k"] = torch.tensor([added])
+        digests.add(digest_of(model, optimizer))
+    assert len(digests) == 11
 
 
 def test_the_layout_in_memory_does_not_count():

@@ -8,6 +8,7 @@ from tests.parity import cases
 from tests.parity.plain import made, plain_loop
 
 import unisono
+from unisono.checkpoint.digest import digest_of
 
 CLIPS = {"norm": {"clip_norm": 0.05}, "value": {"clip_value": 0.003}}
 IN_TORCH = {
@@ -67,6 +68,43 @@ def test_a_worker_killed_while_others_clip_changes_no_bit(monkeypatch, phase):
     monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=1,step=4,at={phase}")
     for digest, _ in unisono.launch(train, "cnn", "adamw", "norm", 4, workers=3):
         assert digest == alone
+
+
+class Tempered(torch.nn.Module):
+    """Float64 beside a temperature in float32, whose shape counts where the norm is float64."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 2, dtype=torch.float64)
+        self.temperature = torch.nn.Parameter(torch.ones(shape))
+
+    def forward(self, x):
+        return (self.linear(x) * self.temperature).square().mean()
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.usefixtures("one_thread")
+def test_a_temperature_without_dimensions_has_the_bits_of_torchs_clipping(shape):
+    data = torch.randn(48, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+    def make():
+        torch.manual_seed(11)
+        model = Tempered(shape)
+        return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+    plain, plain_optimizer = make()
+    for batch in data.split(4):
+        plain_optimizer.zero_grad()
+        plain(batch).backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
+        plain_optimizer.step()
+    model, optimizer = make()
+    run = unisono.Run(model, optimizer, shards=1, clip_norm=0.01)
+    for step in run.steps(data, batch_size=4, epochs=1, shuffle=False):
+        with step:
+            for batch in step.shards:
+                step.backward(model(batch))
+    assert digest_of(model, optimizer) == digest_of(plain, plain_optimizer)
 
 
 def steps_of(clip_norm, loss):

@@ -160,3 +160,25 @@ def test_what_cannot_be_scaled_is_refused(dtype, grad_scaler, kind, words):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(kind, match=words):
         unisono.Run(model, optimizer, shards=1, grad_scaler=grad_scaler)
+
+
+def test_the_default_dtype_has_no_part_in_scaling():
+    def scaled_weights():
+        torch.manual_seed(3)
+        model = torch.nn.Linear(4, 2, dtype=torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = unisono.Run(model, optimizer, shards=2, grad_scaler=scaler())
+        for step in run.steps(torch.ones(8, 4, dtype=torch.float32), batch_size=4, steps=12):
+            with step:
+                for batch in step.shards:
+                    with autocast():
+                        loss = model(batch).float().square().mean()
+                    step.backward(loss)
+        return model.weight.detach().clone()
+
+    expected = scaled_weights()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(scaled_weights(), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 from tests.parity import cases
+from tests.parity.plain import made
 from tests.warm.processes import run, start
 
 import unisono
 from unisono.checkpoint import folder
+from unisono.checkpoint.claim import claim
 from unisono.train import boundary
 from unisono.train.checkpoints import compare
 
@@ -173,6 +175,115 @@ def test_trainers_that_take_turns_need_a_directory_each(tmp_path):
     assert again.run.position.step == 5
     with pytest.raises(ValueError, match="`directory` must be one trainer's alone"):
         one.fit(cases.images(), batch_size=16, steps=6)
+
+
+def fit_where_no_other_process_would(folder):
+    return fit(folder / f"run of {os.getpid()}", 17, checkpoint_every=2, keep=99)
+
+
+@pytest.mark.slow
+def test_all_workers_use_the_directory_that_the_lead_has_named(tmp_path, monkeypatch):
+    whole = fit_at_once("adam")
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=5; kill:rank=1,step=11")
+    results = unisono.launch(fit_where_no_other_process_would, tmp_path, workers=2, restarts=9)
+    assert [digest for _, digest in results] == [whole[1]] * 2
+    (directory,) = tmp_path.iterdir()
+    steps = {int(name[5:]) for name in os.listdir(directory / "checkpoints")}
+    assert steps >= {*range(2, 17, 2), 17}
+    events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
+    assert events[0]["event"] == "start"
+    assert [event["step"] for event in events if event["event"] == "step"] == [*range(17)]
+
+
+@pytest.mark.slow
+def test_the_directory_that_the_lead_has_named_is_held(tmp_path):
+    def begin_and_look(folder):
+        fit_where_no_other_process_would(folder)
+        if unisono.world().rank == 1:
+            (directory,) = folder.iterdir()
+            with pytest.raises(unisono.CheckpointError, match="is in use by process"):
+                claim(directory)
+
+    unisono.launch(begin_and_look, tmp_path, workers=2)
+
+
+def train_in_phases(kind, directory, *, last=20):
+    """Train a layer, then, after a change, the whole; returns the digest and what a phase did."""
+    import torch
+    from torch.utils.data import Subset
+
+    torch.manual_seed(11)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.Linear(8, 10))
+    head = model[2] if kind == "another group" else model
+    optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
+    trainer = unisono.Trainer(
+        *(model, optimizer, cases.classify), shards=2, directory=directory, checkpoint_every=1
+    )
+    data, batch_size = cases.images(), cases.BATCH_SIZE
+    first = Subset(data, range(30)) if kind == "other data" else data
+    trainer.fit(first, batch_size=8 if kind == "other data" else batch_size, epochs=1)
+    if kind == "another group":
+        optimizer.add_param_group({"params": list(model[1].parameters()), "lr": 1e-3})
+    elif kind == "a new head":
+        with torch.no_grad():
+            model[2].weight.copy_(torch.eye(10, 8))
+    optimizer.param_groups[0]["lr"] *= 0.5
+    return trainer.fit(data, batch_size=batch_size, epochs=4, steps=last).digest
+
+
+@pytest.mark.parametrize("kind", ["other data", "another group", "a new head"])
+@pytest.mark.parametrize("stop", [1, 12])
+def test_a_program_of_two_phases_is_taken_up_in_its_second(tmp_path, capsys, kind, stop):
+    whole = train_in_phases(kind, tmp_path / "whole")
+    capsys.readouterr()
+    train_in_phases(kind, tmp_path / "parts", last=stop)
+    assert "nothing to do" not in capsys.readouterr().out
+    assert train_in_phases(kind, tmp_path / "parts") == whole
+    out = capsys.readouterr().out
+    assert ("nothing to do here: the run has come to step 12 already" in out) == (stop == 12)
+    assert out.count("going on from checkpoint") == 1
+
+
+@pytest.mark.slow
+def test_workers_take_a_program_up_in_its_second_phase(tmp_path, monkeypatch):
+    whole = train_in_phases("another group", tmp_path / "whole")
+    train_in_phases("another group", tmp_path / "parts", last=12)
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=14")
+    results = unisono.launch(
+        train_in_phases, "another group", tmp_path / "parts", workers=2, restarts=2
+    )
+    assert results == [whole] * 2
+
+
+def test_calls_that_have_nothing_to_do_look_for_a_checkpoint_once(tmp_path, capsys):
+    def fit_in_calls(until):
+        model, data, loss, optimizer = made("cnn", "adam")
+        trainer = unisono.Trainer(model, optimizer, loss, shards=2, directory=tmp_path)
+        for steps in range(1, until + 1):
+            summary = trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=steps)
+        return summary.steps, trainer.run.position.step
+
+    fit_in_calls(4)
+    capsys.readouterr()
+    assert fit_in_calls(6) == (1, 6)
+    out = capsys.readouterr().out
+    assert (out.count("nothing to do here"), out.count("going on from")) == (1, 1)
+
+
+def test_another_seed_is_refused_where_there_is_nothing_to_do(tmp_path):
+    fit(tmp_path, 5)
+    assert fit(tmp_path, 3, batch_size=8)[0] == 0
+    with pytest.raises(unisono.CheckpointError, match="`seed` must be 5"):
+        fit(tmp_path, 3, seed=6)
+
+
+def test_a_job_that_is_started_again_without_a_checkpoint_is_told(tmp_path, monkeypatch, capsys):
+    fit(tmp_path / "first", 2)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    fit(tmp_path / "first", 3)
+    assert "anew" not in capsys.readouterr().out
+    fit(tmp_path / "second", 3)
+    assert f"{tmp_path / 'second'} has no checkpoint to go on from" in capsys.readouterr().out
 
 
 def test_a_run_that_updates_other_parameters_is_told(tmp_path, capsys):

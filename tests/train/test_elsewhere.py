@@ -14,6 +14,8 @@ from tests.comm.forked import job  # noqa: F401
 from tests.train.elsewhere import train
 from tests.warm import processes
 
+from unisono.checkpoint.store import Store
+
 pytestmark = pytest.mark.slow
 
 PROGRAM = str(Path(__file__).parent / "elsewhere.py")
@@ -59,6 +61,17 @@ def test_a_run_goes_on_from_its_checkpoint_on_any_number_of_workers(job, tmp_pat
         assert not any(one.error for one in said), said
     assert said[0].value == undisturbed()
     assert train(str(tmp_path / "run")) == undisturbed()
+
+
+def test_all_workers_use_the_directory_that_rank_0_has_named(job, tmp_path):  # noqa: F811
+    def work():
+        return train(str(tmp_path / f"run of {os.getpid()}"), steps=8)
+
+    said = job.run(in_a_fork(work), 2)
+    assert not any(one.error for one in said), said
+    (directory,) = tmp_path.glob("run of *")
+    steps = [entry.step for entry in Store(directory).entries()]
+    assert steps == [8, 7, 6]
 
 
 @pytest.mark.parametrize(

@@ -120,3 +120,35 @@ def test_the_names_must_be_the_same_for_every_shard():
     trainer = make(lambda model, batch: {"loss": batch[0].sum(), f"{len(batch[1])}": 1.0}, shards=2)
     with pytest.raises(unisono.MismatchError, match="the same names for every shard"):
         trainer.evaluate(data(3), batch_size=3)
+
+
+class Rescaling(nn.Module):
+    """Scales the rows that it looks up in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.full((4, 3), 2.0))
+
+    def forward(self, indices):
+        return F.embedding(indices, self.table, max_norm=1.0)
+
+
+@pytest.mark.parametrize("use", ["evaluate", "predict"])
+@pytest.mark.parametrize("which", ["the trained one", "another"])
+def test_a_pass_that_changes_parameters_is_refused(use, which):
+    torch.manual_seed(0)
+    trained = Rescaling() if which == "the trained one" else nn.Linear(2, 2)
+    other = None if which == "the trained one" else Rescaling()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    loss = lambda model, batch: model(batch).mean()  # noqa: E731
+    trainer = unisono.Trainer(trained, optimizer, loss, shards=2)
+    with pytest.raises(RuntimeError, match=r"without training must leave .* but `table` was"):
+        getattr(trainer, use)(torch.arange(4), batch_size=4, model=other)
+
+
+def test_parameters_made_in_inference_mode_and_lazy_ones_are_let_through():
+    with torch.inference_mode():
+        model = nn.Linear(6, 3)
+    trainer = make(loss_of)
+    trainer.evaluate(data(8), batch_size=4, model=nn.Sequential(model))
+    trainer.evaluate(data(8), batch_size=4, model=nn.Sequential(nn.LazyLinear(3)))

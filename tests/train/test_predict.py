@@ -183,6 +183,39 @@ def test_one_process_opens_nothing_by_way_of_proc(monkeypatch):
     assert rows.tolist() == list(range(30))
 
 
+class Unlucky(Exception):
+    pass
+
+
+def predict_again_after_failures(path):
+    trainer, caught = make(), []
+
+    def fail_at(sample):
+        def forward(model, batch):
+            if sample in batch[1]:
+                raise Unlucky(f"sample {sample}")
+            return model(batch[0])
+
+        return forward
+
+    wrong = lambda model, batch: model(batch[0]).to(torch.complex128)  # noqa: E731
+    for forward in (wrong, fail_at(0), fail_at(29)):
+        try:
+            trainer.predict(data(30), batch_size=10, forward=forward, path=path)
+        except Exception as error:
+            caught.append((type(error).__name__, str(error)))
+    return caught, trainer.predict(data(30), batch_size=10, path=path).tolist()
+
+
+@pytest.mark.parametrize("in_a_file", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_what_one_worker_raises_all_raise_and_the_next_call_works(tmp_path, in_a_file):
+    path = tmp_path / "rows.safetensors" if in_a_file else None
+    alone = predict_again_after_failures(path)
+    kinds = [kind for kind, _ in alone[0]]
+    assert kinds == ["TypeError", "Unlucky", "Unlucky"]
+    assert unisono.launch(predict_again_after_failures, path, workers=2) == [alone] * 2
+
+
 def predict_where_rank_1_cannot_open(path):
     def deny(*where):
         raise PermissionError(errno.EACCES, "denied")

@@ -292,7 +292,14 @@ def test_an_exception_in_the_loop_leaves_an_ordinary_model():
     ("model", "optimizer", "message"),
     [
         (nn.Embedding(4, 2, sparse=True), torch.optim.SGD, "`sparse=True`: make it with"),
+        (nn.Embedding(4, 2, max_norm=1.0), torch.optim.SGD, r"\(Embedding\) has `max_norm=1.0`"),
+        (nn.EmbeddingBag(4, 2, max_norm=1.0), torch.optim.SGD, r"\(EmbeddingBag\) has `max_norm"),
         (nn.LazyLinear(2), torch.optim.SGD, "is lazy: run the model once"),
+        (
+            nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d(affine=False)),
+            torch.optim.SGD,
+            "buffers must have their shape .* `1.running_mean` is lazy: run the model once",
+        ),
         (nn.Linear(2, 2, device="meta"), torch.optim.SGD, "must be on the CPU"),
         (nn.Linear(2, 2), torch.optim.LBFGS, "LBFGS asks for a closure"),
         (nn.Linear(2, 2), torch.optim.SparseAdam, "SparseAdam takes sparse ones alone"),
@@ -300,6 +307,11 @@ def test_an_exception_in_the_loop_leaves_an_ordinary_model():
             nn.Linear(2, 2),
             lambda p: torch.optim.Adam(p, differentiable=True),
             "`differentiable` must be off",
+        ),
+        (
+            nn.Linear(2, 2).bfloat16(),
+            lambda p: torch.optim.SGD(p, momentum=0.9, fused=True),
+            "`fused` must be off for SGD with momentum on torch.bfloat16",
         ),
         (
             nn.Linear(2, 2),

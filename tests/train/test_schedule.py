@@ -34,8 +34,10 @@ SCHEDULES = {
         ),
         "epoch",
     ),
-    "plateau": (  # looks for a loss that grows, and finds none
-        lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, "max", patience=0),
+    "plateau": (  # looks for a loss that falls by ten, and finds none
+        lambda optimizer: lr_scheduler.ReduceLROnPlateau(
+            optimizer, patience=0, threshold=10.0, threshold_mode="abs"
+        ),
         "epoch",
     ),
 }
@@ -140,6 +142,41 @@ def test_a_plateau_is_judged_by_what_validation_finds():
         make("plateau", 1).fit(data(), batch_size=BATCH, epochs=2)
 
 
+@pytest.mark.parametrize(("mode", "rate"), [("max", 0.05), ("min", 0.0005)])
+def test_a_plateau_may_look_at_another_mean(mode, rate):
+    torch.manual_seed(4)
+    model = torch.nn.Linear(6, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    grows = iter(range(99))
+
+    def loss_and_count(model, batch):
+        count = 0 if model.training else next(grows)
+        return {"loss": loss(model, batch), "count": float(count)}
+
+    trainer = unisono.Trainer(
+        *(model, optimizer, loss_and_count),
+        shards=1,
+        schedule=lr_scheduler.ReduceLROnPlateau(optimizer, mode, patience=0),
+        schedule_monitor="count",
+    )
+    trainer.fit(data(), batch_size=BATCH, epochs=3, validate=data(16))
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+    assert trainer.run.fixed["schedule"] == "ReduceLROnPlateau every epoch, of count"
+
+
+def test_what_a_plateau_looks_at_must_be_there():
+    model = torch.nn.Linear(6, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    trainer = unisono.Trainer(
+        *(model, optimizer, loss),
+        shards=1,
+        schedule=lr_scheduler.ReduceLROnPlateau(optimizer, "max"),
+        schedule_monitor="accuracy",
+    )
+    with pytest.raises(ValueError, match=r"`schedule_monitor` must be one of .*\['loss'\]"):
+        trainer.fit(data(), batch_size=BATCH, epochs=1, validate=data(16))
+
+
 def wrong_options():
     optimizer, other = (
         torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1) for _ in range(2)
@@ -159,6 +196,13 @@ def wrong_options():
             ValueError,
             "Plateau steps after each",
         ),
+        (
+            optimizer,
+            {"schedule": lr_scheduler.ReduceLROnPlateau(optimizer, "max")},
+            ValueError,
+            "but looks at the loss: pass `schedule_monitor=",
+        ),
+        (optimizer, {"schedule_monitor": "accuracy"}, ValueError, "without one: leave it out"),
         (optimizer, {"schedule_every": "hour"}, ValueError, "`schedule_every` must be one of"),
     ]
 

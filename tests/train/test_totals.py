@@ -35,6 +35,22 @@ def test_the_first_total_that_is_reached_counts(totals, position, is_over, end_s
 
 
 @pytest.mark.parametrize(
+    ("totals", "is_passed"),
+    [
+        (Totals(2, None), True),
+        (Totals(3, None), False),
+        (Totals(None, 6), True),
+        (Totals(None, 7), False),
+        (Totals(9, 6), True),
+        (Totals(2, 9), True),
+    ],
+)
+def test_a_total_is_passed_when_the_run_has_come_further(totals, is_passed):
+    assert totals.are_passed(Position(7, 2, 1)) is is_passed
+    assert not Totals(2, None).are_passed(Position(6, 2, 0))
+
+
+@pytest.mark.parametrize(
     ("epochs", "steps", "error"),
     [(None, None, ValueError), (-1, None, ValueError), (None, -1, ValueError), (1, 2.5, TypeError)],
 )

@@ -3,11 +3,13 @@
 import functools
 
 import pytest
+import torch
 from tests.train import whole
 
 import unisono
+from unisono.checkpoint.digest import digest_of
 
-KINDS = [whole.Lamb, whole.Transposed, whole.Past, whole.Preconditioned]
+KINDS = [whole.Lamb, whole.Transposed, whole.Past, whole.Preconditioned, whole.Madgrad]
 EACH = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.lower())
 
 
@@ -49,8 +51,53 @@ def test_any_number_of_workers_goes_on(kind, tmp_path):
     [
         (whole.Caching, "the optimizer's `cache` must be a tensor, a number or a text to be kept"),
         (whole.Counting, "an optimizer must name its state by texts to have it kept, but has 3"),
+        (whole.Lookahead, "but Lookahead's `state_dict` also has `base`"),
+        (whole.Quiet, "but Quiet's `base` is another optimizer with state of its own"),
     ],
 )
 def test_state_that_cannot_be_kept_is_refused_before_the_second_step(kind, words, tmp_path):
     with pytest.raises(unisono.CheckpointError, match=words):
         whole.train(kind, [1000], tmp_path)
+
+
+def test_a_state_dict_that_says_no_more_than_torchs_is_let_through(tmp_path):
+    whole.train(whole.Same, [3], tmp_path)
+    assert whole.train(whole.Same, [8], tmp_path) == undisturbed(whole.Same)
+
+
+def test_state_that_a_program_gives_an_elementwise_optimizer_is_kept(tmp_path):
+    def make(directory):
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.Adam(model.parameters())
+        return unisono.Run(model, optimizer, shards=2, directory=directory)
+
+    run, data = make(tmp_path), torch.utils.data.TensorDataset(torch.randn(8, 3))
+    run.optimizer.state["mine"] = {"mean": torch.ones(2)}
+    for total in (1, 2):
+        for step in run.steps(data, batch_size=4, steps=total):
+            with step:
+                for (inputs,) in step.shards:
+                    step.backward(run.model(inputs).square().mean())
+        digest = digest_of(run.model, run.optimizer)
+        run = make(tmp_path)
+    assert list(run.steps(data, batch_size=4, steps=2)) == []
+    assert run.optimizer.state["mine"]["mean"].tolist() == [1, 1]
+    assert digest_of(run.model, run.optimizer) == digest
+
+
+def with_complex(place):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if place == "model":
+        model.register_buffer("phase", torch.zeros(2, dtype=torch.complex128))
+    else:
+        optimizer.state["phase"] = {"of": torch.zeros(2, dtype=torch.complex128)}
+    return model, optimizer
+
+
+@pytest.mark.parametrize("place", ["model", "optimizer"])
+def test_what_no_file_can_hold_is_refused_before_any_training(place, tmp_path):
+    run = unisono.Run(*with_complex(place), shards=1, directory=tmp_path)
+    data = torch.utils.data.TensorDataset(torch.randn(8, 3))
+    with pytest.raises(unisono.CheckpointError, match=r"`phase.* but is torch\.complex"):
+        next(run.steps(data, batch_size=4, steps=1))

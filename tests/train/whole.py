@@ -79,6 +79,58 @@ class Counting(Caching):
     key, value = 3, 4
 
 
+class Madgrad(Whole):
+    """Counts its steps, and more, beside the state of its parameters."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        if "k" not in self.state:
+            self.state["k"] = torch.tensor([0])
+            self.state["seen"] = {"losses/all": [0.5], "mean": torch.zeros(2)}
+        super().step()
+        self.state["k"] += 1
+        self.state["seen"]["mean"] += 1
+
+    def direction(self, parameter, state):
+        sums = state.setdefault("s", torch.zeros_like(parameter))
+        sums.add_(parameter.grad)
+        seen = self.state["seen"]
+        return sums * (self.state["k"].item() + seen["losses/all"][0] + seen["mean"][0]) ** -0.5
+
+
+class Lookahead(Whole):
+    """Wraps another optimizer, whose state it says beside its own."""
+
+    def __init__(self, params):
+        super().__init__(params)
+        self.base = torch.optim.Adam(self.param_groups[0]["params"])
+
+    def direction(self, parameter, state):
+        return parameter.grad
+
+    def state_dict(self):
+        return {**super().state_dict(), "base": self.base.state_dict()}
+
+
+class Quiet(Lookahead):
+    """The same, but says nothing of it."""
+
+    def state_dict(self):
+        return super(Lookahead, self).state_dict()
+
+
+class Same(Whole):
+    """Says in words of its own what torch says."""
+
+    def direction(self, parameter, state):
+        state.setdefault("mean", torch.zeros_like(parameter)).lerp_(parameter.grad, 0.1)
+        return state["mean"]
+
+    def state_dict(self):
+        said = super().state_dict()
+        return {"param_groups": said["param_groups"], "state": dict(said["state"])}
+
+
 def images():
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(0, 4, (40,), generator=generator)

@@ -31,8 +31,8 @@ def check_better(better: str) -> None:
         raise ValueError(f"`better` must be one of {BETTER}, but is {better!r}.")
 
 
-def monitored(means: Mapping[str, Any], name: str) -> float:
-    """Look a mean up.
+def monitored(means: Mapping[str, Any], name: str, option: str = "monitor") -> float:
+    """Look up the mean that `option` names.
 
     Raises:
         ValueError: there is no such mean.
@@ -40,8 +40,8 @@ def monitored(means: Mapping[str, Any], name: str) -> float:
     numbers = sorted(other for other, value in means.items() if not isinstance(value, list))
     if name not in numbers:
         raise ValueError(
-            f"`monitor` must be one of the means that the loss function gives, or a metric that is "
-            f"one number, {numbers}, but is {name!r}."
+            f"`{option}` must be one of the means that the loss function gives, or a metric that "
+            f"is one number, {numbers}, but is {name!r}."
         )
     return float(means[name])
 

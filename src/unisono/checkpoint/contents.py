@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 
 from unisono.engine.buffers import named_buffers
 from unisono.engine.contents import is_dense, named_parameters, updated_parameters
-from unisono.engine.kept import join_state
+from unisono.engine.kept import join_state, put_back_state
+from unisono.engine.modes import are_modes, put_back_modes
 from unisono.errors import CheckpointError
 
 FORMAT = 1
@@ -34,7 +35,8 @@ class Snapshot:
         optimizer: the optimizer's tensors, by ``KEY/PARAMETER``.
         facts: the rest: position, identity, hyperparameters, numbers of the optimizer's state,
             the plain values of ``run.state``, what the last step said, strides of those tensors
-            below that do not lie row by row.
+            below that do not lie row by row, which parameters were fixed and which layers
+            evaluated.
         state_tensors: the tensors of ``run.state``, by key.
     """
 
@@ -47,7 +49,8 @@ class Snapshot:
     def from_files(cls, files: Mapping[str, bytes]) -> Snapshot:
         """Read it from the three files.
 
-        Those of older versions know nothing of ``state``, ``last`` and ``strides``: empty here.
+        Those of older versions know nothing of ``state``, ``last``, ``strides`` and ``modes``:
+        empty here.
 
         Raises:
             CheckpointError: a file is not of its format.
@@ -59,7 +62,7 @@ class Snapshot:
         except Exception as error:
             raise CheckpointError(f"its files must have their formats, but: {error}.") from None
         if isinstance(facts, dict):
-            facts = {"state": {}, "last": {}, "strides": {}, **facts}
+            facts = {"state": {}, "last": {}, "strides": {}, "modes": {}, **facts}
         _check_facts(facts)
         for name in facts["strides"].keys() & optimizer.keys():
             optimizer[name] = _laid_out(name, optimizer[name], facts["strides"][name])
@@ -83,9 +86,9 @@ def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None
         for name, home in homes.items():
             home.copy_(snapshot.tensors[name])
     optimizer.state.clear()
-    for name, state in states.items():
-        optimizer.state[parameters[name]] = state
+    put_back_state(optimizer, parameters, states)
     put_back_groups(snapshot.facts["groups"], optimizer)
+    put_back_modes(snapshot.facts["modes"], model, optimizer)
 
 
 def put_back_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
@@ -122,6 +125,7 @@ def _check_facts(facts: Any) -> None:
         or not isinstance(facts.get("state"), dict)
         or not isinstance(facts.get("last"), dict)
         or not isinstance(facts.get("strides"), dict)
+        or not are_modes(facts.get("modes"))
     ):
         raise CheckpointError("run.json must have the form that this version writes, but has not.")
 
@@ -188,7 +192,7 @@ def _states(
 ) -> dict[str, dict[str, Any]]:
     states = join_state(snapshot.optimizer, snapshot.facts["numbers"])
     for name in sorted(states):
-        if name not in parameters:
+        if name and name not in parameters:
             raise CheckpointError(
                 f"the optimizer must update `{name}` as in the checkpoint, but does not: make it "
                 f"over the same parameters, or give each run its own `directory`."

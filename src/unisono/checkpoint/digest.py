@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from unisono.engine.buffers import named_buffers
 from unisono.engine.contents import named_parameters
+from unisono.engine.kept import named_states
 from unisono.engine.packing import tensors_in
 
 
@@ -50,8 +51,8 @@ def _tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, torc
         yield f"parameter {name}", parameter
     for name, buffer in named_buffers(model).items():
         yield f"buffer {name}", buffer
-    for name, parameter in parameters.items():
-        for key, value in optimizer.state.get(parameter, {}).items():
+    for name, state in named_states(optimizer, parameters).items():
+        for key, value in state.items():
             if isinstance(value, (torch.Tensor, int, float)):
                 yield f"optimizer {key} {name}", torch.as_tensor(value)
             else:

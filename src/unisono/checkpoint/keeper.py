@@ -159,7 +159,7 @@ def _told(error: Exception, kept: Kept) -> str:
             f"the disk must have about {num_bytes:,} bytes free, but has {free:,} "
             f"({max(0, num_bytes - free):,} too few); training goes on, the next one is tried."
         )
-    return f"{error}; training goes on, the next one is tried."
+    return f"{str(error).removesuffix('.')}; training goes on, the next one is tried."
 
 
 def _existing(path: Path) -> Path:

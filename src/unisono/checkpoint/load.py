@@ -7,6 +7,7 @@ are read, and a model is changed only when all of them fit.
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import pickle
 from collections.abc import Collection, Mapping
@@ -52,6 +53,8 @@ def load_model(
     tensors = tensors_of(model)
     kept_elsewhere = _only_in_checkpoints(model, tensors)
     targets = {**tensors, **kept_elsewhere}
+    if path.is_dir():
+        weights = _named_by_hooks(model, targets, weights)
     for name, tensor in targets.items():
         _check_loadable(name, tensor)
     found = _matched(targets, weights)
@@ -168,6 +171,24 @@ def _only_in_checkpoints(
 ) -> dict[str, torch.Tensor]:
     """Name the buffers that no state dict holds; a checkpoint does."""
     return {name: buffer for name, buffer in model.named_buffers() if name not in tensors}
+
+
+def _named_by_hooks(
+    model: nn.Module, targets: Mapping[str, torch.Tensor], weights: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Give a checkpoint's weights, named as modules have them, the names of hooked state dicts."""
+    plain_here = plain_names(targets)
+    names = {id(tensor): plain_here[name] for name, tensor in targets.items()}
+    own = dict(itertools.chain(model.named_parameters(), model.named_buffers()))
+    plain_own, plain_there = plain_names(own), plain_names(weights)
+    hooked = {
+        plain_own[name]: names[id(tensor)]
+        for name, tensor in own.items()
+        if id(tensor) in names and targets.get(name) is not tensor
+    }
+    if not hooked:
+        return weights
+    return {hooked.get(name, name): weights[there] for there, name in plain_there.items()}
 
 
 def _matched(here: Collection[str], there: Collection[str]) -> dict[str, str]:

@@ -17,6 +17,8 @@ from safetensors.torch import save as to_safetensors
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from unisono.checkpoint.tensors import CODES
+
 
 def plain_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """Give the model's state dict under plain names; tied tensors once, under the first name."""
@@ -32,12 +34,28 @@ def plain_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return weights
 
 
+def check_weights(model: nn.Module) -> None:
+    """Refuse weights of a dtype that safetensors files cannot hold.
+
+    Raises:
+        ValueError: there are some; names the first.
+    """
+    for name, tensor in tensors_of(model).items():
+        if str(tensor.dtype) not in CODES:
+            raise ValueError(
+                f"weights must have a dtype that safetensors files hold, but `{name}` is "
+                f"{tensor.dtype}: convert it, or write `model.state_dict()` with torch.save."
+            )
+
+
 def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write the model's weights; a reader finds the old file or the whole new one.
 
     Raises:
         OSError: the folder does not exist or cannot be written.
+        ValueError: there are weights that no such file can hold.
     """
+    check_weights(model)
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from unisono.engine.buffers import named_buffers
@@ -42,7 +43,8 @@ def check_contents(model: nn.Module, optimizer: Optimizer) -> None:
     Raises:
         TypeError: the model is no module, or the optimizer no optimizer.
         ValueError: a parameter or buffer is not initialised, not on the CPU, or overlaps itself or
-            another; an embedding makes sparse gradients; the optimizer cannot be supported.
+            another; an embedding makes sparse gradients or has `max_norm`; the optimizer cannot be
+            supported.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -51,7 +53,7 @@ def check_contents(model: nn.Module, optimizer: Optimizer) -> None:
     check_optimizer(optimizer)
     named = named_parameters(model, optimizer)
     for name, parameter in named.items():
-        _check_parameter(name, parameter)
+        _check_tensor("parameter", name, parameter)
     buffers = named_buffers(model)
     for name, buffer in buffers.items():
         _check_tensor("buffer", name, buffer)
@@ -67,6 +69,12 @@ def check_contents(model: nn.Module, optimizer: Optimizer) -> None:
             raise ValueError(
                 f"gradients must be dense, but `{name or 'model'}` ({type(module).__name__}) has "
                 f"`sparse=True`: make it with `sparse=False`; the sums are the same."
+            )
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            raise ValueError(
+                f"parameters must be changed by the optimizer alone, but `{name or 'model'}` "
+                f"({type(module).__name__}) has `max_norm={module.max_norm}`, with which each "
+                f"forward pass scales rows in place: leave it out, and scale what is looked up."
             )
 
 
@@ -87,15 +95,6 @@ def signature(model: nn.Module, optimizer: Optimizer) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def _check_parameter(name: str, parameter: nn.Parameter) -> None:
-    if isinstance(parameter, nn.UninitializedParameter):
-        raise ValueError(
-            f"parameters must have their shape before training, but `{name}` is lazy: run the "
-            f"model once on one batch, then make the optimizer."
-        )
-    _check_tensor("parameter", name, parameter)
-
-
 def _check_apart(named: Mapping[str, torch.Tensor]) -> None:
     """Refuse parameters and buffers that share memory without being the same object."""
     places = sorted(
@@ -113,6 +112,11 @@ def _check_apart(named: Mapping[str, torch.Tensor]) -> None:
 
 
 def _check_tensor(kind: str, name: str, tensor: torch.Tensor) -> None:
+    if is_lazy(tensor):
+        raise ValueError(
+            f"{kind}s must have their shape before training, but `{name}` is lazy: run the model "
+            f"once on one batch, then make the optimizer."
+        )
     if tensor.device.type != "cpu":
         raise ValueError(
             f"the model must be on the CPU, but {kind} `{name}` is on {tensor.device}: this "

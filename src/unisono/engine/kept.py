@@ -1,9 +1,12 @@
-"""What an optimizer keeps, by name: tensors, plain values, and the options of its groups."""
+"""What an optimizer keeps, by name: tensors, plain values, and the options of its groups.
+
+What it keeps for no parameter (a count of all steps, say) goes under the name that none has: "".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -11,6 +14,20 @@ from torch.optim import Optimizer
 
 from unisono.engine.packing import MALFORMED, check_plain, keep_in, labels_in, pack, unpack
 from unisono.errors import CheckpointError
+
+_MISSING = object()
+_PLAIN = (bool, int, float, str, tuple)
+_NONE = ""  # the name of no parameter
+
+
+def named_states(
+    optimizer: Optimizer, named: Mapping[str, nn.Parameter]
+) -> dict[str, Mapping[Any, Any]]:
+    """Find what an optimizer keeps for each parameter, and for none."""
+    return {
+        **{name: optimizer.state.get(parameter, {}) for name, parameter in named.items()},
+        _NONE: {key: optimizer.state[key] for key in _own_keys(optimizer)},
+    }
 
 
 def take_state(
@@ -25,7 +42,7 @@ def take_state(
     Raises:
         CheckpointError: there is something that cannot be kept.
     """
-    states = {name: optimizer.state.get(parameter, {}) for name, parameter in named.items()}
+    states = named_states(optimizer, named)
     tensors = {
         f"{key}/{name}": value
         for name, state in states.items()
@@ -56,7 +73,11 @@ def join_state(
             f"({error!r})."
         ) from None
     for label in tensors.keys() - within:
-        key, _, name = label.partition("/")
+        key, slash, name = label.partition("/")
+        if not slash:
+            raise CheckpointError(
+                f"the optimizer's tensors must be named KEY/PARAMETER, but one is `{label:.80}`."
+            )
         # A copy lies where torch would put it; products may depend on that.
         states.setdefault(name, {})[key] = tensors[label].clone()
     return states
@@ -84,10 +105,27 @@ def put_back_state(
     states: Mapping[str, dict[str, Any]],
 ) -> None:
     """Give an optimizer the state that :func:`join_state` has put together, and no other."""
+    for key in _own_keys(optimizer):
+        del optimizer.state[key]
+    optimizer.state.update(states.get(_NONE, {}))  # type: ignore[arg-type]
     for name, parameter in named.items():
         optimizer.state.pop(parameter, None)
         if name in states:
             optimizer.state[parameter] = states[name]
+
+
+def check_told(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that keeps more than its `state` and the options of its groups.
+
+    Raises:
+        CheckpointError: its `state_dict` says more than torch's, or it wraps another optimizer.
+    """
+    name = type(optimizer).__name__
+    for path in _told_beside(optimizer):
+        _refuse_to_keep(f"{name}'s `state_dict` also has `{path}`")
+    for key, value in vars(optimizer).items():
+        if isinstance(value, Optimizer) and value.state is not optimizer.state:
+            _refuse_to_keep(f"{name}'s `{key}` is another optimizer with state of its own")
 
 
 def plain(what: str, value: Any) -> Any:
@@ -103,6 +141,37 @@ def plain(what: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(what, item) for item in value]
     return check_plain(what, value)
+
+
+def _own_keys(optimizer: Optimizer) -> list[Any]:
+    return [key for key in optimizer.state if not isinstance(key, torch.Tensor)]
+
+
+def _told_beside(optimizer: Optimizer) -> Iterator[str]:
+    if type(optimizer).state_dict is not Optimizer.state_dict:
+        yield from _beside("", optimizer.state_dict(), Optimizer.state_dict(optimizer))
+
+
+def _beside(path: str, said: Any, known: Any) -> Iterator[str]:
+    """Find the places of what is said and not known."""
+    if isinstance(said, Mapping) and isinstance(known, Mapping):
+        for key, value in said.items():
+            yield from _beside(f"{path}/{key}".lstrip("/"), value, known.get(key, _MISSING))
+    elif isinstance(said, list) and isinstance(known, list) and len(said) == len(known):
+        for at, (value, there) in enumerate(zip(said, known, strict=True)):
+            yield from _beside(f"{path}/{at}", value, there)
+    elif isinstance(said, torch.Tensor) and isinstance(known, torch.Tensor):
+        if said.dtype != known.dtype or not torch.equal(said, known):
+            yield path
+    elif said is not known and not (isinstance(said, _PLAIN) and said == known):
+        yield path
+
+
+def _refuse_to_keep(trouble: str) -> NoReturn:
+    raise CheckpointError(
+        f"an optimizer must have all its state in `optimizer.state` to be kept with a run, but "
+        f"{trouble}: use an optimizer that has, or train without checkpoints."
+    )
 
 
 def _take_rest(

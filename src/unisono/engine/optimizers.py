@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -99,7 +99,8 @@ def check_optimizer(optimizer: optim.Optimizer) -> None:
 
     Raises:
         TypeError: it is no torch optimizer.
-        ValueError: it needs a closure, sparse gradients or differentiable updates.
+        ValueError: it needs a closure, sparse gradients or differentiable updates, or torch's
+            own kernel for it gives other bits each time.
     """
     if not isinstance(optimizer, optim.Optimizer):
         raise TypeError(
@@ -124,6 +125,18 @@ def check_optimizer(optimizer: optim.Optimizer) -> None:
                 raise ValueError(
                     f"`{option}` must be off on CPU workers, but is on for {name}: leave it out."
                 )
+        if isinstance(optimizer, optim.SGD) and group.get("fused") and group.get("momentum"):
+            _check_halves(group["params"])
+
+
+def _check_halves(parameters: Sequence[torch.Tensor]) -> None:
+    # torch 2.13's kernel leaves garbage in the last elements of their momentum.
+    for dtype in {parameter.dtype for parameter in parameters} & {torch.bfloat16, torch.float16}:
+        raise ValueError(
+            f"`fused` must be off for SGD with momentum on {dtype} parameters, as torch's kernel "
+            f"computes the last of their elements from memory that nobody has written, but is on: "
+            f"leave it out."
+        )
 
 
 def state_like(

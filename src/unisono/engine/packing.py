@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from unisono.checkpoint.tensors import CODES
 from unisono.errors import CheckpointError
 
 Keep = Callable[[str, torch.Tensor], str]
@@ -59,6 +60,7 @@ def pack(value: Any, path: str, keep: Keep, tell: Callable[[str], str]) -> Any:
         return pack(item, f"{path}/{place}", keep, tell)
 
     if isinstance(value, torch.Tensor):
+        check_dtype(tell(path), value)
         return {"$tensor": keep(path, value.detach())}
     if isinstance(value, Mapping):
         items = [[key, inner(key, item)] for key, item in value.items()]
@@ -156,6 +158,20 @@ def check_plain(what: str, value: Any) -> Any:
         f"{what} must be a tensor, a number or a text to be kept, but is of type "
         f"{type(value).__name__}."
     )
+
+
+def check_dtype(what: str, tensor: torch.Tensor) -> None:
+    """Refuse, and name, a tensor that no file of a checkpoint can hold.
+
+    Raises:
+        CheckpointError: it is one.
+    """
+    if str(tensor.dtype) not in CODES:
+        raise CheckpointError(
+            f"{what} must have a dtype that safetensors files hold to be kept, but is "
+            f"{tensor.dtype}: convert it (two real tensors hold a complex one), or train without "
+            f"checkpoints."
+        )
 
 
 def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:

@@ -71,7 +71,7 @@ class LossScaling:
         Returns:
             Whether all of them are finite.
         """
-        found = torch.zeros(())
+        found = torch.zeros((), dtype=torch.float32)
         scale = torch.tensor(self.scale, dtype=torch.float32)
         # As torch: the reciprocal in float64, then rounded.
         inverse = scale.double().reciprocal().float()
@@ -86,7 +86,7 @@ class LossScaling:
         torch._amp_update_scale_(
             scale,
             tracker,
-            torch.tensor(float(is_skipped)),
+            torch.tensor(float(is_skipped), dtype=torch.float32),
             state["growth_factor"],
             state["backoff_factor"],
             state["growth_interval"],

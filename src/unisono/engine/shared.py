@@ -367,9 +367,13 @@ class SharedEngine:
         return all_came
 
     def _totals(self, present: Sequence[bool]) -> list[torch.Tensor]:
-        """View this worker's pieces of the summed gradients that are there."""
+        """View this worker's pieces of the summed gradients that are there.
+
+        What has no dimensions has none here either: by a scalar of a wider dtype, such as the norm,
+        torch multiplies it in that dtype, but a vector in its own.
+        """
         return [
-            total
+            total if self._parameters[piece.index].ndim else total.view(())
             for total, piece in zip(self._sum.totals, self._sum.pieces, strict=True)
             if present[piece.index]
         ]

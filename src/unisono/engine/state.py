@@ -23,11 +23,13 @@ from unisono.checkpoint.contents import STATE_PREFIX, check_groups, put_back_gro
 from unisono.comm.host import Live
 from unisono.comm.team import Team
 from unisono.engine.arena import Arena, Plan, lay_out, size_of
-from unisono.engine.buffers import Buffers
+from unisono.engine.buffers import Buffers, named_buffers
 from unisono.engine.contents import named_parameters, updated_parameters
-from unisono.engine.kept import group_options, join_state, put_back_state, take_state
+from unisono.engine.kept import check_told, group_options, join_state, put_back_state, take_state
 from unisono.engine.manifest import Manifest
+from unisono.engine.modes import modes_of
 from unisono.engine.optimizers import is_elementwise, is_surrounded, state_like
+from unisono.engine.packing import check_dtype
 from unisono.engine.snapshots import Snapshots, strides_of
 from unisono.engine.structure import Structure
 from unisono.engine.update import StateKey
@@ -38,6 +40,7 @@ from unisono.engine.update import StateKey
 _BLOB_BYTES = 1 << 26
 _BLOB_TIMES_PARAMETERS = 8
 _VERSION, _GRADIENT = operator.attrgetter("_version"), operator.attrgetter("grad")
+_TRAINING, _REQUIRES_GRAD = operator.attrgetter("training"), operator.attrgetter("requires_grad")
 
 
 class SharedState:
@@ -79,6 +82,7 @@ class SharedState:
         updated = set(map(id, self.parameters))
         self.fixed = [p for p in model.parameters() if id(p) not in updated]
         self._all = [*self.parameters, *self.fixed]
+        self._flags: tuple[Any, ...] = ()
         self.buffers = Buffers(model)
         self.structure = Structure(model)
         self.is_sliced = is_elementwise(optimizer)
@@ -173,12 +177,12 @@ class SharedState:
         position, size = (0, 1) if alone else (team.position, team.size)
         slot = self.snapshots.copy(self.buffers.now, position, size)
         if team.is_lead:
-            named = named_parameters(self._model, self._optimizer)
-            kept, rest = ({}, {}) if self.is_sliced else take_state(self._optimizer, named)
+            kept, rest = take_state(self._optimizer, self._named_whole())
             kept.update(extras)
             more = {
                 "copy of buffers": self.buffers.now,
                 "groups": group_options(self._optimizer),
+                "modes": self._modes(was_left=alone),
                 "numbers": rest,
                 "strides": strides_of(kept),
             }
@@ -190,10 +194,15 @@ class SharedState:
         """Refuse, before any training, what snapshots cannot keep.
 
         Raises:
-            CheckpointError: the optimizer keeps something that is neither tensor nor plain value.
+            CheckpointError: the optimizer keeps something that is neither tensor nor plain value,
+                or elsewhere than in its `state`; or a tensor is of a dtype that no file can hold.
         """
         check_groups(json.loads(json.dumps(group_options(self._optimizer))), self._optimizer)
-        take_state(self._optimizer, named_parameters(self._model, self._optimizer))
+        check_told(self._optimizer)
+        named = named_parameters(self._model, self._optimizer)
+        tensors, _ = take_state(self._optimizer, named)
+        for name, tensor in {**named, **named_buffers(self._model), **tensors}.items():
+            check_dtype(f"`{name}`", tensor)
 
     def newest(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Read what is kept beside the newest snapshot: facts and extras."""
@@ -211,20 +220,22 @@ class SharedState:
         self.remember()
 
     def load_optimizer(self, *, everywhere: bool = False) -> None:
-        """Take the state of an optimizer that is not element-wise from the newest snapshot.
+        """Take what is not in the arena of an optimizer's state from the newest snapshot.
 
         Args:
-            everywhere: on every worker; else the lead alone has use for it.
+            everywhere: that of one which is not element-wise, on every worker; else the lead alone
+                has use for it.
         """
-        if not self.is_sliced and (everywhere or self._team.is_lead):
+        is_wanted = not everywhere if self.is_sliced else everywhere or self._team.is_lead
+        if is_wanted:
             facts, extras = self.newest()
-            named = named_parameters(self._model, self._optimizer)
             tensors = {
                 label: tensor
                 for label, tensor in extras.items()
                 if not label.startswith(STATE_PREFIX)
             }
-            put_back_state(self._optimizer, named, join_state(tensors, facts["numbers"]))
+            states = join_state(tensors, facts["numbers"])
+            put_back_state(self._optimizer, self._named_whole(), states)
             if everywhere:
                 put_back_groups(facts["groups"], self._optimizer)  # its step may change options
 
@@ -319,6 +330,21 @@ class SharedState:
         slot = self.snapshots.newest
         assert slot is not None, "a loop begins with a snapshot"
         return slot
+
+    def _named_whole(self) -> dict[str, nn.Parameter]:
+        """Name the parameters whose optimizer state is not in the arena."""
+        return {} if self.is_sliced else named_parameters(self._model, self._optimizer)
+
+    def _modes(self, *, was_left: bool) -> dict[str, Any]:
+        modules = self.structure.modules
+        flags = (modules, [*map(_TRAINING, modules)], [*map(_REQUIRES_GRAD, self._all)])
+        if flags != self._flags:  # to name them takes much longer, and few programs change any
+            self._flags, self._named_modes = flags, modes_of(self._model, self._optimizer)
+        modes = dict(self._named_modes)
+        if was_left and not self._model.training and self.snapshots.newest is not None:
+            # In the midst of a validation, say: steps are taken as they were before.
+            modes["evaluating"] = self.newest()[0]["modes"]["evaluating"]
+        return modes
 
     def _copy_of_buffers(self) -> int:
         return int(self.snapshots.facts(self._newest())["copy of buffers"])

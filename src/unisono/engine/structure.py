@@ -15,7 +15,11 @@ from torch import nn
 
 
 class Structure:
-    """What a model consists of when a loop begins. Final."""
+    """What a model consists of when a loop begins. Final.
+
+    Attributes:
+        modules: the model's, in its order.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -47,7 +51,8 @@ class Structure:
 
     def _note(self) -> None:
         # TorchScript keeps what a module holds elsewhere, and it cannot change.
-        modules = [m for m in self._model.modules() if isinstance(m._parameters, dict)]
+        self.modules = [*self._model.modules()]
+        modules = [m for m in self.modules if isinstance(m._parameters, dict)]
         self._tables: list[dict[str, Any]] = [
             table for m in modules for table in (m._modules, m._parameters)
         ]

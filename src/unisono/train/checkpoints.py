@@ -25,6 +25,7 @@ from unisono.checkpoint.every import Every
 from unisono.checkpoint.folder import FILES, read_file
 from unisono.checkpoint.keeper import Keeper, Kept
 from unisono.checkpoint.store import Store
+from unisono.comm.jobname import num_restarts
 from unisono.comm.link import Link
 from unisono.comm.team import Team
 from unisono.engine.arena import Arena
@@ -33,6 +34,7 @@ from unisono.errors import CheckpointError
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.plan.samples import SamplePlan
 from unisono.train.position import Position
+from unisono.train.totals import Totals
 from unisono.train.turns import Turn
 from unisono.whole import check_whole
 from unisono.world import threads_per_worker
@@ -42,10 +44,17 @@ RESUME = ("auto", "never")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The checkpoint that a run goes on from: its folder, and what it says."""
+    """The checkpoint that a run goes on from.
+
+    Attributes:
+        path: its folder.
+        snapshot: what it says.
+        is_ahead: whether it was made in a later loop than the one that is about to begin.
+    """
 
     path: str
     snapshot: Snapshot
+    is_ahead: bool
 
 
 class Checkpoints:
@@ -79,7 +88,6 @@ class Checkpoints:
         # The program may go to another folder before the first loop.
         self.directory = Path(directory).absolute()
         self._turn = Turn(self.directory)
-        self._store = Store(self.directory, keep)
         self._every = None if every is None else Every.read(every)
         self._resume = resume == "auto"
         self._say = say
@@ -100,24 +108,41 @@ class Checkpoints:
         """What whoever writes checkpoints has to know."""
         return {"directory": str(self.directory), "keep": self._keep}
 
+    @property
+    def _store(self) -> Store:
+        return Store(self.directory, self._keep)
+
     def take_turn(self) -> None:
-        """Begin, or go on, in the directory; every rank does it.
+        """Go on in the directory, after the first loop; every rank does it.
 
         Raises:
-            ValueError: another run of this program has begun there since this one was made.
+            ValueError: another run of this program has begun there since this one did.
         """
         self._turn.take()
 
-    def find(self, plan: SamplePlan, identity: Mapping[str, Any]) -> Found | None:
+    def go_to(self, directory: str) -> None:
+        """Begin in the directory that the lead has named; every rank does it.
+
+        With a time or a process in its name each worker has made another one of it.
+        """
+        if not self._turn.has_begun:
+            self.directory = Path(directory)
+            self._turn = Turn(self.directory)
+            self._turn.take()
+
+    def find(self, plan: SamplePlan, totals: Totals, identity: Mapping[str, Any]) -> Found | None:
         """Find the checkpoint to go on from; the lead does it.
 
         Args:
             plan: which samples are computed where.
+            totals: how far the loop that is about to begin goes.
             identity: the run's.
 
         Raises:
+            ValueError: another run of this program has begun there since this one was made.
             CheckpointError: the run was another one, or another job uses the directory.
         """
+        self._turn.take()
         self._claim()
         if not self._resume:
             self._set_aside(-1)
@@ -127,17 +152,31 @@ class Checkpoints:
             self._say(f"checkpoint {other.path.name} is passed over: {other.trouble}")
         if snapshot is None or entry is None:
             self._set_aside(-1)
+            if num_restarts(os.environ) and not passed_over:
+                self._say(
+                    f"the job was started again, but {self.directory} has no checkpoint to go on "
+                    f"from: the run begins anew. Let `directory` have the same name in each start, "
+                    f"without a time or the number of a process."
+                )
             return None
+        position = Position(**snapshot.facts["position"])
+        if totals.are_passed(position):
+            compare(snapshot.facts["identity"], of_every_loop(identity))
+            self._say(
+                f"nothing to do here: the run has come to step {position.step} already, with "
+                f"checkpoint {entry.path.name} in {self._store.folder}; a later call goes on there"
+            )
+            return Found(str(entry.path), snapshot, is_ahead=True)
         for warning in compare(snapshot.facts["identity"], identity):
             self._say(warning)
-        if snapshot.facts["position"]["batch"] >= plan.steps_per_epoch:
+        if position.batch >= plan.steps_per_epoch:
             raise CheckpointError(
                 f"a checkpoint must be of a place within an epoch of {plan.steps_per_epoch} steps, "
                 f"but {entry.path.name} is of {snapshot.facts['position']}: it was changed."
             )
-        self._set_aside(snapshot.facts["position"]["step"])
+        self._set_aside(position.step)
         self._say(f"going on from checkpoint {entry.path.name} in {self._store.folder}")
-        return Found(str(entry.path), snapshot)
+        return Found(str(entry.path), snapshot, is_ahead=False)
 
     def read(self, path: str) -> Snapshot:
         """Read a checkpoint that the lead has found.
@@ -230,7 +269,13 @@ def fixed_by(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-_MUST_STAY = ("seed", "shards", "batch_size", "shuffle", "sampler", "dataset length", "optimizer")
+_OF_ONE_LOOP = ("batch_size", "shuffle", "sampler", "dataset length")
+_MUST_STAY = ("seed", "shards", *_OF_ONE_LOOP, "optimizer")
+
+
+def of_every_loop(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out of a run's identity what another loop of it may have otherwise."""
+    return {name: value for name, value in identity.items() if name not in _OF_ONE_LOOP}
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

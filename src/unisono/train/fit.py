@@ -174,7 +174,7 @@ class FitUnderWay:
             compute: computes one.
         """
         run, self.end_step = self._run, end_step
-        if run.last.get("stopped_by") not in self._callbacks.names:
+        if not run.is_ahead and run.last.get("stopped_by") not in self._callbacks.names:
             run.go_on()
         self._validation.begin()
         self._tally = Tally(run.position)

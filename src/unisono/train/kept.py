@@ -28,6 +28,7 @@ from unisono.checkpoint.places import Places
 from unisono.checkpoint.slots import files_of, read_facts
 from unisono.comm.host import Passed
 from unisono.comm.team import Team
+from unisono.engine.modes import put_back_modes
 from unisono.engine.state import SharedState
 from unisono.errors import UnisonoError
 from unisono.train.position import Position
@@ -79,6 +80,7 @@ class Kept:
         self.position.move_to(**facts["position"])
         self.last = facts["last"]
         put_back_groups(facts["groups"], self.optimizer)
+        put_back_modes(facts["modes"], self.model, self.optimizer)
         unpack(facts["state"], extras, self.state)
 
     def put_back(self, snapshot: Snapshot) -> None:

@@ -21,6 +21,7 @@ from unisono.comm.team import Team
 from unisono.data.collating import Collate
 from unisono.errors import MismatchError
 from unisono.plan.samples import SamplePlan
+from unisono.train.failures import failure, raised
 from unisono.train.ledger import Ledger
 from unisono.train.predictions import Field, Rows, fields_of, form_of, put_together
 from unisono.train.rowsfile import (
@@ -195,7 +196,7 @@ class Predictor:
                 rows.write(indices, fields_of(output, part.num_samples))
             return b""
 
-        for _ in by_all_workers(write, self._plan.shards, self._team, "predict"):
+        for _ in by_all_workers(write, self._plan.shards, self._team, "rows of predict"):
             pass
 
     def _agree_on_file(self, partial: Path | None, parts_of: PartsOf) -> tuple[dict[str, Any], int]:
@@ -238,7 +239,7 @@ class Predictor:
                     fd = open_it(*where)
                 except OSError as error:
                     trouble = str(error)
-                answers = self._team.gather(trouble.encode(), "predict")
+                answers = self._team.gather(trouble.encode(), "file of predict")
                 troubles = {rank: answer.decode() for rank, answer in answers.items() if answer}
                 if not troubles:
                     return said, fd
@@ -267,15 +268,28 @@ class Predictor:
         return {"file": identity_of(fd)}
 
     def _tell(self, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Have the lead do something with the file and tell all what came of it. Collective."""
+        """Have the lead do something with the file and tell all what came of it. Collective.
+
+        Raises:
+            OSError: it could not be written.
+            Exception: what else the lead has raised.
+        """
+        caught: Exception | None = None
 
         def speak() -> bytes:
+            nonlocal caught
             try:
                 return json.dumps(act()).encode()
             except OSError as error:
                 return json.dumps({"error": str(error)}).encode()
+            except Exception as error:
+                caught = error
+                return b"\n" + failure(error, self._team.world.rank)
 
-        said: dict[str, Any] = json.loads(self._team.hear_lead(speak, "predict"))
+        heard = self._team.hear_lead(speak, "file of predict")
+        if heard.startswith(b"\n"):
+            raise raised(heard[1:]) if caught is None else caught
+        said: dict[str, Any] = json.loads(heard)
         if "error" in said:
             where = "memory" if self._path is None else self._path
             raise OSError(f"predictions must be written to {where}, but: {said['error']}.")

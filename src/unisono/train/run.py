@@ -32,6 +32,8 @@ from unisono.data.sampler import Sampler
 from unisono.engine.arena import Arena
 from unisono.engine.clipping import Clipping
 from unisono.engine.contents import check_contents, signature
+from unisono.engine.extra_state import ExtraState
+from unisono.engine.modes import told_modes
 from unisono.engine.scaling import LossScaling
 from unisono.engine.shared import SharedEngine
 from unisono.plan.samples import NUM_SEEDS, SamplePlan
@@ -42,13 +44,14 @@ from unisono.train.loop import Loop, loop
 from unisono.train.order import SamplerOrder, plan_samples
 from unisono.train.position import Position
 from unisono.train.step import Step
-from unisono.train.taking_up import take_up
+from unisono.train.taking_up import TakenUp, take_up
 from unisono.train.totals import Totals
 from unisono.whole import check_whole
 from unisono.words import say
 from unisono.world import num_devices, threads_per_worker
 
 SCALER_KEY = "grad_scaler"
+EXTRA_STATE_KEY = "extra_state"
 
 
 class Run:
@@ -74,7 +77,8 @@ class Run:
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the number of cores, at most 8, or the number of workers if larger.
         seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴.
-        directory: where checkpoints are kept; None: nowhere.
+        directory: where checkpoints are kept; None: nowhere. Where workers name different ones, as
+            with a time in the name, all take rank 0's at the first loop.
         checkpoint_every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``;
             with a directory there is always one when a loop ends.
         keep: how many checkpoints stay.
@@ -92,6 +96,8 @@ class Run:
         shards: S.
         has_joined: whether this worker has joined the newest loop under way, in the place of one
             that was lost.
+        is_ahead: whether the run goes on from a checkpoint of a later loop than the newest one,
+            which has had nothing to do.
         fixed: what else fixes the run's bits, by name, as plain JSON: it is compared between
             workers and with checkpoints. A program may add to it before the first loop.
 
@@ -139,6 +145,9 @@ class Run:
         self._kept = Kept(model, optimizer)
         if self._scaling is not None:
             self.state[SCALER_KEY] = grad_scaler
+        extra_state = ExtraState(model)
+        if not extra_state.is_empty:
+            self.state[EXTRA_STATE_KEY] = extra_state
         self.say: Callable[[str], None] = say
         self.before_snapshot: Callable[[], None] = lambda: None
         self.before_pause: Callable[[], None] = lambda: None
@@ -160,7 +169,7 @@ class Run:
         self._plan: SamplePlan | None = None
         self._has_looked = False
         self._goes_on = False
-        self.has_joined = False
+        self.has_joined = self.is_ahead = False
         self.team.host.note_ready()
 
     @property
@@ -174,7 +183,8 @@ class Run:
 
         Objects have ``state_dict`` and ``load_state_dict``, as a schedule of learning rates has.
         Put them in before the first loop; all is as it was in checkpoints, in replacements of lost
-        workers, and in steps that come again.
+        workers, and in steps that come again. What modules give in torch's `get_extra_state` is
+        there already.
         """
         return self._kept.state
 
@@ -225,16 +235,17 @@ class Run:
         plan = self.plan(dataset, batch_size, shuffle, sampler)
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
         totals = Totals(epochs, steps)
-        self._take_up(plan)
+        self._take_up(plan, totals)
         if self._goes_on:
             self.last.pop("stopped_at", None)
-        if self.position.batch and plan != self._plan:
+        if self.position.batch and plan != self._plan and not self.is_ahead:
             raise ValueError(
                 f"dataset length, `batch_size`, `shards`, `shuffle` and `sampler` must stay within "
                 f"an epoch, but were {self._plan} and are {plan}, after {self.position.batch} "
                 f"steps of epoch {self.position.epoch}: finish the epoch first."
             )
-        self._plan = plan
+        if not self.is_ahead:
+            self._plan = plan
         order = SamplerOrder(plan, self._kept, self.team)
         self.history.together("start of a loop", lambda: self._agree(plan, order, totals))
         fetch = fetcher(
@@ -287,7 +298,7 @@ class Run:
         totals: Totals,
         make_loader: Callable[..., Loader],
     ) -> Generator[Step, None, None]:
-        if self._is_stopped and self.team.position == 0:
+        if self._is_stopped and self.team.position == 0 and not self.is_ahead:
             self.say(
                 f"the run was stopped at step {self.position.step} and stays there: call the "
                 f"run's `go_on()` first, or leave out the callback that stopped it"
@@ -361,17 +372,23 @@ class Run:
         finally:
             self._engine = None
 
-    def _take_up(self, plan: SamplePlan) -> None:
-        """Go on from the newest checkpoint, at the first loop only. Collective."""
+    def _take_up(self, plan: SamplePlan, totals: Totals) -> None:
+        """Go on from the newest checkpoint, at the first loop it is not ahead of. Collective."""
         if self.checkpoints is None:
             return
-        self.checkpoints.take_turn()
         if self._has_looked:
+            self.checkpoints.take_turn()
             return
-        self._has_looked = True
+        if self.is_ahead and totals.are_passed(self.position):
+            return
         fixed = identity(plan, self.fixed)
-        if take_up(self.checkpoints, self._kept, plan, fixed, self.team, self.history):
+        taken_up = take_up(
+            self.checkpoints, self._kept, plan, totals, fixed, self.team, self.history
+        )
+        if taken_up is TakenUp.HERE:
             self._plan = plan
+        self.is_ahead = taken_up is TakenUp.AHEAD
+        self._has_looked = not self.is_ahead
 
     def _agree(self, plan: SamplePlan, order: SamplerOrder, totals: Totals) -> bytes:
         self.team.agree(
@@ -388,6 +405,7 @@ class Run:
                 "`epochs`": totals.epochs,
                 "`steps`": totals.steps,
                 "the model with its optimizer": signature(self.model, self.optimizer),
+                **told_modes(self.model, self.optimizer),
                 "the number of threads": threads_per_worker(),
                 "torch's version": torch.__version__,
             }

@@ -12,8 +12,11 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from unisono.callbacks.early_stopping import monitored
+
 INTERVALS = ("step", "epoch")
 KEY = "schedule"
+LOSS = "loss"
 
 
 class Schedule:
@@ -23,13 +26,17 @@ class Schedule:
         scheduler: torch's; None: rates stay.
         interval: ``"step"`` or ``"epoch"``.
         optimizer: the run's.
+        monitor: the name of the validations' mean that ReduceLROnPlateau looks at.
 
     Raises:
         TypeError: it is no schedule.
-        ValueError: it belongs to another optimizer, or `interval` is something else.
+        ValueError: it belongs to another optimizer, `interval` is something else, or `monitor`
+            does not fit it.
     """
 
-    def __init__(self, scheduler: Any, interval: str, optimizer: Optimizer) -> None:
+    def __init__(
+        self, scheduler: Any, interval: str, optimizer: Optimizer, monitor: str = LOSS
+    ) -> None:
         if interval not in INTERVALS:
             raise ValueError(f"`schedule_every` must be one of {INTERVALS}, but is {interval!r}.")
         if scheduler is not None and not isinstance(scheduler, LRScheduler):
@@ -47,18 +54,29 @@ class Schedule:
                 "ReduceLROnPlateau steps after each validation, so `schedule_every` must be left "
                 f"out, but is {interval!r}: say when to validate with `validate_every`."
             )
-        self._scheduler, self._interval = scheduler, interval
+        self._scheduler, self._interval, self._monitor = scheduler, interval, monitor
+        if monitor != LOSS and not self.needs_validation:
+            raise ValueError(
+                f"`schedule_monitor` is what ReduceLROnPlateau looks at, but is {monitor!r} "
+                f"without one: leave it out."
+            )
+        if monitor == LOSS and getattr(scheduler, "mode", "min") == "max":
+            raise ValueError(
+                'ReduceLROnPlateau with `mode="max"` must look at something that is to grow, but '
+                'looks at the loss: pass `schedule_monitor="accuracy"`, say.'
+            )
 
     @property
     def name(self) -> str | None:
         """What it is, in words, for the identity of a run."""
         if self._scheduler is None:
             return None
-        return f"{type(self._scheduler).__name__} every {self._interval}"
+        looks_at = "" if self._monitor == LOSS else f", of {self._monitor}"
+        return f"{type(self._scheduler).__name__} every {self._interval}{looks_at}"
 
     @property
     def needs_validation(self) -> bool:
-        """Whether it looks at the validation's loss."""
+        """Whether it looks at what a validation found."""
         return isinstance(self._scheduler, ReduceLROnPlateau)
 
     def after_step(self) -> None:
@@ -72,7 +90,7 @@ class Schedule:
             return
         self._scheduler.step()
 
-    def after_validation(self, means: Mapping[str, float]) -> None:
+    def after_validation(self, means: Mapping[str, Any]) -> None:
         """Take notice of what a validation found."""
         if isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.step(means["loss"])
+            self._scheduler.step(monitored(means, self._monitor, "schedule_monitor"))

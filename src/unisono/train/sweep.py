@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from unisono.comm.team import Team
 from unisono.data.collating import Collate
@@ -25,6 +26,7 @@ from unisono.engine.threads import num_threads
 from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
 from unisono.train.compiling import every_shape_compiled
+from unisono.train.failures import failure, raised
 from unisono.world import threads_per_worker
 
 
@@ -55,7 +57,8 @@ def sweep(
         loader_workers, collate_fn, pin_memory: as for training.
 
     Returns:
-        A function that gives, for some shards, their parts that have samples, batch by batch.
+        A function that gives, for some shards, their parts that have samples, batch by batch; it
+        raises RuntimeError behind one whose pass has changed a parameter.
     """
     fetch = fetcher(
         dataset,
@@ -65,6 +68,7 @@ def sweep(
         batch_size=plan.batch_size,
         shards=plan.shards,
     )
+    check_unchanged = _watching(model)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -94,11 +98,33 @@ def sweep(
                             )
                             put_buffers_back()
                             yield Part(batch, shard, num_samples, data)
+                            check_unchanged()
 
             yield parts_of
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def _watching(model: nn.Module) -> Callable[[], None]:
+    """Note the versions of a model's parameters; gives a function that refuses other ones."""
+    named = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if not is_lazy(parameter) and not parameter.is_inference()
+    }
+    versions = [parameter._version for parameter in named.values()]
+
+    def check() -> None:
+        for (name, parameter), version in zip(named.items(), versions, strict=True):
+            if parameter._version != version:
+                raise RuntimeError(
+                    f"a pass without training must leave parameters as they are, or they would "
+                    f"depend on which worker has computed it, but `{name}` was changed in place: "
+                    f"leave `max_norm` out of embeddings, or change a copy."
+                )
+
+    return check
 
 
 def agree_on(plan: SamplePlan, team: Team, purpose: str, **more: object) -> None:
@@ -133,13 +159,26 @@ def by_all_workers(
 
     Returns:
         What each worker that came has said, round by round, the same on every worker.
+
+    Raises:
+        Exception: what `compute` has raised on some worker.
     """
     missing = list(range(num_shards))
     while missing:
         bounds = [len(missing) * part // team.size for part in range(team.size + 1)]
         mine = missing[bounds[team.position] : bounds[team.position + 1]]
-        shards = json.dumps(mine).encode()
-        for heard in team.gather(shards + b"\n" + compute(mine), purpose).values():
+        caught: Exception | None = None
+        try:
+            answer = json.dumps(mine).encode() + b"\n" + compute(mine)
+        except Exception as error:
+            caught, answer = error, b"\n" + failure(error, team.world.rank)
+        answers = team.gather(answer, purpose)
+        for rank, heard in answers.items():
+            if heard.startswith(b"\n"):
+                if caught is not None and rank == team.world.rank:
+                    raise caught
+                raise raised(heard[1:])
+        for heard in answers.values():
             done, _, said = heard.partition(b"\n")
             missing = [shard for shard in missing if shard not in json.loads(done)]
             yield said

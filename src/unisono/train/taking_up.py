@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from enum import Enum, auto
 from typing import Any
 
 from unisono.comm.history import History
@@ -11,29 +13,44 @@ from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
 from unisono.train.checkpoints import Checkpoints, Found
 from unisono.train.kept import Kept
+from unisono.train.totals import Totals
+
+
+class TakenUp(Enum):
+    """What a run has found to go on from."""
+
+    NOTHING = auto()
+    HERE = auto()
+    AHEAD = auto()  # of a later loop
 
 
 def take_up(
     checkpoints: Checkpoints,
     kept: Kept,
     plan: SamplePlan,
+    totals: Totals,
     identity: dict[str, Any],
     team: Team,
     history: History,
-) -> bool:
+) -> TakenUp:
     """Go on from the newest checkpoint, if there is one. Collective: every rank calls it.
+
+    One that was made in a later loop is put back as far as it fits, for what the program does
+    before that loop; there it has to be taken up again, as if nothing had been done in between.
 
     Args:
         checkpoints: where to look.
         kept: what is put back.
         plan: which samples are computed where.
+        totals: how far the loop that is about to begin goes.
         identity: the run's.
         team, history: the workers, and what they have done together.
 
     Returns:
-        Whether there was one.
+        What was found.
 
     Raises:
+        ValueError: another run of this program has begun in the directory.
         CheckpointError: the run was another one, or its state does not fit this model.
     """
     found: Found | None = None
@@ -41,7 +58,7 @@ def take_up(
     def speak() -> bytes:
         nonlocal found
         try:
-            found = checkpoints.find(plan, identity)
+            found = checkpoints.find(plan, totals, identity)
         except OSError as error:
             trouble = (
                 f"`directory` must be a folder that can be read and written, or that can be "
@@ -50,22 +67,30 @@ def take_up(
             return json.dumps({"error": trouble}).encode()
         except CheckpointError as error:
             return json.dumps({"error": str(error)}).encode()
+        except ValueError as error:
+            return json.dumps({"mistake": str(error)}).encode()
+        where = {"directory": str(checkpoints.directory)}
         if found is None:
-            return b"{}"
+            return json.dumps(where).encode()
         facts = found.snapshot.facts
         told = {name: facts[name] for name in ("position", "last")}
-        return json.dumps({"path": found.path, **told}).encode()
+        told |= {"path": found.path, "is_ahead": found.is_ahead}
+        return json.dumps({**where, **told}).encode()
 
     heard = history.together("taking up", lambda: team.hear_lead(speak, "taking up"))
     answer = json.loads(heard)
     if "error" in answer:
         raise CheckpointError(answer["error"])
+    if "mistake" in answer:
+        raise ValueError(answer["mistake"])
+    checkpoints.go_to(answer["directory"])
     checkpoints.begin(None)
-    if not answer:
-        return False
+    if "path" not in answer:
+        return TakenUp.NOTHING
     kept.position.move_to(**answer["position"])
     kept.last = answer["last"]
     checkpoints.begin(kept.position.step)
+    is_ahead: bool = answer["is_ahead"]
     try:
         snapshot = found.snapshot if found is not None else checkpoints.read(answer["path"])
     except CheckpointError:
@@ -73,5 +98,7 @@ def take_up(
         if not team.is_replacement:
             raise
     else:
-        kept.put_back(snapshot)
-    return True
+        # Until that later loop the program may still add to its optimizer, say.
+        with contextlib.suppress(*[CheckpointError] * is_ahead):
+            kept.put_back(snapshot)
+    return TakenUp.AHEAD if is_ahead else TakenUp.HERE

@@ -40,6 +40,12 @@ class Totals:
             self.epochs is not None and position.epoch >= self.epochs
         )
 
+    def are_passed(self, position: Position) -> bool:
+        """Tell whether a run has come further than to these totals, so in another loop."""
+        return (self.steps is not None and position.step > self.steps) or (
+            self.epochs is not None and (position.epoch, position.batch) > (self.epochs, 0)
+        )
+
     def end_step(self, plan: SamplePlan, position: Position) -> int:
         """Count the steps that a run which has come so far will have done.
 

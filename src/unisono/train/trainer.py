@@ -18,7 +18,7 @@ from unisono.callbacks.event_log import EventLog
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary
 from unisono.checkpoint.digest import digest_of, digest_of_weights
-from unisono.checkpoint.weights import save_weights
+from unisono.checkpoint.weights import check_weights, save_weights
 from unisono.data.collating import Collate
 from unisono.data.sampler import EpochOrder, Sampler
 from unisono.train.computing import Computing
@@ -49,7 +49,8 @@ class Trainer:
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the number of cores, at most 8, or the number of workers if larger.
         seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴.
-        directory: where checkpoints are kept; None: nowhere.
+        directory: where checkpoints are kept; None: nowhere. Where workers name different ones, as
+            with a time in the name, all take rank 0's at the first `fit`.
         checkpoint_every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``;
             with a directory there is always one when `fit` ends.
         keep: how many checkpoints stay.
@@ -74,6 +75,7 @@ class Trainer:
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; it is kept with the run.
         schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
             after each validation.
+        schedule_monitor: the name of the validations' mean that ReduceLROnPlateau looks at.
         callbacks: what takes notice of the run, see `unisono.callbacks`; progress is always shown,
             and with `directory` there is always an event file.
 
@@ -107,6 +109,7 @@ class Trainer:
         compile: bool = False,
         schedule: LRScheduler | None = None,
         schedule_every: str = "epoch",
+        schedule_monitor: str = "loss",
         callbacks: Iterable[Callback] = (),
     ) -> None:
         if not callable(loss):
@@ -133,11 +136,11 @@ class Trainer:
         )
         self.run.fixed.update(self._computing.fixed)
         self._computing.prepare(model)
-        self._schedule = Schedule(schedule, schedule_every, optimizer)
+        self._schedule = Schedule(schedule, schedule_every, optimizer, schedule_monitor)
         self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:
             self.run.state[KEY] = schedule
-        self.callbacks = list(Callbacks(list(callbacks), self._directory))
+        self.callbacks = list(Callbacks(list(callbacks), self.directory))
         self._keep_states()
         self._loss = self._computing.of(loss)
         self._passes = PassWatch(
@@ -168,6 +171,12 @@ class Trainer:
 
         Collective: every rank calls it, in the same order. The whole model is put into training
         mode, also layers that the program has put into ``eval()``; `Run.steps` leaves that alone.
+        A run that goes on from a checkpoint has its layers in the modes that they had there.
+
+        A program may call it several times, with higher totals, other data or more parameters each
+        time. Started again, calls that its newest checkpoint has passed do nothing, and the one in
+        which that was made goes on from it, whatever the program has done in between. Where a
+        phase may end before its totals, give each a trainer and a directory of its own.
 
         Args:
             dataset: map-style, or an IterableDataset with a length, which every worker reads
@@ -216,12 +225,12 @@ class Trainer:
         def find_means() -> dict[str, Any]:
             return self.evaluate(validate, batch_size=batch_size, **metrics, **reading)
 
-        callbacks = Callbacks(self._all_callbacks(), self._directory)
+        callbacks = Callbacks(self._all_callbacks(), self.directory)
         validation = Validation(run, None if validate is None else find_means, validate_every)
         if validate is not None:
             run.plan(validate, batch_size, False)
         if self._schedule.needs_validation:
-            validation.must_be("ReduceLROnPlateau, which looks at its loss")
+            validation.must_be("ReduceLROnPlateau, which looks at validations")
         for callback in callbacks:
             if callback.needs_validation:
                 validation.must_be(f"{callback.name}, which looks at validations")
@@ -230,6 +239,8 @@ class Trainer:
         fit = FitUnderWay(
             run, plan, callbacks, validation, self._schedule, {"loader_workers": loader_workers}
         )
+        if not run.is_ahead:
+            run.model.train()
         loop = self._computing.while_under_way(
             run.steps(
                 dataset,
@@ -242,7 +253,6 @@ class Trainer:
             )
         )
         end_step = Totals(epochs, steps).end_step(plan, run.position)
-        run.model.train()
         try:
             return fit.go_through(loop, end_step, self._compute)
         except BaseException as error:
@@ -390,7 +400,9 @@ class Trainer:
 
         Raises:
             OSError: the folder does not exist or cannot be written.
+            ValueError: there are weights that no such file can hold.
         """
+        check_weights(self._model_or(model))  # on every rank; rank 0 alone writes
         failure: OSError | None = None
 
         def speak() -> bytes:
@@ -424,7 +436,8 @@ class Trainer:
         return run.history.together("digest", lambda: run.team.hear_lead(speak, "digest")).decode()
 
     @property
-    def _directory(self) -> Path | None:
+    def directory(self) -> Path | None:
+        """Where checkpoints are kept; from the first `fit` on the same on every worker."""
         return None if self.run.checkpoints is None else self.run.checkpoints.directory
 
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:

@@ -23,13 +23,16 @@ class Turn:
 
     Args:
         directory: the run directory, which need not be there.
+
+    Attributes:
+        has_begun: whether the run has begun there.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._runs = _runs_in(os.path.realpath(directory))
         self._seen = self._runs.num_begun
-        self._has_begun = False
+        self.has_begun = False
 
     def take(self) -> None:
         """Begin, or go on, in the directory.
@@ -42,8 +45,8 @@ class Turn:
                 f"`directory` must be one trainer's alone, but another one of this program has "
                 f"begun in {self._directory} since this one was made: give each its own directory."
             )
-        if not self._has_begun:
-            self._has_begun = True
+        if not self.has_begun:
+            self.has_begun = True
             self._runs.num_begun += 1
             self._seen = self._runs.num_begun
 

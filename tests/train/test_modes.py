@@ -1,0 +1,142 @@
+"""What a program freezes, thaws or puts into `eval()` under way stays so when a run goes on."""
+
+import contextlib
+import io
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import unisono
+from unisono.callbacks import Callback
+
+STEPS_PER_EPOCH = 4
+
+
+class Thaw(Callback):
+    """The usual recipe of fine-tuning: at first the head alone, then all."""
+
+    def on_epoch_end(self, fit):
+        if fit.epoch == 1:
+            fit.model[0].requires_grad_(True)
+
+
+class Settle(Callback):
+    """Keeps the statistics of a layer as they are, after a while."""
+
+    def on_epoch_end(self, fit):
+        if fit.epoch == 1:
+            fit.model[1].eval()
+
+
+def make(kind, directory=None, loss=None):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4))
+    model[0].requires_grad_(kind is not Thaw)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return unisono.Trainer(
+        model, optimizer, loss or loss_of, shards=4, directory=directory, callbacks=[kind()]
+    )
+
+
+def data():
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(80, 8, generator=generator)
+    return TensorDataset(inputs, inputs[:, :4].argmax(1))
+
+
+def loss_of(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def train(kind, ends, directory=None):
+    """Train up to each of some numbers of steps; returns the digest."""
+    trainer = make(kind, directory)
+    with contextlib.redirect_stdout(io.StringIO()):
+        for steps in ends:
+            trainer.fit(data(), batch_size=20, steps=steps)
+    return trainer.digest()
+
+
+EACH = pytest.mark.parametrize("kind", [Thaw, Settle])
+
+
+@EACH
+@pytest.mark.parametrize("stop", [2, 6, 8, 9])
+def test_a_run_that_is_resumed_goes_on_with_the_layers_as_they_were(kind, stop, tmp_path):
+    train(kind, [stop], tmp_path)
+    assert train(kind, [14], tmp_path) == train(kind, [14])
+
+
+def test_a_later_fit_begins_with_all_layers_in_training_mode_and_goes_on_as_it_was(tmp_path):
+    class SettleLate(Settle):
+        def on_epoch_end(self, fit):
+            if fit.epoch in (1, 3):
+                fit.model[1].eval()
+
+    undisturbed = train(SettleLate, [10, 18, 22])
+    for stopped_after in ([10], [10, 17], [10, 18], [10, 18, 20]):
+        directory = tmp_path / str(stopped_after[-1])
+        train(SettleLate, stopped_after, directory)
+        assert train(SettleLate, [10, 18, 22], directory) == undisturbed
+
+
+def test_a_loop_that_is_left_in_evaluation_mode_goes_on_in_training_mode(tmp_path):
+    def run_to(num_steps):
+        run = make(Settle, tmp_path).run
+        run.model.train()
+        for step in run.steps(data(), batch_size=20, steps=9):
+            with step:
+                for batch in step.shards:
+                    step.backward(loss_of(run.model, batch))
+            if run.position.step == num_steps:
+                run.model.eval()
+                break
+        return run
+
+    run_to(3)
+    assert run_to(4).position.step == 4
+    run = run_to(9)
+    assert run.model[1].num_batches_tracked == 9
+
+
+def train_until_all_are_back(kind):
+    """Train; in some steps those who go on wait for who replaces the lost."""
+
+    def loss(model, batch):
+        run, start_s = trainer.run, time.monotonic()
+        while run.position.step in (10, 18) and run.team.size < run.world.world_size:
+            if run.team.is_asked_to_stop or time.monotonic() - start_s > 60:
+                break
+            time.sleep(0.001)
+        return loss_of(model, batch)
+
+    trainer = make(kind, loss=loss)
+    trainer.fit(data(), batch_size=20, steps=22)
+    flags = [p.requires_grad for p in trainer.run.model.parameters()]
+    return trainer.digest(), flags, [m.training for m in trainer.run.model.modules()]
+
+
+@pytest.mark.slow
+@EACH
+def test_who_replaces_a_lost_worker_has_the_layers_as_they_were(kind, monkeypatch):
+    undisturbed = train_until_all_are_back(kind)
+    faults = "kill:rank=0,step=9,at=update; kill:rank=1,step=15"
+    monkeypatch.setenv("UNISONO_FAULTS", faults)
+    assert unisono.launch(train_until_all_are_back, kind, workers=2) == [undisturbed] * 2
+
+
+def freeze_on_one_rank():
+    trainer = make(Settle)
+    if unisono.world().rank == 1:
+        trainer.run.model[0].bias.requires_grad_(False)
+    trainer.fit(data(), batch_size=20, steps=2)
+
+
+def test_what_one_rank_alone_has_frozen_is_refused():
+    words = r"`requires_grad=False` must be .* is 'none' on rank 0 and '`0.bias`' on rank 1"
+    with pytest.raises(unisono.MismatchError, match=words):
+        unisono.launch(freeze_on_one_rank, workers=2)
