@@ -92,7 +92,12 @@ def explanations(job):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "fault", ["stop:rank=1,step=8", "stop:rank=0,step=8,at=update", "stop:rank=2,step=8,at=shard"]
+    "fault",
+    [
+        pytest.param("stop:rank=1,step=8", marks=pytest.mark.long),
+        "stop:rank=0,step=8,at=update",
+        pytest.param("stop:rank=2,step=8,at=shard", marks=pytest.mark.long),
+    ],
 )
 def test_a_stopped_worker_is_ended_and_made_up_for(monkeypatch, capfd, fault):
     monkeypatch.setenv("UNISONO_FAULTS", fault)
