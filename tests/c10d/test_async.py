@@ -603,3 +603,29 @@ if {ends != "well"}:
     ended = run_two(code)
     assert ended.returncode == (0 if ends == "well" else 1), ended.stderr
     assert "terminate called" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_forked_process_that_ends_meanwhile_leaves_its_parents_calls_alone():
+    code = """
+torch.set_default_dtype(torch.float64)
+tensor = torch.ones(3)
+if rank == 1:
+    dist.recv(torch.ones(1), 0)
+    dist.all_reduce(tensor)
+else:
+    work = dist.all_reduce(tensor, async_op=True)
+    child = os.fork()
+    if not child:
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
+    dist.send(torch.ones(1), 1)
+    work.wait()
+    print(tensor.tolist())
+dist.destroy_process_group()
+if rank == 1:
+    os._exit(0)
+os.wait()
+"""
+    ended = run_two(code)
+    assert (ended.returncode, ended.stdout) == (0, "[2.0, 2.0, 2.0]\n"), ended.stderr

@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import enum
 import math
+import os
 import threading
 import time
 import weakref
@@ -90,7 +91,8 @@ class Call:
     def hand_over(self) -> None:
         """Note what another thread must know to go on with it."""
         self._is_late = not self._has_begun
-        self._flushes = (torch.tensor(_DENORMAL) * 1.0).item() == 0.0
+        tiny = torch.tensor(_DENORMAL, dtype=torch.float32, device="cpu")
+        self._flushes = (tiny * 1.0).item() == 0.0
 
     def give_up(self, error: BaseException) -> None:
         """End the group for this rank: a call that has failed half-way cannot be made again."""
@@ -296,6 +298,7 @@ class Execution:
 
 
 _WITH_HELPERS: weakref.WeakSet[Execution] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_WITH_HELPERS.clear)  # a child has no threads of its parent's
 
 
 @atexit.register
