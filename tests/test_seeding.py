@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from unisono.ddp import init
-from unisono.engine.randomness import generators_put_back, seed_generators
+from unisono.device import generators_put_back, seed_generators
 
 SEED = 2**40 + 7
 

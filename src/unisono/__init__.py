@@ -32,10 +32,10 @@ from unisono.world import World, world
 if TYPE_CHECKING:
     from unisono import callbacks as callbacks
     from unisono import data as data
-    from unisono.checkpoint.load import load_model
     from unisono.ddp.init import init
     from unisono.ddp.module import DistributedDataParallel
     from unisono.ddp.sampler import DistributedSampler
+    from unisono.state.load import load_model
     from unisono.train.run import Run
     from unisono.train.step import Step
     from unisono.train.trainer import Trainer
@@ -49,7 +49,7 @@ _LOADED_ON_FIRST_USE = {
     "Step": "unisono.train.step",
     "Trainer": "unisono.train.trainer",
     "init": "unisono.ddp.init",
-    "load_model": "unisono.checkpoint.load",
+    "load_model": "unisono.state.load",
 }
 
 __all__ = [

@@ -5,11 +5,11 @@ import json
 import torch
 from safetensors.torch import save
 
-from unisono.checkpoint.contents import FORMAT
-from unisono.engine.buffers import named_buffers
-from unisono.engine.contents import named_parameters
-from unisono.engine.kept import group_options, take_state
-from unisono.engine.snapshots import strides_of
+from unisono.exchange.snapshots import strides_of
+from unisono.state.buffers import named_buffers
+from unisono.state.contents import named_parameters
+from unisono.state.optimizer_state import group_options, take_state
+from unisono.state.saved import FORMAT
 
 
 def files_of_run(model, optimizer, facts, own=None):

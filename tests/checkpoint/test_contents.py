@@ -9,10 +9,10 @@ from safetensors.torch import load, save
 from tests.checkpoint.taken import files_of_run
 from torch import nn
 
-from unisono.checkpoint.contents import Snapshot, put_back, put_back_groups
-from unisono.checkpoint.digest import digest_of
-from unisono.engine.snapshots import as_bytes, describe_extras, from_bytes
 from unisono.errors import CheckpointError
+from unisono.exchange.snapshots import as_bytes, describe_extras, from_bytes
+from unisono.state.digest import digest_of
+from unisono.state.saved import Snapshot, put_back, put_back_groups
 
 FACTS = {
     "position": {"step": 3, "epoch": 0, "batch": 3},

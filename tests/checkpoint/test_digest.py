@@ -1,8 +1,8 @@
 import torch
 from torch import nn
 
-from unisono.checkpoint.digest import digest_of
-from unisono.checkpoint.weights import plain_weights
+from unisono.state.digest import digest_of
+from unisono.state.weights import plain_weights
 
 
 def make(dtype=torch.float32):

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.taken import files_of_run
 from torch import nn
 
-from unisono.checkpoint.load import load_model
 from unisono.checkpoint.store import Store
-from unisono.checkpoint.weights import plain_weights, save_weights
 from unisono.errors import CheckpointError
+from unisono.state.load import load_model
+from unisono.state.weights import plain_weights, save_weights
 
 
 def plain(seed=0):

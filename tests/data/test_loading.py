@@ -21,7 +21,7 @@ from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader, Place, upcoming
 from unisono.data.parcel import read_parcel, write_parcel
 from unisono.data.processes import LoaderProcesses
-from unisono.engine.threads import num_threads
+from unisono.device import num_threads
 from unisono.plan.samples import SamplePlan
 
 SHUFFLED = SamplePlan(num_samples=11, batch_size=4, shards=3, seed=1)

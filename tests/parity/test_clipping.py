@@ -8,7 +8,7 @@ from tests.parity import cases
 from tests.parity.plain import made, plain_loop
 
 import unisono
-from unisono.checkpoint.digest import digest_of
+from unisono.state.digest import digest_of
 
 CLIPS = {"norm": {"clip_norm": 0.05}, "value": {"clip_value": 0.003}}
 IN_TORCH = {

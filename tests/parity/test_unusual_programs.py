@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.engine.contents import check_contents
+from unisono.state.contents import check_contents
 
 
 def data(num_samples=43):

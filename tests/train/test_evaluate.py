@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.engine.threads import num_threads
+from unisono.device import num_threads
 from unisono.plan.samples import SamplePlan
 
 NUM_SAMPLES = 10_007  # a prime: the last batch is short, whatever the size

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.engine import laps
+from unisono.step import phase_timers as laps
 
 
 def data():

@@ -14,10 +14,10 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import unisono
-from unisono.checkpoint.contents import STATE_PREFIX, put_back_groups
-from unisono.engine.kept import group_options
 from unisono.errors import CheckpointError
-from unisono.train.state import pack, unpack, unpacked
+from unisono.state.optimizer_state import group_options
+from unisono.state.program_state import pack, unpack, unpacked
+from unisono.state.saved import STATE_PREFIX, put_back_groups
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),

@@ -3,7 +3,7 @@
 import pytest
 
 from unisono.plan.samples import SamplePlan
-from unisono.train.position import Position
+from unisono.state.position import Position
 from unisono.train.totals import Totals
 
 PLAN = SamplePlan(num_samples=10, batch_size=4, shards=2)  # three steps an epoch

@@ -7,7 +7,7 @@ import torch
 from tests.train import whole
 
 import unisono
-from unisono.checkpoint.digest import digest_of
+from unisono.state.digest import digest_of
 
 KINDS = [whole.Lamb, whole.Transposed, whole.Past, whole.Preconditioned, whole.Madgrad]
 EACH = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.lower())

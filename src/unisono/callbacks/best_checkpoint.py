@@ -10,7 +10,7 @@ from typing import Any
 
 from unisono.callbacks.callback import Callback, Fit
 from unisono.callbacks.early_stopping import check_better, is_better, monitored
-from unisono.checkpoint.weights import save_weights
+from unisono.state.weights import save_weights
 
 NAME = "best.safetensors"
 

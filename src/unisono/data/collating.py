@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from unisono.engine.randomness import seed_generators
+from unisono.device import seed_generators
 from unisono.errors import LoadingError
 from unisono.plan.seeds import seed_of
 

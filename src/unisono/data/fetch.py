@@ -28,7 +28,7 @@ from torch.utils.data import Subset, TensorDataset
 from unisono.data.collating import Collate, Collator, listed, said
 from unisono.data.length import is_stream, length_of
 from unisono.data.stream import StreamReader
-from unisono.engine.threads import num_threads
+from unisono.device import num_threads
 from unisono.errors import LoadingError
 
 

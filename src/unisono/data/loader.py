@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 import torch
 
 from unisono.data.fetch import Fetch
-from unisono.data.pinning import can_pin, pinned
+from unisono.data.pinning import pinned
 from unisono.data.processes import LoaderProcesses
+from unisono.device import can_pin
 from unisono.errors import LoadingError
 from unisono.plan.samples import SamplePlan
 

@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from unisono.device import array_of, bytes_of, is_computed_on
+
 _LENGTH = struct.Struct("<q")
 _ARRAY = "array"
 _NUMPYS = {"bool", "float16", "float32", "float64", "complex64", "complex128"} | {
@@ -94,7 +96,7 @@ class _Unpacker(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         if pid[0] == _ARRAY:
-            return self.persistent_load(pid[1:]).numpy()
+            return array_of(self.persistent_load(pid[1:]))
         if len(pid) == 1:
             return self._tensors[pid[0]]
         dtype, shape, stride = pid
@@ -113,7 +115,7 @@ class _Unpacker(pickle.Unpickler):
 def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout == torch.strided
-        and tensor.device.type == "cpu"
+        and is_computed_on(tensor)
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )
 
@@ -154,7 +156,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
         flat = _without_repeats(tensor).contiguous().view(-1)
     else:
         flat = tensor.as_strided((_reach(tensor),), (1,))
-    return flat.view(torch.uint8).numpy().data
+    return bytes_of(flat)
 
 
 def _write(fd: int, data: memoryview) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+from unisono.device import pin
 
 
 def pinned(batch: Any) -> Any:
@@ -14,7 +14,7 @@ def pinned(batch: Any) -> Any:
     Objects of one's own are asked to do it themselves, if they have a method ``pin_memory``.
     """
     if callable(getattr(batch, "pin_memory", None)):
-        return batch.pin_memory()
+        return pin(batch)
     if isinstance(batch, Mapping):
         return _like(batch, {key: pinned(value) for key, value in batch.items()})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -22,11 +22,6 @@ def pinned(batch: Any) -> Any:
     if isinstance(batch, (tuple, list)):
         return _like(batch, [pinned(value) for value in batch])
     return batch
-
-
-def can_pin() -> bool:
-    """Tell whether there is anything to pin memory for."""
-    return torch.cuda.is_available()
 
 
 def _like(batch: Any, values: Any) -> Any:

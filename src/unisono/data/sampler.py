@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unisono.engine.randomness import generators_put_back, seed_generators
-from unisono.engine.threads import num_threads
+from unisono.device import array_of, generators_put_back, num_threads, seed_generators
 from unisono.plan.seeds import seed_of
 
 Indices = np.ndarray[Any, Any]
@@ -136,7 +135,7 @@ def _as_array(said: Any, name: str) -> Indices:
         f"gives"
     )
     if isinstance(said, torch.Tensor):
-        said = said.detach().cpu().numpy()
+        said = array_of(said)
     if isinstance(said, np.ndarray):
         indices: Indices = said
     elif isinstance(said, Iterable):

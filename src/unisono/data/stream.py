@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from unisono.data.collating import Collator, said
-from unisono.engine.threads import num_threads
+from unisono.device import num_threads
 from unisono.errors import LoadingError
 
 _END = object()

@@ -14,11 +14,11 @@ from typing import Any
 
 from unisono.comm.barrier import NOTICE_AFTER_S
 from unisono.comm.team import Team
-from unisono.engine.shared import SharedEngine
 from unisono.errors import CheckpointError
+from unisono.state.position import Position
+from unisono.step.engine import SharedEngine
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.interrupts import Interrupts
-from unisono.train.position import Position
 
 COST_AT_MOST = 0.01
 _POLL_S = 0.001

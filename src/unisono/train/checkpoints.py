@@ -8,7 +8,6 @@ reads it for itself.
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,8 +18,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono import device
 from unisono.checkpoint.claim import Claim, claim
-from unisono.checkpoint.contents import Snapshot
 from unisono.checkpoint.every import Every
 from unisono.checkpoint.folder import FILES, read_file
 from unisono.checkpoint.keeper import Keeper, Kept
@@ -28,12 +27,13 @@ from unisono.checkpoint.store import Store
 from unisono.comm.jobname import num_restarts
 from unisono.comm.link import Link
 from unisono.comm.team import Team
-from unisono.engine.arena import Arena
-from unisono.engine.contents import updated_parameters
 from unisono.errors import CheckpointError
+from unisono.exchange.arena import Arena
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.plan.samples import SamplePlan
-from unisono.train.position import Position
+from unisono.state.contents import updated_parameters
+from unisono.state.position import Position
+from unisono.state.saved import Snapshot
 from unisono.train.totals import Totals
 from unisono.train.turns import Turn
 from unisono.whole import check_whole
@@ -256,7 +256,7 @@ def identity(plan: SamplePlan, fixed: Mapping[str, Any]) -> dict[str, Any]:
         **fixed,
         "threads": threads_per_worker(),
         "torch": torch.__version__,
-        "processor": torch.backends.cpu.get_cpu_capability() + " " + platform.machine(),
+        "processor": device.facts(),
     }
 
 

@@ -16,12 +16,12 @@ from torch import nn
 
 from unisono.comm.team import Team
 from unisono.data.collating import Collate
-from unisono.engine.loss import read_loss
-from unisono.engine.randomness import seed_generators
+from unisono.device import seed_generators
 from unisono.errors import MismatchError
 from unisono.plan.exact import ExactSum
 from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
+from unisono.step.loss import read_loss
 from unisono.train import metric_states
 from unisono.train.metric_states import States
 from unisono.train.metrics import Metrics, ShardMetrics

@@ -22,9 +22,9 @@ from torch.optim import Optimizer
 from unisono.callbacks.callback import Callbacks, Times
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary, told
-from unisono.checkpoint.digest import digest_of
 from unisono.comm.crew import Crew
 from unisono.plan.samples import SamplePlan
+from unisono.state.digest import digest_of
 from unisono.train.checkpoints import identity
 from unisono.train.interrupts import interruption
 from unisono.train.run import Run

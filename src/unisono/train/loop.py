@@ -10,15 +10,14 @@ from typing import Any
 from unisono.comm.history import History
 from unisono.comm.host import Live
 from unisono.comm.team import Team
-from unisono.engine.randomness import generators_put_back
-from unisono.engine.shared import SharedEngine
-from unisono.engine.threads import num_threads
+from unisono.device import generators_put_back, num_threads
 from unisono.plan.samples import SamplePlan
+from unisono.state.run_state import Kept
+from unisono.step.engine import SharedEngine
 from unisono.train.boundary import Boundary, Plan
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.interrupts import Interrupts, gentle_interrupts
-from unisono.train.kept import Kept
 from unisono.world import threads_per_worker
 
 

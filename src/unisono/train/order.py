@@ -14,7 +14,7 @@ from unisono.data.length import is_stream, length_of
 from unisono.data.sampler import EpochOrder, Sampler
 from unisono.errors import MismatchError
 from unisono.plan.samples import SamplePlan
-from unisono.train.kept import Kept
+from unisono.state.run_state import Kept
 from unisono.whole import check_whole
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from unisono import device
+
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -30,7 +32,7 @@ def in_precision(precision: str, compute: Callable[..., Any]) -> Callable[..., A
     @functools.wraps(compute)
     def autocast(*arguments: Any) -> Any:
         # One region a shard: what autocast keeps of the weights ends with it.
-        with torch.autocast("cpu", dtype):
+        with device.autocast(dtype):
             return compute(*arguments)
 
     return autocast
@@ -56,5 +58,5 @@ def scaler_for(
             '`torch.amp.GradScaler("cpu")`, say, or leave it out.'
         )
     if precision == "fp16" and grad_scaler is None:
-        return torch.amp.GradScaler("cpu")
+        return device.grad_scaler()
     return grad_scaler

@@ -29,20 +29,20 @@ from unisono.data.collating import Collate
 from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader
 from unisono.data.sampler import Sampler
-from unisono.engine.arena import Arena
-from unisono.engine.clipping import Clipping
-from unisono.engine.contents import check_contents, signature
-from unisono.engine.extra_state import ExtraState
-from unisono.engine.modes import told_modes
-from unisono.engine.scaling import LossScaling
-from unisono.engine.shared import SharedEngine
+from unisono.exchange.arena import Arena
 from unisono.plan.samples import NUM_SEEDS, SamplePlan
 from unisono.plan.shards import assign
+from unisono.state.contents import check_contents, signature
+from unisono.state.extra_state import ExtraState
+from unisono.state.modes import told_modes
+from unisono.state.position import Position
+from unisono.state.run_state import Kept
+from unisono.step.clipping import Clipping
+from unisono.step.engine import SharedEngine
+from unisono.step.scaling import LossScaling
 from unisono.train.checkpoints import Checkpoints, fixed_by, identity
-from unisono.train.kept import Kept
 from unisono.train.loop import Loop, loop
 from unisono.train.order import SamplerOrder, plan_samples
-from unisono.train.position import Position
 from unisono.train.step import Step
 from unisono.train.taking_up import TakenUp, take_up
 from unisono.train.totals import Totals

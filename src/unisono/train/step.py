@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from unisono.data.loader import Loader, Place
-from unisono.engine.laps import Phase
-from unisono.engine.loss import read_loss
-from unisono.engine.shared import SharedEngine
 from unisono.plan.samples import SamplePlan
-from unisono.train.position import Position
+from unisono.state.position import Position
+from unisono.step.engine import SharedEngine
+from unisono.step.loss import read_loss
+from unisono.step.phase_timers import Phase
 
 
 class Loop(Protocol):

@@ -20,11 +20,10 @@ from unisono.comm.team import Team
 from unisono.data.collating import Collate
 from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader, Place
-from unisono.engine.buffers import buffers_put_back
-from unisono.engine.randomness import generators_put_back, seed_generators
-from unisono.engine.threads import num_threads
+from unisono.device import generators_put_back, num_threads, seed_generators
 from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
+from unisono.state.buffers import buffers_put_back
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.failures import failure, raised
 from unisono.world import threads_per_worker

@@ -11,8 +11,8 @@ from unisono.comm.history import History
 from unisono.comm.team import Team
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
+from unisono.state.run_state import Kept
 from unisono.train.checkpoints import Checkpoints, Found
-from unisono.train.kept import Kept
 from unisono.train.totals import Totals
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from unisono.callbacks.summary import Summary
 from unisono.plan.samples import SamplePlan
-from unisono.train.position import Position
+from unisono.state.position import Position
 from unisono.train.run import Run
 from unisono.train.step import Step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unisono.plan.samples import SamplePlan
-from unisono.train.position import Position
+from unisono.state.position import Position
 from unisono.whole import check_whole
 
 

@@ -17,10 +17,10 @@ from unisono.callbacks.callback import Callback, Callbacks
 from unisono.callbacks.event_log import EventLog
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary
-from unisono.checkpoint.digest import digest_of, digest_of_weights
-from unisono.checkpoint.weights import check_weights, save_weights
 from unisono.data.collating import Collate
 from unisono.data.sampler import EpochOrder, Sampler
+from unisono.state.digest import digest_of, digest_of_weights
+from unisono.state.weights import check_weights, save_weights
 from unisono.train.computing import Computing
 from unisono.train.evaluate import evaluate
 from unisono.train.fit import FitUnderWay

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from unisono.checkpoint.tensors import CODES
+from unisono.device import array_of
 from unisono.errors import CheckpointError
 
 Keep = Callable[[str, torch.Tensor], str]
@@ -98,7 +99,7 @@ def unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if mark == "$tensor":
         return tensors[content].clone()
     if mark == "$array":
-        return tensors[content].clone().numpy()
+        return array_of(tensors[content].clone())
     if mark == "$number":
         return _NUMBERS[content[0]].type(content[1])
     if mark == "$tuple":

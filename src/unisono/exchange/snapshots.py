@@ -21,7 +21,8 @@ from unisono.checkpoint.slots import (
     write_blob,
 )
 from unisono.checkpoint.tensors import CODES
-from unisono.engine.arena import Arena, Slot
+from unisono.device import bytes_of
+from unisono.exchange.arena import Arena, Slot
 
 _SHARE_ALIGNMENT = 4096
 
@@ -178,7 +179,7 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
     dense = tensor.detach().resolve_conj().resolve_neg()
     if dense.stride() != layout_of(dense):
         dense = dense.clone()
-    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data
+    return bytes_of(dense)
 
 
 def from_bytes(data: bytearray, described: Mapping[str, Any]) -> torch.Tensor:

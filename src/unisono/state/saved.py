@@ -16,11 +16,11 @@ from safetensors.torch import load as from_safetensors
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.engine.buffers import named_buffers
-from unisono.engine.contents import is_dense, named_parameters, updated_parameters
-from unisono.engine.kept import join_state, put_back_state
-from unisono.engine.modes import are_modes, put_back_modes
 from unisono.errors import CheckpointError
+from unisono.state.buffers import named_buffers
+from unisono.state.contents import is_dense, named_parameters, updated_parameters
+from unisono.state.modes import are_modes, put_back_modes
+from unisono.state.optimizer_state import join_state, put_back_state
 
 FORMAT = 1
 STATE_PREFIX = "run.state/"  # in optimizer.safetensors, before the names of the user's own tensors

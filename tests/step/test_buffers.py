@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import torch
 
-from unisono.engine.arena import size_of
-from unisono.engine.buffers import Buffers
+from unisono.exchange.arena import size_of
+from unisono.step.buffers import Buffers
 
 
 class Counts(torch.nn.Module):

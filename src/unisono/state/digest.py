@@ -11,10 +11,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from unisono.engine.buffers import named_buffers
-from unisono.engine.contents import named_parameters
-from unisono.engine.kept import named_states
-from unisono.engine.packing import tensors_in
+from unisono.device import in_rows
+from unisono.state.buffers import named_buffers
+from unisono.state.contents import named_parameters
+from unisono.state.optimizer_state import named_states
+from unisono.state.packing import tensors_in
 
 
 def digest_of(model: nn.Module, optimizer: Optimizer) -> str:
@@ -41,7 +42,7 @@ def _hash_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
         head = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0"
         total.update(head.encode())
-        total.update(_bytes(tensor))
+        total.update(in_rows(tensor))
     return total.hexdigest()
 
 
@@ -58,8 +59,3 @@ def _tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, torc
             else:
                 for path, tensor in tensors_in(value, str(key)):
                     yield f"optimizer {path} {name}", tensor
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    dense = tensor.detach().cpu().contiguous().reshape(-1)
-    return dense.view(torch.uint8).numpy().data

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from unisono.engine.arena import Arena
-from unisono.engine.gradients import ABSENT, COMPLETE
+from unisono.exchange.arena import Arena
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node, additions_over
+from unisono.step.gradients import ABSENT, COMPLETE
 
 _PROGRAMS_AT_MOST = 256
 

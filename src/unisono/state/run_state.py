@@ -17,22 +17,22 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from unisono.checkpoint.contents import (
+from unisono.checkpoint.places import Places
+from unisono.checkpoint.slots import files_of, read_facts
+from unisono.comm.host import Passed
+from unisono.comm.team import Team
+from unisono.errors import UnisonoError
+from unisono.exchange.shared_state import SharedState
+from unisono.state.modes import put_back_modes
+from unisono.state.position import Position
+from unisono.state.program_state import pack, unpack, unpacked
+from unisono.state.saved import (
     FORMAT,
     STATE_PREFIX,
     Snapshot,
     put_back,
     put_back_groups,
 )
-from unisono.checkpoint.places import Places
-from unisono.checkpoint.slots import files_of, read_facts
-from unisono.comm.host import Passed
-from unisono.comm.team import Team
-from unisono.engine.modes import put_back_modes
-from unisono.engine.state import SharedState
-from unisono.errors import UnisonoError
-from unisono.train.position import Position
-from unisono.train.state import pack, unpack, unpacked
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """What a program wants kept with its run (``run.state``): as JSON and tensors, there and back.
 
-Values are what :mod:`unisono.engine.packing` knows, or objects with ``state_dict`` and
+Values are what :mod:`unisono.state.packing` knows, or objects with ``state_dict`` and
 ``load_state_dict``: a schedule of learning rates, an average of weights. Objects stay the same
 objects; only their state travels.
 """
@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from unisono.checkpoint.contents import STATE_PREFIX
-from unisono.engine import packing
 from unisono.errors import CheckpointError
+from unisono.state import packing
+from unisono.state.saved import STATE_PREFIX
 
 
 def pack(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

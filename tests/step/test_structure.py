@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from unisono.engine.structure import Structure
+from unisono.step.structure import Structure
 
 
 def make():

@@ -20,8 +20,8 @@ from torch.nn.parameter import is_lazy
 
 from unisono.checkpoint.folder import COMMIT, check_folder, read_file
 from unisono.checkpoint.store import Store
-from unisono.checkpoint.weights import place_of, plain_names, tensors_of
 from unisono.errors import CheckpointError
+from unisono.state.weights import place_of, plain_names, tensors_of
 
 _MODEL_FILE = "model.safetensors"
 _NAMES_AT_MOST = 4  # in a message

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch.optim import Optimizer
 
-from unisono.engine.arena import Arena
-from unisono.engine.optimizers import bare_step
+from unisono.exchange.arena import Arena
 from unisono.plan.slices import Piece
+from unisono.state.optimizers import bare_step
 
 
 @dataclass(frozen=True, slots=True)

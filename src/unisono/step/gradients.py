@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.engine.arena import Arena
+from unisono.exchange.arena import Arena
 from unisono.plan.summation import Node, additions_after
 
 Gradients = list["torch.Tensor | None"]

@@ -17,10 +17,10 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unisono.engine.arena import ROW_BYTES, Arena
-from unisono.engine.loss import ShardLoss
 from unisono.errors import MismatchError
+from unisono.exchange.arena import ROW_BYTES, Arena
 from unisono.plan.summation import Node, additions_over
+from unisono.step.loss import ShardLoss
 
 _HEAD = struct.Struct("<IIII")
 _PAIR_BYTES = 16

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.engine.contents import named_parameters
+from unisono.state.contents import named_parameters
 
 _NAMES_AT_MOST = 3  # in a message
 

@@ -26,12 +26,17 @@ from torch.optim import Optimizer
 
 from unisono.comm.host import Live
 from unisono.comm.team import Team
-from unisono.engine import randomness
-from unisono.engine.arena import Arena
-from unisono.engine.clipping import Clipping, norm_of
-from unisono.engine.gradients import GradientStack
-from unisono.engine.laps import Laps, Phase
-from unisono.engine.loss import (
+from unisono.device import seed_generators
+from unisono.exchange.arena import Arena
+from unisono.exchange.ordered_sum import OrderedSum
+from unisono.exchange.shared_state import SharedState
+from unisono.plan.seeds import seed_of
+from unisono.plan.shards import Held, assign, take_over
+from unisono.plan.slices import cut
+from unisono.plan.summation import parts_of
+from unisono.step.clipping import Clipping, norm_of
+from unisono.step.gradients import GradientStack
+from unisono.step.loss import (
     ShardLoss,
     check_differentiable,
     is_finite,
@@ -39,15 +44,10 @@ from unisono.engine.loss import (
     non_finite_norm,
     non_finite_unscaled,
 )
-from unisono.engine.rows import Form, Rows, StepTotals, non_finite_shard
-from unisono.engine.scaling import SMALLEST, LossScaling
-from unisono.engine.state import SharedState
-from unisono.engine.summing import OrderedSum
-from unisono.engine.update import SlicedUpdate, Update, WholeUpdate, pass_for_stepped
-from unisono.plan.seeds import seed_of
-from unisono.plan.shards import Held, assign, take_over
-from unisono.plan.slices import cut
-from unisono.plan.summation import parts_of
+from unisono.step.phase_timers import Laps, Phase
+from unisono.step.records import Form, Rows, StepTotals, non_finite_shard
+from unisono.step.scaling import SMALLEST, LossScaling
+from unisono.step.update import SlicedUpdate, Update, WholeUpdate, pass_for_stepped
 
 
 class SharedEngine:
@@ -116,7 +116,7 @@ class SharedEngine:
         """Prepare generators and buffers for one shard's forward pass."""
         self._team.faults.meet("shard", step)
         place = step * self._arena.plan.shards + shard
-        randomness.seed_generators(seed_of("train", self._seed, place))
+        seed_generators(seed_of("train", self._seed, place))
         self._buffers.restore()
 
     def finish_shard(self, step: int, shard: int, loss: ShardLoss, share: float) -> None:
@@ -231,7 +231,7 @@ class SharedEngine:
         if self._scaling is not None:
             self._scaling.update(is_skipped=self.is_skipped)
         self.state.remember()
-        randomness.seed_generators(seed_of("between", self._seed, step))
+        seed_generators(seed_of("between", self._seed, step))
         self.laps.lap(Phase.UPDATING)
         self._team.note_times(step, self.laps.times)
         self._team.faults.meet("commit", step)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import unisono
-from unisono.engine.optimizers import ELEMENTWISE, bare_step, is_elementwise
+from unisono.state.optimizers import ELEMENTWISE, bare_step, is_elementwise
 
 
 def make(kind=torch.optim.Adam, **options):

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.engine.arena import Arena
-from unisono.engine.buffers import homes_of_buffers
-from unisono.engine.contents import named_parameters
-from unisono.engine.snapshots import describe_extras, describe_tensor
-from unisono.engine.update import StateKey
+from unisono.exchange.arena import Arena
+from unisono.exchange.snapshots import describe_extras, describe_tensor
+from unisono.state.buffers import homes_of_buffers
+from unisono.state.contents import named_parameters
+from unisono.step.update import StateKey
 
 
 class Manifest:

@@ -19,20 +19,27 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.checkpoint.contents import STATE_PREFIX, check_groups, put_back_groups
 from unisono.comm.host import Live
 from unisono.comm.team import Team
-from unisono.engine.arena import Arena, Plan, lay_out, size_of
-from unisono.engine.buffers import Buffers, named_buffers
-from unisono.engine.contents import named_parameters, updated_parameters
-from unisono.engine.kept import check_told, group_options, join_state, put_back_state, take_state
-from unisono.engine.manifest import Manifest
-from unisono.engine.modes import modes_of
-from unisono.engine.optimizers import is_elementwise, is_surrounded, state_like
-from unisono.engine.packing import check_dtype
-from unisono.engine.snapshots import Snapshots, strides_of
-from unisono.engine.structure import Structure
-from unisono.engine.update import StateKey
+from unisono.exchange.arena import Arena, Plan, lay_out, size_of
+from unisono.exchange.manifest import Manifest
+from unisono.exchange.snapshots import Snapshots, strides_of
+from unisono.state.buffers import named_buffers
+from unisono.state.contents import named_parameters, updated_parameters
+from unisono.state.modes import modes_of
+from unisono.state.optimizer_state import (
+    check_told,
+    group_options,
+    join_state,
+    put_back_state,
+    take_state,
+)
+from unisono.state.optimizers import is_elementwise, is_surrounded, state_like
+from unisono.state.packing import check_dtype
+from unisono.state.saved import STATE_PREFIX, check_groups, put_back_groups
+from unisono.step.buffers import Buffers
+from unisono.step.structure import Structure
+from unisono.step.update import StateKey
 
 # Beside the state, a snapshot has room for this much and some times the parameters: optimizers that
 # are not element-wise keep their state there, and programs averages of weights. Pages that are not

@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from unisono.engine.buffers import named_buffers
-from unisono.engine.optimizers import check_optimizer, is_elementwise
+from unisono.device import is_computed_on
+from unisono.state.buffers import named_buffers
+from unisono.state.optimizers import check_optimizer, is_elementwise
 
 
 def named_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
@@ -117,7 +118,7 @@ def _check_tensor(kind: str, name: str, tensor: torch.Tensor) -> None:
             f"{kind}s must have their shape before training, but `{name}` is lazy: run the model "
             f"once on one batch, then make the optimizer."
         )
-    if tensor.device.type != "cpu":
+    if not is_computed_on(tensor):
         raise ValueError(
             f"the model must be on the CPU, but {kind} `{name}` is on {tensor.device}: this "
             f"version trains on CPU workers; make the model, or move it back, with `.to('cpu')`."

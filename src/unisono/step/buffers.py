@@ -7,42 +7,11 @@ keeps its identity, as a parameter does; only its memory is exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
 import torch
 
-from unisono.engine.arena import Arena, Slot, lay_out, size_of
-
-Home = tuple[torch.nn.Module, str]
-
-
-def homes_of_buffers(model: torch.nn.Module) -> dict[str, list[Home]]:
-    """Find each distinct buffer by its first full name, with every place that holds it."""
-    first_names: dict[int, str] = {}
-    homes: dict[str, list[Home]] = {}
-    for prefix, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                full_name = f"{prefix}.{name}" if prefix else name
-                first = first_names.setdefault(id(buffer), full_name)
-                homes.setdefault(first, []).append((module, name))
-    return homes
-
-
-def named_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Find each distinct buffer by its first full name."""
-    return {name: _buffer(homes[0]) for name, homes in homes_of_buffers(model).items()}
-
-
-def lazy_homes(model: torch.nn.Module) -> list[Home]:
-    """Find the buffers that are registered but None."""
-    return [
-        (module, name)
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is None
-    ]
+from unisono.device import bytes_of
+from unisono.exchange.arena import Arena, Slot, lay_out, size_of
+from unisono.state.buffers import buffer_at, homes_of_buffers, lazy_homes
 
 
 class Buffers:
@@ -53,7 +22,7 @@ class Buffers:
         self._names = list(named)
         self._homes = list(named.values())
         self._lazy = lazy_homes(model)
-        self._tensors = [_buffer(homes[0]) for homes in self._homes]
+        self._tensors = [buffer_at(homes[0]) for homes in self._homes]
         self._slots = lay_out(self._tensors)
         self._block = torch.zeros(size_of(self._slots), dtype=torch.uint8)
         self._start = torch.zeros_like(self._block)
@@ -152,38 +121,6 @@ class Buffers:
                 )
 
 
-@contextmanager
-def buffers_put_back(model: torch.nn.Module) -> Iterator[Callable[[], None]]:
-    """Leave a model's buffers as they are; gives a function that puts them back in between."""
-    saved = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    lazy = lazy_homes(model)
-
-    def put_back() -> None:
-        with torch.no_grad():
-            for module, name, buffer, value in saved:
-                module._buffers[name] = buffer
-                buffer.copy_(value)
-        for module, name in lazy:
-            module._buffers[name] = None
-
-    try:
-        yield put_back
-    finally:
-        put_back()
-
-
-def _buffer(home: Home) -> torch.Tensor:
-    module, name = home
-    buffer = module._buffers[name]
-    assert buffer is not None
-    return buffer
-
-
 def _now_at(module: torch.nn.Module, key: str) -> torch.Tensor | None:
     try:
         return module._buffers[key]  # TorchScript's have no `get`
@@ -206,5 +143,5 @@ def _view(block: torch.Tensor, slot: Slot) -> torch.Tensor:
     if slot.numel == 0:
         return torch.empty_strided(slot.shape, slot.stride, dtype=slot.dtype)
     # A storage of its own: compiled code refuses to change inputs that share one.
-    flat = torch.frombuffer(block.numpy(), dtype=slot.dtype, count=slot.numel, offset=slot.offset)
+    flat = torch.frombuffer(bytes_of(block), dtype=slot.dtype, count=slot.numel, offset=slot.offset)
     return flat.as_strided(slot.shape, slot.stride)

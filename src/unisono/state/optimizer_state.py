@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.engine.packing import MALFORMED, check_plain, keep_in, labels_in, pack, unpack
 from unisono.errors import CheckpointError
+from unisono.state.packing import MALFORMED, check_plain, keep_in, labels_in, pack, unpack
 
 _MISSING = object()
 _PLAIN = (bool, int, float, str, tuple)

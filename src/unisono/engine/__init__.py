@@ -1,1 +1,0 @@
-"""One step: shards → gradients → ordered sum → update."""

@@ -1,0 +1,1 @@
+"""One step on any exchange: passes, parts, exchange, scaling and clipping, update."""
