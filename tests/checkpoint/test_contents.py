@@ -12,7 +12,7 @@ from torch import nn
 from unisono.errors import CheckpointError
 from unisono.exchange.snapshots import as_bytes, describe_extras, from_bytes
 from unisono.state.digest import digest_of
-from unisono.state.saved import Snapshot, put_back, put_back_groups
+from unisono.state.saved import Snapshot, apply, apply_groups
 
 FACTS = {
     "position": {"step": 3, "epoch": 0, "batch": 3},
@@ -52,7 +52,7 @@ def changed(**changes):
 def test_a_state_that_was_taken_is_put_back(num_steps):
     there, here = make(0, 2), make(1, num_steps)
     snapshot = Snapshot.from_files(files_of_run(*there, FACTS))
-    put_back(snapshot, *here)
+    apply(snapshot, *here)
     assert digest_of(*here) == digest_of(*there)
     assert here[1].param_groups[0]["lr"] == 0.1
     assert here[1].param_groups[0]["betas"] == (0.8, 0.9)
@@ -68,7 +68,7 @@ def test_the_users_tensors_are_no_state_of_the_optimizer():
     assert (
         read.optimizer.keys() == load(files_of_run(*there, FACTS)["optimizer.safetensors"]).keys()
     )
-    put_back(read, *here)
+    apply(read, *here)
     assert digest_of(*here) == digest_of(*there)
 
 
@@ -85,7 +85,7 @@ def test_layers_are_as_they_were_where_the_file_says_it(modes):
     model, optimizer = make(0, 0)
     model[0].requires_grad_(False)
     model[0].eval()
-    put_back(Snapshot.from_files(files(FACTS | {"modes": modes})), model, optimizer)
+    apply(Snapshot.from_files(files(FACTS | {"modes": modes})), model, optimizer)
     assert not model[0].weight.requires_grad
     assert model[0].bias.requires_grad is bool(modes)
     assert model[0].training is bool(modes)
@@ -136,7 +136,7 @@ def test_state_within_lists_and_dicts_comes_back():
     for at, parameter in enumerate(there[0].parameters()):
         there[1].state[parameter]["past"] = [torch.full((2,), at), {"deep": torch.ones(at)}]
         there[1].state[parameter].update({"past/0": torch.tensor(at + 9), "shape": (at, 2)})
-    put_back(Snapshot.from_files(files_of_run(*there, FACTS)), *here)
+    apply(Snapshot.from_files(files_of_run(*there, FACTS)), *here)
     assert digest_of(*here) == digest_of(*there)
     for at, parameter in enumerate(here[0].parameters()):
         state = here[1].state[parameter]
@@ -162,7 +162,7 @@ def test_state_and_the_users_tensors_lie_as_their_copies_do(tensor):
     there, here = make(0, 2), make(1, 1)
     there[1].state[there[0][0].bias].update(mean=tensor, many=[tensor])
     snapshot = Snapshot.from_files(files_of_run(*there, FACTS, {"own": tensor}))
-    put_back(snapshot, *here)
+    apply(snapshot, *here)
     state = here[1].state[here[0][0].bias]
     from_memory = from_bytes(bytearray(as_bytes(tensor)), describe_extras({"own": tensor})[0])
     for seen in (state["mean"], state["many"][0], snapshot.state_tensors["own"], from_memory):
@@ -210,7 +210,7 @@ def test_a_file_is_believed_no_more_bytes_than_it_has(name, shape):
 def test_state_may_be_larger_than_its_parameter():
     there, here = make(0, 2), make(1, 1)
     there[1].state[there[0][0].bias]["right"] = torch.arange(900.0).reshape(30, 30)
-    put_back(Snapshot.from_files(files_of_run(*there, FACTS)), *here)
+    apply(Snapshot.from_files(files_of_run(*there, FACTS)), *here)
     assert digest_of(*here) == digest_of(*there)
 
 
@@ -256,7 +256,7 @@ def test_what_does_not_fit_changes_nothing(change, message):
     before = digest_of(*here), str(here[1].param_groups)
     snapshot = Snapshot.from_files(files(**change))
     with pytest.raises(CheckpointError, match=message):
-        put_back(snapshot, *here)
+        apply(snapshot, *here)
     assert (digest_of(*here), str(here[1].param_groups)) == before
 
 
@@ -265,17 +265,17 @@ def test_the_state_of_parameters_that_are_not_updated_is_refused():
     part = torch.optim.AdamW(model[0].parameters(), lr=0.2)
     before = digest_of(model, part)
     with pytest.raises(CheckpointError, match=r"must update `1\.bias` as .* its own `directory`"):
-        put_back(snapshot, model, part)
+        apply(snapshot, model, part)
     assert digest_of(model, part) == before
 
 
 def test_groups_alone_are_put_back_or_left_alone():
     optimizer = torch.optim.SGD([torch.zeros(2)], lr=torch.tensor(0.5), momentum=0.9)
-    put_back_groups([{"lr": 0.25, "momentum": 0, "foreach": True, "params": [9]}], optimizer)
+    apply_groups([{"lr": 0.25, "momentum": 0, "foreach": True, "params": [9]}], optimizer)
     group = optimizer.param_groups[0]
     assert isinstance(group["lr"], torch.Tensor)
     assert (group["lr"].item(), group["momentum"], group["foreach"]) == (0.25, 0, True)
     for groups in ([{"momentum": 0.5, "lr": None}], [{}, {}], [{"momentum": 0.5, "lr": "high"}]):
         with pytest.raises(CheckpointError):
-            put_back_groups(groups, optimizer)
+            apply_groups(groups, optimizer)
         assert group["momentum"] == 0

@@ -17,7 +17,8 @@ import unisono
 from unisono.errors import CheckpointError
 from unisono.state.optimizer_state import group_options
 from unisono.state.program_state import pack, unpack, unpacked
-from unisono.state.saved import STATE_PREFIX, put_back_groups
+from unisono.state.keys import STATE_PREFIX
+from unisono.state.saved import apply_groups
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -239,7 +240,7 @@ def test_every_schedule_goes_on_with_the_same_rates(name, stop):
     step(optimizer, schedule, stop)
     packed, tensors = pack({"schedule": schedule})
     other, resumed = make()
-    put_back_groups(json.loads(json.dumps(group_options(optimizer))), other)
+    apply_groups(json.loads(json.dumps(group_options(optimizer))), other)
     unpack(json.loads(json.dumps(packed)), tensors, {"schedule": resumed})
     assert step(other, resumed, 12 - stop) == whole[stop:]
 

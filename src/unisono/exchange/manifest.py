@@ -11,10 +11,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.exchange.arena import Arena
+from unisono.exchange.homes import StateKey
 from unisono.exchange.snapshots import describe_extras, describe_tensor
 from unisono.state.buffers import homes_of_buffers
 from unisono.state.contents import named_parameters
-from unisono.step.update import StateKey
 
 
 class Manifest:

@@ -1,4 +1,4 @@
-"""The ordered sum of all parts, each worker over its own pieces of every parameter."""
+"""The sum of all parts in tree order, over some pieces of every parameter."""
 
 from __future__ import annotations
 
@@ -7,91 +7,104 @@ from dataclasses import dataclass
 
 import torch
 
-from unisono.exchange.arena import Arena
+from unisono.exchange.parts import Parts, presence
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node, additions_over
-from unisono.step.gradients import ABSENT, COMPLETE
 
 _PROGRAMS_AT_MOST = 256
 
 
 class OrderedSum:
-    """Adds the parts into slot 0, in tree order, over one worker's pieces. Final.
+    """Finishes the tree over some pieces. Final.
 
     Args:
-        arena: where the parts lie.
-        parts: the parts of all workers; together they are every shard once.
-        pieces: what this worker adds.
+        published: where the parts are.
+        parts: those of all workers; together they are every shard once.
+        num_shards: S.
+        pieces: what is added up here.
+        in_place: whether the sums go into the slot of shard 0, of which nobody else reads these
+            pieces; else they go into memory of their own, and the parts stay as they are.
+
+    Attributes:
+        pieces: what is added up here.
+        totals: the sums over `pieces`, as vectors.
     """
 
-    def __init__(self, arena: Arena, parts: Sequence[Node], pieces: Sequence[Piece]) -> None:
-        self._arena = arena
+    def __init__(
+        self,
+        published: Parts,
+        parts: Sequence[Node],
+        num_shards: int,
+        pieces: Sequence[Piece],
+        *,
+        in_place: bool,
+    ) -> None:
+        self._published = published
         self._parts = [part.lo for part in parts]
         self.pieces = pieces
-        self._additions = additions_over(parts, arena.plan.shards)
-        self._views = {
-            lo: [arena.gradients[lo].piece(p.index, p.start, p.stop) for p in pieces]
-            for lo in self._parts
+        self._additions = additions_over(parts, num_shards)
+        self._views = {lo: published.views(lo, pieces) for lo in self._parts}
+        written = {into for into, _ in self._additions} | {0}
+        self._sums = {
+            lo: views if in_place or lo not in written else list(map(torch.empty_like, views))
+            for lo, views in self._views.items()
         }
+        self._is_copied = {lo: self._sums[lo] is not self._views[lo] for lo in self._parts}
+        self.totals = self._sums[0]
         self._programs: dict[tuple[bytes, ...], _Program] = {}
 
-    @property
-    def totals(self) -> list[torch.Tensor]:
-        """View the sums over this worker's pieces, as vectors."""
-        return self._views[0]
-
     def add(self) -> tuple[bool, ...]:
-        """Finish the tree over this worker's pieces.
+        """Add up what has been published.
 
         Returns:
-            For each parameter of the arena, whether any shard had a gradient for it; only then
-            is its total defined.
+            For each parameter, whether any shard had a gradient for it; only then are its totals
+            defined.
         """
-        flags = tuple(self._arena.read_flags(lo) for lo in self._parts)
+        flags = tuple(map(self._published.flags, self._parts))
         program = self._programs.get(flags)
         if program is None:
             if len(self._programs) >= _PROGRAMS_AT_MOST:
                 self._programs.clear()
             program = self._programs[flags] = self._compile(flags)
-        for act, into, other in program.steps:
+        for act, into, other in program.actions:
             act(into, other)
         return program.present
 
     def _compile(self, flags: tuple[bytes, ...]) -> _Program:
         """Work out what to do when the parts have gradients for just these parameters."""
-        present = {lo: _presence(row) for lo, row in zip(self._parts, flags, strict=True)}
-        steps: list[_Act] = []
+        present = {lo: presence(row) for lo, row in zip(self._parts, flags, strict=True)}
+        actions = [
+            self._act(torch._foreach_copy_, self._sums[lo], self._views[lo], present[lo])
+            for lo in self._parts
+            if self._is_copied[lo]
+        ]
         for into, other in self._additions:
-            both: list[int] = []
-            alone: list[int] = []
-            for position, piece in enumerate(self.pieces):
-                if present[other][piece.index]:
-                    (both if present[into][piece.index] else alone).append(position)
-            for act, positions in ((torch._foreach_add_, both), (torch._foreach_copy_, alone)):
-                if positions:
-                    views, values = self._views[into], self._views[other]
-                    steps.append(
-                        (act, [views[n] for n in positions], [values[n] for n in positions])
-                    )
-            present[into] = [a or b for a, b in zip(present[into], present[other], strict=True)]
-        return _Program(tuple(steps), tuple(present[0]))
+            here, there = present[into], present[other]
+            both = [a and b for a, b in zip(here, there, strict=True)]
+            alone = [b and not a for a, b in zip(here, there, strict=True)]
+            sums, more = self._sums[into], self._sums[other]
+            actions.append(self._act(torch._foreach_add_, sums, more, both))
+            actions.append(self._act(torch._foreach_copy_, sums, more, alone))
+            present[into] = [a or b for a, b in zip(here, there, strict=True)]
+        return _Program(tuple(act for act in actions if act[1]), tuple(present[0]))
+
+    def _act(
+        self,
+        act: Callable[..., object],
+        into: Sequence[torch.Tensor],
+        other: Sequence[torch.Tensor],
+        wanted: Sequence[bool],
+    ) -> _Act:
+        positions = [n for n, piece in enumerate(self.pieces) if wanted[piece.index]]
+        return act, [into[n] for n in positions], [other[n] for n in positions]
 
 
-_Act = tuple[
-    Callable[[list[torch.Tensor], list[torch.Tensor]], object],
-    list[torch.Tensor],
-    list[torch.Tensor],
-]
+_Act = tuple[Callable[..., object], list[torch.Tensor], list[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Program:
     """The additions of one pattern of gradients: add where both sides have one, else take over."""
 
-    steps: tuple[_Act, ...]
+    actions: tuple[_Act, ...]
     present: tuple[bool, ...]
-
-
-def _presence(row: bytes) -> list[bool]:
-    complete = row[:1] == COMPLETE
-    return [complete or flag != ABSENT for flag in row[1:]]

@@ -61,10 +61,36 @@ class Snapshots:
         Returns:
             The slot; it is whole once everybody has come back from here.
         """
-        slot = self._next()
-        self._memory.write(self._places.mark_at(slot), bytes(8))
+        slot = self.begin()
         self._copy(slot, copy_of_buffers, position, size, into_slot=True)
         return slot
+
+    def begin(self) -> int:
+        """Begin a snapshot in the slot that comes next, which holds none from here on."""
+        slot = self._next()
+        self._memory.write(self._places.mark_at(slot), bytes(8))
+        return slot
+
+    def parameters(self, slot: int) -> list[torch.Tensor]:
+        """View where a slot keeps parameters: those that are updated, then the others."""
+        arena, at = self._arena, self._places.slots_at[slot]
+        regions = ("parameters", arena.plan.parameters), ("fixed", arena.plan.fixed)
+        return [
+            self._memory.tensor(
+                at + arena.offset_in_snapshot(region, place), place.shape, place.dtype, place.stride
+            )
+            for region, places in regions
+            for place in places
+        ]
+
+    def copy_buffers(self, slot: int, copy_of_buffers: int, *, into_slot: bool) -> None:
+        """Copy one of the two copies of the buffers into a slot or back."""
+        spans = self._arena.state_spans(copy_of_buffers)
+        start, stop = spans[1]
+        at = self._places.slots_at[slot] + spans[0][1] - spans[0][0]
+        live = self._memory.flat(start, stop - start, torch.uint8)
+        kept = self._memory.flat(at, stop - start, torch.uint8)
+        kept.copy_(live) if into_slot else live.copy_(kept)
 
     def describe(
         self, slot: int, facts: Mapping[str, Any], tensors: bytes, extra: Sequence[torch.Tensor]

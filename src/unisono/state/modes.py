@@ -35,7 +35,7 @@ def told_modes(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
     }
 
 
-def put_back_modes(modes: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
+def apply_modes(modes: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
     """Have parameters and layers as :func:`modes_of` has named them; empty: leave all alone."""
     if not modes:
         return

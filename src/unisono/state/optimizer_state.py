@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.errors import CheckpointError
+from unisono.state.keys import STATE_PREFIX
 from unisono.state.packing import MALFORMED, check_plain, keep_in, labels_in, pack, unpack
 
 _MISSING = object()
@@ -112,6 +113,23 @@ def put_back_state(
         optimizer.state.pop(parameter, None)
         if name in states:
             optimizer.state[parameter] = states[name]
+
+
+def apply_state(
+    optimizer: Optimizer,
+    named: Mapping[str, nn.Parameter],
+    facts: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+) -> None:
+    """Give an optimizer what a snapshot keeps of its state beside the exchange's.
+
+    Args:
+        optimizer: gets the state of these parameters, and what it keeps for none.
+        named: those parameters.
+        facts, tensors: what is kept beside the snapshot.
+    """
+    own = {label: one for label, one in tensors.items() if not label.startswith(STATE_PREFIX)}
+    put_back_state(optimizer, named, join_state(own, facts["numbers"]))
 
 
 def check_told(optimizer: Optimizer) -> None:

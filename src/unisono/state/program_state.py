@@ -14,7 +14,7 @@ import torch
 
 from unisono.errors import CheckpointError
 from unisono.state import packing
-from unisono.state.saved import STATE_PREFIX
+from unisono.state.keys import STATE_PREFIX
 
 
 def pack(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

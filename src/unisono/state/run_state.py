@@ -1,13 +1,14 @@
-"""What is kept with a run beside its tensors, taken apart and put back: for snapshots of all kinds.
+"""A run's whole state, taken apart and put back: for snapshots, checkpoints and replacements.
 
-A snapshot in shared memory and a checkpoint on the disk say the same; whoever goes on from one (a
-replacement, a run that goes back, a run that starts again) takes its position, the options of its
-optimizer, and what the program wants kept.
+One pair does it. :meth:`RunState.collect` gives plain JSON and named tensors, whatever becomes of
+them; :meth:`RunState.apply` and its kin take the same. What an exchange has (parameters, buffers,
+maybe the optimizer's state) it saves and loads itself, without a way through here.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,25 +23,25 @@ from unisono.checkpoint.slots import files_of, read_facts
 from unisono.comm.host import Passed
 from unisono.comm.team import Team
 from unisono.errors import UnisonoError
-from unisono.exchange.shared_state import SharedState
-from unisono.state.modes import put_back_modes
+from unisono.state.buffers import named_buffers
+from unisono.state.contents import named_parameters
+from unisono.state.keys import FORMAT, STATE_PREFIX
+from unisono.state.modes import apply_modes, modes_of
+from unisono.state.optimizer_state import check_told, group_options, take_state
+from unisono.state.packing import check_dtype
 from unisono.state.position import Position
 from unisono.state.program_state import pack, unpack, unpacked
-from unisono.state.saved import (
-    FORMAT,
-    STATE_PREFIX,
-    Snapshot,
-    put_back,
-    put_back_groups,
-)
+from unisono.state.saved import Snapshot, apply, apply_groups, check_groups
+
+_TRAINING, _REQUIRES_GRAD = operator.attrgetter("training"), operator.attrgetter("requires_grad")
 
 
 @dataclass(slots=True)
-class Kept:
-    """The part of a run that is no tensor of its model.
+class RunState:
+    """What a run has come to. Final.
 
     Attributes:
-        model, optimizer: whose options and values are put back.
+        model, optimizer: whose values they are.
         position: how far the run has come.
         state: what the program wants kept.
         last: what the last step said, and what else the trainer notes; plain JSON.
@@ -51,6 +52,8 @@ class Kept:
     position: Position = field(default_factory=Position)
     state: dict[str, Any] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
+    _modes: dict[str, Any] = field(default_factory=dict)
+    _flags: tuple[Any, ...] = ()
 
     @property
     def has_lost_schedule(self) -> bool:
@@ -58,32 +61,52 @@ class Kept:
         has_one = getattr(self.optimizer.step, "_wrapped_by_lr_sched", False)
         return has_one and not any(isinstance(value, LRScheduler) for value in self.state.values())
 
-    def take(self, identity: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Take it apart into plain JSON and tensors; `identity` is the run's.
+    def collect(
+        self, identity: Mapping[str, Any], *, with_optimizer: bool, was_left: bool = False
+    ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Take it apart into plain JSON and tensors.
+
+        Args:
+            identity: the run's.
+            with_optimizer: whether the optimizer's state of parameters is to be among it; else
+                whoever asks has it elsewhere.
+            was_left: the program has left a loop, maybe in the midst of a validation.
 
         Raises:
-            CheckpointError: something in `state` cannot be kept.
+            CheckpointError: something cannot be kept.
         """
-        packed, tensors = pack(self.state)
+        packed, own = pack(self.state)
+        named = named_parameters(self.model, self.optimizer) if with_optimizer else {}
+        tensors, numbers = take_state(self.optimizer, named)
         facts = {
             "format": FORMAT,
             "position": self.position.as_json(),
             "identity": dict(identity),
             "state": packed,
             "last": self.last,
+            "groups": group_options(self.optimizer),
+            "modes": self._modes_now(was_left=was_left),
+            "numbers": numbers,
         }
-        return facts, tensors
+        return facts, {**tensors, **own}
 
-    def put_back_newest(self, shared: SharedState) -> None:
-        """Take over what is beside the newest snapshot of a loop under way."""
-        facts, extras = shared.newest()
-        self.position.move_to(**facts["position"])
-        self.last = facts["last"]
-        put_back_groups(facts["groups"], self.optimizer)
-        put_back_modes(facts["modes"], self.model, self.optimizer)
-        unpack(facts["state"], extras, self.state)
+    def check_keepable(self) -> None:
+        """Refuse, before any training, what cannot be kept.
 
-    def put_back(self, snapshot: Snapshot) -> None:
+        Raises:
+            CheckpointError: something in `state`; or the optimizer keeps something that is neither
+                tensor nor plain value, or elsewhere than in its `state`; or a tensor is of a dtype
+                that no file can hold.
+        """
+        pack(self.state)
+        check_groups(json.loads(json.dumps(group_options(self.optimizer))), self.optimizer)
+        check_told(self.optimizer)
+        named = named_parameters(self.model, self.optimizer)
+        tensors, _ = take_state(self.optimizer, named)
+        for name, tensor in {**named, **named_buffers(self.model), **tensors}.items():
+            check_dtype(f"`{name}`", tensor)
+
+    def apply(self, snapshot: Snapshot) -> None:
         """Take over a checkpoint, tensors and all.
 
         Raises:
@@ -91,12 +114,17 @@ class Kept:
         """
         tensors = {STATE_PREFIX + key: tensor for key, tensor in snapshot.state_tensors.items()}
         unpacked(snapshot.facts["state"], tensors)
-        put_back(snapshot, self.model, self.optimizer)
-        self.position.move_to(**snapshot.facts["position"])
-        self.last = snapshot.facts["last"]
-        unpack(snapshot.facts["state"], tensors, self.state)
+        apply(snapshot, self.model, self.optimizer)
+        self._apply_rest(snapshot.facts, tensors)
 
-    def put_back_ended(self, entry: Passed, team: Team) -> None:
+    def apply_beside(self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over what is beside a snapshot whose tensors an exchange has loaded."""
+        apply_groups(facts["groups"], self.optimizer)
+        apply_modes(facts["modes"], self.model, self.optimizer)
+        self._modes = facts["modes"]
+        self._apply_rest(facts, tensors)
+
+    def apply_ended(self, entry: Passed, team: Team) -> None:
         """Be, as a replacement, where the others were at the end of a loop."""
         assert entry.loop is not None
         end = json.loads(entry.payload)
@@ -117,6 +145,23 @@ class Kept:
                 f"kept what the loop had led to."
             )
         files = {name: b"".join(chunks) for name, chunks in files_of(view, places.blob_at).items()}
-        self.put_back(Snapshot.from_files(files))
+        self.apply(Snapshot.from_files(files))
         self.position.move_to(**end["position"])
         self.last = end["last"]
+
+    def _apply_rest(self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        self.position.move_to(**facts["position"])
+        self.last = facts["last"]
+        unpack(facts["state"], tensors, self.state)
+
+    def _modes_now(self, *, was_left: bool) -> dict[str, Any]:
+        modules = [*self.model.modules()]
+        parameters = named_parameters(self.model, self.optimizer).values()
+        flags = (modules, [*map(_TRAINING, modules)], [*map(_REQUIRES_GRAD, parameters)])
+        if flags != self._flags:  # to name them takes longer, and few programs change any
+            before, self._flags = self._modes, flags
+            self._modes = modes_of(self.model, self.optimizer)
+            if was_left and not self.model.training and before:
+                # In the midst of a validation, say: steps are taken as they were before.
+                self._modes = {**self._modes, "evaluating": before["evaluating"]}
+        return self._modes

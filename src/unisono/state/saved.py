@@ -19,11 +19,9 @@ from torch.optim import Optimizer
 from unisono.errors import CheckpointError
 from unisono.state.buffers import named_buffers
 from unisono.state.contents import is_dense, named_parameters, updated_parameters
-from unisono.state.modes import are_modes, put_back_modes
+from unisono.state.keys import FORMAT, STATE_PREFIX
+from unisono.state.modes import apply_modes, are_modes
 from unisono.state.optimizer_state import join_state, put_back_state
-
-FORMAT = 1
-STATE_PREFIX = "run.state/"  # in optimizer.safetensors, before the names of the user's own tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ class Snapshot:
         return cls(tensors, optimizer, facts, state)
 
 
-def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
+def apply(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
     """Give model and optimizer the state of a snapshot, or leave both as they are.
 
     Raises:
@@ -87,11 +85,11 @@ def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None
             home.copy_(snapshot.tensors[name])
     optimizer.state.clear()
     put_back_state(optimizer, parameters, states)
-    put_back_groups(snapshot.facts["groups"], optimizer)
-    put_back_modes(snapshot.facts["modes"], model, optimizer)
+    apply_groups(snapshot.facts["groups"], optimizer)
+    apply_modes(snapshot.facts["modes"], model, optimizer)
 
 
-def put_back_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
+def apply_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
     """Give an optimizer's groups the hyperparameters of a checkpoint, or leave all as they are.
 
     Raises:

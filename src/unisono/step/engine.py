@@ -1,17 +1,17 @@
-"""One step on the workers of one host, through shared memory.
+"""One step, whatever carries its gradients.
 
 ::
 
-    each shard      seed → buffers back → forward, backward → push        (every worker its own)
-    publish         parts and rows lie in the arena
-    meet            ───────────────────────────────────────  somebody lost: its shards, meet again
-    sum, update     every worker its pieces of all parameters             (or the lead all)
-    meet            ───────────────────────────────────────  somebody lost: back to the snapshot
+    each shard      seed → buffers back → forward, backward → add to a part
+    publish         finished parts and the shards' records
+    gather          ───────────────────────────────────────  somebody lost: its shards, gather again
+    add up          this worker's pieces of all parts, in tree order
+    scale, clip, update
+    share           ───────────────────────────────────────  lost what only one had: go back
 
-Between the two meetings parameters change; outside of them nobody writes what another reads. A
-worker lost before the first meeting costs nothing but its shards, which the others compute. One
-that is lost between the two leaves the parameters torn; the newest snapshot is put back then.
-World size 1 takes the same way.
+Between `gather` and `share` parameters change; outside of them nobody writes what another reads. A
+worker lost before the first of them costs nothing but its shards, which the others compute. What
+is lost behind it depends on the exchange. World size 1 takes the same way.
 """
 
 from __future__ import annotations
@@ -24,16 +24,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.comm.host import Live
 from unisono.comm.team import Team
 from unisono.device import seed_generators
-from unisono.exchange.arena import Arena
-from unisono.exchange.ordered_sum import OrderedSum
-from unisono.exchange.shared_state import SharedState
+from unisono.exchange.exchange import Exchange
 from unisono.plan.seeds import seed_of
-from unisono.plan.shards import Held, assign, take_over
-from unisono.plan.slices import cut
-from unisono.plan.summation import parts_of
+from unisono.step.bound_model import BoundModel
 from unisono.step.clipping import Clipping, norm_of
 from unisono.step.gradients import GradientStack
 from unisono.step.loss import (
@@ -45,79 +40,83 @@ from unisono.step.loss import (
     non_finite_unscaled,
 )
 from unisono.step.phase_timers import Laps, Phase
-from unisono.step.records import Form, Rows, StepTotals, non_finite_shard
+from unisono.step.records import Form, Records, StepTotals, non_finite_shard
 from unisono.step.scaling import SMALLEST, LossScaling
 from unisono.step.update import SlicedUpdate, Update, WholeUpdate, pass_for_stepped
 
 
-class SharedEngine:
-    """Computes steps while it is bound to an arena. Final.
+class StepEngine:
+    """Computes the steps of one loop. Final.
 
     Args:
-        model, optimizer, shards, key, arena, live: see :class:`SharedState`.
+        model, optimizer: the user's, as `exchange` has bound them.
+        exchange: carries gradients.
         seed: the run's.
         team: the workers.
         clipping: how gradients are clipped.
         scaling: how losses are scaled; None: not at all.
 
     Attributes:
+        exchange: carries gradients.
         gradient_norm: of the last step's gradients, before they were clipped by it; else None.
         is_skipped: whether the last step's gradients were not finite with a scaled loss.
-        state: what all workers share.
         laps: where the time of the step under way goes on this worker.
-        shards: those that this worker computes, as long as nobody is lost.
     """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer,
+        exchange: Exchange,
         *,
-        shards: int,
         seed: int,
         team: Team,
-        key: int,
-        arena: Arena | None = None,
-        live: Live | None = None,
         clipping: Clipping | None = None,
         scaling: LossScaling | None = None,
     ) -> None:
         self._clipping = clipping or Clipping()
         self._scaling, self.is_skipped = scaling, False
         self._optimizer, self._team, self._seed = optimizer, team, seed
-        self.state = SharedState(
-            model, optimizer, shards=shards, team=team, key=key, arena=arena, live=live
+        self.exchange = exchange
+        self._num_shards = exchange.division.num_shards
+        self._records = Records(exchange.memory, self._num_shards)
+        self._bound = BoundModel(
+            model,
+            optimizer,
+            exchange.parameters,
+            exchange.fixed,
+            is_sliced=exchange.homes is not None,
         )
-        self._arena, self._parameters = self.state.arena, self.state.parameters
-        self._buffers = self.state.buffers
-        self._rows = Rows(self._arena)
         self.laps = Laps()
         self.gradient_norm: float | None = None
-        self._held: Held = {}
         self._copied: int | None = None
         self._keeper: int | None = None
-        self._divide()
+        self._follow()
+
+    @property
+    def shards(self) -> range:
+        """Those that this worker computes, as long as nobody is lost."""
+        return self.exchange.division.shards
 
     def begin(self, step: int, keeper: int) -> None:
         """Start a step whose first non-empty shard is `keeper`."""
-        if self._crew != self._team.crew:
-            self._divide()
-        self.state.check_untouched()
+        if self.exchange.division.is_outdated:
+            self.exchange.divide()
+            self._follow()
+        self._bound.begin()
         self._keeper = keeper
-        self.state.structure.begin()
-        self._buffers.begin()
+        self.exchange.buffers.begin()
         self._team.note_step(step)
         self._team.faults.meet("begin", step)
         self._stack.discard()
-        self.state.clear_gradients()
+        self._bound.clear_gradients()
         self.laps.begin()
 
     def start_shard(self, step: int, shard: int) -> None:
         """Prepare generators and buffers for one shard's forward pass."""
         self._team.faults.meet("shard", step)
-        place = step * self._arena.plan.shards + shard
-        seed_generators(seed_of("train", self._seed, place))
-        self._buffers.restore()
+        seed_generators(seed_of("train", self._seed, step * self._num_shards + shard))
+        self.exchange.buffers.restore()
 
     def finish_shard(self, step: int, shard: int, loss: ShardLoss, share: float) -> None:
         """Differentiate one shard's loss and take its gradients.
@@ -132,10 +131,10 @@ class SharedEngine:
             RuntimeError: something else has called ``backward``.
             ValueError: the loss depends on no parameter.
         """
-        self.state.check_no_gradients()
-        self._rows.write(shard, loss)
+        self._bound.check_no_gradients()
+        self._records.write(shard, loss)
         if self._scaling is None and not is_finite(loss):
-            # Everybody will read the row and raise the same error; nobody updates anything.
+            # Everybody will read the record and raise the same error; nobody updates anything.
             self._stack.push_nothing(shard)
             return
         check_differentiable(loss)
@@ -143,15 +142,14 @@ class SharedEngine:
         tensor = loss.tensor if self._scaling is None else self._scaling.scaled(loss.tensor)
         torch.autograd.backward(tensor, torch.full_like(tensor, weight))
         self._stack.push(shard)
-        for parameter in self.state.fixed:
-            parameter.grad = None
+        self._bound.clear_fixed()
         if shard == self._keeper:
-            self._buffers.keep()
+            self.exchange.buffers.keep()
 
     def skip_shard(self, shard: int) -> None:
         """Take into account that a shard has no samples in this step."""
         self._stack.push_nothing(shard)
-        self._rows.write(shard, None)
+        self._records.write(shard, None)
 
     def arrive(self, step: int) -> list[int] | None:
         """Meet the others once the own shards are done. Collective.
@@ -160,27 +158,24 @@ class SharedEngine:
             None when the shards of the whole step are done. Else somebody was lost, and these are
             to be computed here too, maybe none; then this is called again.
         """
-        self.state.check_untouched()
-        self.state.check_no_gradients()
-        self.state.structure.check()
+        self._bound.check_passes()
         self._team.faults.meet("gradients", step)
         if self._team.faults.flips(step):
             self._flip_a_bit()
-        if self._meet(f"gradients of step {step}", Phase.BACKWARD):
+        self.laps.lap(Phase.BACKWARD)
+        more = self.exchange.gather(f"gradients of step {step}")
+        self.laps.lap(Phase.WAITING)
+        if more is None:
             if self._copied is not None:
-                self.state.snapshots.complete(self._copied)
+                self.exchange.memory.snapshots.complete(self._copied)
                 self._copied = None
             return None
         # The snapshot is not known to be whole; the one before it still is.
         self._copied = None
-        self._held, new = take_over(self._held, self._team.crew.ranks)
-        mine = new[self._team.world.rank]
-        shards = self._arena.plan.shards
-        parts = [part for run in mine for part in parts_of(run, shards)]
-        self._stack = GradientStack(self._arena, self._parameters, parts)
+        self._stack = GradientStack(self.exchange.parameters, more, self.exchange.publish)
         # Now, while nobody updates: what it reads of the optimizer's state must be this step's.
-        self._divide_update()
-        return [shard for run in mine for shard in run]
+        self._plan_update()
+        return [shard for part in more for shard in range(part.lo, part.hi)]
 
     def finish(self, step: int, plan_next: int) -> tuple[StepTotals, bool]:
         """Sum and update. Collective: every rank calls it once the step's shards are done.
@@ -198,24 +193,25 @@ class SharedEngine:
                 gradients are with any scale; nothing was updated.
             RuntimeError: something else changed the parameters meanwhile.
         """
-        self.state.check_untouched()
-        self.state.check_update()
-        rows = self._rows.read()
-        bad = non_finite_shard(rows)
+        exchange = self.exchange
+        self._bound.check_untouched()
+        self._bound.check_update()
+        records = self._records.read()
+        bad = non_finite_shard(records)
         if bad is not None and self._scaling is None:
             self._team.meet(f"bad loss in step {step}")
             shard, value = bad
             raise non_finite(value, step, shard)
-        totals = self._rows.totals(rows)
-        if self.state.is_lost:
+        totals = self._records.totals(records)
+        if exchange.is_lost:
             return totals, False
-        present = self._sum.add()
+        present = exchange.add_up()
         if totals.form == Form.SUM:
             self._divide_sums(present, totals.weight)
         if not self._unscale(present, step, bad) or not self._clip(present, step):
             return totals, False
         self.laps.lap(Phase.SUMMING)
-        if not self.state.is_sliced and not self._meet(f"sums of step {step}", Phase.SUMMING):
+        if exchange.homes is None and not self._have_all_sums(step):
             return totals, False
         self._team.faults.meet("update", step)
         if self.is_skipped:
@@ -224,13 +220,16 @@ class SharedEngine:
             self._update.apply(present)
         self._team.faults.meet("updated", step)
         self._team.plan(step + 1, plan_next)
-        if not self._meet(f"update of step {step}", Phase.UPDATING):
+        self.laps.lap(Phase.UPDATING)
+        is_shared = exchange.share(f"update of step {step}")
+        self.laps.lap(Phase.WAITING)
+        if not is_shared:
             return totals, False
         self._update.commit()
-        self._buffers.commit()
+        exchange.buffers.commit()
         if self._scaling is not None:
             self._scaling.update(is_skipped=self.is_skipped)
-        self.state.remember()
+        self._bound.remember()
         seed_generators(seed_of("between", self._seed, step))
         self.laps.lap(Phase.UPDATING)
         self._team.note_times(step, self.laps.times)
@@ -238,74 +237,64 @@ class SharedEngine:
         return totals, True
 
     def take_snapshot(
-        self, facts: Mapping[str, Any], extras: Mapping[str, torch.Tensor], *, wait: bool
+        self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, wait: bool
     ) -> int | None:
         """Copy the whole state. Collective, between two steps.
 
         Args:
             facts: what is to be known beside it, plain JSON.
-            extras: what is to be kept beside it.
+            tensors: what is to be kept beside what the exchange has.
             wait: meet the others, so that it is whole when this returns; else it is after the
                 next step's shards are done.
 
         Returns:
             The slot; None if meanwhile the lead was lost with what it alone had.
         """
-        while not self.state.is_lost:
-            slot = self.state.copy(facts, extras)
+        while not self.exchange.is_lost:
+            slot = self.exchange.save(facts, tensors)
             self._team.faults.meet("snapshot", facts["position"]["step"])
             if not wait:
                 self._copied = slot
                 return slot
             if self._team.meet("snapshot"):
-                self.state.snapshots.complete(slot)
+                self.exchange.memory.snapshots.complete(slot)
                 return slot
         return None
 
     def go_back(self) -> None:
         """Put the newest snapshot back, after a worker was lost in the midst of an update.
 
-        Collective. What is not in the arena is the caller's to put back.
+        Collective. What the exchange does not have is the caller's to put back.
         """
         self._copied = None
-        self.state.put_back()
-        self._divide()
+        self.exchange.load()
+        self._bound.remember()
+        self._follow()
 
-    def _divide(self) -> None:
-        """Work out which shards and which pieces are this worker's, from who is in the crew."""
-        team, num_shards = self._team, self._arena.plan.shards
-        ranges = assign(num_shards, team.size)
-        self._held = {rank: [shards] for rank, shards in zip(team.crew.ranks, ranges, strict=True)}
-        self.shards = ranges[team.position]
-        parts = parts_of(self.shards, num_shards)
-        self._stack = GradientStack(self._arena, self._parameters, parts)
-        self._crew = team.crew
-        self._divide_update()
+    def _follow(self) -> None:
+        """Be ready for what is this worker's now."""
+        exchange = self.exchange
+        self._stack = GradientStack(exchange.parameters, exchange.division.mine, exchange.publish)
+        self._plan_update()
 
-    def _divide_update(self) -> None:
-        """Work out what this worker adds up and updates, from who holds what and who is there."""
-        team, state = self._team, self.state
-        runs = [run for rank in self._held for run in self._held[rank]]
-        parts = [part for run in runs for part in parts_of(run, self._arena.plan.shards)]
-        pieces = cut([p.numel() for p in self._parameters], team.size)[team.position]
-        self._sum = OrderedSum(self._arena, parts, pieces)
+    def _plan_update(self) -> None:
+        exchange = self.exchange
         self._update: Update = (
-            SlicedUpdate(
+            WholeUpdate(self._optimizer, exchange.parameters, exchange.whole, acts=exchange.acts)
+            if exchange.homes is None
+            else SlicedUpdate(
                 self._optimizer,
-                self._parameters,
-                self._arena,
-                state.keys,
-                pieces,
-                self._sum.totals,
+                exchange.parameters,
+                exchange.homes,
+                exchange.pieces,
+                exchange.totals,
             )
-            if state.is_sliced
-            else WholeUpdate(self._optimizer, self._parameters, self._arena, acts=team.is_lead)
         )
 
     def _flip_a_bit(self) -> None:
         """Damage what this worker has computed, for tests."""
-        part = parts_of(self.shards, self._arena.plan.shards)[0]
-        byte = self._arena.gradients[part.lo].everything()
+        part = self.exchange.division.mine[0]
+        byte = self.exchange.memory.arena.gradients[part.lo].everything()
         byte[2] ^= 1
 
     def _divide_sums(self, present: Sequence[bool], weight: float) -> None:
@@ -322,14 +311,13 @@ class SharedEngine:
         """
         if self._scaling is None:
             return True
-        crew = self._team.crew
         mine = b"finite" if self._scaling.unscale(self._totals(present)) else b""
         self.laps.lap(Phase.SUMMING)
-        heard = self._team.gather(mine, f"scale of step {step}")
+        heard = self.exchange.agree(mine, f"scale of step {step}")
         self.laps.lap(Phase.WAITING)
-        if self._team.crew != crew:
+        if heard is None:
             return False
-        self.is_skipped = not all(heard.values())
+        self.is_skipped = not all(heard)
         if self.is_skipped and self._scaling.scale <= SMALLEST:
             raise non_finite_unscaled(self._scaling.scale, step, bad)
         return True
@@ -346,25 +334,26 @@ class SharedEngine:
         self._clipping.clip_values(self._totals(present))
         if self._clipping.norm is None:
             return True
-        if not self._meet(f"sums of step {step}", Phase.SUMMING):
+        if not self._have_all_sums(step):
             return False
-        whole = self._arena.gradients[0].tensors()
+        whole = self.exchange.whole
         norm = norm_of([total for total, here in zip(whole, present, strict=True) if here])
         self.gradient_norm = norm.item()
-        if not math.isfinite(self.gradient_norm):
-            self._team.meet(f"bad norm in step {step}")
-            raise non_finite_norm(self.gradient_norm, step)
-        if not self._meet(f"norm of step {step}", Phase.SUMMING):
+        self.laps.lap(Phase.SUMMING)
+        are_read = self.exchange.are_read(f"norm of step {step}")
+        self.laps.lap(Phase.WAITING)
+        if not are_read:
             return False
+        if not math.isfinite(self.gradient_norm):
+            raise non_finite_norm(self.gradient_norm, step)
         self._clipping.scale(self._totals(present), norm)
         return True
 
-    def _meet(self, purpose: str, before: Phase) -> bool:
-        """Meet the others within a step; the time until here was for `before`. Collective."""
-        self.laps.lap(before)
-        all_came = self._team.meet(purpose)
+    def _have_all_sums(self, step: int) -> bool:
+        self.laps.lap(Phase.SUMMING)
+        is_there = self.exchange.all_sums(f"sums of step {step}")
         self.laps.lap(Phase.WAITING)
-        return all_came
+        return is_there
 
     def _totals(self, present: Sequence[bool]) -> list[torch.Tensor]:
         """View this worker's pieces of the summed gradients that are there.
@@ -372,8 +361,9 @@ class SharedEngine:
         What has no dimensions has none here either: by a scalar of a wider dtype, such as the norm,
         torch multiplies it in that dtype, but a vector in its own.
         """
+        exchange = self.exchange
         return [
-            total if self._parameters[piece.index].ndim else total.view(())
-            for total, piece in zip(self._sum.totals, self._sum.pieces, strict=True)
+            total if exchange.parameters[piece.index].ndim else total.view(())
+            for total, piece in zip(exchange.totals, exchange.pieces, strict=True)
             if present[piece.index]
         ]

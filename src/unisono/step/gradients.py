@@ -1,45 +1,42 @@
-"""From the gradients of a worker's shards to its parts in the arena, in canonical order.
+"""From the gradients of a worker's shards to its parts, in canonical order.
 
-Autograd allocates each gradient (cheaper than zeroing and accumulating in place); finished parts
-are copied once, into the slot of their first shard. A parameter that got no gradient from a shard
-adds nothing to the sum; a byte per parameter says whether a part has a gradient at all.
+Autograd allocates each gradient (cheaper than zeroing and accumulating in place). A parameter that
+got no gradient from a shard adds nothing to the sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from unisono.exchange.arena import Arena
 from unisono.plan.summation import Node, additions_after
 
 Gradients = list["torch.Tensor | None"]
-
-COMPLETE, PRESENT, ABSENT = b"\1", 1, 0
 
 
 class GradientStack:
     """The parts that one worker adds up in a step. Final.
 
     Args:
-        arena: where finished parts go.
-        parameters: in the arena's order.
+        parameters: those that the optimizer updates.
         parts: the worker's parts, from left to right.
+        publish: takes each part when it is finished.
     """
 
     def __init__(
-        self, arena: Arena, parameters: Sequence[torch.nn.Parameter], parts: Sequence[Node]
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        parts: Sequence[Node],
+        publish: Callable[[Node, Gradients], None],
     ) -> None:
-        self._arena = arena
-        self._parameters = parameters
+        self._parameters, self._publish = parameters, publish
         self._additions = {
             shard: count
             for part in parts
             for shard, count in zip(range(part.lo, part.hi), additions_after(part), strict=True)
         }
         self._part_ending = {part.hi - 1: part for part in parts}
-        self._slots = {part.lo: arena.gradients[part.lo].tensors() for part in parts}
         self._stack: list[Gradients] = []
 
     def discard(self) -> None:
@@ -70,29 +67,6 @@ class GradientStack:
         part = self._part_ending.get(shard)
         if part is not None:
             self._publish(part, self._stack.pop())
-
-    def _publish(self, part: Node, gradients: Gradients) -> None:
-        slots = self._slots[part.lo]
-        present = [g for g in gradients if g is not None]
-        if len(present) == len(slots):
-            self._arena.write_flags(part.lo, COMPLETE)
-        else:
-            flags = bytes(ABSENT if g is None else PRESENT for g in gradients)
-            self._arena.write_flags(part.lo, b"\0" + flags)
-            slots = [slot for slot, g in zip(slots, gradients, strict=True) if g is not None]
-        if present:
-            with torch.no_grad():
-                _copy(slots, present)
-
-
-def _copy(slots: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
-    for slot, gradient in zip(slots, gradients, strict=True):
-        if gradient.layout != torch.strided:
-            raise TypeError(
-                f"gradients must be dense, but one of shape {tuple(slot.shape)} has layout "
-                f"{gradient.layout}: make its layer with `sparse=False`."
-            )
-    torch._foreach_copy_(slots, gradients)
 
 
 def _add(left: Gradients, right: Gradients) -> Gradients:

@@ -1,6 +1,6 @@
 """What every shard tells about a step besides its gradients: its loss and scalars, exactly summed.
 
-A row is written by the worker that computed the shard and read by all::
+A record is written by the worker that computed the shard and read by all::
 
     form u32 │ number of names u32 │ bytes of names u32 │ – │ (sum f64, weight f64)… │ names, JSON
 
@@ -18,13 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.errors import MismatchError
-from unisono.exchange.arena import ROW_BYTES, Arena
+from unisono.exchange.arena import ROW_BYTES
+from unisono.exchange.memory import RunMemory
 from unisono.plan.summation import Node, additions_over
 from unisono.step.loss import ShardLoss
 
 _HEAD = struct.Struct("<IIII")
 _PAIR_BYTES = 16
-# What is read of a row at first; most end there.
+# What is read of a record at first; most end there.
 _FIRST_BYTES = 256
 
 
@@ -51,54 +52,53 @@ class StepTotals:
     weight: float
 
 
-class Rows:
-    """Writes and reads the rows of one run's shards. Final."""
+class Records:
+    """Writes and reads the records of one run's shards. Final."""
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-        num_shards = arena.plan.shards
+    def __init__(self, memory: RunMemory, num_shards: int) -> None:
+        self._memory = memory
         self._additions = additions_over([Node(v, v + 1) for v in range(num_shards)], num_shards)
         self._num_shards = num_shards
 
     def write(self, shard: int, loss: ShardLoss | None) -> None:
-        """Publish one shard's row; None for an empty shard.
+        """Publish one shard's record; None for an empty shard.
 
         Raises:
-            ValueError: there are more names than a row can hold.
+            ValueError: there are more names than a record can hold.
         """
         if loss is None:
-            self._arena.write_row(shard, _HEAD.pack(Form.EMPTY, 0, 0, 0))
+            self._memory.write_record(shard, _HEAD.pack(Form.EMPTY, 0, 0, 0))
             return
         names = _text_of(tuple(loss.scalars))
         pairs = [number for pair in loss.scalars.values() for number in pair]
         head = _HEAD.pack(Form.SUM if loss.is_sum else Form.MEAN, len(pairs) // 2, len(names), 0)
-        row = head + struct.pack(f"<{len(pairs)}d", *pairs) + names
-        if len(row) > ROW_BYTES:
+        record = head + struct.pack(f"<{len(pairs)}d", *pairs) + names
+        if len(record) > ROW_BYTES:
             raise ValueError(
                 f"the scalars of a loss must fit {ROW_BYTES} bytes with their names, but "
-                f"{len(loss.scalars)} scalars take {len(row)}: return fewer, or shorter names."
+                f"{len(loss.scalars)} scalars take {len(record)}: return fewer, or shorter names."
             )
-        self._arena.write_row(shard, row)
+        self._memory.write_record(shard, record)
 
-    def read(self) -> list[Row]:
-        """Read the rows of all shards; the same on every worker."""
-        return [self._row(shard) for shard in range(self._num_shards)]
+    def read(self) -> list[Record]:
+        """Read the records of all shards; the same on every worker."""
+        return [self._record(shard) for shard in range(self._num_shards)]
 
-    def totals(self, rows: Sequence[Row]) -> StepTotals:
-        """Add up the rows of all shards.
+    def totals(self, records: Sequence[Record]) -> StepTotals:
+        """Add up the records of all shards.
 
         Raises:
             MismatchError: shards disagree about the form of the loss or the names.
             ValueError: the weights add up to nothing.
         """
-        speaker = next(shard for shard, row in enumerate(rows) if row.form != Form.EMPTY)
-        for shard, row in enumerate(rows):
-            if row.form != Form.EMPTY and not row.is_like(rows[speaker]):
+        speaker = next(shard for shard, record in enumerate(records) if record.form != Form.EMPTY)
+        for shard, record in enumerate(records):
+            if record.form != Form.EMPTY and not record.is_like(records[speaker]):
                 raise MismatchError(
                     f"the loss function must return the same form and the same names for every "
                     f"shard, but shards {speaker} and {shard} differ: return the same keys always."
                 )
-        pairs = [row.pairs(rows[speaker].num_names) for row in rows]
+        pairs = [record.pairs(records[speaker].num_names) for record in records]
         for into, other in self._additions:
             pairs[into] = [a + b for a, b in zip(pairs[into], pairs[other], strict=True)]
         sums, weights = pairs[0][0::2], pairs[0][1::2]
@@ -109,31 +109,31 @@ class Rows:
             )
         means = {
             name: total / weight if weight else math.nan
-            for name, total, weight in zip(rows[speaker].names(), sums, weights, strict=True)
+            for name, total, weight in zip(records[speaker].names(), sums, weights, strict=True)
         }
-        return StepTotals(Form(rows[speaker].form), means, weights[0])
+        return StepTotals(Form(records[speaker].form), means, weights[0])
 
-    def _row(self, shard: int) -> Row:
-        data = self._arena.read_row(shard, _FIRST_BYTES)
+    def _record(self, shard: int) -> Record:
+        data = self._memory.read_record(shard, _FIRST_BYTES)
         form, num_names, num_bytes, _ = _HEAD.unpack_from(data)
         size = _HEAD.size + num_names * _PAIR_BYTES + num_bytes
         if size > _FIRST_BYTES:
-            data = self._arena.read_row(shard, size)
-        return Row(form, num_names, data[_HEAD.size : size])
+            data = self._memory.read_record(shard, size)
+        return Record(form, num_names, data[_HEAD.size : size])
 
 
-def non_finite_shard(rows: Sequence[Row]) -> tuple[int, float] | None:
+def non_finite_shard(records: Sequence[Record]) -> tuple[int, float] | None:
     """Find the first shard whose loss is NaN or infinite, and that loss."""
-    for shard, row in enumerate(rows):
-        if row.form != Form.EMPTY:
-            total, weight = row.pairs(1)[:2]
+    for shard, record in enumerate(records):
+        if record.form != Form.EMPTY:
+            total, weight = record.pairs(1)[:2]
             if not math.isfinite(total):
                 return shard, total / weight if weight else total
     return None
 
 
-class Row:
-    """One shard's row, as read. Final.
+class Record:
+    """One shard's record, as read. Final.
 
     Args:
         form: see :class:`Form`.
@@ -148,7 +148,7 @@ class Row:
         self._pairs = struct.unpack_from(f"<{2 * num_names}d", data)
         self._names = data[num_names * _PAIR_BYTES :]
 
-    def is_like(self, other: Row) -> bool:
+    def is_like(self, other: Record) -> bool:
         """Tell whether another shard has the same form of loss and the same names."""
         return self.form == other.form and self._names == other._names
 

@@ -8,28 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch.optim import Optimizer
 
-from unisono.exchange.arena import Arena
+from unisono.exchange.homes import Homes
 from unisono.plan.slices import Piece
 from unisono.state.optimizers import bare_step
-
-
-@dataclass(frozen=True, slots=True)
-class StateKey:
-    """One tensor of a parameter's optimizer state.
-
-    Attributes:
-        at: its position in ``arena.states``.
-        is_array: whether it has an element for each of the parameter's; else it is a scalar.
-    """
-
-    at: int
-    is_array: bool
 
 
 class Update(Protocol):
@@ -39,7 +25,7 @@ class Update(Protocol):
         """Update this worker's share of the parameters that have a gradient.
 
         Args:
-            present: for each parameter of the arena, whether it has a gradient in this step.
+            present: for each parameter, whether it has a gradient in this step.
         """
 
     def commit(self) -> None:
@@ -52,13 +38,12 @@ def pass_for_stepped(optimizer: Optimizer) -> None:
 
 
 class SlicedUpdate:
-    """Element-wise optimizers: each worker updates its pieces; state lies in the arena. Final.
+    """Element-wise optimizers: each worker updates its pieces; state lies with them. Final.
 
     Args:
         optimizer: the user's.
-        parameters: in the arena's order.
-        arena: with the parameters' values and, where flags say so, their state.
-        keys: for each parameter, its state's names and where they lie.
+        parameters: those that it updates.
+        homes: where their values and, where that is known, their state lie.
         pieces: this worker's.
         totals: the summed gradients of those pieces.
     """
@@ -67,23 +52,19 @@ class SlicedUpdate:
         self,
         optimizer: Optimizer,
         parameters: Sequence[torch.nn.Parameter],
-        arena: Arena,
-        keys: Sequence[dict[str, StateKey]],
+        homes: Homes,
         pieces: Sequence[Piece],
         totals: Sequence[torch.Tensor],
     ) -> None:
         self._optimizer = optimizer
         self._parameters = parameters
-        self._arena = arena
-        self._keys = keys
+        self._homes, self._keys = homes, homes.keys
         self._pieces = pieces
         self._totals = totals
-        self._leaves = [
-            torch.nn.Parameter(arena.parameters.piece(p.index, p.start, p.stop)) for p in pieces
-        ]
+        self._leaves = [torch.nn.Parameter(homes.parameter(piece)) for piece in pieces]
         self._state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
         self._groups = self._group_leaves()
-        self._strangers = {n for n, piece in enumerate(pieces) if keys[piece.index]}
+        self._strangers = {n for n, piece in enumerate(pieces) if self._keys[piece.index]}
         self._sizes: list[int] = []
         self._known = b""
         self._dense = False
@@ -121,15 +102,12 @@ class SlicedUpdate:
 
     def commit(self) -> None:
         """Show the user's optimizer the whole state of parameters that have got theirs."""
-        known = self._arena.whose
+        known = self._homes.known
         if known == self._known:
             return
         for index, parameter in enumerate(self._parameters):
             if known[index] and self._known[index : index + 1] != b"\1":
-                self._optimizer.state[parameter] = {
-                    name: self._arena.states.tensor(key.at)
-                    for name, key in self._keys[index].items()
-                }
+                self._optimizer.state[parameter] = self._homes.state(index)
         self._known = known
 
     def _group_leaves(self) -> list[list[torch.nn.Parameter]]:
@@ -159,18 +137,18 @@ class SlicedUpdate:
                 group["params"] = parameters
 
     def _adopt_existing(self) -> None:
-        """Give pieces the state that the arena already holds."""
-        known = self._arena.whose
+        """Give pieces the state that is already known."""
+        known = self._homes.known
         for position, piece in enumerate(self._pieces):
             if known[piece.index]:
                 for name, key in self._keys[piece.index].items():
-                    home = self._home(piece, key)
+                    home = self._homes.of_piece(piece, key)
                     shared = key.is_array or piece.is_first
                     self._state[self._leaves[position]][name] = home if shared else home.clone()
                 self._strangers.discard(position)
 
     def _adopt_new(self, position: int) -> None:
-        """Move state that the optimizer has just made for a piece into the arena.
+        """Move state that the optimizer has just made for a piece to its home.
 
         A scalar's home belongs to the worker of the first piece; the others keep copies, which
         count the same steps.
@@ -180,40 +158,35 @@ class SlicedUpdate:
             return
         for name, key in self._keys[piece.index].items():
             if key.is_array or piece.is_first:
-                home = self._home(piece, key)
+                home = self._homes.of_piece(piece, key)
                 home.copy_(state[name].reshape(home.shape))
                 state[name] = home
         if piece.is_first:
-            self._arena.note_state(piece.index)
+            self._homes.note_state(piece.index)
         self._strangers.discard(position)
-
-    def _home(self, piece: Piece, key: StateKey) -> torch.Tensor:
-        if key.is_array:
-            return self._arena.states.piece(key.at, piece.start, piece.stop)
-        return self._arena.states.tensor(key.at)
 
 
 class WholeUpdate:
-    """Any other optimizer: the lead updates whole parameters, the others wait for it. Final.
+    """Whole parameters, by one worker for all or by each worker for its replica. Final.
 
     Args:
-        optimizer: the user's; its state stays in the lead's process.
-        parameters: in the arena's order, already views of it.
-        arena: with the summed gradients in slot 0.
-        acts: whether this worker is the one that updates.
+        optimizer: the user's; its state stays in the processes of those who update.
+        parameters: those that it updates.
+        totals: their summed gradients.
+        acts: whether this worker updates.
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
         parameters: Sequence[torch.nn.Parameter],
-        arena: Arena,
+        totals: Sequence[torch.Tensor],
         *,
         acts: bool,
     ) -> None:
         self._optimizer = optimizer
         self._parameters = parameters
-        self._totals = arena.gradients[0].tensors()
+        self._totals = totals
         self._acts = acts
 
     def apply(self, present: Sequence[bool]) -> None:

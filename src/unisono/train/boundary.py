@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import torch
 
 from unisono.comm.barrier import NOTICE_AFTER_S
 from unisono.comm.team import Team
 from unisono.errors import CheckpointError
 from unisono.state.position import Position
-from unisono.step.engine import SharedEngine
+from unisono.state.run_state import RunState
+from unisono.step.engine import StepEngine
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.interrupts import Interrupts
 
@@ -39,7 +42,8 @@ class Boundary:
     Args:
         team: the workers.
         engine: has the state.
-        pack: gives what is kept with it: facts and tensors.
+        kept: what is kept with it.
+        identity: the run's.
         checkpoints: where checkpoints go; None: nowhere.
         interrupts: whether this process is to end, where nobody launched it.
         before_snapshot: called before the state is kept.
@@ -49,14 +53,16 @@ class Boundary:
     def __init__(
         self,
         team: Team,
-        engine: SharedEngine,
-        pack: Callable[[], tuple[dict[str, Any], dict[str, Any]]],
+        engine: StepEngine,
+        kept: RunState,
+        identity: Mapping[str, Any],
         checkpoints: Checkpoints | None,
         interrupts: Interrupts,
         before_snapshot: Callable[[], None],
         before_pause: Callable[[], None],
     ) -> None:
-        self._team, self._engine, self._pack = team, engine, pack
+        self._team, self._engine, self._exchange = team, engine, engine.exchange
+        self._kept, self._identity = kept, identity
         self._checkpoints = checkpoints
         self._interrupts = interrupts
         self._before_snapshot, self._before_pause = before_snapshot, before_pause
@@ -96,8 +102,7 @@ class Boundary:
             CheckpointError: there are to be checkpoints, but something cannot be kept.
         """
         try:
-            self._pack()
-            self._engine.state.check_keepable()
+            self._kept.check_keepable()
         except CheckpointError as error:
             if self._checkpoints is not None:
                 raise
@@ -107,7 +112,7 @@ class Boundary:
         self._wait_for_disk()
         while self._snapshot(wait=True) is None:
             # Before the first step every worker has the state that the lead had.
-            self._engine.state.trust_lead()
+            self._exchange.trust_lead()
         return True
 
     def act(self, plan: Plan, step: int) -> None:
@@ -118,7 +123,7 @@ class Boundary:
         """
         if self._keeps and not self._is_checked and self._has_acted:
             self._is_checked = True
-            self._engine.state.check_keepable()
+            self._kept.check_keepable()
         self._has_acted = True
         if not plan & Plan.SNAPSHOT:
             return
@@ -127,7 +132,7 @@ class Boundary:
         if slot is None:
             return
         if plan & Plan.CHECKPOINT and self._checkpoints is not None:
-            self._checkpoints.keep(self._engine.state.arena, slot, step, wait=is_last)
+            self._checkpoints.keep(self._exchange.memory.arena, slot, step, wait=is_last)
         if is_last:
             self._interrupts.end()
         if plan & Plan.STOP:
@@ -146,10 +151,10 @@ class Boundary:
         slot = self._snapshot(wait=True)
         if slot is None:
             return False
-        self._engine.state.load_optimizer(everywhere=True)
+        self._exchange.hand_out()
         if self._checkpoints is not None:
             while True:
-                self._checkpoints.keep(self._engine.state.arena, slot, step, wait=True)
+                self._checkpoints.keep(self._exchange.memory.arena, slot, step, wait=True)
                 if self._team.meet("last checkpoint"):
                     break
                 # The lead was lost, perhaps before it could ask; the next one does.
@@ -163,18 +168,17 @@ class Boundary:
         Returns:
             Whether a replacement may go on from there.
         """
-        state = self._engine.state
+        exchange = self._exchange
         if not self._keeps:
             return True
         if self._team.is_lead:
             self._wait_for_disk()
-            facts, extras = self._pack()
-            slot = state.copy(facts, extras, alone=True)
-            state.snapshots.complete(slot)
+            slot = exchange.save(*self._collect(was_left=True), alone=True)
+            exchange.memory.snapshots.complete(slot)
             if self._checkpoints is not None:
-                self._checkpoints.keep(state.arena, slot, step, wait=True)
+                self._checkpoints.keep(exchange.memory.arena, slot, step, wait=True)
         # Else only the lead has the optimizer's state now, and could be lost with it.
-        return state.is_sliced
+        return exchange.have_all
 
     @property
     def _keeps(self) -> bool:
@@ -182,22 +186,25 @@ class Boundary:
 
     @property
     def _is_busy(self) -> bool:
-        return self._engine.state.snapshots.next_is_busy
+        return self._exchange.memory.snapshots.next_is_busy
 
     def _snapshot(self, *, wait: bool) -> int | None:
         self._before_snapshot()
         start_s = time.monotonic()
-        facts, extras = self._pack()
-        slot = self._engine.take_snapshot(facts, extras, wait=wait)
+        slot = self._engine.take_snapshot(*self._collect(), wait=wait)
         now_s = time.monotonic()
         self._next_at_s = now_s + (now_s - start_s) / COST_AT_MOST
         return slot
+
+    def _collect(self, *, was_left: bool = False) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        with_optimizer = self._exchange.homes is None and self._team.is_lead
+        return self._kept.collect(self._identity, with_optimizer=with_optimizer, was_left=was_left)
 
     def _wait_for_disk(self) -> None:
         """Wait until the checkpoint before is on the disk, which sets the pace then."""
         start_s = time.monotonic()
         is_told = False
-        while self._engine.state.snapshots.is_writing:
+        while self._exchange.memory.snapshots.is_writing:
             time.sleep(_POLL_S)
             if not is_told and time.monotonic() - start_s >= NOTICE_AFTER_S:
                 is_told = True

@@ -12,8 +12,8 @@ from unisono.comm.host import Live
 from unisono.comm.team import Team
 from unisono.device import generators_put_back, num_threads
 from unisono.plan.samples import SamplePlan
-from unisono.state.run_state import Kept
-from unisono.step.engine import SharedEngine
+from unisono.state.run_state import RunState
+from unisono.step.engine import StepEngine
 from unisono.train.boundary import Boundary, Plan
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.compiling import every_shape_compiled
@@ -31,7 +31,7 @@ class Loop:
     """
 
     def __init__(
-        self, engine: SharedEngine, boundary: Boundary, team: Team, kept: Kept, plan: SamplePlan
+        self, engine: StepEngine, boundary: Boundary, team: Team, kept: RunState, plan: SamplePlan
     ) -> None:
         self.engine = engine
         self.is_between_steps = True
@@ -46,16 +46,16 @@ class Loop:
             Whether the next step is still the next; False if the run had to go back.
         """
         planned, self._planned = self._planned, Plan.NOTHING
-        if not self.engine.state.is_lost:
+        if not self.engine.exchange.is_lost:
             self._boundary.act(planned, self._kept.position.step)
-        if self.engine.state.is_lost:
+        if self.engine.exchange.is_lost:
             self.go_back()
             return False
         return True
 
     def undo(self) -> None:
         """Put back what the program has changed behind the block of a step that was not done."""
-        self._kept.put_back_newest(self.engine.state)
+        self._kept.apply_beside(*self.engine.exchange.memory.newest())
 
     def end(self) -> bool:
         """Keep what the loop has led to, at its end or where it is left. Collective.
@@ -63,7 +63,7 @@ class Loop:
         Returns:
             Whether it is kept; False if the run has to go back first, or a step is under way.
         """
-        if self.is_between_steps and not self.engine.state.is_lost:
+        if self.is_between_steps and not self.engine.exchange.is_lost:
             self.has_ended = self._boundary.end(self._kept.position.step)
         return self.has_ended
 
@@ -73,7 +73,7 @@ class Loop:
         Not collective: whether by `break`, everywhere alike, or by an exception that this worker
         alone has, cannot be told here. The lead does what there is to do.
         """
-        if self.is_between_steps and not self.engine.state.is_lost:
+        if self.is_between_steps and not self.engine.exchange.is_lost:
             self.has_ended = self._boundary.leave(self._kept.position.step)
 
     def plan(self) -> Plan:
@@ -91,19 +91,19 @@ class Loop:
     def go_back(self) -> None:
         """Go back to the newest snapshot, as a worker was lost in the midst of an update."""
         self.engine.go_back()
-        self._kept.put_back_newest(self.engine.state)
+        self._kept.apply_beside(*self.engine.exchange.memory.newest())
         self._planned = Plan.NOTHING
         self.is_between_steps = True
 
 
 @contextmanager
 def loop(
-    make_engine: Callable[[], SharedEngine],
+    make_engine: Callable[[], StepEngine],
     live: Live | None,
     *,
     team: Team,
     history: History,
-    kept: Kept,
+    kept: RunState,
     plan: SamplePlan,
     identity: Mapping[str, Any],
     checkpoints: Checkpoints | None,
@@ -131,14 +131,15 @@ def loop(
             stack.enter_context(num_threads(threads_per_worker()))
             stack.enter_context(every_shape_compiled())
             engine = make_engine()
-            stack.callback(engine.state.unbind)
+            stack.callback(engine.exchange.unbind)
             interrupts = Interrupts()
             if checkpoints is not None and not team.is_launched:
                 interrupts = stack.enter_context(gentle_interrupts(say))
             boundary = Boundary(
                 team,
                 engine,
-                lambda: kept.take(identity),
+                kept,
+                identity,
                 checkpoints,
                 interrupts,
                 before_snapshot,
@@ -146,7 +147,7 @@ def loop(
             )
             under_way = Loop(engine, boundary, team, kept, plan)
             if live is not None and live.loop is not None:
-                kept.put_back_newest(engine.state)
+                kept.apply_beside(*engine.exchange.memory.newest())
                 team.faults.meet("join", kept.position.step)
             else:
                 _begin(boundary, engine, history, kept, checkpoints, say)
@@ -162,9 +163,9 @@ def loop(
 
 def _begin(
     boundary: Boundary,
-    engine: SharedEngine,
+    engine: StepEngine,
     history: History,
-    kept: Kept,
+    kept: RunState,
     checkpoints: Checkpoints | None,
     say: Callable[[str], None],
 ) -> None:
@@ -178,6 +179,9 @@ def _begin(
         if checkpoints is not None:
             say(f"{trouble}; without it a run that is resumed has other learning rates.")
     if boundary.begin():
-        facts = {**engine.state.arena.places.as_json(), "shards": engine.state.arena.plan.shards}
+        facts = {
+            **engine.exchange.memory.arena.places.as_json(),
+            "shards": engine.exchange.division.num_shards,
+        }
         where = {"directory": None} if checkpoints is None else checkpoints.facts
         history.note_loop({**facts, **where})

@@ -14,7 +14,7 @@ from unisono.data.length import is_stream, length_of
 from unisono.data.sampler import EpochOrder, Sampler
 from unisono.errors import MismatchError
 from unisono.plan.samples import SamplePlan
-from unisono.state.run_state import Kept
+from unisono.state.run_state import RunState
 from unisono.whole import check_whole
 
 
@@ -59,7 +59,7 @@ class SamplerOrder:
         team: the workers.
     """
 
-    def __init__(self, plan: SamplePlan, kept: Kept, team: Team) -> None:
+    def __init__(self, plan: SamplePlan, kept: RunState, team: Team) -> None:
         self._plan, self._kept, self._team = plan, kept, team
 
     @property

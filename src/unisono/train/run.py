@@ -29,16 +29,17 @@ from unisono.data.collating import Collate
 from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader
 from unisono.data.sampler import Sampler
-from unisono.exchange.arena import Arena
+from unisono.exchange.choice import chosen
+from unisono.exchange.memory import RunMemory
 from unisono.plan.samples import NUM_SEEDS, SamplePlan
 from unisono.plan.shards import assign
 from unisono.state.contents import check_contents, signature
 from unisono.state.extra_state import ExtraState
 from unisono.state.modes import told_modes
 from unisono.state.position import Position
-from unisono.state.run_state import Kept
+from unisono.state.run_state import RunState
 from unisono.step.clipping import Clipping
-from unisono.step.engine import SharedEngine
+from unisono.step.engine import StepEngine
 from unisono.step.scaling import LossScaling
 from unisono.train.checkpoints import Checkpoints, fixed_by, identity
 from unisono.train.loop import Loop, loop
@@ -142,7 +143,7 @@ class Run:
             )
         self.model, self.optimizer = model, optimizer
         self.shards, self.seed = shards, seed
-        self._kept = Kept(model, optimizer)
+        self._kept = RunState(model, optimizer)
         if self._scaling is not None:
             self.state[SCALER_KEY] = grad_scaler
         extra_state = ExtraState(model)
@@ -164,8 +165,8 @@ class Run:
             )
         )
         self.history = History.of(self.team)
-        self._engine: SharedEngine | None = None
-        self._arena: Arena | None = None
+        self._engine: StepEngine | None = None
+        self._memory: RunMemory | None = None
         self._plan: SamplePlan | None = None
         self._has_looked = False
         self._goes_on = False
@@ -309,7 +310,7 @@ class Run:
             raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
         entry = self.history.enter_loop()
         if isinstance(entry, Passed):
-            self._kept.put_back_ended(entry, self.team)
+            self._kept.apply_ended(entry, self.team)
             return
         # Who joins a loop under way comes behind what the others have agreed on.
         self.has_joined = is_agreed = entry is not None and entry.loop is not None
@@ -338,20 +339,26 @@ class Run:
 
     @contextmanager
     def _loop(self, plan: SamplePlan, live: Live | None) -> Iterator[Loop]:
-        def make_engine() -> SharedEngine:
-            self._engine = SharedEngine(
+        def make_engine() -> StepEngine:
+            exchange = chosen()(
                 self.model,
                 self.optimizer,
                 shards=self.shards,
+                team=self.team,
+                new_key=self.history.new_key(),
+                previous=self._memory,
+                live=live,
+            )
+            self._memory = exchange.memory
+            self._engine = StepEngine(
+                self.model,
+                self.optimizer,
+                exchange,
                 seed=self.seed,
                 team=self.team,
-                key=self.history.new_key(),
-                arena=self._arena,
-                live=live,
                 clipping=self._clipping,
                 scaling=self._scaling,
             )
-            self._arena = self._engine.state.arena
             return self._engine
 
         try:

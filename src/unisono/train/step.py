@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from unisono.data.loader import Loader, Place
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
-from unisono.step.engine import SharedEngine
+from unisono.step.engine import StepEngine
 from unisono.step.loss import read_loss
 from unisono.step.phase_timers import Phase
 
@@ -51,7 +51,7 @@ class Step:
 
     def __init__(
         self,
-        engine: SharedEngine,
+        engine: StepEngine,
         plan: SamplePlan,
         loader: Loader,
         position: Position,

@@ -11,7 +11,7 @@ from unisono.comm.history import History
 from unisono.comm.team import Team
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
-from unisono.state.run_state import Kept
+from unisono.state.run_state import RunState
 from unisono.train.checkpoints import Checkpoints, Found
 from unisono.train.totals import Totals
 
@@ -26,7 +26,7 @@ class TakenUp(Enum):
 
 def take_up(
     checkpoints: Checkpoints,
-    kept: Kept,
+    kept: RunState,
     plan: SamplePlan,
     totals: Totals,
     identity: dict[str, Any],
@@ -100,5 +100,5 @@ def take_up(
     else:
         # Until that later loop the program may still add to its optimizer, say.
         with contextlib.suppress(*[CheckpointError] * is_ahead):
-            kept.put_back(snapshot)
+            kept.apply(snapshot)
     return TakenUp.AHEAD if is_ahead else TakenUp.HERE

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from unisono.exchange.arena import size_of
-from unisono.step.buffers import Buffers
+from unisono.exchange.buffers import Buffers
 
 
 class Counts(torch.nn.Module):

@@ -1,0 +1,67 @@
+"""Which shards does each worker compute in this step, and which pieces does it add up and update?
+
+Follows from who is a member. Where somebody is lost in the midst of a step, what the others have
+computed stays theirs, and they divide the rest among themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unisono.comm.crew import Crew
+from unisono.comm.team import Team
+from unisono.plan.shards import Held, assign, take_over
+from unisono.plan.slices import Piece, cut
+from unisono.plan.summation import Node, parts_of
+
+
+class Division:
+    """What is this worker's, and what is whose. Final.
+
+    Args:
+        team: the workers.
+        num_shards: S.
+        numels: the elements of each parameter.
+
+    Attributes:
+        shards: those that this worker computes, as long as nobody is lost.
+        parts: those of all workers; together they are every shard once.
+        mine: those of `parts` that are this worker's, as long as nobody is lost.
+        pieces: what this worker adds up and updates where all workers do so together.
+    """
+
+    def __init__(self, team: Team, num_shards: int, numels: Sequence[int]) -> None:
+        self._team, self.num_shards, self._numels = team, num_shards, numels
+        self.divide()
+
+    def divide(self) -> None:
+        """Divide all anew among those who are members now."""
+        team = self._team
+        ranges = assign(self.num_shards, team.size)
+        self._held: Held = {r: [own] for r, own in zip(team.crew.ranks, ranges, strict=True)}
+        self._crew: Crew = team.crew
+        self.shards = ranges[team.position]
+        self.mine = parts_of(self.shards, self.num_shards)
+        self._follow()
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether others are members now than when all was divided."""
+        return self._crew != self._team.crew
+
+    def take_over(self) -> list[Node]:
+        """Divide what lost workers have left in the step under way.
+
+        Returns:
+            The parts that this worker computes besides; maybe none.
+        """
+        self._held, new = take_over(self._held, self._team.crew.ranks)
+        self._follow()
+        return [
+            part for run in new[self._team.world.rank] for part in parts_of(run, self.num_shards)
+        ]
+
+    def _follow(self) -> None:
+        runs = [run for rank in self._held for run in self._held[rank]]
+        self.parts = [part for run in runs for part in parts_of(run, self.num_shards)]
+        self.pieces: list[Piece] = cut(self._numels, self._team.size)[self._team.position]

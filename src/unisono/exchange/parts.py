@@ -1,0 +1,76 @@
+"""The parts that workers have published, in host memory, each in the slot of its first shard.
+
+A parameter that got no gradient from any shard of a part adds nothing to the sum: a byte a
+parameter says which have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from unisono.exchange.arena import Arena
+from unisono.plan.slices import Piece
+from unisono.plan.summation import Node
+
+Gradients = Sequence["torch.Tensor | None"]
+
+_COMPLETE, _PRESENT, _ABSENT = b"\1", 1, 0
+
+
+class Parts:
+    """Writes and reads published parts. Final.
+
+    Args:
+        arena: where they lie.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._slots: dict[int, list[torch.Tensor]] = {}
+
+    def publish(self, part: Node, gradients: Gradients) -> None:
+        """Copy a part into its slot.
+
+        Raises:
+            TypeError: a gradient is sparse.
+        """
+        slots = self._slots.get(part.lo)
+        if slots is None:
+            slots = self._slots[part.lo] = self._arena.gradients[part.lo].tensors()
+        present = [g for g in gradients if g is not None]
+        if len(present) == len(slots):
+            self._arena.write_flags(part.lo, _COMPLETE)
+        else:
+            flags = bytes(_ABSENT if g is None else _PRESENT for g in gradients)
+            self._arena.write_flags(part.lo, b"\0" + flags)
+            slots = [slot for slot, g in zip(slots, gradients, strict=True) if g is not None]
+        if present:
+            with torch.no_grad():
+                _copy(slots, present)
+
+    def flags(self, lo: int) -> bytes:
+        """Read which parameters the part in slot `lo` has gradients for; see :func:`presence`."""
+        return self._arena.read_flags(lo)
+
+    def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """View pieces of the part in slot `lo`, as vectors."""
+        region = self._arena.gradients[lo]
+        return [region.piece(piece.index, piece.start, piece.stop) for piece in pieces]
+
+
+def presence(flags: bytes) -> list[bool]:
+    """Say for each parameter whether a part has a gradient for it, from :meth:`Parts.flags`."""
+    complete = flags[:1] == _COMPLETE
+    return [complete or flag != _ABSENT for flag in flags[1:]]
+
+
+def _copy(slots: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+    for slot, gradient in zip(slots, gradients, strict=True):
+        if gradient.layout != torch.strided:
+            raise TypeError(
+                f"gradients must be dense, but one of shape {tuple(slot.shape)} has layout "
+                f"{gradient.layout}: make its layer with `sparse=False`."
+            )
+    torch._foreach_copy_(slots, gradients)
