@@ -54,6 +54,7 @@ class Desk:
         self.gave_up: list[str] = []
         self._page = page
         self._answers: dict[int, events.Answer] = {}
+        self._memories: dict[int, Memory] = {}
         self._changed = threading.Condition(threading.RLock())
 
     def take(self, event: events.Event) -> None:
@@ -70,6 +71,10 @@ class Desk:
             answered = self._changed.wait_for(lambda: rank in self._answers, ANSWERED_WITHIN_S)
             assert answered, f"rank {rank} was never answered: {self.state}"
             return self._answers.pop(rank)
+
+    def memory(self, key: int, num_bytes: int) -> Memory:
+        with self._changed:
+            return self._memories.setdefault(key, Memory.private(num_bytes))
 
     def lose(self, rank: int) -> None:
         with self._changed:
@@ -102,7 +107,7 @@ class DeskHost:
         self._desk.take(events.Ready())
 
     def memory(self, key: int, num_bytes: int) -> Memory:
-        return Memory.private(num_bytes)
+        return self._desk.memory(key, num_bytes)
 
     def stopped(self, arrivals: int, *, between_steps: bool) -> Crew:
         self._dies("stopping")

@@ -1,0 +1,258 @@
+"""What every exchange promises, on each of them: ranks are threads, and die where a table says."""
+
+import functools
+
+import pytest
+import torch
+from tests.comm.desk import MOMENTS, Death, Job
+from tests.comm.test_barrier import page_of  # noqa: F401
+from torch import nn
+
+from unisono.comm import barrier
+from unisono.exchange.shared import SharedExchange
+from unisono.exchange.staged import StagedExchange
+from unisono.plan.summation import tree_sum
+from unisono.state.digest import digest_of
+from unisono.step.update import SlicedUpdate, WholeUpdate
+
+EXCHANGES = [SharedExchange, StagedExchange]
+STEPS = 2
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_sleeps():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(barrier, "_SLEEP_AT_MOST_S", 0.005)
+        yield
+
+
+class Model(nn.Module):
+    """Parameters of all kinds: cut in several pieces, transposed, a scalar, empty, fixed."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        self.large = nn.Parameter(torch.randn(70, 60, generator=generator))
+        self.turned = nn.Parameter(torch.randn(9, 5, generator=generator).T)
+        self.scalar = nn.Parameter(torch.randn((), generator=generator))
+        self.empty = nn.Parameter(torch.zeros(0, 3))
+        self.rare = nn.Parameter(torch.randn(1500, generator=generator))
+        self.fixed = nn.Parameter(torch.randn(4, generator=generator), requires_grad=False)
+        self.register_buffer("count", torch.zeros(3))
+
+
+class Normed(torch.optim.SGD):
+    """Looks at whole parameters, so that no worker can update a piece."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    state["norm"] = state.get("norm", torch.zeros(())) + parameter.grad.norm()
+                    parameter -= group["lr"] * parameter.grad / (1 + state["norm"])
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, lr=0.1)
+
+
+def normed(parameters):
+    return Normed(parameters, lr=0.1)
+
+
+def make(optimizer):
+    model = Model()
+    return model, optimizer([p for p in model.parameters() if p is not model.fixed])
+
+
+def gradients_of(shard, step):
+    """The gradients that a backward pass of this shard would leave, by parameter."""
+    generator = torch.Generator().manual_seed(100 * step + shard)
+    rare = shard in (1, 6) or (step == 1 and shard == 0)
+    large = torch.randn(70, 60, generator=generator) * 10.0 ** (shard % 5)
+    large[0] = -0.0
+    return [
+        large,
+        torch.randn(5, 9, generator=generator),
+        torch.randn((), generator=generator),
+        torch.zeros(0, 3),
+        torch.randn(1500, generator=generator) if rare else None,
+    ]
+
+
+def add(left, right):
+    return [
+        b if a is None else a if b is None else a + b for a, b in zip(left, right, strict=True)
+    ]
+
+
+def sum_of(shards, step):
+    return tree_sum([gradients_of(shard, step) for shard in shards], add)
+
+
+@functools.cache
+def expected(optimizer, num_shards):
+    """Sums of each step, and the digest at the end, with nothing of ours but the order."""
+    model, updates = make(optimizer)
+    sums = []
+    for step in range(STEPS):
+        sums.append(sum_of(range(num_shards), step))
+        for parameter, gradient in zip(model.parameters(), sums[-1], strict=False):
+            if gradient is not None:  # laid out as its parameter, as autograd does
+                gradient = torch.empty_like(parameter).copy_(gradient).detach()
+            parameter.grad = gradient
+        updates.step()
+    return sums, digest_of(model, updates)
+
+
+def same_bits(here, there):
+    if here is None or there is None:
+        return here is there
+    return here.shape == there.shape and torch.equal(
+        here.contiguous().view(-1).view(torch.int32), there.contiguous().view(-1).view(torch.int32)
+    )
+
+
+def snapshot(exchange, team, step, optimizer):
+    from unisono.state.optimizer_state import group_options, take_state
+
+    named = dict(model_of(exchange).named_parameters())
+    while True:
+        tensors, numbers = {}, {}
+        if exchange.homes is None and team.is_lead:
+            tensors, numbers = take_state(optimizer, named)
+        facts = {"step": step, "numbers": numbers, "groups": group_options(optimizer)}
+        slot = exchange.save(facts, tensors)
+        if team.meet("snapshot"):
+            exchange.memory.snapshots.complete(slot)
+            return
+
+
+def model_of(exchange):
+    return exchange._model
+
+
+def update_of(exchange, optimizer):
+    if exchange.homes is None:
+        return WholeUpdate(optimizer, exchange.parameters, exchange.whole, acts=exchange.acts)
+    return SlicedUpdate(
+        optimizer, exchange.parameters, exchange.homes, exchange.pieces, exchange.totals
+    )
+
+
+def publish(exchange, parts, step):
+    for part in parts:
+        exchange.publish(part, sum_of(range(part.lo, part.hi), step))
+
+
+def take_step(exchange, optimizer, step):
+    """Take one step; None if the run has to go back."""
+    if exchange.division.is_outdated:
+        exchange.divide()
+    more = exchange.division.mine
+    while more is not None:
+        publish(exchange, more, step)
+        # While nobody updates: it reads how far the optimizer has counted.
+        update = update_of(exchange, optimizer)
+        more = exchange.gather(f"gradients of {step}")
+    if exchange.is_lost:
+        return None
+    present = exchange.add_up()
+    votes = exchange.agree(b"yes", "vote")
+    if votes is None or not exchange.all_sums("sums"):
+        return None
+    assert set(votes) == {b"yes"}
+    sums = [
+        total.clone() if here else None
+        for total, here in zip(exchange.whole, present, strict=True)
+    ]
+    if not exchange.are_read("read"):
+        return None
+    update.apply(present)
+    if not exchange.share("update"):
+        return None
+    update.commit()
+    return sums
+
+
+def train(team, cls, optimizer, num_shards):
+    model, updates = make(optimizer)
+    exchange = cls(model, updates, shards=num_shards, team=team, new_key=1)
+    seen, step = {}, 0
+    snapshot(exchange, team, 0, updates)
+    while step < STEPS:
+        sums = take_step(exchange, updates, step)
+        if sums is None:
+            exchange.load()
+            step = exchange.memory.newest()[0]["step"]
+        else:
+            seen[step] = sums
+            step += 1
+            if exchange.is_lost:
+                exchange.load()
+                step = exchange.memory.newest()[0]["step"]
+    exchange.trust_lead()
+    if not exchange.have_all:
+        snapshot(exchange, team, step, updates)
+        exchange.hand_out()
+    exchange.unbind()
+    return seen, digest_of(model, updates)
+
+
+@pytest.fixture
+def run(page_of):  # noqa: F811
+    def run_with(world_size, cls, optimizer, num_shards, *deaths):
+        job = Job(page_of(world_size), deaths)
+        return job.run(lambda team: train(team, cls, optimizer, num_shards))
+
+    return run_with
+
+
+def check(results, optimizer, num_shards):
+    sums, digest = expected(optimizer, num_shards)
+    for rank, result in results.items():
+        assert not isinstance(result, BaseException), (rank, result)
+        seen, found = result
+        for step in range(STEPS):
+            for here, there in zip(seen[step], sums[step], strict=True):
+                assert same_bits(here, there), (rank, step)
+        assert found == digest, rank
+
+
+@pytest.mark.parametrize("cls", EXCHANGES)
+@pytest.mark.parametrize("optimizer", [adam, normed])
+@pytest.mark.parametrize(
+    ("world_size", "num_shards"), [(1, 1), (1, 3), (1, 8), (2, 3), (2, 8), (3, 3), (3, 8)]
+)
+def test_sums_and_updates_are_those_of_the_tree(run, cls, optimizer, world_size, num_shards):
+    results = run(world_size, cls, optimizer, num_shards)
+    assert len(results) == world_size
+    check(results, optimizer, num_shards)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", EXCHANGES)
+@pytest.mark.parametrize("optimizer", [adam, normed])
+@pytest.mark.parametrize("moment", MOMENTS[1:3])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_worker_may_be_lost_at_every_meeting(run, cls, optimizer, moment, rank):
+    for meeting in range(5, 16):  # behind the first snapshot
+        results = run(3, cls, optimizer, 8, Death(rank, meeting, moment))
+        assert results.keys() | {rank} == {0, 1, 2}
+        check(results, optimizer, 8)
+
+
+@pytest.mark.parametrize("cls", EXCHANGES)
+def test_sparse_gradients_are_refused(run, cls, page_of):  # noqa: F811
+    def work(team):
+        model, updates = make(adam)
+        exchange = cls(model, updates, shards=1, team=team, new_key=1)
+        gradients = gradients_of(1, 0)
+        gradients[0] = gradients[0].to_sparse()
+        exchange.publish(exchange.division.mine[0], gradients)
+
+    error = Job(page_of(1)).run(work)[0]
+    assert isinstance(error, TypeError)
+    assert "gradients must be dense" in str(error)
