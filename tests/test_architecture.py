@@ -8,21 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "unisono"
 
-# Each layer may import those before it, and itself.
-LAYERS = [
-    {"errors", "world", "version", "whole", "plan", "faults", "seeding", "words"},
-    {"comm"},
-    {"c10d"},
-    {"ddp"},
-    {"engine", "data", "checkpoint"},
-    {"callbacks"},
-    {"train"},
-    {"launch"},
-    {"report"},
-    {"cli"},
-    {"__main__"},
-]
-RANK = {name: number for number, layer in enumerate(LAYERS) for name in layer}
+DRAWING = PACKAGE.parents[1] / "docs" / "architecture.md"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
@@ -56,33 +42,82 @@ def edges():
                 yield module_of(path), imported
 
 
-def test_every_part_has_its_place():
-    assert {part_of(module_of(path)) for path in FILES} <= RANK.keys()
+def package_edges():
+    """Find which packages each package imports; modules of the root are below all of them."""
+    packages = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    found = {name: set() for name in packages}
+    for importer, imported in edges():
+        here, there = part_of(importer), part_of(imported)
+        if here in packages and there in packages - {here}:
+            found[here].add(there)
+    return found
 
 
-def test_imports_never_run_upwards():
-    upward = [(a, b) for a, b in edges() if RANK[part_of(a)] < RANK[part_of(b)]]
-    assert upward == []
+def refuse_circles(graph):
+    done, path = set(), []
+
+    def visit(node):
+        assert node not in path, f"a circle: {[*path[path.index(node) :], node]}"
+        if node in done:
+            return
+        path.append(node)
+        for imported in graph.get(node, ()):
+            visit(imported)
+        path.pop()
+        done.add(node)
+
+    for node in list(graph):
+        visit(node)
 
 
-def test_imports_have_no_circle():
+def test_modules_import_each_other_in_no_circle():
     graph = {}
     for importer, imported in edges():
         graph.setdefault(importer, set()).add(imported)
-    done, path = set(), []
+    refuse_circles(graph)
 
-    def visit(module):
-        assert module not in path, f"a circle: {[*path[path.index(module) :], module]}"
-        if module in done:
-            return
-        path.append(module)
-        for imported in graph.get(module, ()):
-            visit(imported)
-        path.pop()
-        done.add(module)
 
-    for module in list(graph):
-        visit(module)
+def test_packages_import_each_other_in_no_circle():
+    refuse_circles(package_edges())
+
+
+def test_the_drawing_shows_what_packages_import():
+    drawn = {}
+    for line in DRAWING.read_text().splitlines():
+        name, arrow, imported = line.partition(" ← ")
+        if arrow and name.strip().isidentifier():
+            drawn[name.strip()] = set(imported.replace(",", " ").split())
+    assert drawn == {name: found for name, found in package_edges().items() if found}
+
+
+def test_modules_of_the_root_import_no_package():
+    packages = package_edges().keys()
+    roots = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__", "cli"}
+    upward = {(a, b) for a, b in edges() if part_of(a) in roots and part_of(b) in packages}
+    assert upward == set()
+
+
+# Everything that a batch and its gradients come through.
+ON_THE_WAY = ("plan", "data", "state", "exchange", "step", "train", "callbacks")
+OF_A_DEVICE = {"cuda", "cpu", "numpy", "pin_memory"}
+
+
+def test_one_file_alone_asks_for_a_type_of_device():
+    found = [
+        (str(path.relative_to(PACKAGE)), node.lineno)
+        for part in ON_THE_WAY
+        for path in (PACKAGE / part).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Constant) and node.value in ("cpu", "cuda"))
+        or (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in OF_A_DEVICE
+        )
+        or (isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda")
+    ]
+    # The order of an epoch, which never is on a device.
+    assert [place for place, _ in found] == ["plan/samples.py"]
 
 
 def test_the_plan_is_pure():

@@ -19,12 +19,13 @@ import torch
 
 from unisono.seeding import seed_python_and_numpy
 
-_TYPE = "cpu"
+HOST = "cpu"
+"""Where tensors lie in the memory of the host."""
 
 
 def is_computed_on(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is where workers compute."""
-    return tensor.device.type == _TYPE
+    return tensor.device.type == HOST
 
 
 def facts() -> str:
@@ -70,12 +71,12 @@ def num_threads(threads: int) -> Iterator[None]:
 
 def autocast(dtype: torch.dtype) -> AbstractContextManager[Any]:
     """Compute in `dtype` what torch knows to be safe in it, inside the block."""
-    return torch.autocast(_TYPE, dtype)
+    return torch.autocast(HOST, dtype)
 
 
 def grad_scaler() -> torch.amp.GradScaler:
     """Make torch's gradient scaler."""
-    return torch.amp.GradScaler(_TYPE)
+    return torch.amp.GradScaler(HOST)
 
 
 def can_pin() -> bool:

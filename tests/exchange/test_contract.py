@@ -83,9 +83,7 @@ def gradients_of(shard, step):
 
 
 def add(left, right):
-    return [
-        b if a is None else a if b is None else a + b for a, b in zip(left, right, strict=True)
-    ]
+    return [b if a is None else a if b is None else a + b for a, b in zip(left, right, strict=True)]
 
 
 def sum_of(shards, step):
@@ -165,8 +163,7 @@ def take_step(exchange, optimizer, step):
         return None
     assert set(votes) == {b"yes"}
     sums = [
-        total.clone() if here else None
-        for total, here in zip(exchange.whole, present, strict=True)
+        total.clone() if here else None for total, here in zip(exchange.whole, present, strict=True)
     ]
     if not exchange.are_read("read"):
         return None

@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from unisono.checkpoint.folder import COMMIT, check_folder, read_file
 from unisono.checkpoint.store import Store
+from unisono.device import HOST, is_computed_on
 from unisono.errors import CheckpointError
 from unisono.state.weights import place_of, plain_names, tensors_of
 
@@ -125,7 +126,7 @@ def _from_safetensors(path: Path, data: bytes) -> dict[str, torch.Tensor]:
 def _from_torch(path: Path, data: bytes) -> dict[str, torch.Tensor]:
     """Read a state dict; torch's restricted unpickler runs no code."""
     try:
-        said = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        said = torch.load(io.BytesIO(data), map_location=HOST, weights_only=True)
     except Exception as error:
         if isinstance(error, pickle.UnpicklingError) and "nsupported" in str(error):
             raise CheckpointError(
@@ -161,7 +162,7 @@ def _is_plain_tensor(value: object) -> bool:
     return (
         isinstance(value, torch.Tensor)
         and value.layout == torch.strided
-        and value.device.type == "cpu"
+        and is_computed_on(value)
         and not value.is_quantized
     )
 
