@@ -16,9 +16,10 @@ test: fast                 ## every test, in about twelve minutes on two cores
 fast: .venv/ready          ## the quick tests, in one to two minutes
 	$(BIN)/python -m pytest -q -m "not slow and not long"
 
-chaos: .venv/ready         ## kill 200 workers and 20 launchers at random; SEED=7 chooses the same again
+chaos: .venv/ready         ## kill 200 workers and 20 launchers, run 30 random programs; SEED=7 chooses the same again
 	$(BIN)/python -m pytest -q -m long
 	$(BIN)/python -m tests.chaos.driver --launcher-kills 20 $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.chaos.programs --programs 30 $(if $(SEED),--seed $(SEED))
 
 test-torch: .venv/ready    ## torch's own DDP tests on our backend and class, beside gloo and torch's class
 	$(BIN)/python -m tests.ddp.torchs_own --all
