@@ -33,6 +33,7 @@ from unisono.engine.packing import check_dtype
 from unisono.engine.snapshots import Snapshots, strides_of
 from unisono.engine.structure import Structure
 from unisono.engine.update import StateKey
+from unisono.errors import CheckpointError
 
 # Beside the state, a snapshot has room for this much and some times the parameters: optimizers that
 # are not element-wise keep their state there, and programs averages of weights. Pages that are not
@@ -177,18 +178,49 @@ class SharedState:
         position, size = (0, 1) if alone else (team.position, team.size)
         slot = self.snapshots.copy(self.buffers.now, position, size)
         if team.is_lead:
-            kept, rest = take_state(self._optimizer, self._named_whole())
-            kept.update(extras)
-            more = {
-                "copy of buffers": self.buffers.now,
-                "groups": group_options(self._optimizer),
-                "modes": self._modes(was_left=alone),
-                "numbers": rest,
-                "strides": strides_of(kept),
-            }
-            tensors = self._manifest.tensors(self.arena.whose, kept)
-            self.snapshots.describe(slot, {**facts, **more}, tensors, list(kept.values()))
+            self._describe(slot, facts, extras, was_left=alone)
         return slot
+
+    def _describe(
+        self,
+        slot: int,
+        facts: Mapping[str, Any],
+        extras: Mapping[str, torch.Tensor],
+        *,
+        was_left: bool = False,
+    ) -> None:
+        kept, rest = take_state(self._optimizer, self._named_whole())
+        kept.update(extras)
+        more = {
+            "copy of buffers": self.buffers.now,
+            "groups": group_options(self._optimizer),
+            "modes": self._modes(was_left=was_left),
+            "numbers": rest,
+            "strides": strides_of(kept),
+        }
+        tensors = self._manifest.tensors(self.arena.whose, kept)
+        self.snapshots.describe(slot, {**facts, **more}, tensors, list(kept.values()))
+
+    def hand_round(self) -> None:
+        """Give everybody the state of an optimizer that the lead alone has stepped. Collective.
+
+        Where no snapshot has been taken at the end of a loop. State that no snapshot can keep stays
+        the lead's.
+        """
+        if self.is_sliced or self._team.size == 1:
+            return
+
+        def speak() -> bytes:
+            try:
+                self.check_keepable()
+                self._describe(0, {}, {})
+            except (CheckpointError, ValueError):
+                return b""
+            return b"described"
+
+        is_there = self._team.hear_lead(speak, "end of a loop")
+        if is_there and not self._team.is_lead:
+            self._load_optimizer(self.snapshots.facts(0), self.snapshots.extra(0), groups=True)
 
     def check_keepable(self) -> None:
         """Refuse, before any training, what snapshots cannot keep.
@@ -228,16 +260,18 @@ class SharedState:
         """
         is_wanted = not everywhere if self.is_sliced else everywhere or self._team.is_lead
         if is_wanted:
-            facts, extras = self.newest()
-            tensors = {
-                label: tensor
-                for label, tensor in extras.items()
-                if not label.startswith(STATE_PREFIX)
-            }
-            states = join_state(tensors, facts["numbers"])
-            put_back_state(self._optimizer, self._named_whole(), states)
-            if everywhere:
-                put_back_groups(facts["groups"], self._optimizer)  # its step may change options
+            self._load_optimizer(*self.newest(), groups=everywhere)
+
+    def _load_optimizer(
+        self, facts: Mapping[str, Any], extras: Mapping[str, torch.Tensor], *, groups: bool
+    ) -> None:
+        tensors = {
+            label: tensor for label, tensor in extras.items() if not label.startswith(STATE_PREFIX)
+        }
+        states = join_state(tensors, facts["numbers"])
+        put_back_state(self._optimizer, self._named_whole(), states)
+        if groups:
+            put_back_groups(facts["groups"], self._optimizer)  # its step may change options
 
     def unbind(self) -> None:
         """Give this worker's model tensors of its own again; values stay those of the last step."""
