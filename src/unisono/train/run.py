@@ -38,6 +38,7 @@ from unisono.engine.scaling import LossScaling
 from unisono.engine.shared import SharedEngine
 from unisono.plan.samples import NUM_SEEDS, SamplePlan
 from unisono.plan.shards import assign
+from unisono.train.alternation import open_loop
 from unisono.train.checkpoints import Checkpoints, fixed_by, identity
 from unisono.train.kept import Kept
 from unisono.train.loop import Loop, loop
@@ -316,6 +317,9 @@ class Run:
         with (
             self._loop(plan, entry) as under_way,
             make_loader(num_batches=totals.num_batches(plan, self.position)) as loader,
+            open_loop(
+                recovers=self.team.host.can_replace, has_directory=self.checkpoints is not None
+            ) as opened,
         ):
             order.check()
             while True:
@@ -329,6 +333,7 @@ class Run:
                     continue
                 step = Step(under_way.engine, plan, loader, self.position, under_way)
                 yield step
+                opened.check_is_inmost()
                 step.check_finished()
                 if not step.is_done:
                     under_way.undo()
