@@ -30,6 +30,7 @@ from unisono.comm.link import (
     RECOVERS_VARIABLE,
     Link,
 )
+from unisono.ddp.lifetime import free_groups_of_torchs_ddp_last
 from unisono.faults import Faults
 from unisono.launch.checks import spare_ddps_logger
 from unisono.launch.environment import worker_environment
@@ -125,6 +126,8 @@ def _live(job: Job, link: Link) -> int:
         torch.set_num_threads(job.threads)
         ask_launcher()
         spare_ddps_logger()
+        if torch.distributed.is_available():
+            free_groups_of_torchs_ddp_last()
         link.tell({"type": "begun"})
         result = run_program(job)
     except BaseException as error:
