@@ -1,6 +1,7 @@
 """Weights fit a model whatever wraps it, or the model stays as it is."""
 
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -216,6 +217,21 @@ def test_a_damaged_checkpoint_is_passed_over_or_refused(tmp_path):
     (tmp_path / "checkpoints" / "step-000000000003" / "commit.json").unlink()
     with pytest.raises(CheckpointError, match=r"holds no whole checkpoint \(step-000000000009: "):
         load_model(tmp_path, model)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_file_beyond_what_the_model_needs_is_refused_unread(tmp_path, strict):
+    write_run(tmp_path, {3: 1})
+    folder = tmp_path / "checkpoints" / "step-000000000003"
+    facts = json.loads((folder / "commit.json").read_text())
+    facts["model.safetensors"]["bytes"] = 1 << 42
+    (folder / "commit.json").write_text(json.dumps(facts))
+    os.truncate(folder / "model.safetensors", 1 << 42)
+    (tmp_path / "weights").touch()
+    os.truncate(tmp_path / "weights", 1 << 42)
+    for path in (tmp_path, folder, tmp_path / "weights"):
+        with pytest.raises(CheckpointError, match=r"must have at most .* but has 4,398,046,511,104"):
+            load_model(path, plain(), strict=strict)
 
 
 def saved(path, **changes):

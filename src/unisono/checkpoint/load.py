@@ -18,10 +18,12 @@ from safetensors.torch import load as from_safetensors
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from unisono.checkpoint.folder import COMMIT, check_folder, read_file
+from unisono.checkpoint.folder import COMMIT, TooLargeError, check_folder, check_size, read_file
+from unisono.checkpoint.needs import bytes_of_model, memory_bytes
 from unisono.checkpoint.store import Store
 from unisono.checkpoint.weights import place_of, plain_names, tensors_of
 from unisono.errors import CheckpointError
+from unisono.words import shown
 
 _MODEL_FILE = "model.safetensors"
 _NAMES_AT_MOST = 4  # in a message
@@ -49,8 +51,8 @@ def load_model(
         CheckpointError: the file is of another format, or does not fit the model.
     """
     path = Path(path)
-    weights = _read(path)
     tensors = tensors_of(model)
+    weights = _read(path, _bytes_at_most(model, strict))
     kept_elsewhere = _only_in_checkpoints(model, tensors)
     targets = {**tensors, **kept_elsewhere}
     if path.is_dir():
@@ -75,15 +77,21 @@ def load_model(
     return missing, foreign
 
 
-def _read(path: Path) -> dict[str, torch.Tensor]:
+def _bytes_at_most(model: nn.Module, strict: bool) -> int:
+    """Say how large a file may be: one of which not all is loaded, as large as memory."""
+    return min(bytes_of_model(model), memory_bytes()) if strict else memory_bytes()
+
+
+def _read(path: Path, at_most: int) -> dict[str, torch.Tensor]:
     """Read what `path` is, believing only what is seen."""
     if path.is_dir():
-        return _from_safetensors(path, _read_checkpoint(path))
+        return _from_safetensors(path, _read_checkpoint(path, {_MODEL_FILE: at_most}))
     if not path.is_file():
         raise FileNotFoundError(
             f"`path` must name a file of weights, a checkpoint or a run directory, but {path} is "
             f"{'none of them' if path.exists() else 'not there'}."
         )
+    check_size(shown(path), path.stat().st_size, at_most)
     data = path.read_bytes()
     is_torch = data[:4] == b"PK\3\4" or data[:1] == b"\x80"  # a zip file, a pickle
     if is_torch and data[8:9] != b"{":
@@ -91,18 +99,20 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     return _from_safetensors(path, data)
 
 
-def _read_checkpoint(path: Path) -> bytes:
-    if (path / COMMIT).exists():
+def _read_checkpoint(path: Path, at_most: Mapping[str, int]) -> bytes:
+    if os.path.lexists(path / COMMIT):
         try:
-            check_folder(path)
+            check_folder(path, at_most)
             return read_file(path, _MODEL_FILE)
+        except TooLargeError:
+            raise
         except CheckpointError as error:
             raise CheckpointError(
                 f"the checkpoint {path} must be whole, but is damaged "
                 f"({str(error).removesuffix('.')}): pass the run directory, of which the newest "
                 f"whole one is taken, or another path."
             ) from None
-    data, _, passed_over = Store(path).newest(lambda files: files[_MODEL_FILE])
+    data, _, passed_over = Store(path).newest(lambda files: files[_MODEL_FILE], at_most)
     if data is None:
         seen = "; ".join(f"{entry.path.name}: {entry.trouble}" for entry in passed_over[:2])
         raise CheckpointError(
