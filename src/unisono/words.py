@@ -20,7 +20,7 @@ def say(line: str) -> None:
         return
     with contextlib.suppress(OSError, ValueError):  # ValueError: it has been closed
         start = "\r\x1b[2K" if sys.stderr.isatty() else ""
-        print(f"{start}unisono: {line}", file=sys.stderr, flush=True)
+        print(f"{start}unisono: {shown_lines(line)}", file=sys.stderr, flush=True)
 
 
 def shown(text: object, max_chars: int = _NAME_CHARS_AT_MOST) -> str:
@@ -36,6 +36,11 @@ def shown(text: object, max_chars: int = _NAME_CHARS_AT_MOST) -> str:
     if len(name) > max_chars:
         name = name[: max_chars - 1] + "…"
     return "".join(map(_shown, name))
+
+
+def shown_lines(text: str) -> str:
+    """Do the same to a whole text and leave its lines as they are."""
+    return "\n".join(shown(line, len(line)) for line in text.split("\n"))
 
 
 def _shown(character: str) -> str:

@@ -107,13 +107,13 @@ HOSTILE_COMMITS = {
     "not UTF-8": b"\xff\xfe{",
     "a number that is none": b'{"model.safetensors": {"bytes": NaN}}',
     "a size below zero": json.dumps(
-        dict.fromkeys(FILES, {"bytes": -1, "sha256": "0" * 64})
+        {name: {"bytes": -1, "sha256": "0" * 64} for name in FILES}
     ).encode(),
     "a size beyond all": json.dumps(
-        dict.fromkeys(FILES, {"bytes": 10**4000, "sha256": "0" * 64})
+        {name: {"bytes": 10**4000, "sha256": "0" * 64} for name in FILES}
     ).encode(),
     "half a character": json.dumps(
-        dict.fromkeys(FILES, {"bytes": 1, "sha256": "\ud800\0"})
+        {name: {"bytes": 1, "sha256": "\ud800\0"} for name in FILES}
     ).encode(),
 }
 

@@ -313,7 +313,7 @@ def place_of(line: bytes) -> float | None:
         facts = json.loads(line)
         event, step = facts["event"], int(facts["step"])
         return float(step - (event != "step") + _FRACTIONS[event])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

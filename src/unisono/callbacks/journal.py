@@ -173,6 +173,8 @@ class Journal:
                 self._end = os.fstat(self._fd).st_size
         except OSError as error:
             self._complain(error)
+        except MemoryError:  # a file of gigabytes without a line of the run
+            self._complain(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -217,9 +219,10 @@ class Journal:
         Returns:
             Where they begin, and the lines without their ends.
         """
-        start, tail = end, b""
+        start, tail, size = end, b"", _BLOCK_BYTES
         while start > 0:
-            size = min(start, _BLOCK_BYTES)
+            # Twice as much each time, as all of it is looked at anew.
+            size = min(start, 1 << 30, 2 * size if tail else size)
             start -= size
             tail = os.pread(self._fd, size, start) + tail
             lines = tail.split(b"\n")[:-1]

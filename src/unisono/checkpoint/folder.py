@@ -84,9 +84,7 @@ def check_folder(path: Path, at_most: Mapping[str, int] = MappingProxyType({})) 
         with _reading(path, name) as file:
             size = os.fstat(file.fileno()).st_size
         if size != facts[name]["bytes"]:
-            raise CheckpointError(
-                f"{name} must have {facts[name]['bytes']} bytes, but has {size}."
-            )
+            raise CheckpointError(f"{name} must have {facts[name]['bytes']} bytes, but has {size}.")
         check_size(name, size, at_most.get(name, size))
     for name in FILES:
         digest = hashlib.sha256()
@@ -111,7 +109,8 @@ def check_size(name: str, size: int, at_most: int) -> None:
     """
     if size > at_most:
         raise TooLargeError(
-            f"{name} must have at most {at_most:,} bytes, as there is no use for more here, but has "
+            f"{name} must have at most {at_most:,} bytes, as there is no use for more here, but "
+            f"has "
             f"{size:,}: pass another directory, or remove this one if somebody has tampered with "
             f"it."
         )

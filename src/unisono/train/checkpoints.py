@@ -300,11 +300,12 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
             continue
         if name in _MUST_STAY:
             raise CheckpointError(
-                f"`{name}` must be {old[name]!r} as in the checkpoint, but is {value!r}: pass the "
+                f"`{name}` must be {old[name]!r:.200} as in the checkpoint, but is {value!r}: "
+                f"pass the "
                 f'old value, another `directory`, or `resume="never"`.'
             )
         warnings.append(
-            f"{name} was {old[name]!r} in the checkpoint and is {value!r} now: the run goes on, "
-            f"but its bits will not be those of a run without a stop."
+            f"{name} was {old[name]!r:.200} in the checkpoint and is {value!r} now: the run goes "
+            f"on, but its bits will not be those of a run without a stop."
         )
     return warnings
