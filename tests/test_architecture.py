@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "unisono"
 
 # Each layer may import those before it, and itself.
 LAYERS = [
-    {"errors", "world", "version", "whole", "plan", "faults", "seeding", "words"},
+    {"errors", "world", "version", "whole", "plan", "faults", "seeding", "words", "plainfile"},
     {"comm"},
     {"c10d"},
     {"ddp"},

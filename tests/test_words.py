@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from unisono.words import say
+from unisono.words import say, shown
 
 
 class Stream(io.StringIO):
@@ -45,3 +45,27 @@ def closed():
 def test_where_nobody_takes_it_nothing_happens(monkeypatch, stream):
     monkeypatch.setattr(sys, "stderr", stream())
     say("a line")
+
+
+def test_a_line_cannot_steer_the_terminal(monkeypatch):
+    stream = Stream()
+    monkeypatch.setattr(sys, "stderr", stream)
+    say("runs/\x1b[2J\r\x07 is full\nand more")
+    assert stream.getvalue() == "unisono: runs/\\x1b[2J\\r\\x07 is full\nand more\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("layer.weight", "layer.weight"),
+        ("Gewicht ä 重み", "Gewicht ä 重み"),
+        ("a\nb\tc\0", r"a\nb\tc\x00"),
+        ("\x1b[31m\x9b", r"\x1b[31m\x9b"),
+        ("\u202eabc\u2028", r"\u202eabc\u2028"),
+        ("\udcff\ud800", r"\udcff\ud800"),
+        ("x" * 300, "x" * 199 + "…"),
+        ("", ""),
+    ],
+)
+def test_a_name_of_others_is_written_out(name, seen):
+    assert shown(name) == seen

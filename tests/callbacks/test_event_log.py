@@ -1,5 +1,6 @@
 """The event file holds what happened, each step once, whatever becomes of the workers."""
 
+import contextlib
 import functools
 import json
 import math
@@ -11,6 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
@@ -18,8 +21,27 @@ import unisono
 from unisono.callbacks import Callback, EventLog, Times, journal
 from unisono.callbacks.event_log import encode, place_of, step_line
 from unisono.callbacks.journal import Journal
+from unisono.report.reading import read_event
 
+ODD = st.sampled_from([*sys.float_info, math.nan, -math.inf, 10**400, -1, 2**63, "\ud800\0", True])
+NESTED = st.recursive(
+    st.none() | ODD | st.floats() | st.text(max_size=5),
+    lambda said: (
+        st.lists(said, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["event", "step", "format", "ranks", "means", "why", "pids", "command"]
+            ),
+            said | st.sampled_from(["step", "start", "workers", "failure", "end", "evaluation"]),
+        )
+    ),
+)
+OF_A_STEP = st.fixed_dictionaries({"event": st.sampled_from(["step", "end"]), "step": ODD | NESTED})
 PHASES = [name for name in Times._fields if name != "begun_s"]
+
+
+def as_line(said):
+    return json.dumps(said).encode()
 
 
 def data(num_samples=40):
@@ -221,10 +243,39 @@ def test_what_belongs_to_a_step_is_ordered():
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"{", b"[]", b"7", b'{"event":"step"}', b'{"event":[],"step":1}', b"\xff"]
+    "line",
+    [
+        *[b"", b"{", b"[]", b"7", b'{"event":"step"}', b'{"event":[],"step":1}', b"\xff"],
+        b"[" * 60_000,
+        b'{"event":"step","step":NaN}',
+        b'{"event":"step","step":-Infinity}',
+        b'{"event":"step","step":1e999}',
+        b'{"event":"step","step":' + b"9" * 400 + b"}",
+        b'{"event":"step","step":' + b"9" * 5000 + b"}",
+        b'{"event":"\\ud800\\u0000","step":1}',
+    ],
 )
 def test_what_cannot_be_read_belongs_to_no_step(line):
     assert place_of(line) is None
+
+
+def test_a_run_goes_on_in_a_file_of_hostile_lines(tmp_path):
+    train(tmp_path, epochs=1)
+    with open(tmp_path / "events.jsonl", "ab") as file:
+        file.write(b"[" * 60_000 + b'\n{"event":"step","step":1e999}\n\xff\0 torn')
+    train(tmp_path, epochs=2)
+    lines = (tmp_path / "events.jsonl").read_bytes().splitlines()
+    steps = [place_of(line) for line in lines if line.startswith(b'{"event":"step"')]
+    assert [step for step in steps if step is not None] == list(range(8))
+
+
+@settings(max_examples=300)
+@given(st.one_of(st.binary(max_size=60), st.one_of(NESTED, OF_A_STEP).map(as_line)))
+def test_no_line_makes_anybody_fall(line):
+    place = place_of(line)
+    assert place is None or math.isfinite(place)
+    with contextlib.suppress(ValueError):
+        read_event(line)
 
 
 def test_learning_rates_that_are_tensors_are_numbers(tmp_path):

@@ -23,7 +23,7 @@ from rich.progress import (
 from unisono.callbacks.cell import Cell, Observed, in_notebook, launcher_draws, message_of
 from unisono.callbacks.sight import Clock, Count
 from unisono.comm.link import Link
-from unisono.words import say
+from unisono.words import say, shown_lines
 
 _REDRAW_EVERY_S = 0.25
 _LINE_EVERY_S = 30.0
@@ -278,5 +278,5 @@ def columns(width: int) -> tuple[ProgressColumn, ...]:
 def _print_line(console: Console, line: str) -> None:
     # Not every output has letters such as → and ×.
     encoding = getattr(console.file, "encoding", None) or "utf-8"
-    fitting = line.encode(encoding, "replace").decode(encoding)
+    fitting = shown_lines(line).encode(encoding, "replace").decode(encoding)
     console.print(fitting, highlight=False, markup=False, soft_wrap=True)

@@ -36,6 +36,7 @@ from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
 from unisono.callbacks.words import say_alone
 from unisono.errors import PeerLostError
+from unisono.plainfile import check_plain
 
 NAME = "events.jsonl"
 FORMAT = 1
@@ -77,6 +78,8 @@ class EventLog(Callback):
         path = self.writes_to(fit.directory)
         if path is None:
             return
+        if not fit.has_joined:
+            check_plain(path)
         journal = Journal(path, place_of, functools.partial(say_alone, fit))
 
         def begin() -> str:
@@ -310,7 +313,7 @@ def place_of(line: bytes) -> float | None:
         facts = json.loads(line)
         event, step = facts["event"], int(facts["step"])
         return float(step - (event != "step") + _FRACTIONS[event])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

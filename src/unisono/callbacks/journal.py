@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from unisono.plainfile import open_plain
+
 # Lines that a worker that is lost had not written yet: those held back, and some more.
 _KNOWN = 16
 _HELD_AT_MOST, _HELD_S = 8, 0.1
@@ -140,8 +142,7 @@ class Journal:
     def _opens(self) -> bool:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._fd = os.open(self._path, flags, 0o666)
+            self._fd = open_plain(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as error:
             self._complain(error)
         return self._fd >= 0
@@ -172,6 +173,8 @@ class Journal:
                 self._end = os.fstat(self._fd).st_size
         except OSError as error:
             self._complain(error)
+        except MemoryError:  # a file of gigabytes without a line of the run
+            self._complain(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -216,9 +219,10 @@ class Journal:
         Returns:
             Where they begin, and the lines without their ends.
         """
-        start, tail = end, b""
+        start, tail, size = end, b"", _BLOCK_BYTES
         while start > 0:
-            size = min(start, _BLOCK_BYTES)
+            # Twice as much each time, as all of it is looked at anew.
+            size = min(start, 1 << 30, 2 * size if tail else size)
             start -= size
             tail = os.pread(self._fd, size, start) + tail
             lines = tail.split(b"\n")[:-1]
@@ -260,6 +264,6 @@ class Journal:
         if not self._has_complained:
             self._has_complained = True
             self._say(
-                f"{self._path} must be writable, but is not ({error.strerror}): lines are missing "
-                f"in it; training goes on."
+                f"{self._path} must be writable, but is not ({error.strerror or error}): lines are "
+                f"missing in it; training goes on."
             )
