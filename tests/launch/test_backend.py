@@ -20,27 +20,49 @@ TORCHS = "torch.distributed.distributed_c10d.ProcessGroup"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def run_script(name: str) -> dict[str, str]:
-    """Run a program as its worker would, and return the lines that it prints, by their names."""
+def run_script(name: str) -> str:
+    """Run a program as its worker would, and return what it prints."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(str(PROGRAMS / name), run_name="__main__")
-    return dict(line.rsplit(": ", 1) for line in printed.getvalue().splitlines())
+    return printed.getvalue()
+
+
+def assert_all_is_ours(output: str) -> None:
+    """Check that every group was our backend's, and that models end with the bits it gives."""
+    lines = dict(line.rsplit(": ", 1) for line in output.splitlines())
+    bits = lines.pop("unisono")
+    assert lines == dict.fromkeys(WAYS, OURS) | {"gloo": bits}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_asked_for_gloo_the_backend_answers_to_its_name(workers: int) -> None:
-    for lines in unisono.launch(run_script, "asks_for_gloo.py", workers=workers, backend="unisono"):
-        bits = lines.pop("unisono")
-        assert lines == dict.fromkeys(WAYS, OURS) | {"gloo": bits}
+    for output in unisono.launch(
+        run_script, "asks_for_gloo.py", workers=workers, backend="unisono"
+    ):
+        assert_all_is_ours(output)
 
 
+@pytest.mark.slow
+def test_the_command_has_the_same_option(unisono_run: Run) -> None:
+    program = PROGRAMS / "asks_for_gloo.py"
+    done = unisono_run("-n", 2, "--backend", "unisono", program)
+    assert done.returncode == 0, done.stderr
+    assert_all_is_ours(done.stdout)
+
+
+def test_a_backend_that_it_does_not_know_is_refused_before_anything_is_started() -> None:
+    with pytest.raises(ValueError, match="`backend` must be gloo or unisono, but is 'nccl'"):
+        unisono.launch(first_group, workers=1, backend="nccl")
+
+
+@pytest.mark.slow
 def test_gloo_is_gloo_where_nobody_has_said_otherwise() -> None:
-    (lines,) = unisono.launch(first_group, workers=1)
-    assert lines == TORCHS
+    assert unisono.launch(first_group, workers=1) == [TORCHS]
 
 
 def first_group() -> str:
+    """Say which class the first group of a program is of."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
