@@ -5,7 +5,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PEERS := .venv-peers/bin
 
-.PHONY: demo test fast chaos test-torch check format bench bench-peers clean help
+.PHONY: demo test fast chaos test-torch test-peers check format bench bench-peers clean help
 
 demo: .venv/ready          ## train a small CNN on two workers
 	$(BIN)/unisono run -n 2 examples/digits.py
@@ -23,6 +23,9 @@ chaos: .venv/ready         ## kill 200 workers and 20 launchers, run 30 random p
 
 test-torch: .venv/ready    ## torch's own DDP tests on our backend and class, beside gloo and torch's class
 	$(BIN)/python -m tests.ddp.torchs_own --all
+
+test-peers: .venv/ready .venv-peers/ready  ## Accelerate, transformers and Lightning on our backend, from .venv-peers
+	UNISONO_PEERS=$(CURDIR)/$(PEERS)/python $(BIN)/python -m pytest -q tests/peers
 
 check: .venv/ready         ## style, strict types, direction of imports
 	$(BIN)/ruff check .

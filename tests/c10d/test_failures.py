@@ -227,6 +227,20 @@ def test_a_call_may_have_a_time_limit_of_its_own(as_ranks):
     assert isinstance(as_ranks(2, work)[1], PeerLostError)
 
 
+def test_a_monitored_barrier_names_who_has_not_come_in_its_time(as_ranks):
+    is_over = threading.Event()
+
+    def work(group, rank):
+        if rank == 1:
+            return is_over.wait(20)
+        with pytest.raises(WaitTimeoutError) as failed:
+            group.monitored_barrier(timedelta(seconds=0.05), wait_all_ranks=True)
+        is_over.set()
+        return failed.value.missing
+
+    assert as_ranks(2, work) == [(11,), True]
+
+
 def test_who_leaves_is_not_waited_for(as_ranks):
     def work(group, rank):
         if rank == 1:
