@@ -107,7 +107,7 @@ class _Gate:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._num_users = 0
-        self._kernels: torch.library.Library | None = None
+        self._kernels: Any = None  # a torch.library.Library
 
     def enter(self) -> None:
         """Note that a block begins in which they may be needed."""
@@ -128,7 +128,8 @@ class _Gate:
             return
         with self._lock:
             if self._kernels is None:
-                self._kernels = kernels = torch.library.Library(_NAMESPACE, "IMPL")
+                make: Any = torch.library.Library
+                self._kernels = kernels = make(_NAMESPACE, "IMPL")
                 for overload in _collectives():
                     kernels.impl(overload, _asking_first(overload), _KEY, with_keyset=True)
 

@@ -43,9 +43,9 @@ def check_contents(model: nn.Module, optimizer: Optimizer) -> None:
 
     Raises:
         TypeError: the model is no module, or the optimizer no optimizer.
-        ValueError: the model is wrapped in DDP or FSDP; a parameter or buffer is not initialised, not on the CPU, or overlaps itself or
-            another; an embedding makes sparse gradients or has `max_norm`; the optimizer cannot be
-            supported.
+        ValueError: the model is wrapped in DDP or FSDP; a parameter or buffer is not initialised,
+            not on the CPU, or overlaps itself or another; an embedding makes sparse gradients or
+            has `max_norm`; the optimizer cannot be supported.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
