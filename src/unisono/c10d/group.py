@@ -27,6 +27,7 @@ from unisono.c10d.agreement import (
 from unisono.c10d.allreduce import all_reduce, place_of
 from unisono.c10d.board import Meetings
 from unisono.c10d.calls import encode, kind_of
+from unisono.c10d.forbidden import check_allowed
 from unisono.c10d.meeting import NO_NOTE
 from unisono.c10d.membership import Membership
 from unisono.c10d.options import listed, nested, reduction_of, timeout_s
@@ -257,6 +258,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Tensors, destination: int, tag: int) -> Finished:
         """Leave a tensor for another rank; done when it returns."""
+        check_allowed("send")
         (tensor,) = tensors
         check_rank("destination", destination, self.size())
         self.membership.messages.send(as_vector(tensor), destination, tag)
@@ -356,6 +358,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
             vectors: those among the arguments.
             note: for `act`.
         """
+        check_allowed(kind_of(call))
         is_async = getattr(opts, "asyncOp", False)
         what = call, timeout_s(opts), act, arguments, vectors
         if torch._C._autograd._profiler_enabled():
@@ -402,6 +405,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._run(call, opts, collectives.all_to_all, what, tensors, vectors, note=size)
 
     def _receive(self, tensors: Tensors, source: int | None, tag: int) -> Receiving:
+        check_allowed("recv")
         (tensor,) = tensors
         tensor = tensor.detach() if tensor.requires_grad else tensor
         check_movable(tensor)

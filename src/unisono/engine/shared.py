@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono.c10d.forbidden import IN_AN_UPDATE, forbid
 from unisono.comm.host import Live
 from unisono.comm.team import Team
 from unisono.engine import randomness
@@ -221,7 +222,7 @@ class SharedEngine:
         if self.is_skipped:
             pass_for_stepped(self._optimizer)
         else:
-            self._update.apply(present)
+            self._apply(present)
         self._team.faults.meet("updated", step)
         self._team.plan(step + 1, plan_next)
         if not self._meet(f"update of step {step}", Phase.UPDATING):
@@ -313,6 +314,14 @@ class SharedEngine:
         totals = self._totals(present)
         if totals:
             torch._foreach_div_(totals, weight)
+
+    def _apply(self, present: Sequence[bool]) -> None:
+        """Update, where one worker may do it for all."""
+        before = forbid(IN_AN_UPDATE)
+        try:
+            self._update.apply(present)
+        finally:
+            forbid(before)
 
     def _unscale(self, present: Sequence[bool], step: int, bad: tuple[int, float] | None) -> bool:
         """Unscale this worker's pieces, and find out whether all skip the step. Collective.

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
+from unisono.c10d.forbidden import IN_A_PASS, forbid
 from unisono.data.loader import Loader, Place
 from unisono.engine.laps import Phase
 from unisono.engine.loss import read_loss
@@ -98,10 +99,12 @@ class Step:
 
     def _batches(self) -> Iterator[Any]:
         more: Sequence[int] | None = self._engine.shards
+        forbid(IN_A_PASS)
         while more is not None:
             yield from self._compute(more)
             # Whoever was lost meanwhile has left shards, which the others compute now.
             more = self._engine.arrive(self.number)
+        forbid("")
         self._have_all_arrived = True
 
     def _compute(self, shards: Sequence[int]) -> Iterator[Any]:
@@ -171,6 +174,7 @@ class Step:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        forbid("")
         if kind is not None:
             return
         missing = [shard for shard in self._engine.shards if shard not in self._done]
