@@ -130,3 +130,12 @@ def test_nothing_heavy_is_loaded_before_it_is_used():
         "assert not {'tensorboard', 'torch.utils.tensorboard'} & sys.modules.keys()"
     )
     run([sys.executable, "-c", code], check=True)
+
+
+def test_a_second_that_is_over_while_names_are_looked_at_ends_no_run(tmp_path, monkeypatch):
+    (tmp_path / "events.out.tfevents.0000000100.host.1.0").touch()
+    times_s, slept_s = iter([100.9, 101.2]), []
+    monkeypatch.setattr(module.time, "time", lambda: next(times_s))
+    monkeypatch.setattr(module.time, "sleep", slept_s.append)
+    module._wait_for_a_later_name(tmp_path)
+    assert slept_s == [0.0]
