@@ -110,6 +110,7 @@ class SharedEngine:
         self._team.faults.meet("begin", step)
         self._stack.discard()
         self.state.clear_gradients()
+        self.state.placeholders.begin(step)
         self.laps.begin()
 
     def start_shard(self, step: int, shard: int) -> None:
@@ -118,6 +119,7 @@ class SharedEngine:
         place = step * self._arena.plan.shards + shard
         randomness.seed_generators(seed_of("train", self._seed, place))
         self._buffers.restore()
+        self.state.placeholders.remove()
 
     def finish_shard(self, step: int, shard: int, loss: ShardLoss, share: float) -> None:
         """Differentiate one shard's loss and take its gradients.
@@ -132,7 +134,7 @@ class SharedEngine:
             RuntimeError: something else has called ``backward``.
             ValueError: the loss depends on no parameter.
         """
-        self.state.check_no_gradients()
+        self.state.placeholders.check()
         self._rows.write(shard, loss)
         if self._scaling is None and not is_finite(loss):
             # Everybody will read the row and raise the same error; nobody updates anything.
@@ -147,6 +149,7 @@ class SharedEngine:
             parameter.grad = None
         if shard == self._keeper:
             self._buffers.keep()
+        self.state.placeholders.set()
 
     def skip_shard(self, shard: int) -> None:
         """Take into account that a shard has no samples in this step."""
@@ -161,7 +164,7 @@ class SharedEngine:
             to be computed here too, maybe none; then this is called again.
         """
         self.state.check_untouched()
-        self.state.check_no_gradients()
+        self.state.placeholders.check()
         self.state.structure.check()
         self._team.faults.meet("gradients", step)
         if self._team.faults.flips(step):
@@ -170,6 +173,7 @@ class SharedEngine:
             if self._copied is not None:
                 self.state.snapshots.complete(self._copied)
                 self._copied = None
+            self.state.placeholders.set()  # also where no shard of this worker's had samples
             return None
         # The snapshot is not known to be whole; the one before it still is.
         self._copied = None
@@ -200,6 +204,7 @@ class SharedEngine:
         """
         self.state.check_untouched()
         self.state.check_update()
+        self.state.placeholders.remove()
         rows = self._rows.read()
         bad = non_finite_shard(rows)
         if bad is not None and self._scaling is None:
@@ -268,6 +273,7 @@ class SharedEngine:
         Collective. What is not in the arena is the caller's to put back.
         """
         self._copied = None
+        self.state.clear_gradients()
         self.state.put_back()
         self._divide()
 
