@@ -39,8 +39,27 @@ def closed():
     return stream
 
 
+class Odd:
+    """What a program may put in the place of standard error: no more than `write`."""
+
+    def __init__(self, error=None):
+        self._error, self.text = error, ""
+
+    def write(self, text):
+        if self._error is not None:
+            raise self._error
+        self.text += text
+
+
 @pytest.mark.parametrize(
-    "stream", [lambda: Stream(errno.ENOSPC), lambda: Stream(errno.EPIPE), closed, lambda: None]
+    "stream",
+    [
+        lambda: Stream(errno.ENOSPC),
+        lambda: Stream(errno.EPIPE),
+        closed,
+        lambda: None,
+        lambda: Odd(RuntimeError("lost sys.stderr")),
+    ],
 )
 def test_where_nobody_takes_it_nothing_happens(monkeypatch, stream):
     monkeypatch.setattr(sys, "stderr", stream())
@@ -69,3 +88,9 @@ def test_a_line_cannot_steer_the_terminal(monkeypatch):
 )
 def test_a_name_of_others_is_written_out(name, seen):
     assert shown(name) == seen
+
+
+def test_a_stream_that_can_only_be_written_to_gets_the_line(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Odd())
+    say("a line")
+    assert sys.stderr.text == "unisono: a line\n"

@@ -16,11 +16,11 @@ def say(line: str) -> None:
 
     Where nobody takes it (a full disk, a pipe without a reader) there is nobody to tell.
     """
-    if sys.stderr is None:
-        return
-    with contextlib.suppress(OSError, ValueError):  # ValueError: it has been closed
-        start = "\r\x1b[2K" if sys.stderr.isatty() else ""
-        print(f"{start}unisono: {shown_lines(line)}", file=sys.stderr, flush=True)
+    stream = sys.stderr  # or what the program has put in its place, which may do anything
+    with contextlib.suppress(Exception):
+        start = "\r\x1b[2K" if hasattr(stream, "isatty") and stream.isatty() else ""
+        stream.write(f"{start}unisono: {shown_lines(line)}\n")
+        stream.flush()
 
 
 def shown(text: object, max_chars: int = _NAME_CHARS_AT_MOST) -> str:

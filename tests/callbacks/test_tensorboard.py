@@ -151,3 +151,12 @@ def test_nobody_knows_the_name_of_its_file_beforehand(tmp_path):
     train(tmp_path, epochs=2)
     names = [path.name for path in (tmp_path / "tensorboard").iterdir()]
     assert len({re.fullmatch(r".*\.([0-9a-f]{16})", name)[1] for name in names}) == 2
+
+
+def test_a_second_that_is_over_while_names_are_looked_at_ends_no_run(tmp_path, monkeypatch):
+    (tmp_path / "events.out.tfevents.0000000100.host.1.0").touch()
+    times_s, slept_s = iter([100.9, 101.2]), []
+    monkeypatch.setattr(module.time, "time", lambda: next(times_s))
+    monkeypatch.setattr(module.time, "sleep", slept_s.append)
+    module._wait_for_a_later_name(tmp_path)
+    assert slept_s == [0.0]

@@ -102,10 +102,13 @@ class Journal:
     def last(self) -> bytes:
         """Read the last whole line of the file; empty if there is none."""
         is_mine = self._fd >= 0
-        if not is_mine and not (self._path.exists() and self._opens()):
+        if not is_mine and not (self._exists() and self._opens()):
             return b""
+        lines: list[bytes] = []
         try:
             lines = self._tail(self._end_of_whole_lines(os.fstat(self._fd).st_size))[1]
+        except OSError as error:
+            self._complain(error)
         finally:
             if not is_mine:
                 self._let_go()
@@ -115,7 +118,7 @@ class Journal:
         """Take out the lines of `step` and of all after it."""
         self._known = deque((one for one in self._known if one[0] < step), maxlen=_KNOWN)
         self._held = [one for one in self._held if one[0] < step]
-        if writes and self._path.exists():
+        if writes and self._exists():
             self._write(b"", but_cut_at=step)
 
     def set_aside(self) -> None:
@@ -135,9 +138,20 @@ class Journal:
         self._let_go()
 
     def _let_go(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._end = -1, _NOWHERE
+        fd, self._fd, self._end = self._fd, -1, _NOWHERE
+        try:
+            if fd >= 0:
+                os.close(fd)
+        except OSError as error:  # some file systems say only now that they are full
+            self._complain(error)
+
+    def _exists(self) -> bool:
+        """Tell whether the file is there; one in a folder that cannot be looked into is not."""
+        try:
+            return self._path.exists()
+        except OSError as error:
+            self._complain(error)
+            return False
 
     def _opens(self) -> bool:
         try:

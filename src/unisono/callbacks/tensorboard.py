@@ -201,7 +201,7 @@ def _wait_for_a_later_name(path: Path) -> None:
     """Wait until the second is over in which another file was begun: names give the order."""
     now_s = int(time.time())
     if any(f".{now_s:010d}." in name for name in _files(path)):
-        time.sleep(now_s + 1 - time.time())
+        time.sleep(max(0.0, now_s + 1 - time.time()))
 
 
 def _files(path: Path) -> list[str]:

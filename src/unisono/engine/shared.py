@@ -111,6 +111,7 @@ class SharedEngine:
         self._team.faults.meet("begin", step)
         self._stack.discard()
         self.state.clear_gradients()
+        self.state.placeholders.begin(step)
         self.laps.begin()
 
     def start_shard(self, step: int, shard: int) -> None:
@@ -119,6 +120,7 @@ class SharedEngine:
         place = step * self._arena.plan.shards + shard
         randomness.seed_generators(seed_of("train", self._seed, place))
         self._buffers.restore()
+        self.state.placeholders.remove()
 
     def finish_shard(self, step: int, shard: int, loss: ShardLoss, share: float) -> None:
         """Differentiate one shard's loss and take its gradients.
@@ -133,7 +135,7 @@ class SharedEngine:
             RuntimeError: something else has called ``backward``.
             ValueError: the loss depends on no parameter.
         """
-        self.state.check_no_gradients()
+        self.state.placeholders.check()
         self._rows.write(shard, loss)
         if self._scaling is None and not is_finite(loss):
             # Everybody will read the row and raise the same error; nobody updates anything.
@@ -148,6 +150,7 @@ class SharedEngine:
             parameter.grad = None
         if shard == self._keeper:
             self._buffers.keep()
+        self.state.placeholders.set()
 
     def skip_shard(self, shard: int) -> None:
         """Take into account that a shard has no samples in this step."""
@@ -162,7 +165,7 @@ class SharedEngine:
             to be computed here too, maybe none; then this is called again.
         """
         self.state.check_untouched()
-        self.state.check_no_gradients()
+        self.state.placeholders.check()
         self.state.structure.check()
         self._team.faults.meet("gradients", step)
         if self._team.faults.flips(step):
@@ -171,6 +174,7 @@ class SharedEngine:
             if self._copied is not None:
                 self.state.snapshots.complete(self._copied)
                 self._copied = None
+            self.state.placeholders.set()  # also where no shard of this worker's had samples
             return None
         # The snapshot is not known to be whole; the one before it still is.
         self._copied = None
@@ -201,6 +205,7 @@ class SharedEngine:
         """
         self.state.check_untouched()
         self.state.check_update()
+        self.state.placeholders.remove()
         rows = self._rows.read()
         bad = non_finite_shard(rows)
         if bad is not None and self._scaling is None:
@@ -269,6 +274,7 @@ class SharedEngine:
         Collective. What is not in the arena is the caller's to put back.
         """
         self._copied = None
+        self.state.clear_gradients()
         self.state.put_back()
         self._divide()
 

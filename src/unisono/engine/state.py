@@ -9,7 +9,6 @@ Invariant: while it is bound, nobody but the optimizer writes to parameters; tha
 
 from __future__ import annotations
 
-import itertools
 import json
 import operator
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ from unisono.engine.manifest import Manifest
 from unisono.engine.modes import modes_of
 from unisono.engine.optimizers import is_elementwise, is_surrounded, state_like
 from unisono.engine.packing import check_dtype
+from unisono.engine.placeholders import Placeholders
 from unisono.engine.snapshots import Snapshots, strides_of
 from unisono.engine.structure import Structure
 from unisono.engine.update import StateKey
@@ -40,7 +40,7 @@ from unisono.errors import CheckpointError
 # written do not exist.
 _BLOB_BYTES = 1 << 26
 _BLOB_TIMES_PARAMETERS = 8
-_VERSION, _GRADIENT = operator.attrgetter("_version"), operator.attrgetter("grad")
+_VERSION = operator.attrgetter("_version")
 _TRAINING, _REQUIRES_GRAD = operator.attrgetter("training"), operator.attrgetter("requires_grad")
 
 
@@ -60,6 +60,7 @@ class SharedState:
         arena: where everything lies.
         parameters: those that the optimizer updates, in the arena's order.
         fixed: those that it does not.
+        placeholders: what stands for gradients that have been taken.
         buffers: the model's.
         structure: what the model must go on to consist of.
         keys: for each of `parameters`, its optimizer state's names and where they lie.
@@ -79,7 +80,9 @@ class SharedState:
         live: Live | None,
     ) -> None:
         self._model, self._optimizer, self._team = model, optimizer, team
-        self.parameters = list(updated_parameters(model, optimizer).values())
+        named = updated_parameters(model, optimizer)
+        self.parameters = list(named.values())
+        self.placeholders = Placeholders(named)
         updated = set(map(id, self.parameters))
         self.fixed = [p for p in model.parameters() if id(p) not in updated]
         self._all = [*self.parameters, *self.fixed]
@@ -120,16 +123,6 @@ class SharedState:
         """Have the next backward pass allocate every gradient."""
         for parameter in self._all:
             parameter.grad = None
-
-    def check_no_gradients(self) -> None:
-        """Refuse gradients that no shard's loss has led to: they would count once per shard."""
-        gradients = map(_GRADIENT, self.parameters)
-        if any(map(operator.is_not, gradients, itertools.repeat(None))):
-            raise RuntimeError(
-                "gradients must come from the loss that is returned, or given to `step.backward`, "
-                "but another `backward` has left some: return the sum of all losses, or find "
-                "other gradients with `torch.autograd.grad`, or call `optimizer.zero_grad()` after."
-            )
 
     def remember(self) -> None:
         """Note the parameters' versions, which every change in place increments."""

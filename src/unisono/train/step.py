@@ -126,6 +126,10 @@ class Step:
     def backward(self, loss: Any) -> None:
         """Differentiate one shard's loss; once for each batch of :attr:`shards`.
 
+        It takes the gradients: until the block ends there is nothing in ``.grad`` to read or edit,
+        and whatever uses it is refused. Clip with the run's `clip_norm` or `clip_value`; a hook of
+        a parameter (``register_hook``) sees each shard's gradient.
+
         Args:
             loss: the mean over the shard (a scalar), or ``(sum, weight)``, or a dict with
                 ``"loss"`` and further scalars or pairs.
