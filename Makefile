@@ -5,7 +5,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PEERS := .venv-peers/bin
 
-.PHONY: demo test fast chaos test-torch check format bench bench-peers clean help
+.PHONY: demo test fast chaos test-torch test-peers check format bench bench-peers clean help
 
 demo: .venv/ready          ## train a small CNN on two workers
 	$(BIN)/unisono run -n 2 examples/digits.py
@@ -16,12 +16,16 @@ test: fast                 ## every test, in about twelve minutes on two cores
 fast: .venv/ready          ## the quick tests, in one to two minutes
 	$(BIN)/python -m pytest -q -m "not slow and not long"
 
-chaos: .venv/ready         ## kill 200 workers and 20 launchers at random; SEED=7 chooses the same again
+chaos: .venv/ready         ## kill 200 workers and 20 launchers, run 30 random programs; SEED=7 chooses the same again
 	$(BIN)/python -m pytest -q -m long
 	$(BIN)/python -m tests.chaos.driver --launcher-kills 20 $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.chaos.programs --programs 30 $(if $(SEED),--seed $(SEED))
 
 test-torch: .venv/ready    ## torch's own DDP tests on our backend and class, beside gloo and torch's class
 	$(BIN)/python -m tests.ddp.torchs_own --all
+
+test-peers: .venv/ready .venv-peers/ready  ## Accelerate, transformers and Lightning on our backend, from .venv-peers
+	UNISONO_PEERS=$(CURDIR)/$(PEERS)/python $(BIN)/python -m pytest -q tests/peers
 
 check: .venv/ready         ## style, strict types, direction of imports
 	$(BIN)/ruff check .

@@ -29,6 +29,7 @@ from unisono.cli import main
         (["--stall-timeout", "0", "x.py"], "`--stall-timeout` must be a number of seconds above 0"),
         (["--stall-timeout", "nan", "x.py"], "`--stall-timeout` must be a number of seconds above"),
         (["--gpus", "0,0", __file__], "`--gpus` must name"),
+        (["--backend", "nccl", __file__], "`--backend` must be gloo or unisono, but is 'nccl'"),
         (["nowhere.py"], "SCRIPT must be a Python file, but 'nowhere.py' does not exist"),
         (["."], "SCRIPT must be a Python file, but '.' is a folder"),
         (["/dev/null"], "SCRIPT must be a file that every worker can read from its beginning"),

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from unisono.words import say
+from unisono.words import say, shown
 
 
 class Stream(io.StringIO):
@@ -39,9 +39,58 @@ def closed():
     return stream
 
 
+class Odd:
+    """What a program may put in the place of standard error: no more than `write`."""
+
+    def __init__(self, error=None):
+        self._error, self.text = error, ""
+
+    def write(self, text):
+        if self._error is not None:
+            raise self._error
+        self.text += text
+
+
 @pytest.mark.parametrize(
-    "stream", [lambda: Stream(errno.ENOSPC), lambda: Stream(errno.EPIPE), closed, lambda: None]
+    "stream",
+    [
+        lambda: Stream(errno.ENOSPC),
+        lambda: Stream(errno.EPIPE),
+        closed,
+        lambda: None,
+        lambda: Odd(RuntimeError("lost sys.stderr")),
+    ],
 )
 def test_where_nobody_takes_it_nothing_happens(monkeypatch, stream):
     monkeypatch.setattr(sys, "stderr", stream())
     say("a line")
+
+
+def test_a_line_cannot_steer_the_terminal(monkeypatch):
+    stream = Stream()
+    monkeypatch.setattr(sys, "stderr", stream)
+    say("runs/\x1b[2J\r\x07 is full\nand more")
+    assert stream.getvalue() == "unisono: runs/\\x1b[2J\\r\\x07 is full\nand more\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("layer.weight", "layer.weight"),
+        ("Gewicht ä 重み", "Gewicht ä 重み"),
+        ("a\nb\tc\0", r"a\nb\tc\x00"),
+        ("\x1b[31m\x9b", r"\x1b[31m\x9b"),
+        ("\u202eabc\u2028", r"\u202eabc\u2028"),
+        ("\udcff\ud800", r"\udcff\ud800"),
+        ("x" * 300, "x" * 199 + "…"),
+        ("", ""),
+    ],
+)
+def test_a_name_of_others_is_written_out(name, seen):
+    assert shown(name) == seen
+
+
+def test_a_stream_that_can_only_be_written_to_gets_the_line(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Odd())
+    say("a line")
+    assert sys.stderr.text == "unisono: a line\n"

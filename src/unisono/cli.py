@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 import unisono
+from unisono.c10d.gloo import GLOO, check_backend
 from unisono.errors import UnisonoError
 from unisono.faults import FAULTS_VARIABLE, read_faults
 from unisono.launch.gpus import check_workers, choose_gpus, num_gpus_here
@@ -169,6 +170,14 @@ def main() -> None:
     "Without -n, one worker for each.",
 )
 @click.option(
+    "--backend",
+    default=GLOO,
+    show_default=True,
+    metavar="NAME",
+    help="What makes the process groups that the script asks torch's gloo for. `unisono`: our own "
+    "backend, while torch still says `gloo`, which is all that many libraries know for CPUs.",
+)
+@click.option(
     "--debug",
     is_flag=True,
     help="Have torch compare what ranks call (TORCH_DISTRIBUTED_DEBUG=DETAIL), and show where "
@@ -190,6 +199,7 @@ def run(
     stall_timeout_s: float,
     gpus: str | None,
     debug: bool,
+    backend: str,
 ) -> None:
     """Run SCRIPT with its ARGS on several workers of this machine.
 
@@ -214,6 +224,7 @@ def run(
       unisono run -n 2 --threads 4 train.py      two workers with four threads each
       unisono run -n 2 -m package.train          a module instead of a file
       unisono run --gpus 0,3 train.py            two workers, each with a GPU
+      unisono run --backend unisono ddp.py       gloo's groups are made by our backend
 
     \b
     Exit status:
@@ -226,6 +237,7 @@ def run(
         _check_script(script)
     _check_faults()
     try:
+        check_backend("--backend", backend)
         chosen = choose_gpus("--gpus", gpus, os.environ, num_gpus_here)
         num_workers = (len(chosen) or num_devices()) if workers is None else workers
         check_workers("--gpus", chosen, num_workers)
@@ -242,6 +254,7 @@ def run(
         stall_timeout_s=stall_timeout_s,
         gpus=chosen,
         debug=debug,
+        backend=backend,
     )
     _leave(status)
 

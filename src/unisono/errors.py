@@ -13,6 +13,7 @@ Mistakes of the caller are ``ValueError`` and ``TypeError``; what the world does
     ├── CallbackError          a callback raised something
     ├── DownloadError          a data set cannot be downloaded (also an OSError)
     ├── CheckpointError        a checkpoint is not whole, or is another run's
+    ├── NotPlainFileError      a run's file is a link, a pipe or the like (also an OSError)
     └── DataFormatError        a file is not what its name says (also a ValueError)
 
 Every message says what must hold, what was seen, and what to do.
@@ -121,6 +122,10 @@ class DownloadError(UnisonoError, OSError):
 
 class CheckpointError(UnisonoError):
     """A checkpoint is not whole, not of its format, or belongs to another run."""
+
+
+class NotPlainFileError(UnisonoError, OSError):
+    """Under the name of a run's file there is a link, a directory, a pipe, a device or a socket."""
 
 
 class DataFormatError(UnisonoError, ValueError):

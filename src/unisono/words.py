@@ -1,9 +1,14 @@
-"""Words for the user that are neither results nor errors: one line each, on standard error."""
+"""Words for the user: lines that are neither results nor errors, and names that others chose."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import unicodedata
+
+# Control and direction characters, halves of surrogates, line separators: what is not seen as such.
+_HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+_NAME_CHARS_AT_MOST = 200
 
 
 def say(line: str) -> None:
@@ -11,8 +16,34 @@ def say(line: str) -> None:
 
     Where nobody takes it (a full disk, a pipe without a reader) there is nobody to tell.
     """
-    if sys.stderr is None:
-        return
-    with contextlib.suppress(OSError, ValueError):  # ValueError: it has been closed
-        start = "\r\x1b[2K" if sys.stderr.isatty() else ""
-        print(f"{start}unisono: {line}", file=sys.stderr, flush=True)
+    stream = sys.stderr  # or what the program has put in its place, which may do anything
+    with contextlib.suppress(Exception):
+        start = "\r\x1b[2K" if hasattr(stream, "isatty") and stream.isatty() else ""
+        stream.write(f"{start}unisono: {shown_lines(line)}\n")
+        stream.flush()
+
+
+def shown(text: object, max_chars: int = _NAME_CHARS_AT_MOST) -> str:
+    """Write out what a terminal would hide or obey in a name that comes from a file or a folder.
+
+    Args:
+        text: the name.
+        max_chars: of the name; what is longer ends in "…".
+    """
+    name = str(text)
+    if name.isprintable() and len(name) <= max_chars:
+        return name
+    if len(name) > max_chars:
+        name = name[: max_chars - 1] + "…"
+    return "".join(map(_shown, name))
+
+
+def shown_lines(text: str) -> str:
+    """Do the same to a whole text and leave its lines as they are."""
+    return "\n".join(shown(line, len(line)) for line in text.split("\n"))
+
+
+def _shown(character: str) -> str:
+    if unicodedata.category(character) not in _HIDDEN:
+        return character
+    return character.encode("unicode_escape").decode("ascii")

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from tests.warm.processes import run
 
-from unisono.c10d import meeting
+from unisono.c10d import meeting, peers
+from unisono.c10d.layout import Layout
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
 
@@ -226,6 +227,20 @@ def test_a_call_may_have_a_time_limit_of_its_own(as_ranks):
     assert isinstance(as_ranks(2, work)[1], PeerLostError)
 
 
+def test_a_monitored_barrier_names_who_has_not_come_in_its_time(as_ranks):
+    is_over = threading.Event()
+
+    def work(group, rank):
+        if rank == 1:
+            return is_over.wait(20)
+        with pytest.raises(WaitTimeoutError) as failed:
+            group.monitored_barrier(timedelta(seconds=0.05), wait_all_ranks=True)
+        is_over.set()
+        return failed.value.missing
+
+    assert as_ranks(2, work) == [(11,), True]
+
+
 def test_who_leaves_is_not_waited_for(as_ranks):
     def work(group, rank):
         if rank == 1:
@@ -306,8 +321,8 @@ def test_only_dense_cpu_tensors_are_taken(as_ranks):
             group.allreduce(torch.eye(3).to_sparse())
         with pytest.raises(TypeError, match="meta"):
             group.allreduce(torch.ones(3, device="meta"))
-        with pytest.raises(TypeError, match="AVG needs floating-point"):
-            all_reduce(3, torch.int32, dist.ReduceOp.AVG)(group)
+        with pytest.raises(TypeError, match=r"AVG needs numbers, but got torch.bool"):
+            all_reduce(3, torch.bool, dist.ReduceOp.AVG)(group)
         for dtype in (torch.uint16, torch.float8_e5m2):
             with pytest.raises(TypeError, match=r"no SUM of .* be moved but not reduced"):
                 all_reduce(3, dtype)(group)
@@ -345,3 +360,24 @@ def test_a_group_leaves_neither_mappings_nor_descriptors(as_ranks):
     gc.collect()
     assert mappings() == before
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_what_watches_processes_is_let_go_also_when_python_has_cleared_its_modules(monkeypatch):
+    class Memory:
+        layout = Layout(2, 4096)
+
+        def set_word(self, offset, value):
+            pass
+
+        def word(self, offset):
+            return os.getpid()
+
+    watching = peers.Peers(Memory(), 0, [0, 1])
+    watching.watch()
+    (fd,) = watching._pidfds.values()
+    for name in ("os", "contextlib"):
+        monkeypatch.setattr(peers, name, None, raising=False)
+    watching.__del__()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    peers.Peers.__new__(peers.Peers).__del__()  # one that was never finished

@@ -281,3 +281,23 @@ def test_a_summary_names_what_it_did():
         "10 steps, 320 samples in 2.0 s: 160 samples/s, 4 shards on 2 workers, "
         "digest abababababababab"
     )
+
+
+@pytest.mark.parametrize("error", [ValueError("I/O operation on closed file"), KeyError("x")])
+def test_a_display_that_fails_in_any_way_is_told_once_and_shows_nothing_more(error, capsys):
+    class Broken(Silence):
+        def say(self, line):
+            raise error
+
+        def stop(self):
+            raise error
+
+    relay = Relay(lambda: True, Broken)
+    relay.start(0, 2)
+    relay.say("one")
+    relay.say("two")
+    relay.stop()
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("unisono: the run is not shown any more")
+    assert str(error) in told
+    assert told.endswith("it goes on.")

@@ -1,5 +1,7 @@
 """The event file holds what happened, each step once, whatever becomes of the workers."""
 
+import contextlib
+import errno
 import functools
 import json
 import math
@@ -11,15 +13,37 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.callbacks import Callback, EventLog, Times, journal
+from unisono.callbacks import Callback, EventLog, Times, event_log, journal
 from unisono.callbacks.event_log import encode, place_of, step_line
 from unisono.callbacks.journal import Journal
+from unisono.report.reading import read_event
+from unisono.train.fit import FitUnderWay
 
+ODD = st.sampled_from([*sys.float_info, math.nan, -math.inf, 10**400, -1, 2**63, "\ud800\0", True])
+NESTED = st.recursive(
+    st.none() | ODD | st.floats() | st.text(max_size=5),
+    lambda said: (
+        st.lists(said, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["event", "step", "format", "ranks", "means", "why", "pids", "command"]
+            ),
+            said | st.sampled_from(["step", "start", "workers", "failure", "end", "evaluation"]),
+        )
+    ),
+)
+OF_A_STEP = st.fixed_dictionaries({"event": st.sampled_from(["step", "end"]), "step": ODD | NESTED})
 PHASES = [name for name in Times._fields if name != "begun_s"]
+
+
+def as_line(said):
+    return json.dumps(said).encode()
 
 
 def data(num_samples=40):
@@ -221,10 +245,39 @@ def test_what_belongs_to_a_step_is_ordered():
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"{", b"[]", b"7", b'{"event":"step"}', b'{"event":[],"step":1}', b"\xff"]
+    "line",
+    [
+        *[b"", b"{", b"[]", b"7", b'{"event":"step"}', b'{"event":[],"step":1}', b"\xff"],
+        b"[" * 60_000,
+        b'{"event":"step","step":NaN}',
+        b'{"event":"step","step":-Infinity}',
+        b'{"event":"step","step":1e999}',
+        b'{"event":"step","step":' + b"9" * 400 + b"}",
+        b'{"event":"step","step":' + b"9" * 5000 + b"}",
+        b'{"event":"\\ud800\\u0000","step":1}',
+    ],
 )
 def test_what_cannot_be_read_belongs_to_no_step(line):
     assert place_of(line) is None
+
+
+def test_a_run_goes_on_in_a_file_of_hostile_lines(tmp_path):
+    train(tmp_path, epochs=1)
+    with open(tmp_path / "events.jsonl", "ab") as file:
+        file.write(b"[" * 60_000 + b'\n{"event":"step","step":1e999}\n\xff\0 torn')
+    train(tmp_path, epochs=2)
+    lines = (tmp_path / "events.jsonl").read_bytes().splitlines()
+    steps = [place_of(line) for line in lines if line.startswith(b'{"event":"step"')]
+    assert [step for step in steps if step is not None] == list(range(8))
+
+
+@settings(max_examples=300)
+@given(st.one_of(st.binary(max_size=60), st.one_of(NESTED, OF_A_STEP).map(as_line)))
+def test_no_line_makes_anybody_fall(line):
+    place = place_of(line)
+    assert place is None or math.isfinite(place)
+    with contextlib.suppress(ValueError):
+        read_event(line)
 
 
 def test_learning_rates_that_are_tensors_are_numbers(tmp_path):
@@ -510,3 +563,74 @@ def test_who_fails_has_the_last_word(tmp_path, monkeypatch):
     log.on_error(fit, unisono.PeerLostError("rank 1 has failed", rank=1))
     assert numbers(tmp_path) == [3]
     assert events(tmp_path)[-1]["error"] == "ValueError"
+
+
+def test_a_run_goes_on_whose_working_directory_is_gone(tmp_path, monkeypatch):
+    def gone():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    trainer = make(tmp_path)
+    monkeypatch.setattr(os, "getcwd", gone)
+    trainer.fit(data(), batch_size=10, epochs=1)
+    (start,) = events(tmp_path, "start")
+    assert start["folder"] is None
+
+
+@pytest.mark.parametrize("method", ["on_begin", "on_step_end", "on_snapshot", "on_end"])
+def test_an_event_file_that_fails_in_any_way_is_told_and_ends_no_run(
+    method, tmp_path, monkeypatch, capsys
+):
+    def fail(self, *arguments):
+        raise ZeroDivisionError("division by zero")
+
+    expected = train(tmp_path / "sound")
+    monkeypatch.setattr(EventLog, method, fail)
+    assert train(tmp_path / "broken") == expected
+    printed = capsys.readouterr().out
+    assert printed.count("the callback EventLog failed") == 1
+    assert f"`{method}`: ZeroDivisionError: division by zero; training goes on" in printed
+
+
+def test_a_folder_that_cannot_be_looked_into_is_told_and_ends_no_run(tmp_path, monkeypatch):
+    def denied(self, **options):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    said = []
+    journal_of = Journal(tmp_path / "closed" / "events.jsonl", place_of, said.append)
+    monkeypatch.setattr(journal.Path, "exists", denied)
+    journal_of.cut(0, writes=True)
+    assert journal_of.last() == b""
+    assert said == [
+        f"{tmp_path / 'closed' / 'events.jsonl'} must be writable, but is not "
+        "(Permission denied): lines are missing in it; training goes on."
+    ]
+
+
+def test_a_file_that_cannot_be_closed_is_told_and_ends_no_run(tmp_path, monkeypatch):
+    def full(fd):
+        close(fd)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    said, close = [], os.close
+    journal_of = Journal(tmp_path / "events.jsonl", place_of, said.append)
+    journal_of.add(0, lambda: b"{}\n", writes=True)
+    monkeypatch.setattr(os, "close", full)
+    journal_of.close()
+    assert len(said) == 1
+    assert "Disk quota exceeded" in said[0]
+
+
+def test_what_fails_at_the_beginning_of_the_file_is_heard_by_all_workers(tmp_path, monkeypatch):
+    heard = []
+
+    def fail(*arguments):
+        raise KeyError("host")
+
+    def once(self, work, purpose):
+        heard.append(work())
+        return heard[-1]
+
+    monkeypatch.setattr(event_log, "_start", fail)
+    monkeypatch.setattr(FitUnderWay, "once", once)
+    train(tmp_path)
+    assert heard == ["KeyError: 'host'"]

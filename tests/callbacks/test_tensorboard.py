@@ -2,6 +2,7 @@
 
 import errno
 import importlib.util
+import re
 import shutil
 import sys
 import warnings
@@ -15,6 +16,7 @@ from torch.utils.data import TensorDataset
 import unisono
 from unisono.callbacks import TensorBoard
 from unisono.callbacks import tensorboard as module
+from unisono.errors import NotPlainFileError
 
 pytest.importorskip("tensorboard")
 
@@ -130,3 +132,31 @@ def test_nothing_heavy_is_loaded_before_it_is_used():
         "assert not {'tensorboard', 'torch.utils.tensorboard'} & sys.modules.keys()"
     )
     run([sys.executable, "-c", code], check=True)
+
+
+def test_a_link_in_place_of_its_folder_is_refused(tmp_path):
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    run.mkdir()
+    outside.mkdir()
+    (run / "tensorboard").symlink_to(outside)
+    with pytest.raises(NotPlainFileError, match="must be a directory, but is a symbolic link"):
+        train(run, epochs=1)
+    assert list(outside.iterdir()) == []
+    train(None, epochs=1, path=run / "tensorboard")  # the folder that a program names may be one
+    assert len(list(outside.iterdir())) == 1
+
+
+def test_nobody_knows_the_name_of_its_file_beforehand(tmp_path):
+    train(tmp_path, epochs=1)
+    train(tmp_path, epochs=2)
+    names = [path.name for path in (tmp_path / "tensorboard").iterdir()]
+    assert len({re.fullmatch(r".*\.([0-9a-f]{16})", name)[1] for name in names}) == 2
+
+
+def test_a_second_that_is_over_while_names_are_looked_at_ends_no_run(tmp_path, monkeypatch):
+    (tmp_path / "events.out.tfevents.0000000100.host.1.0").touch()
+    times_s, slept_s = iter([100.9, 101.2]), []
+    monkeypatch.setattr(module.time, "time", lambda: next(times_s))
+    monkeypatch.setattr(module.time, "sleep", slept_s.append)
+    module._wait_for_a_later_name(tmp_path)
+    assert slept_s == [0.0]

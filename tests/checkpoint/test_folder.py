@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.checkpoint import folder
-from unisono.checkpoint.folder import COMMIT, FILES, check_folder, read_file, write_folder
+from unisono.checkpoint.folder import (
+    COMMIT,
+    FILES,
+    TooLargeError,
+    check_folder,
+    read_file,
+    write_folder,
+)
 from unisono.checkpoint.store import Store
 from unisono.errors import CheckpointError
 
@@ -91,6 +98,69 @@ def test_no_commit_file_makes_us_fall(whole, facts):
             check_folder(whole)
     finally:
         (whole / COMMIT).write_bytes(data)
+
+
+HOSTILE_COMMITS = {
+    "deep lists": b"[" * 60_000,
+    "deep objects": b'{"a":' * 12_000,
+    "a huge number": b'{"model.safetensors": {"bytes": ' + b"9" * 50_000 + b"}}",
+    "not UTF-8": b"\xff\xfe{",
+    "a number that is none": b'{"model.safetensors": {"bytes": NaN}}',
+    "a size below zero": json.dumps(
+        {name: {"bytes": -1, "sha256": "0" * 64} for name in FILES}
+    ).encode(),
+    "a size beyond all": json.dumps(
+        {name: {"bytes": 10**4000, "sha256": "0" * 64} for name in FILES}
+    ).encode(),
+    "half a character": json.dumps(
+        {name: {"bytes": 1, "sha256": "\ud800\0"} for name in FILES}
+    ).encode(),
+}
+
+
+@pytest.mark.parametrize("commit", HOSTILE_COMMITS)
+def test_a_hostile_commit_file_is_refused_in_a_short_line(whole, commit):
+    data = (whole / COMMIT).read_bytes()
+    try:
+        (whole / COMMIT).write_bytes(HOSTILE_COMMITS[commit])
+        with pytest.raises(CheckpointError) as caught:
+            check_folder(whole)
+        assert len(str(caught.value)) < 200
+        assert str(caught.value).isprintable()
+    finally:
+        (whole / COMMIT).write_bytes(data)
+
+
+def test_the_checkpoint_before_one_with_a_hostile_commit_file_is_used(tmp_path):
+    store = Store(tmp_path)
+    for step in (1, 2):
+        store.write(step, CONTENTS)
+    (tmp_path / "checkpoints" / "step-000000000002" / COMMIT).write_bytes(b"[" * 60_000)
+    contents, entry, (passed_over,) = store.newest(lambda files: files["run.json"])
+    assert (contents, entry.step, passed_over.step) == (CONTENTS["run.json"], 1, 2)
+    assert [entry.trouble for entry in store.entries()][1] == ""
+
+
+@pytest.fixture
+def sparse(tmp_path):
+    """A folder with a file of 256 GiB, most of it holes, that its commit file confirms."""
+    path = tmp_path / "checkpoints" / "step-000000000007"
+    write_folder(path, CONTENTS)
+    facts = json.loads((path / COMMIT).read_text())
+    facts["model.safetensors"]["bytes"] = 256 << 30
+    (path / COMMIT).write_text(json.dumps(facts))
+    os.truncate(path / "model.safetensors", 256 << 30)
+    return path
+
+
+def test_a_file_beyond_what_is_needed_is_refused_unread(sparse, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder.hashlib, "sha256", None)  # to hash it would take minutes
+    at_most = {"model.safetensors": 1 << 20}
+    message = r"model\.safetensors must have at most 1,048,576 bytes, .* but has 274,877,906,944"
+    with pytest.raises(TooLargeError, match=message):
+        check_folder(sparse, at_most)
+    with pytest.raises(CheckpointError, match=f"step-000000000007: {message}"):
+        Store(tmp_path).newest(dict, at_most)
 
 
 def test_links_and_pipes_are_not_followed(whole, tmp_path):

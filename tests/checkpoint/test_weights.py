@@ -1,6 +1,7 @@
 """Weights fit a model whatever wraps it, or the model stays as it is."""
 
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from tests.checkpoint.taken import files_of_run
 from torch import nn
 
@@ -216,6 +217,21 @@ def test_a_damaged_checkpoint_is_passed_over_or_refused(tmp_path):
     (tmp_path / "checkpoints" / "step-000000000003" / "commit.json").unlink()
     with pytest.raises(CheckpointError, match=r"holds no whole checkpoint \(step-000000000009: "):
         load_model(tmp_path, model)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_file_beyond_what_the_model_needs_is_refused_unread(tmp_path, strict):
+    write_run(tmp_path, {3: 1})
+    folder = tmp_path / "checkpoints" / "step-000000000003"
+    facts = json.loads((folder / "commit.json").read_text())
+    facts["model.safetensors"]["bytes"] = 1 << 42
+    (folder / "commit.json").write_text(json.dumps(facts))
+    os.truncate(folder / "model.safetensors", 1 << 42)
+    (tmp_path / "weights").touch()
+    os.truncate(tmp_path / "weights", 1 << 42)
+    for path in (tmp_path, folder, tmp_path / "weights"):
+        with pytest.raises(CheckpointError, match=r"must have at most .* has 4,398,046,511,104"):
+            load_model(path, plain(), strict=strict)
 
 
 def saved(path, **changes):
@@ -439,3 +455,52 @@ def test_weights_that_no_file_can_hold_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"`weight` is torch\.complex128: convert it"):
         save_weights(nn.Linear(2, 2, dtype=torch.complex128), tmp_path / "w.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+HOSTILE = "a\x1b]0;title\x07\r\n\u202eb\0"
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("saver", [save_file, torch.save])
+def test_names_from_a_file_cannot_steer_a_terminal(tmp_path, saver, strict):
+    """A terminal obeys control characters; a name that is shown must not have any."""
+    path = tmp_path / f"weights {HOSTILE[:-1]}"
+    if saver is save_file:
+        path.write_bytes(save({HOSTILE: torch.zeros(1)}))
+    else:
+        torch.save({HOSTILE: torch.zeros(1)}, path)
+    with pytest.raises(CheckpointError) as caught:
+        load_model(path, plain(), strict=strict)
+    assert str(caught.value).isprintable()
+    assert r"`a\x1b]0;title\x07\r\n\u202eb\x00`" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((3,), torch.float32), ((2,), torch.float16)], ids=["shape", "dtype"]
+)
+def test_nor_can_those_of_a_model(tmp_path, shape, dtype):
+    model = plain()
+    model.register_buffer(HOSTILE, torch.zeros(2))
+    saved(tmp_path / "weights", **{HOSTILE: torch.zeros(shape, dtype=dtype)})
+    with pytest.raises(CheckpointError, match=r"`a\\x1b") as caught:
+        load_model(tmp_path / "weights", model)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x1b[31m" * 9,
+        struct.pack("<Q", 30) + b'{"\x1b[31m\\u001b": {"dtype": "X"}}',
+        struct.pack("<Q", 1 << 60) + b"{}",
+        b"PK\3\4\x1b[31m",
+        b"\x80\x02cos\n\x1b[31m\nq\x01.",
+    ],
+)
+def test_a_damaged_file_says_nothing_raw(tmp_path, data):
+    (tmp_path / "weights").write_bytes(data)
+    with pytest.raises(CheckpointError) as caught:
+        load_model(tmp_path / "weights", plain())
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600

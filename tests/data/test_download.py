@@ -352,3 +352,12 @@ def test_workers_that_start_at_once_fetch_the_real_mnist_once(tmp_path: Path) ->
         assert len(mnist(tmp_path, train=False, download=True, mirrors=server.address)) == 10_000
         assert server.asked == dict.fromkeys(files, 1)
     assert contents(tmp_path) == files
+
+
+def test_the_lock_is_not_made_through_a_link(tmp_path: Path, server: Server) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / ".download.lock").symlink_to(tmp_path / "outside")
+    with pytest.raises(DownloadError, match="symbolic link"):
+        fetch(folder, server)
+    assert not (tmp_path / "outside").exists()

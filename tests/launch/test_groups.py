@@ -337,3 +337,15 @@ def test_an_interrupt_ends_a_rendezvous_and_the_store() -> None:
     _, err = launcher.communicate(timeout=2)
     assert (launcher.returncode, psutil.wait_procs(everybody, timeout=0.5)[1]) == (130, [])
     assert err == "unisono: interrupted by Ctrl-C; all 3 workers were ended.\n"
+
+
+# Models that end with their group.
+
+
+@pytest.mark.parametrize("whose", ["torch", "unisono"])
+def test_a_ddp_model_over_gloo_may_end_with_the_function_that_made_it(
+    unisono_run: Run, whose: str
+) -> None:
+    # torch frees the group with the model and holds the GIL, for which gloo's threads may wait.
+    done = unisono_run("-n", 2, PROGRAMS / "short_lived_models.py", whose, timeout=60)
+    assert (done.stdout, done.returncode) == ("done\n" * 2, 0), done.stderr

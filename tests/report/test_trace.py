@@ -123,3 +123,15 @@ def test_page_and_trace_of_one_name_are_refused_before_anything_is_written(tmp_p
         with pytest.raises(ValueError, match="`--trace` must name another file than the page"):
             write_report(run, output, trace_file)
     assert [path.name for path in run.iterdir()] == ["events.jsonl"]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_page_is_not_written_through_a_link_that_lies_in_the_folder(tmp_path, is_there):
+    run, outside = write_run(tmp_path / "run", num_steps=5), tmp_path / "outside"
+    if is_there:
+        outside.touch()
+    (run / "report.html").symlink_to(outside)
+    with pytest.raises(ValueError, match="must be a file that this command wrote, but is a link"):
+        write_report(run)
+    assert outside.exists() == is_there
+    assert not is_there or outside.read_bytes() == b""

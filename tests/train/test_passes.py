@@ -1,5 +1,12 @@
 """The advice about shards is measured on a copy, said once, and changes nothing."""
 
+import contextlib
+import errno
+import os
+import resource
+import signal
+import time
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -74,3 +81,117 @@ def test_reading_and_waiting_for_the_others_do_not_count_as_a_pass(monkeypatch):
             now_s[0] += 100.0  # the others are slow
         watch.advice()
     assert together == [10 * 5 * 1.0 + 1.0]  # ten times what the five passes of a step last
+
+
+def watch_of(monkeypatch, passes_in_step, slow_s=0.0):
+    """Watch steps with so many passes each, on a clock that only passes and others move."""
+    now_s = [0.0]
+    monkeypatch.setattr(passes.time, "perf_counter", lambda: now_s[0])
+    watch = passes.PassWatch(nn.Linear(1, 1), lambda model, batch: None, unisono.World(0, 2), 4)
+    said = []
+    for num_passes in passes_in_step:
+        with watch.watching():
+            for batch in watch.taking(iter([torch.ones(1)] * num_passes)):
+                now_s[0] += 0.5
+                watch.note(batch)
+            now_s[0] += slow_s
+        said.append(watch.advice())
+        now_s[0] += slow_s
+    return said
+
+
+def test_a_step_without_a_shard_for_rank_0_is_not_timed(monkeypatch):
+    timeouts = []
+    monkeypatch.setattr(passes, "in_a_fork", lambda measure, timeout_s: timeouts.append(timeout_s))
+    watch_of(monkeypatch, [2, 2, 2, 2, 0, 2, 2, 2], slow_s=3.0)
+    assert timeouts == [10 * 5 * 1.0 + 1.0]
+
+
+def test_passes_are_compared_with_steps_of_as_many(monkeypatch):
+    timeouts = []
+    monkeypatch.setattr(passes, "in_a_fork", lambda measure, timeout_s: timeouts.append(timeout_s))
+    watch_of(monkeypatch, [2, 2, 2, 2, 1, 2, 2, 2])
+    assert timeouts == [10 * 5 * 1.0 + 1.0]
+
+
+def test_nothing_is_measured_where_the_last_step_that_is_watched_is_short(monkeypatch):
+    monkeypatch.setattr(passes, "in_a_fork", lambda measure, timeout_s: pytest.fail("measured"))
+    assert watch_of(monkeypatch, [2] * 7 + [0]) == [None] * 8
+
+
+@pytest.mark.parametrize("call", ["pipe", "fork", "read", "kill", "waitpid"])
+def test_no_failure_of_the_system_ends_a_run_for_advice(call, monkeypatch):
+    def fail(*arguments):
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    children = []
+    fork, waitpid, kill = os.fork, os.waitpid, os.kill
+
+    def forked():
+        children.append(fork())
+        return children[-1]
+
+    monkeypatch.setattr(os, "fork", forked)
+    monkeypatch.setattr(os, call, fail)
+    number = passes.in_a_fork(lambda: 1.0, 10.0)
+    assert number is None if call in ("pipe", "fork", "read") else number in (None, 1.0)
+    monkeypatch.undo()
+    for child in children:
+        try:
+            kill(child, signal.SIGKILL)
+            waitpid(child, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+
+
+def test_advice_is_measured_in_a_process_with_many_open_files():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1500:
+        pytest.skip("this system allows too few open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1500), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert passes.in_a_fork(lambda: 2.5, 10.0) == 2.5
+    finally:
+        for fd in files:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_program_that_lets_the_system_bury_its_children_goes_on():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert passes.in_a_fork(lambda: 2.5, 10.0) == 2.5
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_measurement_that_hangs_holds_nobody_up_for_long(monkeypatch):
+    monkeypatch.setattr(passes, "LONGEST_S", 0.05)
+    assert passes.in_a_fork(lambda: time.sleep(600) or 1.0, 1e9) is None
+    assert passes.in_a_fork(lambda: time.sleep(600) or 1.0, -2.0) is None
+
+
+def test_batches_that_cannot_be_joined_give_no_advice():
+    model = nn.Linear(1, 1)
+    watch = passes.PassWatch(model, lambda model, batch: None, unisono.World(0, 1), 2)
+    for _ in range(8):
+        with watch.watching():
+            for batch in watch.taking(iter([object(), "odd"])):
+                watch.note(batch)
+        assert watch.advice() is None
+
+
+def test_a_step_that_raised_leaves_no_batch_to_the_next(monkeypatch):
+    timeouts = []
+    monkeypatch.setattr(passes, "in_a_fork", lambda measure, timeout_s: timeouts.append(timeout_s))
+    watch = passes.PassWatch(nn.Linear(1, 1), lambda model, batch: None, unisono.World(0, 1), 2)
+    for _ in range(8):
+        for raises in (True, False):
+            with contextlib.suppress(ArithmeticError), watch.watching():
+                for batch in watch.taking(iter([torch.ones(1)] * 2)):
+                    watch.note(batch)
+                    if raises:
+                        raise ArithmeticError
+        watch.advice()
+    assert len(timeouts) == 1

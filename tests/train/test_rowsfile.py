@@ -5,9 +5,11 @@ import os
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.test_plainfile import STAND_INS
 
 from unisono.train.predictions import Field, Rows
 from unisono.train.rowsfile import (
+    check_path,
     finish_file,
     identity_of,
     make_file,
@@ -86,3 +88,15 @@ def test_a_file_that_was_changed_in_its_place_is_another_one(path):
     os.utime(path, ns=(0, 0))
     assert identity_of(fd) != before
     os.close(fd)
+
+
+@pytest.mark.parametrize("seen", ["a symbolic link", "a symbolic link ", "a named pipe"])
+def test_a_name_that_is_something_elses_is_refused_before_anything_is_computed(path, seen):
+    outside = path.with_name("outside")
+    outside.write_bytes(b"of somebody else")
+    STAND_INS[seen](path, outside)
+    with pytest.raises(OSError, match=r"a symbolic link|a device, pipe or socket"):
+        check_path(path)
+    with pytest.raises(OSError, match=r"a symbolic link|a named pipe"):
+        open_file(path)
+    assert outside.read_bytes() == b"of somebody else"

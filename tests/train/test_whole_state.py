@@ -40,6 +40,21 @@ def test_lost_workers_change_nothing(kind, faults, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [whole.Lamb, whole.Madgrad], ids=["lamb", "madgrad"])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_every_worker_has_the_optimizers_state_without_recovery_too(kind, workers):
+    alone = whole.train_and_look(kind, [2, 5])
+    found = unisono.launch(whole.train_and_look, kind, [2, 5], workers=workers, restarts=0)
+    assert found == [alone] * workers
+
+
+@pytest.mark.slow
+def test_without_recovery_state_that_cannot_be_kept_stays_the_leads():
+    lead, other = unisono.launch(whole.train_and_look, whole.Caching, [5], workers=2, restarts=0)
+    assert (lead[1], other[1]) == (6, 0)
+
+
+@pytest.mark.slow
 @EACH
 def test_any_number_of_workers_goes_on(kind, tmp_path):
     unisono.launch(whole.train, kind, [3], tmp_path, workers=2)

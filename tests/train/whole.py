@@ -1,6 +1,7 @@
 """Optimizers that look at whole parameters, and at how these and their state lie in memory."""
 
 import torch
+from unisono.state.digest import digest_of
 
 import unisono
 
@@ -142,7 +143,18 @@ def loss(model, batch):
 
 
 def train(kind, steps, directory=None, **options):
-    """Train up to so many steps, one `fit` after the other; returns the digest."""
+    """Train up to so many steps, one `fit` after the other; returns the lead's digest."""
+    return trained(kind, steps, directory, **options).digest()
+
+
+def train_and_look(kind, steps):
+    """Do that, and return this worker's own digest, and of how much its optimizer has state."""
+    trainer = trained(kind, steps)
+    run = trainer.run
+    return digest_of(run.model, run.optimizer), len(run.optimizer.state)
+
+
+def trained(kind, steps, directory=None, **options):
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 20, 3),
@@ -163,4 +175,4 @@ def train(kind, steps, directory=None, **options):
     )
     for total in steps:
         trainer.fit(images(), batch_size=10, steps=total)
-    return trainer.digest()
+    return trainer

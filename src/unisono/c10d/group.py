@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch.autograd.profiler import record_function
-from torch.distributed import ProcessGroup
+from torch.distributed import BarrierOptions, ProcessGroup
 
 import unisono.c10d.collectives as collectives
 from unisono.c10d.agreement import (
@@ -27,6 +27,7 @@ from unisono.c10d.agreement import (
 from unisono.c10d.allreduce import all_reduce, place_of
 from unisono.c10d.board import Meetings
 from unisono.c10d.calls import encode, kind_of
+from unisono.c10d.forbidden import check_allowed
 from unisono.c10d.meeting import NO_NOTE
 from unisono.c10d.membership import Membership
 from unisono.c10d.options import listed, nested, reduction_of, timeout_s
@@ -82,7 +83,12 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         rank: this rank in the group.
         names: each rank of the group as the program knows it, its global rank.
         timeout_s: how long a wait may last.
+
+    Attributes:
+        backend_name: what the program has asked torch for; see :mod:`unisono.c10d.gloo`.
     """
+
+    backend_name = "unisono"
 
     def __init__(self, store: Any, rank: int, names: Sequence[int], timeout_s: float) -> None:
         super().__init__(rank, len(names))
@@ -241,8 +247,18 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """Wait until every rank has come."""
         return self._run(encode("barrier"), opts, collectives.barrier, (), [], Vectors())
 
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Wait until every rank has come; whoever has not come in time is named on all others."""
+        opts = BarrierOptions()
+        if timeout is not None:
+            opts.timeout = timeout
+        self.barrier(opts).wait()
+
     def send(self, tensors: Tensors, destination: int, tag: int) -> Finished:
         """Leave a tensor for another rank; done when it returns."""
+        check_allowed("send")
         (tensor,) = tensors
         check_rank("destination", destination, self.size())
         self.membership.messages.send(as_vector(tensor), destination, tag)
@@ -283,8 +299,14 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self.membership.empty(torch.Size([size]), dtype)
 
     def getBackendName(self) -> str:
-        """Say which backend this is."""
+        """Say which backend this is. DDP's C++ part asks; of a "gloo" it would read the threads."""
         return "unisono"
+
+    def _get_backend_name(self) -> str:
+        """Say what the program has asked for; torch's Python code compares it with names."""
+        return self.backend_name
+
+    name = _get_backend_name
 
     def getGroupName(self) -> str:
         """Return the name that torch has given the group."""
@@ -336,6 +358,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
             vectors: those among the arguments.
             note: for `act`.
         """
+        check_allowed(kind_of(call))
         is_async = getattr(opts, "asyncOp", False)
         what = call, timeout_s(opts), act, arguments, vectors
         if torch._C._autograd._profiler_enabled():
@@ -382,6 +405,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._run(call, opts, collectives.all_to_all, what, tensors, vectors, note=size)
 
     def _receive(self, tensors: Tensors, source: int | None, tag: int) -> Receiving:
+        check_allowed("recv")
         (tensor,) = tensors
         tensor = tensor.detach() if tensor.requires_grad else tensor
         check_movable(tensor)

@@ -23,6 +23,7 @@ from unisono.c10d.layout import ARRIVALS, CALLS, POST_BYTES, POSTS, is_crowded
 from unisono.c10d.peers import Departure, Peers
 from unisono.c10d.region import Region
 from unisono.comm.barrier import NOTICE_AFTER_S
+from unisono.comm.waiting import ShownWait
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 from unisono.words import say
 
@@ -187,6 +188,15 @@ class Meeting:
         return [r for r in ranks if (words[at[r]] - target) % _COUNTER >= _COUNTER // 2]
 
     def _sleep(self, missing: list[int], target: int, patience_s: float) -> bool:
+        shown = ShownWait()
+        try:
+            return self._sleep_shown(missing, target, patience_s, shown)
+        finally:
+            shown.end()
+
+    def _sleep_shown(
+        self, missing: list[int], target: int, patience_s: float, shown: ShownWait
+    ) -> bool:
         start = time.monotonic()
         is_told = False
         while missing:
@@ -210,6 +220,7 @@ class Meeting:
                 if self.rank < min(set(self._others) - set(missing), default=self.rank + 1):
                     sight = self._sight(missing, f"has waited {waited_s:.0f} s")
                     say(f"in {self._here()} {sight}.")
+            shown.look(waited_s, self._here)
             slice_s = min(SLEEP_AT_MOST_S, self._timeout_s - waited_s, patience_s - waited_s)
             self._region.sleep_while(self._lines[other] + ARRIVALS, seen, slice_s)
         return True

@@ -32,6 +32,7 @@ from unisono.c10d.layout import DOORBELL, ENTRIES, ENTRY_BYTES, RING_ENTRIES, SE
 from unisono.c10d.meeting import SLEEP_AT_MOST_S, spin_s
 from unisono.c10d.peers import Peers
 from unisono.c10d.region import Region
+from unisono.comm.waiting import ShownWait
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
 _ENTRY = struct.Struct("<qqqq")
@@ -230,6 +231,21 @@ class Messages:
         self, is_done: Callable[[], bool], word: int, others: list[int], what: str, timeout_s: float
     ) -> None:
         """Try again whenever a word changes, as long as one of the others may change it."""
+        shown = ShownWait()
+        try:
+            self._wait_shown(is_done, word, others, what, timeout_s, shown)
+        finally:
+            shown.end()
+
+    def _wait_shown(
+        self,
+        is_done: Callable[[], bool],
+        word: int,
+        others: list[int],
+        what: str,
+        timeout_s: float,
+        shown: ShownWait,
+    ) -> None:
         start = time.monotonic()
         while True:
             seen = self._region.word(word)
@@ -246,11 +262,12 @@ class Messages:
             if waited_s >= timeout_s:
                 names = tuple(self._name(other) for other in others)
                 raise WaitTimeoutError(
-                    f"{_ranks(names)} must {what}, but did not in {waited_s:.1f} s: look at "
+                    f"{self._named(others)} must {what}, but did not in {waited_s:.1f} s: look at "
                     f"what it does there.",
                     missing=names,
                     waited_s=waited_s,
                 )
+            shown.look(waited_s, lambda: f"a call that waits for {self._named(others)} to {what}")
             self._region.sleep_while(word, seen, min(SLEEP_AT_MOST_S, timeout_s - waited_s))
 
     def _check_usable(self) -> None:
@@ -268,6 +285,9 @@ class Messages:
         return PeerLostError(
             f"rank {name} must {what}, but never will, since {lost[1]}.", rank=name
         )
+
+    def _named(self, others: list[int]) -> str:
+        return _ranks(tuple(self._name(other) for other in others))
 
     def _name(self, rank: int) -> int:
         return self._peers.names[rank]

@@ -7,11 +7,10 @@ and so can never mean a later process with the same number.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import os
 import select
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from unisono.c10d.layout import ARRIVALS, DEPARTURE, DOORBELL, PID, REASON, REASON_BYTES
 from unisono.c10d.region import Region
@@ -35,11 +34,11 @@ class Peers:
     """
 
     def __init__(self, region: Region, rank: int, names: Sequence[int]) -> None:
+        self._pidfds: dict[int, int] = {}
         self._region = region
         self._layout = region.layout
         self.rank = rank
         self.names = names
-        self._pidfds: dict[int, int] = {}
         self._dead: set[int] = set()
         self.has_left = False
         self.why_left = ""
@@ -80,12 +79,15 @@ class Peers:
         for other in range(len(self.names)):
             self._region.wake(self._layout.line(other) + DOORBELL)
 
-    def close(self) -> None:
-        """Stop watching."""
-        while self._pidfds:
-            _, fd = self._pidfds.popitem()
-            with contextlib.suppress(OSError):
-                os.close(fd)
+    def close(self, _close: Callable[[int], None] = os.close) -> None:
+        """Stop watching; also when Python ends, and has cleared this module's names."""
+        pidfds = getattr(self, "_pidfds", {})  # none if `__init__` was interrupted
+        while pidfds:
+            _, fd = pidfds.popitem()
+            try:
+                _close(fd)
+            except OSError:
+                continue
 
     def __del__(self) -> None:
         self.close()

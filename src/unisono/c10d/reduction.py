@@ -3,7 +3,9 @@
 The reduction over ranks 0 … W−1 is ``T[lo,hi) = T[lo,mid) ∘ T[mid,hi)``, element by element. No
 element knows its neighbours, so the bits depend neither on where an element lies in a buffer, nor
 on how buffers are cut for the journey, nor on who computes which slice. ``AVG`` is the sum,
-divided by W. Elements of half precision are rounded after each addition, as gloo does.
+divided by W. Averages of integers are rounded towards zero, as NCCL's are; their sums are taken in
+64 bits, so that those of narrow dtypes cannot overflow. Elements of half precision are rounded
+after each addition, as gloo does.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ def check(reduction: str, dtype: torch.dtype) -> None:
     is_number = dtype.is_floating_point or dtype.is_complex
     if reduction in _BITWISE and is_number:
         raise TypeError(f"{reduction} needs integers or bools, but got {dtype}: use MIN, MAX, SUM.")
-    if reduction == "AVG" and not is_number:
-        raise TypeError(f"AVG needs floating-point elements, but got {dtype}: use SUM and divide.")
+    if reduction == "AVG" and dtype is torch.bool:
+        raise TypeError(f"AVG needs numbers, but got {dtype}: use BAND or BOR, or convert them.")
     if reduction in ("MIN", "MAX") and dtype.is_complex:
         raise TypeError(f"{reduction} needs an order, but {dtype} has none: reduce its real view.")
     if not _is_known_to_torch(reduction, dtype):
@@ -54,7 +56,7 @@ def check(reduction: str, dtype: torch.dtype) -> None:
 def _is_known_to_torch(reduction: str, dtype: torch.dtype) -> bool:
     one = torch.zeros(1, dtype=dtype)
     try:
-        combine(reduction, [one, one], torch.empty_like(one))
+        _OPERATIONS[reduction](one, one, out=torch.empty_like(one))
     except (NotImplementedError, RuntimeError):
         return False
     return True
@@ -75,6 +77,11 @@ def combine(reduction: str, values: Sequence[torch.Tensor], out: torch.Tensor) -
 def _combine(reduction: str, values: Sequence[torch.Tensor], out: torch.Tensor) -> None:
     operation = _OPERATIONS[reduction]
     num_ranks = len(values)
+    if reduction == "AVG" and not (out.is_floating_point() or out.is_complex()):
+        wide = [value.to(torch.int64) for value in values]
+        total = _total(Node(0, num_ranks), wide, operation)
+        out.copy_(total.div(num_ranks, rounding_mode="trunc"))
+        return
     if num_ranks == 1:
         if out is not values[0]:
             out.copy_(values[0])

@@ -17,6 +17,10 @@ from unisono.c10d.execution import Call, Execution
 from unisono.c10d.messages import Messages, Receive
 from unisono.c10d.uncompiled import never_compiled
 
+# Calls a function at once and makes a future of what it returns, with a type that torch's hooks in
+# C++ ask for; what `Future.set_result` takes is of any type to them.
+_with_type: Any = torch._C.fork
+
 
 @never_compiled
 class Finished(Work):
@@ -51,9 +55,17 @@ class Finished(Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future that has the tensors already."""
-        future: torch.futures.Future[Any] = torch.futures.Future()
-        future.set_result(self._tensors)
+        future: torch.futures.Future[Any]
+        try:
+            future = _with_type(_itself, self._tensors)
+        except RuntimeError:  # an empty list says nothing of its elements
+            future = torch.futures.Future()
+            future.set_result(self._tensors)
         return future
+
+
+def _itself(tensors: list[Any]) -> list[Any]:
+    return tensors
 
 
 @never_compiled

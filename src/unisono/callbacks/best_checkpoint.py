@@ -10,6 +10,7 @@ from typing import Any
 
 from unisono.callbacks.callback import Callback, Fit
 from unisono.callbacks.early_stopping import check_better, is_better, monitored
+from unisono.plainfile import check_plain
 from unisono.state.weights import save_weights
 
 NAME = "best.safetensors"
@@ -54,7 +55,7 @@ class BestCheckpoint(Callback):
         check_better(better)
         if not min_delta >= 0.0:
             raise ValueError(f"`min_delta` must be at least 0, but is {min_delta}.")
-        self._given = None if path is None else Path(path)
+        self._given = None if path is None else Path(path).absolute()
         self._monitor, self._better, self._min_delta = monitor, better, float(min_delta)
         self.best: float | None = None
         self.step: int | None = None
@@ -69,7 +70,9 @@ class BestCheckpoint(Callback):
 
     def on_begin(self, fit: Fit) -> None:
         """See that there is a place for the file."""
-        self._path(fit)
+        path = self._path(fit)
+        if not fit.has_joined:
+            check_plain(path, is_replaced=True)
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Keep the weights if they are the best so far."""

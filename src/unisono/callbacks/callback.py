@@ -172,9 +172,13 @@ class Callback:
 
     Attributes:
         needs_validation: whether ``fit`` must be called with ``validate=``.
+        may_fail: whether training goes on where it raises something: it is told, and the callback
+            is not called any more in this call of ``fit``. For those that only write or show, and
+            do nothing with other workers.
     """
 
     needs_validation = False
+    may_fail = False
 
     @property
     def name(self) -> str:
@@ -289,6 +293,7 @@ class Callbacks:
                     f"{callback!r}: derive from it, or pass an instance."
                 )
         self._callbacks: list[Callback] = list(callbacks)
+        self._failed: list[Callback] = []
         self.calling = ""
         self._check_places(directory)
 
@@ -312,16 +317,22 @@ class Callbacks:
             CallbackError: what one of them raised.
         """
         for callback in self._callbacks:
+            if callback in self._failed:
+                continue
             self.calling = callback.name
             try:
                 getattr(callback, moment)(fit, *arguments)
             except UnisonoError:
                 raise
             except Exception as error:
-                raise CallbackError(
+                trouble = (
                     f"the callback {callback.name} failed in `{moment}`: "
                     f"{type(error).__name__}: {error}"
-                ) from error
+                )
+                if not callback.may_fail:
+                    raise CallbackError(trouble) from error
+                self._failed.append(callback)
+                fit.say(f"{trouble}; training goes on without it")
             finally:
                 self.calling = ""
 

@@ -8,13 +8,14 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from unisono.callbacks.callback import Callback, DoneStep, Fit
 from unisono.callbacks.journal import Journal
 from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
 from unisono.callbacks.words import say_alone
+from unisono.plainfile import check_plain, open_plain
 
 EVERY = ("step", "epoch")
 
@@ -43,7 +44,8 @@ class CSVLog(Callback):
     def __init__(self, path: str | os.PathLike[str] | None = None, *, every: str = "step") -> None:
         if every not in EVERY:
             raise ValueError(f"`every` must be one of {EVERY}, but is {every!r}.")
-        self._given, self._every = None if path is None else Path(path), every
+        self._given = None if path is None else Path(path).absolute()
+        self._every = every
         self._journal: Journal | None = None
         self._columns: list[str] | None = None
         self._row: Row = {}
@@ -62,6 +64,8 @@ class CSVLog(Callback):
     def on_begin(self, fit: Fit) -> None:
         """Go on in the file where the run goes on, or begin it."""
         path = self._path(fit)
+        if not fit.has_joined:
+            check_plain(path)
         self._journal = Journal(path, place_of, functools.partial(say_alone, fit))
         self._columns, self._row = None, {}
         if fit.is_lead and fit.step == 0 and not fit.has_joined:
@@ -160,7 +164,7 @@ class CSVLog(Callback):
         self._columns = [*columns, *new]
         try:
             _rewrite(path, self._columns)
-        except OSError as error:
+        except (OSError, csv.Error) as error:
             line = f"{path} has no columns for {new}, as it cannot be written anew: {error}."
             say_alone(fit, line)
 
@@ -189,7 +193,7 @@ def encode(cells: list[Any]) -> bytes:
     """Write one line of the file."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue().encode()
+    return text.getvalue().encode(errors="backslashreplace")
 
 
 def place_of(line: bytes) -> float | None:
@@ -200,7 +204,7 @@ def place_of(line: bytes) -> float | None:
 
 def _has_content(path: Path) -> bool:
     try:
-        return path.stat().st_size > 0
+        return os.lstat(path).st_size > 0
     except OSError:
         return False
 
@@ -208,23 +212,30 @@ def _has_content(path: Path) -> bool:
 def _read_columns(path: Path) -> list[str] | None:
     """Read the names of the columns; None where there are none yet."""
     try:
-        with open(path, newline="", encoding="utf-8", errors="replace") as file:
+        with _opened(path, os.O_RDONLY) as file:
             names = next(csv.reader(file), None)
-    except OSError:
+    except (OSError, csv.Error):
         return None
     return names if names and names[0] == "step" else None
+
+
+def _opened(path: Path, flags: int) -> TextIO:
+    mode = "r" if flags == os.O_RDONLY else "w"
+    fd = open_plain(path, flags)
+    return cast(TextIO, open(fd, mode, newline="", encoding="utf-8", errors="surrogateescape"))
 
 
 def _rewrite(path: Path, columns: list[str]) -> None:
     """Give a file more columns, with empty cells; a reader finds the old file or the new one."""
     beside = path.with_name(f".{path.name}.part")
+    beside.unlink(missing_ok=True)  # of somebody who was killed
     try:
         with (
-            open(path, newline="", encoding="utf-8") as old,
-            open(beside, "w", newline="", encoding="utf-8") as new,
+            _opened(path, os.O_RDONLY) as old,
+            _opened(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as new,
         ):
             rows = csv.reader(old)
-            next(rows)
+            next(rows, None)
             writer = csv.writer(new, lineterminator="\n")
             writer.writerow(columns)
             writer.writerows([*row, *[""] * (len(columns) - len(row))] for row in rows)

@@ -1,6 +1,7 @@
 """What a person sees of a run: a bar on a terminal, plain lines elsewhere; from one worker.
 
-A run that can no longer be shown (a full disk, a pipe that nobody reads) goes on.
+A run that can no longer be shown (a full disk, a pipe that nobody reads, an output that the program
+has closed or replaced by another) goes on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rich.progress import (
 from unisono.callbacks.cell import Cell, Observed, in_notebook, launcher_draws, message_of
 from unisono.callbacks.sight import Clock, Count
 from unisono.comm.link import Link
-from unisono.words import say
+from unisono.words import say, shown_lines
 
 _REDRAW_EVERY_S = 0.25
 _LINE_EVERY_S = 30.0
@@ -119,24 +120,25 @@ class Relay:
     def _show(self, act: Callable[[Display], None]) -> None:
         try:
             act(self._now())
-        except OSError as error:
+        except Exception as error:
             self._fall_silent(error)
 
     def _stop(self) -> None:
         if self._display is not None and self._is_under_way:
             try:
                 self._display.stop()
-            except OSError as error:
+            except Exception as error:
                 self._fall_silent(error)
 
-    def _fall_silent(self, error: OSError) -> None:
+    def _fall_silent(self, error: Exception) -> None:
         broken, self._display, self._make = self._display, Silence(), Silence
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):
             if broken is not None:
                 broken.stop()
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         say(
             f"the run is not shown any more, since standard output takes nothing "
-            f"({error.strerror or error}); it goes on."
+            f"({why}); it goes on."
         )
 
     def _drop(self) -> None:
@@ -278,5 +280,5 @@ def columns(width: int) -> tuple[ProgressColumn, ...]:
 def _print_line(console: Console, line: str) -> None:
     # Not every output has letters such as → and ×.
     encoding = getattr(console.file, "encoding", None) or "utf-8"
-    fitting = line.encode(encoding, "replace").decode(encoding)
+    fitting = shown_lines(line).encode(encoding, "replace").decode(encoding)
     console.print(fitting, highlight=False, markup=False, soft_wrap=True)

@@ -36,6 +36,7 @@ from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
 from unisono.callbacks.words import say_alone
 from unisono.errors import PeerLostError
+from unisono.plainfile import check_plain
 
 NAME = "events.jsonl"
 FORMAT = 1
@@ -62,6 +63,8 @@ class EventLog(Callback):
     and before the state of the run is kept that it has led to.
     """
 
+    may_fail = True
+
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._given = None if path is None else Path(path).absolute()
         self._journal: Journal | None = None
@@ -77,21 +80,25 @@ class EventLog(Callback):
         path = self.writes_to(fit.directory)
         if path is None:
             return
+        if not fit.has_joined:
+            check_plain(path)
         journal = Journal(path, place_of, functools.partial(say_alone, fit))
 
         def begin() -> str:
-            if fit.step == 0 and not fit.has_joined:
-                journal.set_aside()
-            journal.cut(fit.step, writes=True)
-            if not (fit.has_joined and path.exists()):
-                journal.note(encode("start", format=FORMAT, **_start(fit)))
+            try:
+                self._begin(fit, journal, path)
+            except Exception as error:  # others wait for what is said here
+                return f"{type(error).__name__}: {error}"
             return ""
 
+        trouble = ""
         if not fit.has_joined:
             # Nobody may fail, and say so in a file that another run has left, before it is begun.
-            fit.once(begin, "beginning the event file")
+            trouble = fit.once(begin, "beginning the event file")
         elif fit.is_lead:
-            begin()
+            trouble = begin()
+        if trouble:
+            raise RuntimeError(trouble)
         self._journal, self._pending = journal, None
         self._ended_at_s = perf_counter()
 
@@ -187,6 +194,13 @@ class EventLog(Callback):
                 facts = {"error": type(error).__name__, "message": str(error)[:10_000]}
                 self._journal.note(encode("failure", step=fit.step, rank=fit.rank, **facts))
         self._close()
+
+    def _begin(self, fit: Fit, journal: Journal, path: Path) -> None:
+        if fit.step == 0 and not fit.has_joined:
+            journal.set_aside()
+        journal.cut(fit.step, writes=True)
+        if not (fit.has_joined and path.exists()):
+            journal.note(encode("start", format=FORMAT, **_start(fit)))
 
     def _has_a_say(self, fit: Fit, error: BaseException) -> bool:
         """Tell whether it is this worker that writes how the call ends."""
@@ -310,7 +324,7 @@ def place_of(line: bytes) -> float | None:
         facts = json.loads(line)
         event, step = facts["event"], int(facts["step"])
         return float(step - (event != "step") + _FRACTIONS[event])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

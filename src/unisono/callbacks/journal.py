@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from unisono.plainfile import open_plain
+
 # Lines that a worker that is lost had not written yet: those held back, and some more.
 _KNOWN = 16
 _HELD_AT_MOST, _HELD_S = 8, 0.1
@@ -100,10 +102,13 @@ class Journal:
     def last(self) -> bytes:
         """Read the last whole line of the file; empty if there is none."""
         is_mine = self._fd >= 0
-        if not is_mine and not (self._path.exists() and self._opens()):
+        if not is_mine and not (self._exists() and self._opens()):
             return b""
+        lines: list[bytes] = []
         try:
             lines = self._tail(self._end_of_whole_lines(os.fstat(self._fd).st_size))[1]
+        except OSError as error:
+            self._complain(error)
         finally:
             if not is_mine:
                 self._let_go()
@@ -113,7 +118,7 @@ class Journal:
         """Take out the lines of `step` and of all after it."""
         self._known = deque((one for one in self._known if one[0] < step), maxlen=_KNOWN)
         self._held = [one for one in self._held if one[0] < step]
-        if writes and self._path.exists():
+        if writes and self._exists():
             self._write(b"", but_cut_at=step)
 
     def set_aside(self) -> None:
@@ -133,15 +138,25 @@ class Journal:
         self._let_go()
 
     def _let_go(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._end = -1, _NOWHERE
+        fd, self._fd, self._end = self._fd, -1, _NOWHERE
+        try:
+            if fd >= 0:
+                os.close(fd)
+        except OSError as error:  # some file systems say only now that they are full
+            self._complain(error)
+
+    def _exists(self) -> bool:
+        """Tell whether the file is there; one in a folder that cannot be looked into is not."""
+        try:
+            return self._path.exists()
+        except OSError as error:
+            self._complain(error)
+            return False
 
     def _opens(self) -> bool:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._fd = os.open(self._path, flags, 0o666)
+            self._fd = open_plain(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as error:
             self._complain(error)
         return self._fd >= 0
@@ -172,6 +187,8 @@ class Journal:
                 self._end = os.fstat(self._fd).st_size
         except OSError as error:
             self._complain(error)
+        except MemoryError:  # a file of gigabytes without a line of the run
+            self._complain(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -216,9 +233,10 @@ class Journal:
         Returns:
             Where they begin, and the lines without their ends.
         """
-        start, tail = end, b""
+        start, tail, size = end, b"", _BLOCK_BYTES
         while start > 0:
-            size = min(start, _BLOCK_BYTES)
+            # Twice as much each time, as all of it is looked at anew.
+            size = min(start, 1 << 30, 2 * size if tail else size)
             start -= size
             tail = os.pread(self._fd, size, start) + tail
             lines = tail.split(b"\n")[:-1]
@@ -260,6 +278,6 @@ class Journal:
         if not self._has_complained:
             self._has_complained = True
             self._say(
-                f"{self._path} must be writable, but is not ({error.strerror}): lines are missing "
-                f"in it; training goes on."
+                f"{self._path} must be writable, but is not ({error.strerror or error}): lines are "
+                f"missing in it; training goes on."
             )

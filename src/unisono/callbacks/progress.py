@@ -10,6 +10,8 @@ from unisono.callbacks.summary import Summary
 class Progress(Callback):
     """Shows the run and what is said about it, on one worker at a time. Always there. Final."""
 
+    may_fail = True
+
     def __init__(self) -> None:
         self._fit: Fit | None = None
         self._seen = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import secrets
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from unisono.callbacks.callback import Callback, DoneStep, Fit
 from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
 from unisono.callbacks.words import say_alone
+from unisono.plainfile import check_own_folder
 from unisono.whole import check_whole
 
 NAME = "tensorboard"
@@ -50,7 +52,7 @@ class TensorBoard(Callback):
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, every: int = 1) -> None:
         _check_installed()
-        self._given = None if path is None else Path(path)
+        self._given = None if path is None else Path(path).absolute()
         self._every = check_whole("every", every, at_least=1)
         self.writer: Any = None
         # The newest steps: what the worker that writes may have been lost over.
@@ -63,7 +65,9 @@ class TensorBoard(Callback):
 
     def on_begin(self, fit: Fit) -> None:
         """Go on where the run goes on."""
-        self._path(fit)
+        path = self._path(fit)
+        if self._given is None and not fit.has_joined:
+            check_own_folder(path)
         self._known.clear()
         self._has_begun, self._has_complained = True, False
         self._look_who_writes(fit)
@@ -125,6 +129,8 @@ class TensorBoard(Callback):
             # Else each step would begin another file, and wait for a name of its own.
             first = min((one.step for one in self._known), default=fit.step)
             try:
+                if self._given is None:
+                    check_own_folder(self._path(fit))
                 self.writer = _open(self._path(fit), first)
                 for one in self._known:
                     one.write(self.writer)
@@ -151,8 +157,8 @@ class TensorBoard(Callback):
         self._has_complained = True
         say_alone(
             fit,
-            f"{self._path(fit)} must be writable, but is not ({error.strerror}): curves are "
-            f"missing there; training goes on.",
+            f"{self._path(fit)} must be writable, but is not ({error.strerror or error}): "
+            f"curves are missing there; training goes on.",
         )
 
     def _close(self) -> None:
@@ -183,7 +189,11 @@ def _open(path: Path, first: int) -> Any:
 
     _wait_for_a_later_name(path)
     return SummaryWriter(
-        str(path), purge_step=first if _files(path) else None, flush_secs=_FLUSH_EVERY_S
+        str(path),
+        purge_step=first if _files(path) else None,
+        flush_secs=_FLUSH_EVERY_S,
+        # A link of that name would be followed: nobody can know the name beforehand.
+        filename_suffix=f".{secrets.token_hex(8)}",
     )
 
 
@@ -191,7 +201,7 @@ def _wait_for_a_later_name(path: Path) -> None:
     """Wait until the second is over in which another file was begun: names give the order."""
     now_s = int(time.time())
     if any(f".{now_s:010d}." in name for name in _files(path)):
-        time.sleep(now_s + 1 - time.time())
+        time.sleep(max(0.0, now_s + 1 - time.time()))
 
 
 def _files(path: Path) -> list[str]:

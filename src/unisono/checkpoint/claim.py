@@ -12,6 +12,7 @@ import weakref
 from pathlib import Path
 
 from unisono.errors import CheckpointError
+from unisono.words import shown
 
 _claims: weakref.WeakValueDictionary[tuple[int, int], Claim] = weakref.WeakValueDictionary()
 
@@ -48,7 +49,8 @@ def claim(directory: Path) -> Claim | None:
     except BlockingIOError:
         os.close(fd)
         raise CheckpointError(
-            f"a run directory must belong to one job at a time, but {directory} is in use by "
+            f"a run directory must belong to one job at a time, but {shown(directory, 1000)} is "
+            f"in use by "
             f"{_holder(status.st_ino)}: wait until that has ended, or pass another `directory`."
         ) from None
     except OSError:
@@ -65,7 +67,7 @@ def _holder(inode: int) -> str:
             _, kind, *_, pid, place, _, _ = line.split()
             if kind == "FLOCK" and place.endswith(f":{inode}") and int(pid) > 0:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-                return f"process {pid} (`{b' '.join(words).decode(errors='replace')}`)"
+                return f"process {pid} (`{shown(b' '.join(words).decode(errors='replace'))}`)"
     except (OSError, ValueError):
         pass
     return "another process"

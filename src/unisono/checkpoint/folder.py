@@ -18,19 +18,27 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, BinaryIO
 
-from unisono.errors import CheckpointError
+from unisono.errors import CheckpointError, NotPlainFileError
+from unisono.plainfile import open_in
 
 FILES = ("model.safetensors", "optimizer.safetensors", "run.json")
 COMMIT = "commit.json"
 _COMMIT_BYTES_AT_MOST = 64 * 1024
 _CHUNK_BYTES = 4 << 20  # at a time, so that other threads get their turn in between
 
+_BYTES_AT_MOST = 1 << 62  # of a file that a commit file may speak of
+
 Content = bytes | memoryview | Iterable[bytes | memoryview]
+
+
+class TooLargeError(CheckpointError):
+    """A file is larger than whatever is to go on from it can need. Final."""
 
 
 def write_folder(path: Path, contents: Mapping[str, Content]) -> None:
@@ -56,31 +64,56 @@ def write_folder(path: Path, contents: Mapping[str, Content]) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def check_folder(path: Path) -> dict[str, int]:
+def check_folder(path: Path, at_most: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
     """Compare a checkpoint's files with what its commit file says of them.
+
+    Args:
+        path: the folder.
+        at_most: by file, how many bytes there is a use for; all of any other file is read.
 
     Returns:
         The size of each file, in bytes.
 
     Raises:
-        CheckpointError: one is missing, a link, of another size, or has other contents.
+        TooLargeError: one is as large as its commit file says, but larger than that; none is read.
+        CheckpointError: one is missing, a link, cannot be read, is of another size, or has other
+            contents.
     """
     facts = _read_commit(path)
     for name in FILES:
-        with _open(path, name) as file:
+        with _reading(path, name) as file:
             size = os.fstat(file.fileno()).st_size
-            if size != facts[name]["bytes"]:
-                raise CheckpointError(
-                    f"{name} must have {facts[name]['bytes']} bytes, but has {size}."
-                )
-            digest = hashlib.sha256()
-            while chunk := file.read(_CHUNK_BYTES):
+        if size != facts[name]["bytes"]:
+            raise CheckpointError(f"{name} must have {facts[name]['bytes']} bytes, but has {size}.")
+        check_size(name, size, at_most.get(name, size))
+    for name in FILES:
+        digest = hashlib.sha256()
+        with _reading(path, name) as file:
+            # No further than it is long now: it may be made to grow as quickly as it is read.
+            rest = facts[name]["bytes"] + 1
+            while rest > 0 and (chunk := file.read(min(rest, _CHUNK_BYTES))):
                 digest.update(chunk)
+                rest -= len(chunk)
         if digest.hexdigest() != facts[name]["sha256"]:
             raise CheckpointError(
                 f"{name} must have the SHA-256 that commit.json says, but has not."
             )
     return {name: facts[name]["bytes"] for name in FILES}
+
+
+def check_size(name: str, size: int, at_most: int) -> None:
+    """Refuse a file that is larger than there is a use for.
+
+    Raises:
+        TooLargeError: it is.
+    """
+    if size > at_most:
+        raise TooLargeError(
+            f"{name} must have at most {at_most:,} bytes, as there is no use for more here, but "
+            f"has "
+            f"{size:,}: pass another directory, or remove this one if somebody has tampered with "
+            f"it."
+        )
 
 
 def read_file(path: Path, name: str) -> bytes:
@@ -90,21 +123,21 @@ def read_file(path: Path, name: str) -> bytes:
         CheckpointError: it has changed since.
     """
     facts = _read_commit(path)[name]
-    with _open(path, name) as file:
+    with _reading(path, name) as file:
         # What the commit file says is not believed before the file itself says the same.
         size = os.fstat(file.fileno()).st_size
-        data: bytes = file.read() if size == facts["bytes"] else b""
+        data: bytes = file.read(size) if size == facts["bytes"] else b""
     if len(data) != facts["bytes"] or hashlib.sha256(data).hexdigest() != facts["sha256"]:
         raise CheckpointError(f"{name} must stay as it is while it is read, but has changed.")
     return data
 
 
 def _read_commit(path: Path) -> dict[str, dict[str, Any]]:
-    with _open(path, COMMIT) as file:
+    with _reading(path, COMMIT) as file:
         text = file.read(_COMMIT_BYTES_AT_MOST + 1)
     try:
         facts = json.loads(text) if len(text) <= _COMMIT_BYTES_AT_MOST else None
-    except ValueError:
+    except (ValueError, RecursionError):
         facts = None
     if not isinstance(facts, dict) or set(facts) != set(FILES):
         raise CheckpointError(f"{COMMIT} must name {', '.join(FILES)}, but does not.")
@@ -112,26 +145,30 @@ def _read_commit(path: Path) -> dict[str, dict[str, Any]]:
         if (
             not isinstance(fact, dict)
             or type(fact.get("bytes")) is not int
+            or not 0 <= fact["bytes"] < _BYTES_AT_MOST
             or not isinstance(fact.get("sha256"), str)
         ):
             raise CheckpointError(f"{COMMIT} must give size and SHA-256 of {name}, but does not.")
     return facts
 
 
-def _open(path: Path, name: str) -> Any:
+@contextmanager
+def _reading(path: Path, name: str) -> Iterator[BinaryIO]:
+    """Open a file of the folder; whatever cannot be read is damaged."""
     try:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            fd = os.open(name, flags, dir_fd=folder)
+            fd = open_in(folder, Path(name), os.O_RDONLY)
         finally:
             os.close(folder)
+        with os.fdopen(fd, "rb") as file:
+            yield file
+    except NotPlainFileError as error:
+        raise CheckpointError(str(error)) from None
     except OSError as error:
         raise CheckpointError(f"{name} must be a file, but: {error.strerror}.") from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise CheckpointError(f"{name} must be a plain file, but is not.")
-    return os.fdopen(fd, "rb")
+    except (MemoryError, OverflowError):
+        raise CheckpointError(f"{name} must fit into memory, but does not.") from None
 
 
 def _write_synced(path: Path, content: Content) -> dict[str, Any]:

@@ -7,9 +7,17 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
-from unisono.checkpoint.folder import FILES, Content, check_folder, read_file, write_folder
+from unisono.checkpoint.folder import (
+    FILES,
+    Content,
+    TooLargeError,
+    check_folder,
+    read_file,
+    write_folder,
+)
 from unisono.errors import CheckpointError
 
 Contents = TypeVar("Contents")
@@ -92,19 +100,26 @@ class Store:
         return [path.name for path in later]
 
     def newest(
-        self, read: Callable[[Mapping[str, bytes]], Contents]
+        self,
+        read: Callable[[Mapping[str, bytes]], Contents],
+        at_most: Mapping[str, int] = MappingProxyType({}),
     ) -> tuple[Contents | None, Entry | None, list[Entry]]:
         """Read the newest checkpoint that is whole.
 
         Args:
             read: makes the contents of the three files; its `CheckpointError` passes it over.
+            at_most: by file, how many bytes there is a use for.
 
         Returns:
             Its contents and entry (None without any), and the newer ones that were passed over.
+
+        Raises:
+            CheckpointError: the newest has a file that is larger: it is of another model, so an
+                older one would be, too.
         """
         passed_over: list[Entry] = []
         for step, path in reversed(self._found()):
-            entry = self._entry(path, step)
+            entry = self._entry(path, step, at_most)
             if not entry.trouble:
                 try:
                     contents = read({name: read_file(path, name) for name in FILES})
@@ -117,9 +132,13 @@ class Store:
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:012}"
 
-    def _entry(self, path: Path, step: int) -> Entry:
+    def _entry(
+        self, path: Path, step: int, at_most: Mapping[str, int] = MappingProxyType({})
+    ) -> Entry:
         try:
-            return Entry(path, step, sum(check_folder(path).values()), "")
+            return Entry(path, step, sum(check_folder(path, at_most).values()), "")
+        except TooLargeError as error:
+            raise TooLargeError(f"{path.name}: {error}") from None
         except CheckpointError as error:
             return Entry(path, step, 0, str(error))
 

@@ -6,6 +6,7 @@ One memfd: a head, four cache lines a rank, then one mailbox a rank::
     line r   │ arrivals u32 │ departure u32 │ step i64 │ purpose │ purpose │     64 bytes
              │ plan: step i64 │ plan: what u32 │ process i64 │ started i64 │     64 bytes
              │ times: step i64 │ seven f64 │ the same of another step │       2 × 64 bytes
+             │ waits: count u32 │ what for │                               2 × 64 bytes
     mailbox r│ length u64   │ bytes …                                            64 KiB
 
 Each line is written by its rank alone (`departure` and the head by the launcher alone), so no
@@ -30,7 +31,7 @@ from collections.abc import Sequence
 
 from unisono.comm import futex
 
-LINE_BYTES = 256
+LINE_BYTES = 384
 MAILBOX_BYTES = 64 * 1024
 _LENGTH_BYTES = 8
 _HEAD_BYTES = 64
@@ -40,6 +41,7 @@ _TIMES, _TIMES_BYTES = 128, 64
 NUM_TIMES = 7
 _TOLD = struct.Struct(f"=q{NUM_TIMES}d")  # a step, and its times
 PURPOSE_BYTES = 24
+_WAITS, WAIT_BYTES = 256, 124
 _TOKEN, TOKEN_BYTES = 16, 16
 PAGE_NAME = "unisono-control"
 
@@ -197,6 +199,27 @@ class ControlPage:
         """Read what an arrival of `rank` is for, padded with spaces."""
         start = _line(rank, _PURPOSES) + which * PURPOSE_BYTES
         return self._map[start : start + PURPOSE_BYTES]
+
+    def begin_wait(self, rank: int, what: bytes) -> None:
+        """Say that `rank` waits for others elsewhere than at a meeting, and what for."""
+        start = _line(rank, _WAITS) + 4
+        self._map[start : start + WAIT_BYTES] = what[:WAIT_BYTES].ljust(WAIT_BYTES)
+        self._words[_line(rank, _WAITS) // 4] |= 1
+
+    def end_wait(self, rank: int) -> None:
+        """Say that `rank` goes on."""
+        place = _line(rank, _WAITS) // 4
+        self._words[place] = (self._words[place] | 1) + 1
+
+    def wait_of(self, rank: int) -> tuple[int, bytes | None]:
+        """Tell what `rank` waits for elsewhere than at a meeting, or None.
+
+        Returns:
+            A count that changes with each such wait, and the wait under way.
+        """
+        count = self._words[_line(rank, _WAITS) // 4]
+        start = _line(rank, _WAITS) + 4
+        return count, self._map[start : start + WAIT_BYTES].rstrip() if count % 2 else None
 
     def post(self, rank: int, message: bytes) -> None:
         """Put at most ``MAILBOX_BYTES − 8`` bytes into the mailbox of `rank`."""

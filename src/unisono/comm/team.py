@@ -24,6 +24,7 @@ from unisono.comm.jobname import num_restarts
 from unisono.comm.link import Link
 from unisono.comm.memory import Memory
 from unisono.comm.proc import started_at
+from unisono.comm.spawned import refuse_spawned
 from unisono.errors import MismatchError
 from unisono.faults import Faults
 from unisono.world import World, world
@@ -77,7 +78,7 @@ class Team:
         Raises:
             ValueError: the environment does not say clearly who this worker is, or torch's process
                 group has more ranks than that says.
-            RuntimeError: this process cannot be one of the workers.
+            RuntimeError: this process cannot be one of the workers, or does not know the others.
             RendezvousError: the workers cannot find each other.
             WaitTimeoutError: somebody did not come in time.
             PeerLostError: somebody came and left before all were there.
@@ -87,6 +88,7 @@ class Team:
         if link is None and here.world_size > 1:
             refuse_strangers(here)
         refuse_larger_group(here)
+        refuse_spawned(here)
         if link is not None:
             return _team_of(link, os.getpid())
         if here.world_size == 1:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono.data.transfer import SLOW_S, TransferGivenUpError, watched
 from unisono.errors import DownloadError
+from unisono.plainfile import open_plain
 
 if TYPE_CHECKING:
     import requests
@@ -134,7 +135,7 @@ def _locked(folder: Path) -> Iterator[Path]:
     """Hold a folder's lock, and give a folder below for what is not whole yet."""
     folder.mkdir(parents=True, exist_ok=True)
     growing = folder / ".download"
-    lock_fd = os.open(folder / ".download.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    lock_fd = open_plain(folder / ".download.lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX)
         shutil.rmtree(growing, ignore_errors=True)

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from unisono.c10d.group import Group
 from unisono.ddp.exchange import mean_in_order, sums_in_order
 from unisono.ddp.hook import Hook, InOrder, average
+from unisono.ddp.lifetime import free_group_last
 from unisono.ddp.models import check_equal, describe
 from unisono.ddp.names import PREFIX, is_without_prefix
 
@@ -99,6 +100,7 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
 
     def _ddp_init_helper(self, parameters: Any, expect_sparse_gradient: Any, *rest: Any) -> None:
         super()._ddp_init_helper(parameters, expect_sparse_gradient, *rest)
+        free_group_last(self)
         self._in_order, self._is_left_to_a_hook = None, False  # the reducer is new
         self._has_sparse_gradients = any(expect_sparse_gradient)
         self._order_sums()
@@ -163,6 +165,7 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
 
     def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
         super()._update_process_group(new_process_group)
+        free_group_last(self)
         if self.process_group is new_process_group:
             self._order_sums()
 

@@ -149,7 +149,16 @@ class Exchange(Protocol):
         """Make the newest snapshot the present state."""
 
     def hand_out(self) -> None:
-        """Give every worker, at the end of a loop, the state that only one had; not collective."""
+        """Give every worker the state that only one had, from the newest snapshot, at a loop's end.
+
+        Not collective.
+        """
+
+    def hand_round(self) -> None:
+        """Give every worker the state that only one had, where there is no snapshot.
+
+        State that cannot be kept stays where it is.
+        """
 
     def unbind(self) -> None:
         """Give the model tensors of its own again; not collective. Values stay as they are."""

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from unisono.comm.host import Live
 from unisono.comm.team import Team
+from unisono.errors import CheckpointError
 from unisono.exchange.buffers import Buffers
 from unisono.exchange.division import Division
 from unisono.exchange.homes import Homes, plan_state
@@ -28,7 +29,7 @@ from unisono.exchange.parts import Gradients, Parts
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
 from unisono.state.contents import fixed_parameters, named_parameters, updated_parameters
-from unisono.state.optimizer_state import apply_state
+from unisono.state.optimizer_state import apply_state, check_told, group_options, take_state
 from unisono.state.optimizers import is_elementwise
 from unisono.state.saved import apply_groups
 
@@ -184,10 +185,28 @@ class SharedExchange:
 
     def hand_out(self) -> None:
         """See :class:`Exchange`."""
-        if self.homes is None:
-            facts, tensors = self.memory.newest()
-            apply_state(self._optimizer, self._named_whole(), facts, tensors)
-            apply_groups(facts["groups"], self._optimizer)  # its step may change options
+        if not self.have_all:
+            self._take_optimizer(*self.memory.newest())
+
+    def hand_round(self) -> None:
+        """See :class:`Exchange`."""
+        if self.have_all or self._team.size == 1:
+            return
+        snapshots = self.memory.snapshots
+
+        def speak() -> bytes:
+            try:
+                check_told(self._optimizer)
+                tensors, numbers = take_state(self._optimizer, self._named_whole())
+                facts = {"numbers": numbers, "groups": group_options(self._optimizer)}
+                self.memory.describe(0, facts, tensors)
+            except (CheckpointError, ValueError):
+                return b""
+            return b"described"
+
+        is_there = self._team.hear_lead(speak, "end of a loop")
+        if is_there and not self._team.is_lead:
+            self._take_optimizer(snapshots.facts(0), snapshots.extra(0))
 
     def trust_lead(self) -> None:
         """See :class:`Exchange`."""
@@ -253,6 +272,12 @@ class SharedExchange:
         """Take what is not in the arena of the optimizer's state from the newest snapshot."""
         if self.acts:
             apply_state(self._optimizer, self._named_whole(), *self.memory.newest())
+
+    def _take_optimizer(
+        self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        apply_state(self._optimizer, self._named_whole(), facts, tensors)
+        apply_groups(facts["groups"], self._optimizer)  # its step may change options
 
     def _named_whole(self) -> dict[str, nn.Parameter]:
         """Name the parameters whose optimizer state is not in the arena."""

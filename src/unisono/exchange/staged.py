@@ -165,6 +165,9 @@ class StagedExchange:
     def hand_out(self) -> None:
         """See :class:`Exchange`; everybody has all."""
 
+    def hand_round(self) -> None:
+        """See :class:`Exchange`; everybody has all."""
+
     def trust_lead(self) -> None:
         """See :class:`Exchange`; the lead has nothing of its own."""
 

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from unisono.c10d.gloo import GLOO, check_backend
 from unisono.callbacks.cell import environment_of_workers, in_notebook
 from unisono.comm.link import PID_VARIABLE, is_worker
 from unisono.errors import WorkerError
@@ -48,6 +49,7 @@ def launch(
     stall_timeout_s: float = TIMEOUT_S,
     gpus: str | None = None,
     debug: bool = False,
+    backend: str = GLOO,
 ) -> list[Any]:
     """Call ``fn(*args)`` on every worker and return what they return, in rank order.
 
@@ -72,8 +74,11 @@ def launch(
             with ``torch.cuda.set_device(LOCAL_RANK)``, and so on. By default as the environment
             says.
         debug: have torch compare what ranks call, and show where native code fails.
+        backend: ``"unisono"``: process groups that `fn` asks of gloo are made by the backend
+            ``unisono``, and torch still says that they are gloo's.
 
     Raises:
+        ValueError: `backend` is neither ``"gloo"`` nor ``"unisono"``.
         ValueError: `gpus` names what this machine has not, or fewer than there are workers.
         ValueError: `workers`, `threads`, `restarts` or `stall_timeout_s` is too small, or `workers`
             beyond all reason.
@@ -92,13 +97,14 @@ def launch(
     workers = default if workers is None else _num_workers(workers)
     check_workers("gpus", chosen, workers)
     threads = threads_per_worker() if threads is None else _at_least("threads", threads, 1)
+    check_backend("backend", backend)
     _refuse_inside_worker()
     restarts = _at_least("restarts", restarts, 0)
     _check_seconds("stall_timeout_s", stall_timeout_s)
     call = pack_call(fn, args)
     mine = environment_of_workers(os.environ, launcher_draws=in_notebook())
     environ = launch_environment(mine, ["python", *sys.orig_argv[1:]], chosen, debug=debug)
-    job = _job(fn, call, environ, workers, threads, recovers=restarts > 0)
+    job = _job(fn, call, environ, workers, threads, restarts > 0, backend)
     open_standard_fds()
     with _interrupts() as signals:
         server = server_pool().borrow(job.environ)
@@ -149,8 +155,8 @@ def _job(
     environ: dict[str, str],
     workers: int,
     threads: int,
-    *,
     recovers: bool,
+    backend: str,
 ) -> Job:
     return Job(
         kind=FUNCTION,
@@ -163,6 +169,7 @@ def _job(
         threads=threads,
         seed=int.from_bytes(os.urandom(7), "little"),
         recovers=recovers,
+        backend=backend,
         payload=call,
     )
 

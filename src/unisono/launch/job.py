@@ -37,6 +37,7 @@ class Job:
         threads: how many threads each of them computes with.
         seed: where random generators start that no caller brings; the same on every worker.
         recovers: whether lost workers are made up for.
+        backend: what makes the process groups that a program asks of gloo.
         master_port: at which ranks meet where the program does not say it; None without a network.
         payload: the pickled call; empty for scripts and modules.
     """
@@ -51,6 +52,7 @@ class Job:
     threads: int
     seed: int
     recovers: bool = True
+    backend: str = "gloo"
     master_port: int | None = None
     payload: bytes = b""
 

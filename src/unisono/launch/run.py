@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping
 
+from unisono.c10d.gloo import GLOO
 from unisono.callbacks.cell import environment_of_workers
 from unisono.launch.environment import launch_environment
 from unisono.launch.forkserver import ForkServer
@@ -33,6 +34,7 @@ def run(
     stall_timeout_s: float = TIMEOUT_S,
     gpus: tuple[str, ...] = (),
     debug: bool = False,
+    backend: str = GLOO,
 ) -> int:
     """Run a script or module on `workers` workers and return the exit status of it all."""
     environ = launch_environment(os.environ, ["unisono", *sys.argv[1:]], gpus, debug=debug)
@@ -40,7 +42,7 @@ def run(
     with signals_as_bytes(ENDING_SIGNALS) as signals:
         server = ForkServer.start(environ)
         try:
-            job = _job(kind, target, argv, workers, threads, environ, recovers=restarts > 0)
+            job = _job(kind, target, argv, workers, threads, environ, restarts > 0, backend)
             ended = supervise(
                 server,
                 job,
@@ -65,8 +67,8 @@ def _job(
     workers: int,
     threads: int,
     environ: Mapping[str, str],
-    *,
     recovers: bool,
+    backend: str,
 ) -> Job:
     return Job(
         kind=kind,
@@ -79,4 +81,5 @@ def _job(
         threads=threads,
         seed=int.from_bytes(os.urandom(7), "little"),
         recovers=recovers,
+        backend=backend,
     )

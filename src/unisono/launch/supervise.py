@@ -118,6 +118,7 @@ class _Supervision:
         self._pids: dict[int, int] = {}
         self._spared: set[int] = set()
         self._stalled: dict[int, str] = {}
+        self._has_groups = False
         self._incarnations = dict.fromkeys(range(job.num_workers), -1)
         self._watch = StallWatch(self._control, stall_timeout_s)
         self._selector = selectors.DefaultSelector()
@@ -218,15 +219,17 @@ class _Supervision:
         self._waking.send(b"w")
 
     def _end_stalled(self) -> None:
-        watched = {
-            rank: self._pids[rank]
-            for rank in self.state.alive
-            - self.state.done
-            - self._desk.waiting
-            - self._groups.waiting
-            if rank in self._pids
-        }
-        for stalled in self._watch.look(watched, self._desk.state.crew):
+        working = self.state.alive - self.state.done
+        gathering = self._groups.waiting
+        waiting = self._desk.waiting | (set() if self._has_groups else gathering)
+        pids = {rank: self._pids[rank] for rank in working - waiting if rank in self._pids}
+        for stalled in self._watch.look(
+            pids,
+            self._desk.state.crew,
+            are_grouped=self._has_groups,
+            is_everybody=pids.keys() == working,
+            gathering=gathering,
+        ):
             say(stalled.message)
             self._stalled[stalled.rank] = stalled.how
             self._server.signal([stalled.rank], signal.SIGKILL)
@@ -341,6 +344,7 @@ class _Supervision:
     def _gather(self, rank: int, message: Message) -> None:
         """Have a worker wait for the others of a process group; a group of one waits for nobody."""
         if message.header["world_size"] > 1:
+            self._has_groups = True
             # Its others stay in the group, so nobody who begins anew can join them.
             no_recovery = {"type": "no recovery", "reason": _IN_A_GROUP}
             self._desk.hear(rank, replace(message, header=no_recovery))

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from unisono.c10d.gloo import GLOO, replace_gloo
 from unisono.comm.allocator import keep_freed_memory
 from unisono.comm.lifeline import die_with
 from unisono.comm.link import (
@@ -30,6 +31,7 @@ from unisono.comm.link import (
     RECOVERS_VARIABLE,
     Link,
 )
+from unisono.ddp.lifetime import free_groups_of_torchs_ddp_last
 from unisono.faults import Faults
 from unisono.launch.checks import spare_ddps_logger
 from unisono.launch.environment import worker_environment
@@ -77,7 +79,7 @@ def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
         }
         link = _take_over_environment(job, rank, names)
         Faults.from_environment(os.environ, rank, incarnation).meet("start")
-        exit_code = _live(job, link)
+        exit_code = _live(job, rank, link)
     except BaseException:
         # Nobody else could say it: the launcher sees no more than the exit status.
         traceback.print_exc()
@@ -113,7 +115,7 @@ def _take_over_environment(job: Job, rank: int, names: Mapping[str, int]) -> Lin
     return link
 
 
-def _live(job: Job, link: Link) -> int:
+def _live(job: Job, rank: int, link: Link) -> int:
     """Run the program and tell how it ended; return the exit status."""
     result: bytes = b""
     ended: BaseException | None = None
@@ -125,6 +127,10 @@ def _live(job: Job, link: Link) -> int:
         torch.set_num_threads(job.threads)
         ask_launcher()
         spare_ddps_logger()
+        if torch.distributed.is_available():
+            free_groups_of_torchs_ddp_last()
+        if job.backend != GLOO:
+            replace_gloo(rank)
         link.tell({"type": "begun"})
         result = run_program(job)
     except BaseException as error:

@@ -42,6 +42,11 @@ def write_report(
             f"`--trace` must name another file than the page, but both are {str(target)!r}: give "
             "the trace a name of its own, such as `--trace trace.json`."
         )
+    if output is None and target.is_symlink():
+        raise ValueError(
+            f"{str(target)!r} must be a file that this command wrote, but is a link: remove it, or "
+            "name the page with `-o`."
+        )
     history = gather(directory)
     written = []
     if trace_file is not None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -49,14 +50,15 @@ def check_contents(model: nn.Module, optimizer: Optimizer) -> None:
 
     Raises:
         TypeError: the model is no module, or the optimizer no optimizer.
-        ValueError: a parameter or buffer is not initialised, not on the CPU, or overlaps itself or
-            another; an embedding makes sparse gradients or has `max_norm`; the optimizer cannot be
-            supported.
+        ValueError: the model is wrapped in DDP or FSDP; a parameter or buffer is not initialised,
+            not on the CPU, or overlaps itself or another; an embedding makes sparse gradients or
+            has `max_norm`; the optimizer cannot be supported.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}."
         )
+    _check_unwrapped(model)
     check_optimizer(optimizer)
     named = named_parameters(model, optimizer)
     for name, parameter in named.items():
@@ -147,3 +149,24 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
             return 0 in shape
         expected *= size
     return True
+
+
+def _check_unwrapped(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        wrapper = _wrapper_of(module)
+        if wrapper:
+            where = f"its part `{name}`" if name else "it"
+            raise ValueError(
+                f"`model` must be the plain model, as Unisono divides batches and sums gradients "
+                f"by itself, but {where} is wrapped in {wrapper}, which calls collectives in each "
+                f"pass: leave out that wrapper and pass what it wraps."
+            )
+
+
+def _wrapper_of(module: nn.Module) -> str:
+    """Name what of torch's own exchanges a module's gradients or parameters; empty if nothing."""
+    if isinstance(module, DistributedDataParallel):
+        return "DistributedDataParallel"
+    # Classes that `fully_shard` makes have one of that package among theirs.
+    kinds = (kind.__module__ for kind in type(module).__mro__)
+    return "FSDP" if any(kind.startswith("torch.distributed.fsdp") for kind in kinds) else ""

@@ -18,11 +18,13 @@ from safetensors.torch import load as from_safetensors
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from unisono.checkpoint.folder import COMMIT, check_folder, read_file
+from unisono.checkpoint.folder import COMMIT, TooLargeError, check_folder, check_size, read_file
+from unisono.checkpoint.needs import bytes_of_model, memory_bytes
 from unisono.checkpoint.store import Store
 from unisono.device import HOST, is_computed_on
 from unisono.errors import CheckpointError
 from unisono.state.weights import place_of, plain_names, tensors_of
+from unisono.words import shown
 
 _MODEL_FILE = "model.safetensors"
 _NAMES_AT_MOST = 4  # in a message
@@ -50,8 +52,8 @@ def load_model(
         CheckpointError: the file is of another format, or does not fit the model.
     """
     path = Path(path)
-    weights = _read(path)
     tensors = tensors_of(model)
+    weights = _read(path, _bytes_at_most(model, strict))
     kept_elsewhere = _only_in_checkpoints(model, tensors)
     targets = {**tensors, **kept_elsewhere}
     if path.is_dir():
@@ -76,15 +78,21 @@ def load_model(
     return missing, foreign
 
 
-def _read(path: Path) -> dict[str, torch.Tensor]:
+def _bytes_at_most(model: nn.Module, strict: bool) -> int:
+    """Say how large a file may be: one of which not all is loaded, as large as memory."""
+    return min(bytes_of_model(model), memory_bytes()) if strict else memory_bytes()
+
+
+def _read(path: Path, at_most: int) -> dict[str, torch.Tensor]:
     """Read what `path` is, believing only what is seen."""
     if path.is_dir():
-        return _from_safetensors(path, _read_checkpoint(path))
+        return _from_safetensors(path, _read_checkpoint(path, {_MODEL_FILE: at_most}))
     if not path.is_file():
         raise FileNotFoundError(
-            f"`path` must name a file of weights, a checkpoint or a run directory, but {path} is "
-            f"{'none of them' if path.exists() else 'not there'}."
+            f"`path` must name a file of weights, a checkpoint or a run directory, but "
+            f"{_told(path)} is {'none of them' if path.exists() else 'not there'}."
         )
+    check_size(_told(path), path.stat().st_size, at_most)
     data = path.read_bytes()
     is_torch = data[:4] == b"PK\3\4" or data[:1] == b"\x80"  # a zip file, a pickle
     if is_torch and data[8:9] != b"{":
@@ -92,22 +100,24 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     return _from_safetensors(path, data)
 
 
-def _read_checkpoint(path: Path) -> bytes:
-    if (path / COMMIT).exists():
+def _read_checkpoint(path: Path, at_most: Mapping[str, int]) -> bytes:
+    if os.path.lexists(path / COMMIT):
         try:
-            check_folder(path)
+            check_folder(path, at_most)
             return read_file(path, _MODEL_FILE)
+        except TooLargeError:
+            raise
         except CheckpointError as error:
             raise CheckpointError(
-                f"the checkpoint {path} must be whole, but is damaged "
+                f"the checkpoint {_told(path)} must be whole, but is damaged "
                 f"({str(error).removesuffix('.')}): pass the run directory, of which the newest "
                 f"whole one is taken, or another path."
             ) from None
-    data, _, passed_over = Store(path).newest(lambda files: files[_MODEL_FILE])
+    data, _, passed_over = Store(path).newest(lambda files: files[_MODEL_FILE], at_most)
     if data is None:
         seen = "; ".join(f"{entry.path.name}: {entry.trouble}" for entry in passed_over[:2])
         raise CheckpointError(
-            f"{path} must be a run directory or a checkpoint's folder, but holds no whole "
+            f"{_told(path)} must be a run directory or a checkpoint's folder, but holds no whole "
             f"checkpoint{f' ({seen})' if seen else ''}: pass another path."
         )
     return data
@@ -118,8 +128,8 @@ def _from_safetensors(path: Path, data: bytes) -> dict[str, torch.Tensor]:
         return from_safetensors(data)
     except Exception as error:
         raise CheckpointError(
-            f"{path} must be a safetensors file or a state dict written by torch.save, but: "
-            f"{error}."
+            f"{_told(path)} must be a safetensors file or a state dict written by torch.save, but: "
+            f"{_first_line(error)}."
         ) from None
 
 
@@ -130,23 +140,24 @@ def _from_torch(path: Path, data: bytes) -> dict[str, torch.Tensor]:
     except Exception as error:
         if isinstance(error, pickle.UnpicklingError) and "nsupported" in str(error):
             raise CheckpointError(
-                f"{path} must hold nothing but tensors and plain values, but holds other Python "
+                f"{_told(path)} must hold nothing but tensors and plain values, but holds other "
+                f"Python "
                 f"objects, and reading those can run any code: where you trust the file, load it "
                 f"with torch and save `model.state_dict()` alone."
             ) from None
         raise CheckpointError(
-            f"{path} must be a file written by torch.save, but: {_first_line(error)}."
+            f"{_told(path)} must be a file written by torch.save, but: {_first_line(error)}."
         ) from None
     if not isinstance(said, Mapping):
         raise CheckpointError(
-            f"{path} must hold a state dict, but holds a {type(said).__name__}: save "
+            f"{_told(path)} must hold a state dict, but holds a {type(said).__name__}: save "
             f"`model.state_dict()`."
         )
     weights = {str(key): value for key, value in said.items() if not _is_extra(key, value)}
     others = [name for name, value in weights.items() if not _is_plain_tensor(value)]
     if others:
         raise CheckpointError(
-            f"{path} must hold a state dict of dense tensors, but {_first(others)} "
+            f"{_told(path)} must hold a state dict of dense tensors, but {_first(others)} "
             f"{'are' if len(others) > 1 else 'is'} something else: load it with torch, and save "
             f"the model's state dict alone."
         )
@@ -216,8 +227,8 @@ def _tied(
         other = first.setdefault(place_of(targets[name]), name)
         if not _is_same(weights[found[name]], weights[found[other]]):
             raise CheckpointError(
-                f"`{other}` and `{name}` are one tensor in the model and must have one value, but "
-                f"have two in the file: untie them in the model."
+                f"`{shown(other)}` and `{shown(name)}` are one tensor in the model and must have "
+                f"one value, but have two in the file: untie them in the model."
             )
     places = {name: place_of(tensor) for name, tensor in targets.items() if name not in found}
     return {name: found[first[place]] for name, place in places.items() if place in first}
@@ -235,7 +246,8 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _check_loadable(name: str, tensor: torch.Tensor) -> None:
     if is_lazy(tensor) or tensor.is_meta:
         raise ValueError(
-            f"the model must have memory for its weights, but `{name}` has none: run it once on "
+            f"the model must have memory for its weights, but `{shown(name)}` has none: run it "
+            f"once on "
             f"one batch if it has lazy layers, or make it outside of `torch.device('meta')`."
         )
 
@@ -250,13 +262,13 @@ def _compare(
         new = here[name]
         if old.shape != new.shape:
             raise CheckpointError(
-                f"`{name}` must be of shape {tuple(old.shape)} as in {path}, but is of shape "
-                f"{tuple(new.shape)}: make the model as it was, or pass other weights."
+                f"`{shown(name)}` must be of shape {tuple(old.shape)} as in {_told(path)}, but "
+                f"is of shape {tuple(new.shape)}: make the model as it was, or pass other weights."
             )
         if old.dtype != new.dtype and strict:
             raise CheckpointError(
-                f"`{name}` must be {old.dtype} as in {path}, but is {new.dtype}: pass "
-                f"`strict=False` to convert it."
+                f"`{shown(name)}` must be {old.dtype} as in {_told(path)}, but is {new.dtype}: "
+                f"pass `strict=False` to convert it."
             )
 
 
@@ -267,7 +279,7 @@ def _told_names(path: Path, missing: list[str], foreign: list[str], strict: bool
         else "nothing has a name in both; pass other weights"
     )
     return (
-        f"model and {path} must have the same names, but {_first(missing)} "
+        f"model and {_told(path)} must have the same names, but {_first(missing)} "
         f"{'are' if len(missing) > 1 else 'is'} only in the model and {_first(foreign)} only in "
         f"the file: {advice}."
     )
@@ -277,9 +289,13 @@ def _first(names: list[str]) -> str:
     if not names:
         return "nothing"
     more = len(names) - _NAMES_AT_MOST
-    told = ", ".join(f"`{name[:100]}`" for name in names[:_NAMES_AT_MOST])
+    told = ", ".join(f"`{shown(name, 100)}`" for name in names[:_NAMES_AT_MOST])
     return f"{told} and {more} more" if more > 0 else told
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    return shown((str(error).splitlines() or [type(error).__name__])[0]).rstrip(".")
+
+
+def _told(path: Path) -> str:
+    return shown(path, 1000)

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from unisono.errors import CheckpointError
 from unisono.state.keys import STATE_PREFIX
 from unisono.state.packing import MALFORMED, check_plain, keep_in, labels_in, pack, unpack
+from unisono.words import shown
 
 _MISSING = object()
 _PLAIN = (bool, int, float, str, tuple)
@@ -71,13 +72,14 @@ def join_state(
     except MALFORMED as error:
         raise CheckpointError(
             f"the optimizer's state must have the form that this version writes, but has not "
-            f"({error!r})."
+            f"({error!r:.200})."
         ) from None
     for label in tensors.keys() - within:
         key, slash, name = label.partition("/")
         if not slash:
             raise CheckpointError(
-                f"the optimizer's tensors must be named KEY/PARAMETER, but one is `{label:.80}`."
+                f"the optimizer's tensors must be named KEY/PARAMETER, but one is "
+                f"`{shown(label, 80)}`."
             )
         # A copy lies where torch would put it; products may depend on that.
         states.setdefault(name, {})[key] = tensors[label].clone()

@@ -63,7 +63,8 @@ def unpacked(packed: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> 
         return {key: packing.unpack(value, tensors) for key, value in packed.items()}
     except packing.MALFORMED as error:
         raise CheckpointError(
-            f"`run.state` must have the form that this version writes, but has not ({error!r})."
+            f"`run.state` must have the form that this version writes, but has not "
+            f"({error!r:.200})."
         ) from None
 
 

@@ -22,6 +22,9 @@ from unisono.state.contents import is_dense, named_parameters, updated_parameter
 from unisono.state.keys import FORMAT, STATE_PREFIX
 from unisono.state.modes import apply_modes, are_modes
 from unisono.state.optimizer_state import join_state, put_back_state
+from unisono.words import shown
+
+_NAMES_AT_MOST = 10  # in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,9 @@ class Snapshot:
             tensors = from_safetensors(files["model.safetensors"])
             optimizer = from_safetensors(files["optimizer.safetensors"])
         except Exception as error:
-            raise CheckpointError(f"its files must have their formats, but: {error}.") from None
+            raise CheckpointError(
+                f"its files must have their formats, but: {shown(error)}."
+            ) from None
         if isinstance(facts, dict):
             facts = {"state": {}, "last": {}, "strides": {}, "modes": {}, **facts}
         _check_facts(facts)
@@ -137,8 +142,8 @@ def _laid_out(name: str, tensor: torch.Tensor, stride: Any) -> torch.Tensor:
         or not is_dense(tensor.shape, stride)
     ):
         raise CheckpointError(
-            f"the strides of `{name}` must put its shape {tuple(tensor.shape)} into one block of "
-            f"memory, but are {stride!r:.80}."
+            f"the strides of `{shown(name)}` must put its shape {tuple(tensor.shape)} into one "
+            f"block of memory, but are {stride!r:.80}."
         )
     return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
 
@@ -192,8 +197,8 @@ def _states(
     for name in sorted(states):
         if name and name not in parameters:
             raise CheckpointError(
-                f"the optimizer must update `{name}` as in the checkpoint, but does not: make it "
-                f"over the same parameters, or give each run its own `directory`."
+                f"the optimizer must update `{shown(name)}` as in the checkpoint, but does not: "
+                f"make it over the same parameters, or give each run its own `directory`."
             )
     return states
 
@@ -206,13 +211,19 @@ def _compare(here: Mapping[str, torch.Tensor], there: Mapping[str, torch.Tensor]
     missing, foreign = sorted(here.keys() - there.keys()), sorted(there.keys() - here.keys())
     if missing or foreign:
         raise CheckpointError(
-            f"the model must have the checkpoint's tensors, but {missing or 'none'} are only in "
-            f"the model and {foreign or 'none'} only in the checkpoint."
+            f"the model must have the checkpoint's tensors, but {_first(missing)} are only in "
+            f"the model and {_first(foreign)} only in the checkpoint."
         )
     for name, tensor in here.items():
         old, new = there[name], tensor
         if old.shape != new.shape or old.dtype != new.dtype:
             raise CheckpointError(
-                f"`{name}` must be {old.dtype} of shape {tuple(old.shape)} as in the checkpoint, "
-                f"but is {new.dtype} of shape {tuple(new.shape)}."
+                f"`{shown(name)}` must be {old.dtype} of shape {tuple(old.shape)} as in the "
+                f"checkpoint, but is {new.dtype} of shape {tuple(new.shape)}."
             )
+
+
+def _first(names: list[str]) -> str:
+    told = ", ".join(repr(shown(name)) for name in names[:_NAMES_AT_MOST])
+    more = len(names) - _NAMES_AT_MOST
+    return f"[{told}{f' and {more} more' if more > 0 else ''}]" if names else "none"

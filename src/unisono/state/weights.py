@@ -2,7 +2,7 @@
 
 What wraps a model leaves its mark in the names: DDP a ``module.`` before all of them,
 ``torch.compile`` an ``_orig_mod.`` wherever a compiled module is. Weights are written without; see
-``checkpoint.load`` for how they are read.
+``state.load`` for how they are read.
 """
 
 from __future__ import annotations

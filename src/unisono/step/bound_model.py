@@ -6,7 +6,6 @@ model keeps its layers. Each is looked at once a step or once a shard, and refus
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Sequence
 
@@ -14,10 +13,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono.state.contents import updated_parameters
 from unisono.state.optimizers import is_surrounded
+from unisono.step.placeholders import Placeholders
 from unisono.step.structure import Structure
 
-_VERSION, _GRADIENT = operator.attrgetter("_version"), operator.attrgetter("grad")
+_VERSION = operator.attrgetter("_version")
 
 
 class BoundModel:
@@ -25,22 +26,26 @@ class BoundModel:
 
     Args:
         model, optimizer: the user's.
-        parameters, fixed: those that the optimizer updates, and the others.
+        fixed: the parameters that the optimizer does not update.
         is_sliced: whether workers update pieces.
+
+    Attributes:
+        placeholders: what stands for gradients that have been taken.
     """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        parameters: Sequence[nn.Parameter],
         fixed: Sequence[nn.Parameter],
         *,
         is_sliced: bool,
     ) -> None:
         self._optimizer, self._is_sliced = optimizer, is_sliced
-        self._updated, self._fixed = parameters, fixed
-        self._all = [*parameters, *fixed]
+        updated = updated_parameters(model, optimizer)
+        self.placeholders = Placeholders(updated)
+        self._fixed = fixed
+        self._all = [*updated.values(), *fixed]
         self._structure = Structure(model)
         self._places = list(map(torch.Tensor.data_ptr, self._all))
         self.remember()
@@ -72,18 +77,8 @@ class BoundModel:
             RuntimeError: they have.
         """
         self.check_untouched()
-        self.check_no_gradients()
+        self.placeholders.check()
         self._structure.check()
-
-    def check_no_gradients(self) -> None:
-        """Refuse gradients that no shard's loss has led to: they would count once per shard."""
-        gradients = map(_GRADIENT, self._updated)
-        if any(map(operator.is_not, gradients, itertools.repeat(None))):
-            raise RuntimeError(
-                "gradients must come from the loss that is returned, or given to `step.backward`, "
-                "but another `backward` has left some: return the sum of all losses, or find "
-                "other gradients with `torch.autograd.grad`, or call `optimizer.zero_grad()` after."
-            )
 
     def check_untouched(self) -> None:
         """Refuse to go on after others than the optimizer have changed what all workers share."""

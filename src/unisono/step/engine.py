@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono.c10d.forbidden import IN_AN_UPDATE, forbid
 from unisono.comm.team import Team
 from unisono.device import seed_generators
 from unisono.exchange.exchange import Exchange
@@ -83,7 +84,6 @@ class StepEngine:
         self._bound = BoundModel(
             model,
             optimizer,
-            exchange.parameters,
             exchange.fixed,
             is_sliced=exchange.homes is not None,
         )
@@ -110,6 +110,7 @@ class StepEngine:
         self._team.faults.meet("begin", step)
         self._stack.discard()
         self._bound.clear_gradients()
+        self._bound.placeholders.begin(step)
         self.laps.begin()
 
     def start_shard(self, step: int, shard: int) -> None:
@@ -117,6 +118,7 @@ class StepEngine:
         self._team.faults.meet("shard", step)
         seed_generators(seed_of("train", self._seed, step * self._num_shards + shard))
         self.exchange.buffers.restore()
+        self._bound.placeholders.remove()
 
     def finish_shard(self, step: int, shard: int, loss: ShardLoss, share: float) -> None:
         """Differentiate one shard's loss and take its gradients.
@@ -131,7 +133,7 @@ class StepEngine:
             RuntimeError: something else has called ``backward``.
             ValueError: the loss depends on no parameter.
         """
-        self._bound.check_no_gradients()
+        self._bound.placeholders.check()
         self._records.write(shard, loss)
         if self._scaling is None and not is_finite(loss):
             # Everybody will read the record and raise the same error; nobody updates anything.
@@ -145,6 +147,7 @@ class StepEngine:
         self._bound.clear_fixed()
         if shard == self._keeper:
             self.exchange.buffers.keep()
+        self._bound.placeholders.set()
 
     def skip_shard(self, shard: int) -> None:
         """Take into account that a shard has no samples in this step."""
@@ -169,6 +172,7 @@ class StepEngine:
             if self._copied is not None:
                 self.exchange.memory.snapshots.complete(self._copied)
                 self._copied = None
+            self._bound.placeholders.set()  # also where no shard of this worker's had samples
             return None
         # The snapshot is not known to be whole; the one before it still is.
         self._copied = None
@@ -196,6 +200,7 @@ class StepEngine:
         exchange = self.exchange
         self._bound.check_untouched()
         self._bound.check_update()
+        self._bound.placeholders.remove()
         records = self._records.read()
         bad = non_finite_shard(records)
         if bad is not None and self._scaling is None:
@@ -217,7 +222,7 @@ class StepEngine:
         if self.is_skipped:
             pass_for_stepped(self._optimizer)
         else:
-            self._update.apply(present)
+            self._apply(present)
         self._team.faults.meet("updated", step)
         self._team.plan(step + 1, plan_next)
         self.laps.lap(Phase.UPDATING)
@@ -267,6 +272,7 @@ class StepEngine:
         Collective. What the exchange does not have is the caller's to put back.
         """
         self._copied = None
+        self._bound.clear_gradients()
         self.exchange.load()
         self._bound.remember()
         self._follow()
@@ -302,6 +308,14 @@ class StepEngine:
         totals = self._totals(present)
         if totals:
             torch._foreach_div_(totals, weight)
+
+    def _apply(self, present: Sequence[bool]) -> None:
+        """Update, where one worker may do it for all."""
+        before = forbid(IN_AN_UPDATE)
+        try:
+            self._update.apply(present)
+        finally:
+            forbid(before)
 
     def _unscale(self, present: Sequence[bool], step: int, bad: tuple[int, float] | None) -> bool:
         """Unscale this worker's pieces, and find out whether all skip the step. Collective.

@@ -146,6 +146,7 @@ class Boundary:
             False if the lead was lost with what it alone had.
         """
         if not self._keeps:
+            self._exchange.hand_round()
             return True
         self._wait_for_disk()
         slot = self._snapshot(wait=True)

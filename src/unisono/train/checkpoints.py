@@ -130,13 +130,20 @@ class Checkpoints:
             self._turn = Turn(self.directory)
             self._turn.take()
 
-    def find(self, plan: SamplePlan, totals: Totals, identity: Mapping[str, Any]) -> Found | None:
+    def find(
+        self,
+        plan: SamplePlan,
+        totals: Totals,
+        identity: Mapping[str, Any],
+        at_most: Mapping[str, int],
+    ) -> Found | None:
         """Find the checkpoint to go on from; the lead does it.
 
         Args:
             plan: which samples are computed where.
             totals: how far the loop that is about to begin goes.
             identity: the run's.
+            at_most: by file of a checkpoint, how many bytes there is a use for.
 
         Raises:
             ValueError: another run of this program has begun there since this one was made.
@@ -147,7 +154,7 @@ class Checkpoints:
         if not self._resume:
             self._set_aside(-1)
             return None
-        snapshot, entry, passed_over = self._store.newest(Snapshot.from_files)
+        snapshot, entry, passed_over = self._store.newest(Snapshot.from_files, at_most)
         for other in passed_over:
             self._say(f"checkpoint {other.path.name} is passed over: {other.trouble}")
         if snapshot is None or entry is None:
@@ -293,11 +300,12 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
             continue
         if name in _MUST_STAY:
             raise CheckpointError(
-                f"`{name}` must be {old[name]!r} as in the checkpoint, but is {value!r}: pass the "
+                f"`{name}` must be {old[name]!r:.200} as in the checkpoint, but is {value!r}: "
+                f"pass the "
                 f'old value, another `directory`, or `resume="never"`.'
             )
         warnings.append(
-            f"{name} was {old[name]!r} in the checkpoint and is {value!r} now: the run goes on, "
-            f"but its bits will not be those of a run without a stop."
+            f"{name} was {old[name]!r:.200} in the checkpoint and is {value!r} now: the run goes "
+            f"on, but its bits will not be those of a run without a stop."
         )
     return warnings

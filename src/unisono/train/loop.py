@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from unisono.c10d.forbidden import collectives_watched
 from unisono.comm.history import History
 from unisono.comm.host import Live
 from unisono.comm.team import Team
@@ -130,6 +131,7 @@ def loop(
             stack.enter_context(generators_put_back())
             stack.enter_context(num_threads(threads_per_worker()))
             stack.enter_context(every_shape_compiled())
+            stack.enter_context(collectives_watched())
             engine = make_engine()
             stack.callback(engine.exchange.unbind)
             interrupts = Interrupts()

@@ -3,12 +3,18 @@
 A worker with several shards makes several small passes a step where one larger pass might be
 cheaper. After a few steps rank 0 forks a process that times one pass over the same samples; nothing
 but a number comes back from it, so whatever a model or a loss does there, the run does not see it.
+
+Invariant: nothing that fails here, of the program or of the system, ends the run; then there is no
+advice.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import select
+import signal
 import struct
 import threading
 import time
@@ -20,9 +26,11 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from unisono.comm.lifeline import die_with
 from unisono.world import World
 
 SLOWER_BY = 1.2
+LONGEST_S = 10.0  # others wait for rank 0 meanwhile
 _WARMUP_STEPS = 3
 _TIMED_STEPS = 5
 _NUMBER = struct.Struct("d")
@@ -45,16 +53,18 @@ class PassWatch:
         is_of_use = world.rank == 0 and shards > world.world_size
         self._steps_to_go = _WARMUP_STEPS + _TIMED_STEPS if is_of_use else 0
         self._batches: list[Any] = []
-        self._best_s = float("inf")
+        self._timed: list[tuple[int, float]] = []  # steps: how many passes, in seconds
+        self._num_passes = 0
         self._began_at_s = self._passed_at_s = 0.0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Time the passes of one step."""
-        self._began_at_s = time.perf_counter()
+        # A step before this one may have ended with an exception that the program has caught.
+        self._began_at_s, self._num_passes, self._batches = time.perf_counter(), 0, []
         yield
         if 0 < self._steps_to_go <= _TIMED_STEPS:
-            self._best_s = min(self._best_s, self._passed_at_s - self._began_at_s)
+            self._timed.append((self._num_passes, self._passed_at_s - self._began_at_s))
 
     def taking(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Give batches on; the time that it takes to read them does not count."""
@@ -71,6 +81,7 @@ class PassWatch:
         """Take notice of a pass, after it; keep its batch in the last step that is watched."""
         # Not when the block ends: by then this worker has waited for the others.
         self._passed_at_s = time.perf_counter()
+        self._num_passes += 1
         if self._steps_to_go == 1:
             self._batches.append(batch)
 
@@ -82,14 +93,16 @@ class PassWatch:
         batches, self._batches = self._batches, []
         if self._steps_to_go > 0 or len(batches) < 2:
             return None
-        longest_s = 10 * _TIMED_STEPS * self._best_s + 1.0
+        # A short last batch may leave fewer of this worker's shards with samples, or none.
+        best_s = min(seconds for num_passes, seconds in self._timed if num_passes == len(batches))
+        longest_s = 10 * _TIMED_STEPS * best_s + 1.0
         together_s = in_a_fork(lambda: self._time_together(batches), longest_s)
-        if together_s is None or self._best_s < SLOWER_BY * together_s:
+        if not together_s or best_s < SLOWER_BY * together_s:
             return None
         workers = self._world.world_size
         return (
             f"{self._shards} shards on {workers} worker{'s' * (workers > 1)}: the {len(batches)} "
-            f"passes of a step take {self._best_s / together_s:.1f} × the time of one pass over "
+            f"passes of a step take {best_s / together_s:.1f} × the time of one pass over "
             f"the same samples. They keep results the same on up to {self._shards} workers; "
             f"`shards={workers}` is faster here, with other bits."
         )
@@ -97,9 +110,11 @@ class PassWatch:
     def _time_together(self, batches: Sequence[Any]) -> float:
         """Time one pass over all samples, in seconds."""
         batch = joined(batches)
-        best_s = float("inf")
+        best_s, end_s = math.inf, time.perf_counter() + LONGEST_S / 2
         for _ in range(_TIMED_STEPS):
             start_s = time.perf_counter()
+            if start_s > end_s and best_s < math.inf:
+                break
             loss = self._loss(self._model, batch)
             loss = loss["loss"] if isinstance(loss, Mapping) else loss
             (loss[0] if isinstance(loss, tuple) else loss).backward()
@@ -110,38 +125,81 @@ class PassWatch:
 def in_a_fork(measure: Callable[[], float], timeout_s: float) -> float | None:
     """Measure something in a fork of this process, which keeps all its effects.
 
+    Args:
+        measure: finds a number.
+        timeout_s: how long it may take, at most :data:`LONGEST_S`, in seconds.
+
     Returns:
-        The number, or None: it raised, took too long, or this process has several threads, whose
-        locks a fork might find taken.
+        The number, or None: it raised, took too long, the system has no process to give, or this
+        one has several threads, whose locks a fork might find taken.
     """
     if threading.active_count() > 1:
         return None
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        # Python 3.12 warns of the threads of numerical libraries, which compute with one here.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        _measure_and_leave(measure, writing)
-    os.close(writing)
     try:
-        ready, _, _ = select.select([reading], [], [], timeout_s)
-        data = os.read(reading, _NUMBER.size) if ready else b""
+        reading, writing = os.pipe()
+    except OSError:
+        return None
+    try:
+        pid = _forked(measure, writing)
+        try:
+            return _read(reading, min(max(timeout_s, 0.0), LONGEST_S))
+        finally:
+            _end(pid)
+    except OSError:
+        return None
     finally:
         os.close(reading)
-        os.kill(pid, 9)
-        os.waitpid(pid, 0)
+
+
+def _forked(measure: Callable[[], float], writing: int) -> int:
+    """Let a process write the number; the end of the pipe that it writes to is closed here."""
+    parent_pid = os.getpid()
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of the threads of numerical libraries, which compute with one here.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            _measure_and_leave(measure, writing, parent_pid)
+        return pid
+    finally:
+        os.close(writing)
+
+
+def _measure_and_leave(measure: Callable[[], float], writing: int, parent_pid: int) -> NoReturn:
+    try:
+        if die_with(parent_pid):
+            _be_first_to_go()
+            silence = os.open(os.devnull, os.O_RDWR)
+            for fd in (0, 1, 2):
+                os.dup2(silence, fd)
+            os.write(writing, _NUMBER.pack(measure()))
+    finally:
+        os._exit(0)
+
+
+def _be_first_to_go() -> None:
+    """Where memory is short, have the system kill this process, not one that trains."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+def _read(reading: int, timeout_s: float) -> float | None:
+    # Unlike `select`, this takes every file descriptor.
+    waiting = select.poll()
+    waiting.register(reading, select.POLLIN)
+    if not waiting.poll(math.ceil(timeout_s * 1000)):
+        return None
+    data = os.read(reading, _NUMBER.size)
     return float(_NUMBER.unpack(data)[0]) if len(data) == _NUMBER.size else None
 
 
-def _measure_and_leave(measure: Callable[[], float], writing: int) -> NoReturn:
-    try:
-        silence = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(silence, fd)
-        os.write(writing, _NUMBER.pack(measure()))
-    finally:
-        os._exit(0)
+def _end(pid: int) -> None:
+    """End a child that is still there; the program may have had it waited for."""
+    with contextlib.suppress(OSError):
+        if os.waitpid(pid, os.WNOHANG) == (0, 0):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def joined(batches: Sequence[Any]) -> Any:

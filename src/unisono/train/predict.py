@@ -20,6 +20,7 @@ from unisono.comm.history import History
 from unisono.comm.team import Team
 from unisono.data.collating import Collate
 from unisono.errors import MismatchError
+from unisono.plainfile import open_plain
 from unisono.plan.samples import SamplePlan
 from unisono.train.failures import failure, raised
 from unisono.train.ledger import Ledger
@@ -281,7 +282,7 @@ class Predictor:
             try:
                 return json.dumps(act()).encode()
             except OSError as error:
-                return json.dumps({"error": str(error)}).encode()
+                return json.dumps({"error": str(error).removesuffix(".")}).encode()
             except Exception as error:
                 caught = error
                 return b"\n" + failure(error, self._team.world.rank)
@@ -304,9 +305,9 @@ def _open_again(path: Path, identity: Sequence[int]) -> int:
     """
     seen = "it cannot be opened"
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_plain(path, os.O_RDONLY)
     except OSError as error:
-        seen = f"{seen} ({error.strerror})"
+        seen = f"{seen} ({error.strerror or error})"
     else:
         if identity_of(fd) == list(identity):
             return fd

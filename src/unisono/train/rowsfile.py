@@ -16,10 +16,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from unisono.plainfile import check_plain, is_at, open_plain
 from unisono.train.predictions import Field, header_of, size_of
 
 
@@ -36,6 +36,7 @@ def check_path(path: Path) -> None:
         raise IsADirectoryError(f"that is a folder: name a file in it, such as {example}")
     if path.exists() and not path.is_file():
         raise FileExistsError("that is no file, but a device, pipe or socket: name another file")
+    check_plain(path, is_replaced=True)
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise PermissionError(f"the folder {path.parent} cannot be written: name another one")
 
@@ -60,7 +61,7 @@ def make_file(partial: Path, fields: Sequence[Field], num_samples: int) -> int:
     """
     with contextlib.suppress(FileNotFoundError):
         partial.unlink()  # of a lead that was lost
-    fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    fd = open_plain(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         _fill(fd, fields, num_samples)
         # Now, where an error can be told: a mapped file on a full disk ends the process.
@@ -74,7 +75,7 @@ def make_file(partial: Path, fields: Sequence[Field], num_samples: int) -> int:
 
 def open_file(partial: Path) -> int:
     """Open the file that the lead has made; return a descriptor."""
-    return os.open(partial, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    return open_plain(partial, os.O_RDWR)
 
 
 def open_memory(pid: int, fd: int) -> int:
@@ -99,8 +100,8 @@ def finish_file(fd: int, partial: Path, path: Path) -> None:
     except OSError:
         remove(partial)
         raise
-    if not _is_at(partial, fd):
-        if _is_at(path, fd):
+    if not is_at(partial, fd):
+        if is_at(path, fd):
             return  # by a lead that was lost right afterwards
         raise FileNotFoundError(
             f"the file {partial} with the rows was removed or replaced meanwhile: leave such files "
@@ -125,14 +126,6 @@ def identity_of(fd: int) -> list[int]:
     """Tell a file from every other one, and from itself with other contents, as plain JSON."""
     seen = os.fstat(fd)
     return [seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns]
-
-
-def _is_at(path: Path, fd: int) -> bool:
-    try:
-        there = os.lstat(path)
-    except OSError:
-        return False
-    return stat.S_ISREG(there.st_mode) and os.path.samestat(there, os.fstat(fd))
 
 
 def _fill(fd: int, fields: Sequence[Field], num_samples: int) -> None:

@@ -41,6 +41,7 @@ from unisono.state.run_state import RunState
 from unisono.step.clipping import Clipping
 from unisono.step.engine import StepEngine
 from unisono.step.scaling import LossScaling
+from unisono.train.alternation import open_loop
 from unisono.train.checkpoints import Checkpoints, fixed_by, identity
 from unisono.train.loop import Loop, loop
 from unisono.train.order import SamplerOrder, plan_samples
@@ -317,6 +318,9 @@ class Run:
         with (
             self._loop(plan, entry) as under_way,
             make_loader(num_batches=totals.num_batches(plan, self.position)) as loader,
+            open_loop(
+                recovers=self.team.host.can_replace, has_directory=self.checkpoints is not None
+            ) as opened,
         ):
             order.check()
             while True:
@@ -330,6 +334,7 @@ class Run:
                     continue
                 step = Step(under_way.engine, plan, loader, self.position, under_way)
                 yield step
+                opened.check_is_inmost()
                 step.check_finished()
                 if not step.is_done:
                     under_way.undo()

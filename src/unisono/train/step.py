@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
+from unisono.c10d.forbidden import IN_A_PASS, forbid
 from unisono.data.loader import Loader, Place
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
@@ -98,10 +99,12 @@ class Step:
 
     def _batches(self) -> Iterator[Any]:
         more: Sequence[int] | None = self._engine.shards
+        forbid(IN_A_PASS)
         while more is not None:
             yield from self._compute(more)
             # Whoever was lost meanwhile has left shards, which the others compute now.
             more = self._engine.arrive(self.number)
+        forbid("")
         self._have_all_arrived = True
 
     def _compute(self, shards: Sequence[int]) -> Iterator[Any]:
@@ -122,6 +125,10 @@ class Step:
 
     def backward(self, loss: Any) -> None:
         """Differentiate one shard's loss; once for each batch of :attr:`shards`.
+
+        It takes the gradients: until the block ends there is nothing in ``.grad`` to read or edit,
+        and whatever uses it is refused. Clip with the run's `clip_norm` or `clip_value`; a hook of
+        a parameter (``register_hook``) sees each shard's gradient.
 
         Args:
             loss: the mean over the shard (a scalar), or ``(sum, weight)``, or a dict with
@@ -171,6 +178,7 @@ class Step:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        forbid("")
         if kind is not None:
             return
         missing = [shard for shard in self._engine.shards if shard not in self._done]

@@ -21,7 +21,7 @@ def surroundings() -> dict[str, Any]:
     uname = platform.uname()
     return {
         "command": _command(),
-        "folder": os.getcwd(),
+        "folder": _folder(),
         "host": uname.node,
         "versions": {
             "unisono": __version__,
@@ -34,6 +34,14 @@ def surroundings() -> dict[str, Any]:
             "system": f"{uname.system} {uname.release}",
         },
     }
+
+
+def _folder() -> str | None:
+    """Name the working directory; None where it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
 
 
 def _command() -> list[str]:

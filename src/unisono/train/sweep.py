@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from unisono.c10d.forbidden import IN_A_PASS, collectives_watched, forbid
 from unisono.comm.team import Team
 from unisono.data.collating import Collate
 from unisono.data.fetch import fetcher
@@ -76,6 +77,7 @@ def sweep(
             generators_put_back(),
             num_threads(threads_per_worker()),
             every_shape_compiled(),
+            collectives_watched(),
             buffers_put_back(model) as put_buffers_back,
             Loader(
                 fetch,
@@ -96,7 +98,11 @@ def sweep(
                                 seed_of("evaluate", plan.seed, batch * plan.shards + shard)
                             )
                             put_buffers_back()
-                            yield Part(batch, shard, num_samples, data)
+                            before = forbid(IN_A_PASS)
+                            try:
+                                yield Part(batch, shard, num_samples, data)
+                            finally:
+                                forbid(before)
                             check_unchanged()
 
             yield parts_of

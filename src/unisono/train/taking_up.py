@@ -7,6 +7,7 @@ import json
 from enum import Enum, auto
 from typing import Any
 
+from unisono.checkpoint.needs import bytes_at_most
 from unisono.comm.history import History
 from unisono.comm.team import Team
 from unisono.errors import CheckpointError
@@ -58,7 +59,7 @@ def take_up(
     def speak() -> bytes:
         nonlocal found
         try:
-            found = checkpoints.find(plan, totals, identity)
+            found = checkpoints.find(plan, totals, identity, bytes_at_most(kept.model))
         except OSError as error:
             trouble = (
                 f"`directory` must be a folder that can be read and written, or that can be "

@@ -115,6 +115,35 @@ def reductions():
             same(f"reduce_scatter {name}", single, whole.view(world_size, -1)[rank])
 
 
+def averages_of_integers():
+    """gloo has none: in every form of a reduction they are the sums, divided towards zero."""
+    for dtype, size in itertools.product(INTEGERS, SIZES):
+        name = f"AVG {dtype} {size}"
+        shift = 50 if dtype.is_signed else 0
+        values = [value(dtype, size, owner) - shift for owner in range(world_size)]
+        total = torch.stack(values).to(torch.int64).sum(0)
+        mean = total.div(world_size, rounding_mode="trunc").to(dtype)
+        for is_async in (False, True):
+            result = values[rank].clone()
+            work = dist.all_reduce(result, OP.AVG, group=ours, async_op=is_async)
+            if is_async:
+                work.wait()
+            same(f"all_reduce {name}", result, mean)
+        result = values[rank].clone()
+        dist.reduce(result, 0, OP.AVG, group=ours)
+        same(f"reduce {name}", result, mean if rank == 0 else values[rank])
+        whole, part = values[rank].repeat(world_size), torch.empty_like(mean)
+        reduce_scatter_single(part, whole, OP.AVG, group=ours)
+        same(f"reduce_scatter {name}", part, mean)
+        dist.reduce_scatter(part.zero_(), list(whole.chunk(world_size)), OP.AVG, group=ours)
+        same(f"reduce_scatter of a list {name}", part, mean)
+        same(f"functional {name}", functional.all_reduce(values[rank], "avg", ours).wait(), mean)
+        single = functional_reduce_scatter(whole, "avg", 0, ours).wait()
+        same(f"functional reduce_scatter {name}", single, mean)
+        pair = functional.all_reduce_coalesced([values[rank]] * 2, "avg", ours)
+        same(f"coalesced {name}", [one.wait() for one in pair], [mean, mean])
+
+
 def moves():
     for dtype, size in itertools.product([*INTEGERS, *FLOATS, torch.bool, torch.complex64], SIZES):
         name = f"{dtype} {size}"
@@ -390,7 +419,17 @@ dist.init_process_group(
 )
 gloo = dist.group.WORLD
 ours = dist.new_group(backend="unisono")
-for check in (reductions, moves, uneven, layouts, whatever_the_cut, forms, messages, subgroups):
+for check in (
+    reductions,
+    averages_of_integers,
+    moves,
+    uneven,
+    layouts,
+    whatever_the_cut,
+    forms,
+    messages,
+    subgroups,
+):
     check()
 dist.destroy_process_group()
 print(f"{checks} checks")

@@ -9,7 +9,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch._C._distributed_c10d import BuiltinCommHookType
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    fp16_compress_hook,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -95,6 +99,31 @@ def ddp_has_its_variants():
             model(batch(step)).square().mean().backward()
 
 
+def hooks_of_torch_in_cpp_do_what_those_in_python_do():
+    for builtin, in_python in (
+        (BuiltinCommHookType.ALLREDUCE, allreduce_hook),
+        (BuiltinCommHookType.FP16_COMPRESS, fp16_compress_hook),
+    ):
+        seen = []
+        for ddp in (DistributedDataParallel, unisono.DistributedDataParallel):
+            for options in ({}, {"bucket_cap_mb": 0.01}, {"gradient_as_bucket_view": True}):
+                model = ddp(net(), **options)
+                model._register_builtin_comm_hook(builtin)
+                seen.append(gradients_of_three_steps(model))
+            model = ddp(net())
+            model.register_comm_hook(dist.group.WORLD, in_python)
+            seen.append(gradients_of_three_steps(model))
+        same_everywhere(seen[0])
+        assert all(torch.equal(seen[0], other) for other in seen)
+
+
+def gradients_of_three_steps(model):
+    for step in range(3):
+        model.zero_grad()
+        model(batch(step)).square().mean().backward()
+    return gradients(model).clone()
+
+
 def fsdp_trains_as_one_process_does():
     model, alone = net(), net()
     for module in (model.layers, model.middle, model.seldom, model.head, model):
@@ -163,6 +192,7 @@ dist.init_process_group(
 for check in (
     ddp_gradients_do_not_depend_on_the_buckets,
     ddp_has_its_variants,
+    hooks_of_torch_in_cpp_do_what_those_in_python_do,
     fsdp_trains_as_one_process_does,
     meshes_have_their_groups,
     pipelines_run,

@@ -1,0 +1,159 @@
+"""Where must a worker not call a collective? Where workers are not at the same place: in passes.
+
+Each worker computes its own shards, one after the other, and not all have equally many. A
+collective called there would mix different shards for each number of workers, or never end. So it
+is refused before it begins, on every backend::
+
+    forbid(IN_A_PASS) ─► loss, backward ─► dist.all_gather ─► RuntimeError
+    forbid("")        ─► callbacks, the program's own code ─► dist.all_gather ─► as ever
+
+The backend `unisono` asks by itself. All others are reached through torch's dispatcher, be it from
+Python, from functional collectives or from DDP's C++: as long as a loop is under way in a program
+with a process group, a kernel in front of each of the dispatcher's collectives asks, too (8 µs a
+call). Of programs without one a step costs 0.3 µs.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+IN_A_PASS = "in a pass over a shard"
+IN_AN_UPDATE = "in the optimizer's step"
+
+_ADVICE = {
+    IN_A_PASS: "there each worker computes other shards than the others, and not all have equally "
+    "many, so the result would depend on the number of workers, or they would wait for each other "
+    "for ever. Compute a shard's loss from that shard alone, with a model that is not wrapped; "
+    "losses over the whole global batch (SimCLR, CLIP) are not supported yet. Callbacks, and a "
+    "loop of your own outside of `step.shards`, may call collectives, on every worker",
+    IN_AN_UPDATE: "the gradients are summed over all workers already, and one worker may update "
+    "for all. Pass an optimizer that calls none, such as torch's own",
+}
+_NAMES = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "allgather_base": "all_gather_into_tensor",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor",
+    "reduce_scatter_base": "reduce_scatter_tensor",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "recv_any_source": "recv",
+}
+_NAMESPACE = "c10d"
+_LOCAL = {"check_for_nan"}  # asks nobody else
+# No tensor lacks it in any mode, and torch itself has nothing there.
+_KEY = "BackendSelect"
+
+# Of each thread, as backward passes on the CPU run in the thread that calls them.
+_where: ContextVar[str] = ContextVar("unisono_collectives_forbidden", default="")
+
+
+def forbid(where: str) -> str:
+    """Refuse collectives in this thread from now on; ``""`` allows them again.
+
+    Args:
+        where: :data:`IN_A_PASS` or :data:`IN_AN_UPDATE`.
+
+    Returns:
+        What was before, to go back to.
+    """
+    before = _where.get()
+    _where.set(where)
+    if where and dist.is_initialized():
+        _gate().put_up()
+    return before
+
+
+def check_allowed(call: str) -> None:
+    """Refuse a collective where :func:`forbid` has said so.
+
+    Args:
+        call: its name, torch's or the dispatcher's.
+
+    Raises:
+        RuntimeError: it must not be called here.
+    """
+    where = _where.get()
+    if where:
+        name = call.strip("_")
+        raise RuntimeError(
+            f"torch.distributed's collectives must be called between steps, but "
+            f"`{_NAMES.get(name, name)}` was called {where}: {_ADVICE[where]}."
+        )
+
+
+@contextmanager
+def collectives_watched() -> Iterator[None]:
+    """Have :func:`forbid` reach every backend within a block."""
+    gate = _gate()
+    gate.enter()
+    try:
+        yield
+    finally:
+        gate.leave()
+
+
+class _Gate:
+    """Kernels in front of the dispatcher's collectives, as long as somebody needs them. Final."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_users = 0
+        self._kernels: Any = None  # a torch.library.Library
+
+    def enter(self) -> None:
+        """Note that a block begins in which they may be needed."""
+        with self._lock:
+            self._num_users += 1
+
+    def leave(self) -> None:
+        """Take the kernels away behind the last such block."""
+        with self._lock:
+            self._num_users -= 1
+            if self._num_users == 0 and self._kernels is not None:
+                self._kernels._destroy()
+                self._kernels = None
+
+    def put_up(self) -> None:
+        """Register the kernels within a block; at the first call, in a millisecond."""
+        if self._kernels is not None or not self._num_users:
+            return
+        with self._lock:
+            if self._kernels is None:
+                make: Any = torch.library.Library
+                self._kernels = kernels = make(_NAMESPACE, "IMPL")
+                for overload in _collectives():
+                    kernels.impl(overload, _asking_first(overload), _KEY, with_keyset=True)
+
+
+@functools.cache
+def _gate() -> _Gate:
+    return _Gate()
+
+
+def _collectives() -> Iterator[Any]:
+    """List the dispatcher's collectives."""
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = name.partition("::")
+        if namespace == _NAMESPACE and rest not in _LOCAL:
+            packet, _, overload = rest.partition(".")
+            yield getattr(getattr(torch.ops.c10d, packet), overload or "default")
+
+
+def _asking_first(overload: Any) -> Callable[..., Any]:
+    name = overload.overloadpacket.__name__
+    after = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, _KEY))
+
+    def call(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        check_allowed(name)
+        return overload.redispatch(keys & after, *args, **kwargs)
+
+    return call

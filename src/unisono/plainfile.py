@@ -1,0 +1,141 @@
+"""Open a file of a directory, and nothing that was put in its place.
+
+::
+
+    runs/mnist ─────────────► events.jsonl      a plain file under one name, or none yet
+    may be a link, and its    no link, pipe, device, socket or directory;
+    parents may be links      one that is written has no other name (hard link)
+
+The user chooses the directory; its files are our own. A link would lead out of the directory, a
+pipe would block whoever opens it, and opening a device may do anything. Files are therefore opened
+relative to the directory's descriptor, without following links, and checked once they are open.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from unisono.errors import NotPlainFileError
+from unisono.words import shown
+
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFBLK: "a device",
+    stat.S_IFCHR: "a device",
+}
+_HARD_LINK = "one with several names (hard links)"
+
+
+def open_plain(path: Path, flags: int, mode: int = 0o666) -> int:
+    """Open a plain file and return its descriptor, which is close-on-exec.
+
+    Args:
+        path: the file; its directory may be reached over links.
+        flags: as for :func:`os.open`.
+        mode: the permissions of a file that is made.
+
+    Raises:
+        NotPlainFileError: something else has that name.
+        OSError: it cannot be opened.
+    """
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return open_in(folder, path, flags, mode)
+    finally:
+        os.close(folder)
+
+
+def open_in(folder: int, path: Path, flags: int, mode: int = 0o666) -> int:
+    """Open a plain file of an open directory; see :func:`open_plain`.
+
+    Args:
+        folder: the directory's descriptor.
+        path: the file's last part is its name there; the rest is for messages.
+        flags: as for :func:`os.open`.
+        mode: the permissions of a file that is made.
+
+    Raises:
+        NotPlainFileError: something else has that name.
+        OSError: it cannot be opened.
+    """
+    writes = flags & os.O_ACCMODE != os.O_RDONLY
+    if (kind := _kind_there(folder, path.name)) == stat.S_IFBLK or kind == stat.S_IFCHR:
+        raise _refusal(path, _KINDS[kind])
+    try:
+        fd = os.open(
+            path.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=folder
+        )
+    except OSError as error:
+        if kind in (stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK) and error.errno != errno.EEXIST:
+            raise _refusal(path, _KINDS[kind]) from None
+        raise
+    if trouble := _trouble_with(os.fstat(fd), writes):
+        os.close(fd)
+        raise _refusal(path, trouble)
+    return fd
+
+
+def check_plain(path: Path, *, is_replaced: bool = False) -> None:
+    """Refuse a name under which something else than a plain file is; nothing is opened.
+
+    Args:
+        path: the file, which need not be there.
+        is_replaced: whether a new file takes its place; then it may have other names, too.
+
+    Raises:
+        NotPlainFileError: something else is there.
+    """
+    try:
+        seen = os.lstat(path)
+    except (OSError, ValueError):
+        return  # whoever opens it will say so
+    if trouble := _trouble_with(seen, writes=not is_replaced):
+        raise _refusal(path, trouble)
+
+
+def check_own_folder(path: Path) -> None:
+    """Refuse a link in place of a folder in which a run makes files of its own.
+
+    Raises:
+        NotPlainFileError: it is one.
+    """
+    if os.path.islink(path):
+        raise NotPlainFileError(
+            f"{shown(path, 1000)} must be a directory, but is a symbolic link: move it away, or "
+            f"pass a `path` of another name."
+        )
+
+
+def is_at(path: Path, fd: int) -> bool:
+    """Tell whether an open plain file still has this name; links to it do not count."""
+    try:
+        there = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(there.st_mode) and os.path.samestat(there, os.fstat(fd))
+
+
+def _kind_there(folder: int, name: str) -> int:
+    try:
+        return stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except OSError:
+        return 0
+
+
+def _trouble_with(seen: os.stat_result, writes: bool) -> str:
+    if not stat.S_ISREG(seen.st_mode):
+        return _KINDS.get(stat.S_IFMT(seen.st_mode), "something else")
+    return _HARD_LINK if writes and seen.st_nlink > 1 else ""
+
+
+def _refusal(path: Path, seen: str) -> NotPlainFileError:
+    return NotPlainFileError(
+        f"{shown(path, 1000)} must be a plain file with no other name, but is {seen}: move it "
+        f"away, or put a copy of the file in its place."
+    )

@@ -1,0 +1,82 @@
+"""Which loops over steps are under way here? Each must end before the one around it goes on.
+
+::
+
+    for a in first.steps(…):                    for a, b in zip(first.steps(…), second.steps(…)):
+        for b in second.steps(…): …                 …
+    one within the other: as it may be          step by step in turns: only without recovery
+
+A replacement joins one loop, and a checkpoint is of one run. Of two that take turns step by step,
+a lost worker could join neither, and a job that is started again would go on with each from a step
+of its own, with other bits and no word. So where either could happen they are refused at once, not
+when a worker is lost after a night.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class OpenLoop:
+    """One loop under way. Final; made by :func:`open_loop`.
+
+    Args:
+        others: all that are under way in this thread, this one as well.
+        recovers: whether lost workers are made up for.
+        has_directory: whether its run has checkpoints.
+    """
+
+    def __init__(self, others: list[OpenLoop], recovers: bool, has_directory: bool) -> None:
+        self._loops, self._recovers, self._has_directory = others, recovers, has_directory
+
+    def check_is_inmost(self) -> None:
+        """Refuse to go on, behind a step, while a loop that began later is under way.
+
+        Raises:
+            RuntimeError: lost workers are made up for, or one of these runs has a directory.
+        """
+        if self._loops[-1] is self:
+            return
+        inner = self._loops[self._loops.index(self) :]
+        wanted = "a loop over steps must end before the one around it goes on"
+        if any(loop._has_directory for loop in inner):
+            raise RuntimeError(
+                f"{wanted} where a run has a `directory`, as its checkpoints are of one run and "
+                f"the two would go on from different steps, but two loops take turns step by step: "
+                f"leave `directory` out of both runs, and save what they have led to yourself."
+            )
+        if self._recovers:
+            raise RuntimeError(
+                f"{wanted} where lost workers are made up for, as a replacement can join only one "
+                f"of them, but two loops take turns step by step: start the job with "
+                f"`--restarts 0` or `restarts=0`, which has the same bits, and in which a lost "
+                f"worker ends the job."
+            )
+
+
+@contextmanager
+def open_loop(*, recovers: bool, has_directory: bool) -> Iterator[OpenLoop]:
+    """Have a loop known as under way until it ends, however it does."""
+    loops = _loops().under_way
+    loop = OpenLoop(loops, recovers, has_directory)
+    loops.append(loop)
+    try:
+        yield loop
+    finally:
+        # Of two that take turns the first one ends first.
+        loops.remove(loop)
+
+
+class _Loops(threading.local):
+    """The loops of each thread, the one that began last at the end. Final."""
+
+    def __init__(self) -> None:
+        self.under_way: list[OpenLoop] = []
+
+
+@functools.cache
+def _loops() -> _Loops:
+    return _Loops()

@@ -1,0 +1,246 @@
+"""A random program as a user might have written it: what ``choices`` says, trained to its end.
+
+Run as a script, with what :class:`Told` has as JSON, it prints what has come of it on every worker,
+as ``result: {…}``. All of that must be the same however many workers there are and whatever
+happens to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from unisono.state.digest import digest_of
+
+import unisono
+from unisono.callbacks import EMA, Callback, EarlyStopping, EventLog
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from tests.chaos.phases import Recorder
+from tests.chaos.programs.blocks import Model, loss_of
+from tests.chaos.programs.choices import Choices, choose
+from tests.chaos.programs.recipes import optimizer_of, schedule_of
+from tests.chaos.programs.samples import collate, dataset_of, sampler_of
+
+CLIPS: dict[str, dict[str, float]] = {
+    "none": {},
+    "norm": {"clip_norm": 0.3},
+    "value": {"clip_value": 0.02},
+    "look": {"clip_norm": float("inf")},
+}
+NUM_VALIDATED = 17
+NORMALIZING = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.Dropout)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What differs between the ways in which one program is run.
+
+    Attributes:
+        seed: which program.
+        directory: for checkpoints; empty for none.
+        events: the event file where there is no directory; empty for none.
+        phases: a folder in which every worker keeps where it is; empty for none.
+        pace_ms: how long each shard's forward pass sleeps.
+    """
+
+    seed: int
+    directory: str = ""
+    events: str = ""
+    phases: str = ""
+    pace_ms: float = 0.0
+
+
+class Modes(Callback):
+    """Fixes the first layer in the midst of a run, and puts normalization into ``eval()``."""
+
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+
+    def on_step_begin(self, fit: Any) -> None:
+        change_modes(self._choices, fit.model, fit.step)
+
+
+def change_modes(choices: Choices, model: nn.Module, step: int) -> None:
+    """Do what is to be done before a step."""
+    if step == choices.freezes_at:
+        model.first.requires_grad_(False)
+    if step == choices.thaws_at:
+        model.first.requires_grad_(True)
+    if step == choices.evaluates_at:
+        for module in model.modules():
+            if isinstance(module, NORMALIZING):
+                module.eval()
+
+
+class Program:
+    """What both loops need. Final."""
+
+    def __init__(self, told: Told) -> None:
+        self.told = told
+        self.choices = choices = choose(told.seed)
+        torch.manual_seed(choices.seed)
+        self.model = Model(choices)
+        self.optimizer = optimizer_of(choices, self.model)
+        self.schedule = schedule_of(choices, self.optimizer)
+        self.train_set = dataset_of(choices, choices.num_samples, 1)
+        self.test_set = dataset_of(choices, NUM_VALIDATED, 2)
+        self.loss = loss_of(choices.loss)
+        self.recorder: Recorder | None = None
+        self.reading: dict[str, Any] = {
+            "batch_size": choices.batch_size,
+            "loader_workers": choices.loader_workers,
+            "collate_fn": collate if choices.dataset == "collated" else None,
+        }
+        self.ordering: dict[str, Any] = {
+            "shuffle": choices.shuffle,
+            "sampler": sampler_of(choices),
+        }
+        self.settings: dict[str, Any] = {
+            "shards": choices.shards,
+            "seed": choices.seed,
+            "directory": told.directory or None,
+            "checkpoint_every": 3 if told.directory else None,
+            **CLIPS[choices.clip],
+        }
+
+    def attach(self, run: unisono.Run) -> None:
+        """Have phases told, and take part in them."""
+        self.recorder = Recorder.attach(run, self.told.phases)
+
+    def compute(self, model: nn.Module, batch: Any) -> Any:
+        """Compute the loss of one shard, slowly if that was asked for."""
+        assert self.recorder is not None
+        self.recorder.note("forward" if model.training else "evaluate")
+        if model.training:
+            time.sleep(self.told.pace_ms / 1000)
+        return self.loss(model, batch)
+
+    def totals(self) -> Iterator[int]:
+        """Give the epochs after which each call of `fit` ends."""
+        for part in range(1, self.choices.fits + 1):
+            yield max(1, self.choices.epochs * part // self.choices.fits)
+
+
+def with_trainer(program: Program) -> dict[str, Any]:
+    """Train with a Trainer."""
+    choices = program.choices
+    ema = EMA(0.9, start=2)
+    callbacks: list[Callback] = [Modes(choices)]
+    callbacks += [ema] * choices.has_ema
+    callbacks += [EarlyStopping(2, min_delta=0.01)] * choices.has_early_stopping
+    callbacks += [EventLog(program.told.events)] if program.told.events else []
+    trainer = unisono.Trainer(
+        program.model,
+        program.optimizer,
+        program.compute,
+        precision=choices.precision,
+        channels_last=choices.is_channels_last,
+        schedule=program.schedule,
+        schedule_every=choices.schedule_every,
+        callbacks=callbacks,
+        **program.settings,
+    )
+    program.attach(trainer.run)
+    found: dict[str, Any] = {}
+    for epochs in program.totals():
+        summary = trainer.fit(
+            program.train_set,
+            epochs=epochs,
+            validate=program.test_set,
+            validate_every=choices.validate_every or "1 epoch",
+            **program.reading,
+            **program.ordering,
+        )
+        found[f"validation after {epochs}"] = summary.validation
+        if choices.predicts_in_between:
+            found[f"rows after {epochs}"] = rows_of(trainer, program, None)
+    averaged = ema.model(program.model) if ema.num_averaged else None
+    means = trainer.evaluate(program.test_set, **program.reading)
+    found["evaluated"], found["by all"] = means, trainer.digest()
+    found["rows"] = rows_of(trainer, program, averaged)
+    return {**found, **end_of(program, trainer.run)}
+
+
+def rows_of(trainer: unisono.Trainer, program: Program, model: nn.Module | None) -> str:
+    """Hash what is predicted."""
+    rows = trainer.predict(program.test_set, model=model, **program.reading)
+    return hashlib.sha256(rows.contiguous().float().numpy().tobytes()).hexdigest()
+
+
+def with_own_loop(program: Program) -> dict[str, Any]:
+    """Train with a loop of the program's own."""
+    choices, model = program.choices, program.model
+    dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[choices.precision]
+    around: Callable[[], Any] = contextlib.nullcontext
+    if dtype is not None:
+        around = lambda: torch.autocast("cpu", dtype)  # noqa: E731
+    scaler = torch.amp.GradScaler("cpu") if choices.precision == "fp16" else None
+    run = unisono.Run(model, program.optimizer, grad_scaler=scaler, **program.settings)
+    program.attach(run)
+    if program.schedule is not None:
+        run.state["schedule"] = program.schedule
+    run.state["losses"] = []
+    model.train()
+    for epochs in program.totals():
+        reading = {**program.reading, **program.ordering}
+        for step in run.steps(program.train_set, epochs=epochs, **reading):
+            change_modes(choices, model, step.number)
+            with step:
+                for batch in step.shards:
+                    with around():
+                        loss = program.compute(model, batch)
+                    step.backward(loss)
+            if step.is_done:
+                run.state["losses"] = [*run.state["losses"], step.loss]
+                step_schedule(program, run, step.loss)
+    return {"losses": run.state["losses"], **end_of(program, run)}
+
+
+def step_schedule(program: Program, run: unisono.Run, loss: float) -> None:
+    """Have the schedule step where that is due."""
+    choices, schedule = program.choices, program.schedule
+    if schedule is None or (choices.schedule_every == "epoch" and run.position.batch):
+        return
+    if choices.schedule == "plateau":
+        schedule.step(loss)
+    else:
+        schedule.step()
+
+
+def end_of(program: Program, run: unisono.Run) -> dict[str, Any]:
+    """Tell how a run has ended."""
+    return {
+        "digest": digest_of(program.model, program.optimizer),
+        "step": run.position.step,
+        "last": run.last["means"],
+        "rates": [float(group["lr"]) for group in program.optimizer.param_groups],
+        "fixed": [n for n, p in program.model.named_parameters() if not p.requires_grad],
+        "modes": [n for n, module in program.model.named_modules() if not module.training],
+    }
+
+
+def train(told: Told) -> dict[str, Any]:
+    """Train to the end; returns what must be the same on every worker of every run."""
+    program = Program(told)
+    with contextlib.redirect_stdout(sys.stderr):
+        return (with_trainer if program.choices.loop == "trainer" else with_own_loop)(program)
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    print("result:", json.dumps(train(Told(**json.loads(sys.argv[1])))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

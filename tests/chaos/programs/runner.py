@@ -1,0 +1,212 @@
+"""One program in many ways: what comes of it must be the same bits in all of them.
+
+::
+
+    plain Python ── the result that all others must have
+    1, 2, 3, 4 workers
+    some workers, of which random ones are killed at random instants
+    some workers, stopped as a whole at a random instant, then others (or plain Python) …
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tests.chaos import driver
+from tests.chaos.jobs import Job, gone_within
+from tests.chaos.programs.choices import Choices, choose
+from tests.chaos.programs.program import Told
+
+from unisono.checkpoint.store import Store
+
+PROGRAM = Path(__file__).with_name("program.py")
+WORKERS = (1, 2, 3, 4)
+KILLS = 3
+STARTS = 3
+PACE_MS = 4.0
+TIMEOUT_S = 90.0
+GONE_WITHIN_S = 10.0
+# How a job that is asked to end may end, or that has come to its end before.
+ASKED_TO_END = {0, 130, 143, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL}
+# What is only known to whoever was there when it was found.
+ON_THE_WAY = (" after ",)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way in which a program was run.
+
+    Attributes:
+        name: which, in words.
+        trouble: what is wrong with what came of it; empty if nothing is.
+        num_disturbed: how often a worker or the whole job was ended.
+    """
+
+    name: str
+    trouble: str
+    num_disturbed: int = 0
+
+
+def run(seed: int, folder: Path, *, num_kills: int = KILLS) -> Iterator[Way]:
+    """Run the program of a seed in all ways; what follows one that went wrong is left out.
+
+    Args:
+        seed: which program, and which disturbances.
+        folder: an empty one.
+        num_kills: of workers, at most.
+    """
+    draw = random.Random(f"disturbances {seed}")
+    choices = choose(seed)
+    try:
+        job = Job(folder, program=PROGRAM, arguments=(_told(Told(seed)),))
+        status = job.wait(TIMEOUT_S)
+        if status != 0 or len(job.results) != 1:
+            yield Way("plain Python", _said(job, None))
+            return
+        (expected,) = job.results
+        yield Way("plain Python", "")
+        for workers in WORKERS:
+            yield _undisturbed(choices, folder, expected, workers)
+        yield _killed(choices, folder, expected, draw, num_kills)
+        yield _stopped(choices, folder, expected, draw)
+    except AssertionError as error:  # of `Job` and `Watch`: it hangs
+        yield Way("the last one", str(error))
+
+
+def _undisturbed(choices: Choices, folder: Path, expected: dict[str, Any], workers: int) -> Way:
+    told = Told(choices.seed, events=str(folder / f"events-{workers}.jsonl"))
+    flags = ("--restarts", 0 if workers == 2 else 3)
+    job = _start(folder, told, workers, flags)
+    job.wait(TIMEOUT_S)
+    trouble = _trouble(job, expected, workers)
+    return Way(f"{workers} workers", trouble or _trouble_in(choices, told.events, expected))
+
+
+def _killed(
+    choices: Choices, folder: Path, expected: dict[str, Any], draw: random.Random, num_kills: int
+) -> Way:
+    workers = draw.choice((2, 3, 4))
+    phases = folder / "phases"
+    phases.mkdir()
+    told = Told(choices.seed, "", str(folder / "events-killed.jsonl"), str(phases), PACE_MS)
+    job = _start(folder, told, workers, ("--restarts", 100_000))
+    kills = driver.plan(draw.getrandbits(30), num_kills, choices.num_steps)
+    num_killed = _kill(job, phases, kills)
+    job.wait(TIMEOUT_S)
+    trouble = _trouble(job, expected)
+    trouble = trouble or _trouble_in(choices, told.events, expected)
+    return Way(f"{workers} workers, {num_killed} killed", trouble, num_killed)
+
+
+def _kill(job: Job, phases: Path, kills: list[driver.Kill]) -> int:
+    """Kill workers as planned; returns how many."""
+    watch = driver.Watch(job, phases, time.monotonic() + TIMEOUT_S)
+    for num_killed, kill in enumerate(kills):
+        watch.wait_for_step(kill.step)
+        time.sleep(kill.delay_s)
+        victim = watch.choose(kill)
+        if victim is None:
+            return num_killed
+        victim.kill()
+        psutil.wait_procs([victim], timeout=5)
+    return len(kills)
+
+
+def _stopped(choices: Choices, folder: Path, expected: dict[str, Any], draw: random.Random) -> Way:
+    """Stop the whole job now and then, and start it again on another number of workers."""
+    directory = folder / "run"
+    told = Told(choices.seed, directory=str(directory), pace_ms=PACE_MS)
+    names: list[str] = []
+    workers: int | None = 0
+    for start in range(1, STARTS):
+        workers = draw.choice([n for n in (None, 1, 2, 3, 4) if n != workers])
+        phases = folder / f"phases-{start}"
+        phases.mkdir()
+        how = draw.choice((signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGKILL))
+        step = draw.randrange(choices.num_steps)
+        names.append(f"{_told_workers(workers)} until {how.name} in step {step}")
+        job = _start(folder, replace(told, phases=str(phases)), workers, ("--restarts", 100))
+        driver.Watch(job, phases, time.monotonic() + TIMEOUT_S).wait_for_step(step)
+        time.sleep(draw.uniform(0, 0.02))
+        trouble = _stop(job, how)
+        if trouble:
+            return Way("; ".join(names), trouble, start)
+    workers = draw.choice([n for n in (None, 1, 2, 3, 4) if n != workers])
+    names.append(f"{_told_workers(workers)} to the end")
+    # One that was stopped after its last step has nothing left to do, so nobody writes its end.
+    has_end = not any(entry.step == expected["step"] for entry in Store(directory).entries())
+    job = _start(folder, replace(told, pace_ms=0.0), workers, ("--restarts", 100))
+    job.wait(TIMEOUT_S)
+    trouble = _trouble(job, _at_the_end(expected), workers or 1)
+    if not trouble and choices.loop == "trainer":
+        trouble = driver.trouble_in(directory / "events.jsonl", expected, has_end=has_end)
+    return Way("; ".join(names), trouble, STARTS - 1)
+
+
+def _stop(job: Job, how: signal.Signals) -> str:
+    """End a job, all of it; returns what is wrong."""
+    processes = job.processes()
+    if job.process.poll() is None:
+        if how is signal.SIGINT:
+            # As a terminal does.
+            os.killpg(job.process.pid, how)
+        else:
+            os.kill(job.process.pid, how)
+    status = job.wait(TIMEOUT_S)
+    left = gone_within(processes, GONE_WITHIN_S)
+    for process in left:
+        process.kill()
+    if left:
+        return f"left behind: {left}"
+    return "" if status in ASKED_TO_END else _said(job, None)
+
+
+def _start(folder: Path, told: Told, workers: int | None, flags: tuple[object, ...]) -> Job:
+    return Job(folder, workers=workers, flags=flags, program=PROGRAM, arguments=(_told(told),))
+
+
+def _told(told: Told) -> str:
+    return json.dumps(asdict(told))
+
+
+def _told_workers(workers: int | None) -> str:
+    return "plain Python" if workers is None else f"{workers} workers"
+
+
+def _at_the_end(found: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what a program that goes on from a later checkpoint does not come to know."""
+    return {k: v for k, v in found.items() if not any(word in k for word in ON_THE_WAY)}
+
+
+def _trouble(job: Job, expected: dict[str, Any], num_results: int | None = None) -> str:
+    """Say what is wrong with a job that has ended; each worker must have found the same."""
+    keep = set(expected)
+    results = [{k: v for k, v in result.items() if k in keep} for result in job.results]
+    is_well = job.process.returncode == 0 and results
+    is_well = is_well and (num_results is None or len(results) == num_results)
+    if is_well and all(result == expected for result in results):
+        return ""
+    return _said(job, expected)
+
+
+def _said(job: Job, expected: dict[str, Any] | None) -> str:
+    told = f"exit status {job.process.returncode}\n"
+    for result in job.results if expected else ():
+        for name, value in (expected or {}).items():
+            if result.get(name) != value:
+                told += f"{name} must be {value}\n     but is {result.get(name)}\n"
+    return f"{told}{len(job.results)} results\n{job.err[-6000:]}"
+
+
+def _trouble_in(choices: Choices, events: str, expected: dict[str, Any]) -> str:
+    """Look at the event file, which a loop of the program's own does not have."""
+    return driver.trouble_in(Path(events), expected) if choices.loop == "trainer" else ""

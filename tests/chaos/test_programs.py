@@ -1,0 +1,52 @@
+"""Random programs: a short piece of what ``make chaos`` does at length."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+from tests.chaos.programs import choices, runner
+from tests.chaos.programs.__main__ import main
+
+
+def test_a_seed_fixes_a_program():
+    assert choices.choose(5) == choices.choose(5)
+    assert choices.choose(5) != choices.choose(6)
+
+
+def test_everything_that_can_be_chosen_is():
+    drawn = [choices.choose(seed) for seed in range(2000)]
+    for name, known in (
+        ("kind", choices.KINDS),
+        ("loss", choices.LOSSES),
+        ("precision", choices.PRECISIONS),
+        ("dataset", choices.DATASETS),
+        ("draws", choices.DRAWING),
+        ("sampler", choices.SAMPLERS),
+        ("optimizer", choices.OPTIMIZERS),
+        ("schedule", choices.SCHEDULES),
+        ("shards", range(4, 10)),
+    ):
+        assert {asdict(one)[name] for one in drawn} == set(known)
+    for kind, blocks in choices.BLOCKS.items():
+        assert {block for one in drawn if one.kind == kind for block in one.blocks} == set(blocks)
+    # Most programs have batches so short that some shards are empty.
+    empty = [one for one in drawn if 0 < one.num_samples % one.batch_size < one.shards]
+    assert len(empty) > 1000
+
+
+@pytest.mark.slow
+def test_a_program_comes_to_the_same_in_every_way(tmp_path):
+    ways = list(runner.run(5, tmp_path))
+    assert [way.trouble for way in ways] == [""] * 7
+    assert ways[-2].num_disturbed >= 1
+
+
+def test_a_program_that_goes_wrong_is_named(monkeypatch, capsys):
+    ways = [runner.Way("plain Python", ""), runner.Way("3 workers", "digest must be 1, but is 2")]
+    monkeypatch.setattr("tests.chaos.programs.__main__.run", lambda seed, *_, **__: iter(ways))
+    monkeypatch.setattr("sys.argv", ["programs", "--seed", "1234"])
+    assert main() == 1
+    said = capsys.readouterr().out
+    assert "3 workers: NOT EQUAL\ndigest must be 1, but is 2" in said
+    assert "-m tests.chaos.programs --seed 1234\n" in said

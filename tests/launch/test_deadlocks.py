@@ -1,0 +1,220 @@
+"""Workers that all wait for each other: by tables, by what a watch sees, and in real jobs."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.launch.test_stalls import ALL, PIDS, Kernel, kernel, page  # noqa: F401
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import unisono
+from unisono.comm.control import ControlPage
+from unisono.launch import stalls
+from unisono.launch.deadlocks import Standing, deadlock_message, is_deadlock, to_end
+from unisono.launch.stalls import LOOK_EVERY_S, StallWatch
+
+MEETING = Standing(60.0, "at `gradients of step 3`", is_at_meeting=True)
+COLLECTIVE = Standing(61.0, "in all_reduce", is_at_meeting=False)
+UNKNOWN = Standing(62.0, "", is_at_meeting=False)
+MOVING = Standing(59.9, "", is_at_meeting=False)
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        ([], False),
+        ([COLLECTIVE], False),  # alone there is nobody to wait for
+        ([MEETING, COLLECTIVE], True),
+        ([MEETING, UNKNOWN, COLLECTIVE], True),
+        ([COLLECTIVE, COLLECTIVE, COLLECTIVE], True),
+        ([MEETING, COLLECTIVE, MOVING], False),  # the others may wait for it
+        ([COLLECTIVE, UNKNOWN], False),  # it may sleep, and nobody is known to wait for it
+        ([UNKNOWN, UNKNOWN], False),
+    ],
+)
+def test_a_deadlock_is_one_where_nobody_moves_and_somebody_is_awaited(
+    workers: list[Standing], expected: bool
+) -> None:
+    assert is_deadlock(dict(enumerate(workers)), 60.0) is expected
+
+
+def test_who_is_not_at_the_meeting_is_ended_and_all_are_told_of() -> None:
+    workers = {0: MEETING, 1: COLLECTIVE, 2: UNKNOWN}
+    assert to_end(workers) == 1
+    assert to_end({1: COLLECTIVE, 0: COLLECTIVE}) == 0
+    assert deadlock_message(workers, 4711) == (
+        "workers must not wait for each other, but none has moved for 60 s: worker 0 waits at "
+        "`gradients of step 3`; worker 1 waits in all_reduce; worker 2 waits for something that "
+        "cannot be seen. All must call the same collectives in the same order, and none where only "
+        "some come by. Worker 1 (pid 4711) is ended; `--stall-timeout` or `stall_timeout_s` says "
+        "after how many seconds."
+    )
+
+
+def ended_within(watch: StallWatch, kernel: Kernel, num_looks: int, **how: object) -> list[int]:  # noqa: F811
+    """Look again and again, while those who wait look around."""
+    found = []
+    for _ in range(num_looks):
+        kernel.now_s += LOOK_EVERY_S
+        kernel.processes[10] = (kernel.processes[10][0] + 1, False)
+        found += [one.rank for one in watch.look(PIDS, ALL, are_grouped=True, **how)]  # type: ignore[arg-type]
+    return found
+
+
+def test_in_a_group_nobody_is_ended_as_long_as_anybody_moves(
+    page: ControlPage,  # noqa: F811
+    kernel: Kernel,  # noqa: F811
+) -> None:
+    kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
+    watch = StallWatch(page, 2.0)
+    page.arrive(1)  # for whom nobody has come, but who may wait for worker 0 in a collective
+    assert ended_within(watch, kernel, 9, is_everybody=True) == []
+    page.begin_wait(0, b"barrier (call 3)")
+    page.arrive(2)
+    assert ended_within(watch, kernel, 4, is_everybody=False) == []  # the launcher is at work
+    assert ended_within(watch, kernel, 1, is_everybody=True) == [0]
+
+
+def test_waiting_again_is_a_sign_of_life(page: ControlPage, kernel: Kernel) -> None:  # noqa: F811
+    kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
+    watch = StallWatch(page, 2.0)
+    page.arrive(1)
+    for _ in range(9):
+        page.begin_wait(0, b"barrier")
+        assert ended_within(watch, kernel, 1, is_everybody=True) == []
+        page.end_wait(0)
+
+
+def test_one_that_waits_to_make_a_group_waits(page: ControlPage, kernel: Kernel) -> None:  # noqa: F811
+    kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
+    watch = StallWatch(page, 2.0)
+    page.arrive(1)
+    page.arrive(2)
+    assert ended_within(watch, kernel, 4, is_everybody=True, gathering={0}) == [0]
+
+
+def test_one_that_a_signal_has_stopped_is_ended_in_a_group_too(
+    page: ControlPage,  # noqa: F811
+    kernel: Kernel,  # noqa: F811
+) -> None:
+    kernel.processes = {10: (5, False), 11: (5, True), 12: (5, False)}
+    assert ended_within(StallWatch(page, 2.0), kernel, 3, is_everybody=True) == [1]
+
+
+@pytest.mark.parametrize(("uses_runs", "found"), [(True, [0]), (False, [])])
+def test_what_gloo_waits_for_counts_in_programs_that_have_runs(
+    page: ControlPage,  # noqa: F811
+    kernel: Kernel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    uses_runs: bool,
+    found: list[int],
+) -> None:
+    monkeypatch.setattr(stalls, "waits_for_a_thread", lambda pid: True)
+    kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
+    for rank in PIDS if uses_runs else ():
+        page.arrive(rank)
+    watch = StallWatch(page, 2.0)
+    for _ in range(3):
+        kernel.now_s += LOOK_EVERY_S
+        seen = watch.look(PIDS, ALL, are_grouped=True, is_everybody=True)
+    assert [one.rank for one in seen] == found
+
+
+def test_a_wait_is_shown_as_long_as_it_lasts(page: ControlPage) -> None:  # noqa: F811
+    assert page.wait_of(1) == (0, None)
+    page.begin_wait(1, b"barrier" * 99)
+    count, what = page.wait_of(1)
+    assert (count, what) == (1, (b"barrier" * 99)[:124])
+    page.end_wait(1)
+    assert page.wait_of(1) == (2, None)
+    assert page.wait_of(0) == page.wait_of(2) == (0, None)
+
+
+# Real jobs.
+
+
+class AtStepOne(unisono.callbacks.Callback):
+    def __init__(self, act):  # type: ignore[no-untyped-def]
+        self.act = act
+
+    def on_step_end(self, fit, step):  # type: ignore[no-untyped-def]
+        if step.number == 1:
+            self.act(fit.rank)
+
+
+def only_one_calls(rank: int) -> None:
+    if rank == 0:
+        dist.all_reduce(torch.ones(1))
+
+
+def each_calls_another(rank: int) -> None:
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    dist.all_reduce(torch.ones(1), group=groups[rank])
+
+
+def one_receives_what_nobody_sends(rank: int) -> None:
+    if rank == 1:
+        dist.recv(torch.ones(1), 0)
+
+
+def one_makes_a_group_alone(rank: int) -> None:
+    if rank == 1:
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+
+
+def one_computes_for_long(rank: int) -> None:
+    end = time.process_time() + 3
+    while rank == 0 and time.process_time() < end:
+        pass
+    dist.all_reduce(torch.ones(1))
+
+
+def train(backend: str, act) -> str:  # type: ignore[no-untyped-def]
+    dist.init_process_group(backend)
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    trainer = unisono.Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        lambda model, batch: model(batch[0]).mean(),
+        shards=2,
+        callbacks=[AtStepOne(act)],
+    )
+    digest = trainer.fit(TensorDataset(torch.ones(8, 4)), batch_size=4, steps=4).digest
+    dist.destroy_process_group()
+    return digest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "act", "words"),
+    [
+        ("gloo", only_one_calls, "worker 0 waits in a collective of torch.distributed, or for a"),
+        ("unisono", only_one_calls, r"worker 0 waits in all_reduce\(SUM\) of 1 float32 elements"),
+        ("gloo", each_calls_another, "worker 1 waits in a collective of torch.distributed, or for"),
+        ("unisono", one_receives_what_nobody_sends, "a call that waits for rank 0 to send 1 float"),
+        ("gloo", one_makes_a_group_alone, "worker 1 waits in init_process_group"),
+    ],
+)
+def test_workers_that_wait_for_each_other_are_told_of_and_ended(
+    backend: str, act: object, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(unisono.WorkerError, match="as all workers waited for each other for"):
+        unisono.launch(train, backend, act, workers=2, stall_timeout_s=1)
+    told = capfd.readouterr().err
+    assert "workers must not wait for each other, but none has moved" in told
+
+    assert re.search(words, told), told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["gloo", "unisono"])
+def test_others_may_wait_in_a_collective_for_one_that_computes(backend: str) -> None:
+    digests = unisono.launch(train, backend, one_computes_for_long, workers=2, stall_timeout_s=1)
+    assert len(set(digests)) == 1

@@ -1,0 +1,66 @@
+"""A generator and a discriminator whose runs take turns step by step, in loops side by side."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import unisono
+
+BATCH_SIZE, STEPS = 16, 12
+
+
+def made(directory=None, **options):
+    """Make both runs, and what they learn from."""
+    torch.manual_seed(0)
+    generator = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8))
+    discriminator = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+    data = torch.utils.data.TensorDataset(torch.randn(64, 8) + 1)
+    runs = [
+        unisono.Run(
+            model,
+            torch.optim.Adam(model.parameters(), lr=1e-2),
+            shards=4,
+            directory=directory and directory / name,
+            **options,
+        )
+        for name, model in (("generator", generator), ("discriminator", discriminator))
+    ]
+    return runs, data
+
+
+def step_by_step(directory=None, steps=STEPS, **options):
+    """Train both, one step each; returns the sums of their parameters, and their steps."""
+    (first, second), data = made(directory, **options)
+    generator, discriminator = first.model, second.model
+    loops = [run.steps(data, batch_size=BATCH_SIZE, steps=steps) for run in (first, second)]
+    for of_generator, of_discriminator in zip(*loops, strict=True):
+        with of_generator:
+            for (real,) in of_generator.shards:
+                made_up = generator(torch.randn(len(real), 4))
+                of_generator.backward(-discriminator(made_up).mean())
+                discriminator.zero_grad()
+        with of_discriminator:
+            for (real,) in of_discriminator.shards:
+                with torch.no_grad():
+                    made_up = generator(torch.randn(len(real), 4))
+                away = F.softplus(-discriminator(real)) + F.softplus(discriminator(made_up))
+                of_discriminator.backward(away.mean())
+    totals = [
+        sum(p.double().sum().item() for p in model.parameters())
+        for model in (generator, discriminator)
+    ]
+    return totals, first.position.step, second.position.step
+
+
+def one_after_the_other(directory=None):
+    """Train a discriminator within each step of the generator, each time to its end."""
+    (first, second), data = made(directory)
+    for step in first.steps(data, batch_size=BATCH_SIZE, steps=3):
+        with step:
+            for (real,) in step.shards:
+                step.backward(first.model(real[:, :4]).square().mean())
+        for inner in second.steps(data, batch_size=BATCH_SIZE, steps=2 * (step.number + 1)):
+            with inner:
+                for (real,) in inner.shards:
+                    inner.backward(second.model(real).square().mean())
+    return second.position.step

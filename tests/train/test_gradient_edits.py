@@ -1,0 +1,198 @@
+"""Gradients of a step under way are the run's: what would not count is refused where it is done."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import unisono
+
+RATE = 0.1
+
+
+def data(num_samples=42):
+    generator = torch.Generator().manual_seed(3)
+    return TensorDataset(
+        torch.randn(num_samples, 8, generator=generator),
+        torch.randint(0, 4, (num_samples,), generator=generator),
+    )
+
+
+def loss_of(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def make(optimizer=torch.optim.SGD, shards=2, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 4))
+    made = optimizer(model.parameters(), lr=RATE)
+    return unisono.Run(model, made, shards=shards, **options)
+
+
+def train(run, *, after_shard=lambda run: None, after_shards=lambda run: None, steps=2):
+    for step in run.steps(data(), batch_size=10, steps=steps):
+        with step:
+            for batch in step.shards:
+                step.backward(loss_of(run.model, batch))
+                after_shard(run)
+            after_shards(run)
+    return [parameter.detach().clone() for parameter in run.model.parameters()]
+
+
+def freeze_a_layer(run):
+    for parameter in run.model[0].parameters():
+        parameter.grad = None
+
+
+def replace(run):
+    run.model[2].weight.grad = torch.zeros_like(run.model[2].weight)
+
+
+def clip_by_hand(run):
+    for parameter in run.model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.clamp_(-1, 1)
+
+
+EDITS = {
+    "clip_grad_norm_": lambda run: nn.utils.clip_grad_norm_(run.model.parameters(), 1e-3),
+    "clip_grad_value_": lambda run: nn.utils.clip_grad_value_(run.model.parameters(), 1e-3),
+    "clamp_": clip_by_hand,
+    "zero_": lambda run: run.model[0].weight.grad.zero_(),
+    "data": lambda run: run.model[0].weight.grad.data.mul_(0.5),
+    "item": lambda run: run.model[0].weight.grad.__setitem__(0, 0.0),
+    "norm": lambda run: run.model[0].weight.grad.norm(),
+    "step": lambda run: run.optimizer.step(),
+    "None": freeze_a_layer,
+    "another": replace,
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("moment", ["after_shard", "after_shards"])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adafactor])
+def test_an_edit_of_gradients_is_refused_with_the_way_out(edit, moment, optimizer):
+    with pytest.raises(RuntimeError) as caught:
+        train(make(optimizer), **{moment: EDITS[edit]})
+    said = str(caught.value)
+    name = "2.weight" if edit == "another" else "0.weight"
+    assert said.startswith(f"the gradient of `{name}` must be left to the run")
+    for way in ("`clip_norm=`", "`register_hook`", "`optimizer.step()`", "`step.gradient_norm`"):
+        assert way in said
+
+
+def test_an_edit_is_refused_at_its_own_line():
+    run, reached = make(), []
+
+    def edit(run):
+        reached.append("before")
+        nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
+        reached.append("after")
+
+    with pytest.raises(RuntimeError, match=r"but `.*` was used on it"):
+        train(run, after_shard=edit)
+    assert reached == ["before"]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("moment", ["after_shard", "after_shards"])
+def test_an_edit_that_begins_later_is_refused_within_64_steps(edit, moment):
+    run, message = make(shards=1), "must be left to the run|another `backward` has left some"
+
+    def act(run):
+        if run.position.step >= 5:
+            EDITS[edit](run)
+
+    with pytest.raises((RuntimeError, AttributeError, TypeError), match=message + "|'NoneType'"):
+        train(run, steps=100, **{moment: act})
+    assert run.position.step <= (5 if "clip" in edit or edit == "step" else 64)
+
+
+@pytest.mark.parametrize("moment", ["after_shard", "after_shards"])
+def test_another_backward_is_refused(moment):
+    with pytest.raises(RuntimeError, match="another `backward` has left some"):
+        train(make(), **{moment: lambda run: loss_of(run.model, data()[:4]).backward()})
+
+
+def look(run):
+    assert "`0.weight`" in repr(run.model[0].weight.grad)
+    assert "left to the run" in str(run.model[0].weight.grad)
+
+
+@pytest.mark.parametrize("moment", ["after_shard", "after_shards"])
+@pytest.mark.parametrize("act", [look, lambda run: run.optimizer.zero_grad()])
+def test_looking_and_zeroing_as_always_do_no_harm(moment, act):
+    untouched = train(make(torch.optim.Adam))
+    assert all(map(torch.equal, train(make(torch.optim.Adam), **{moment: act}), untouched))
+
+
+def test_there_are_no_gradients_between_steps_and_after_a_refusal():
+    run = make()
+    for step in run.steps(data(), batch_size=10, steps=2):
+        with step:
+            for batch in step.shards:
+                step.backward(loss_of(run.model, batch))
+        assert all(parameter.grad is None for parameter in run.model.parameters())
+    with pytest.raises(RuntimeError, match="must be left to the run"):
+        train(run, after_shard=EDITS["clip_grad_norm_"], steps=4)
+    assert all(parameter.grad is None for parameter in run.model.parameters())
+    loss_of(run.model, data()[:4]).backward()
+    assert run.model[0].weight.grad.norm() > 0
+
+
+def mask(run):
+    keep = torch.ones(5, 8)
+    keep[:, ::2] = 0
+    run.model[0].weight.register_hook(lambda gradient: gradient * keep)
+    return keep
+
+
+def test_a_mask_in_a_gradient_hook_is_that_of_a_plain_loop():
+    run = make(shards=1)
+    keep, start = mask(run), run.model[0].weight.detach().clone()
+    plain = nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 4))
+    plain.load_state_dict(run.model.state_dict())
+    optimizer = torch.optim.SGD(plain.parameters(), lr=RATE)
+    for step in run.steps(data(), batch_size=10, steps=4):
+        with step:
+            for batch in step.shards:
+                step.backward(loss_of(run.model, batch))
+                optimizer.zero_grad()
+                loss_of(plain, batch).backward()
+                plain[0].weight.grad *= keep
+                optimizer.step()
+    for one, other in zip(run.model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert torch.equal(run.model[0].weight[:, ::2], start[:, ::2])
+
+
+def with_hooks(kind):
+    run = make(shards=4)
+    if kind == "register_hook":
+        mask(run)
+    else:
+
+        def clamp(parameter):
+            parameter.grad.clamp_(-1e-2, 1e-2)
+
+        run.model[0].weight.register_post_accumulate_grad_hook(clamp)
+    return [parameter.tolist() for parameter in train(run, steps=5)]
+
+
+@pytest.mark.slow
+def test_gradient_hooks_give_the_same_on_any_number_of_workers():
+    for kind in ("register_hook", "register_post_accumulate_grad_hook"):
+        (alone,) = unisono.launch(with_hooks, kind, workers=1)
+        for workers in (2, 3):
+            assert unisono.launch(with_hooks, kind, workers=workers) == [alone] * workers
+
+
+def clipping():
+    train(make(shards=3), after_shard=EDITS["clip_grad_norm_"])
+
+
+@pytest.mark.slow
+def test_an_edit_is_refused_on_several_workers():
+    with pytest.raises(Exception, match="must be left to the run"):
+        unisono.launch(clipping, workers=2)
