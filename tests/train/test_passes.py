@@ -1,8 +1,15 @@
 """The advice about shards is measured on a copy, said once, and changes nothing."""
 
+import contextlib
+import sys
+import time
+
+import psutil
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.chaos.jobs import gone_within
+from tests.warm.processes import start
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -74,3 +81,29 @@ def test_reading_and_waiting_for_the_others_do_not_count_as_a_pass(monkeypatch):
             now_s[0] += 100.0  # the others are slow
         watch.advice()
     assert together == [10 * 5 * 1.0 + 1.0]  # ten times what the five passes of a step last
+
+
+@pytest.mark.slow
+def test_a_measurement_ends_with_a_worker_that_is_killed(tmp_path):
+    code = (
+        "import os, pathlib, sys, time\n"
+        "from unisono.train.passes import in_a_fork\n"
+        "beside = pathlib.Path(sys.argv[1])\n"
+        "def measure():\n"
+        "    beside.write_text(str(os.getpid()))\n"
+        "    beside.rename(sys.argv[2])\n"
+        "    time.sleep(600)\n"
+        "in_a_fork(measure, 600.0)\n"
+    )
+    told = tmp_path / "pid"
+    with start([sys.executable, "-c", code, str(tmp_path / "new"), str(told)]) as process:
+        while not told.exists():
+            assert process.poll() is None
+            time.sleep(0.001)
+        measuring = psutil.Process(int(told.read_text()))
+        process.kill()
+    try:
+        assert gone_within([measuring], 10) == []
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            measuring.kill()

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from unisono.comm.lifeline import die_with
 from unisono.world import World
 
 SLOWER_BY = 1.2
@@ -117,12 +118,13 @@ def in_a_fork(measure: Callable[[], float], timeout_s: float) -> float | None:
     if threading.active_count() > 1:
         return None
     reading, writing = os.pipe()
+    parent = os.getpid()
     with warnings.catch_warnings():
         # Python 3.12 warns of the threads of numerical libraries, which compute with one here.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        _measure_and_leave(measure, writing)
+        _measure_and_leave(measure, writing, parent)
     os.close(writing)
     try:
         ready, _, _ = select.select([reading], [], [], timeout_s)
@@ -134,8 +136,10 @@ def in_a_fork(measure: Callable[[], float], timeout_s: float) -> float | None:
     return float(_NUMBER.unpack(data)[0]) if len(data) == _NUMBER.size else None
 
 
-def _measure_and_leave(measure: Callable[[], float], writing: int) -> NoReturn:
+def _measure_and_leave(measure: Callable[[], float], writing: int, parent: int) -> NoReturn:
     try:
+        if not die_with(parent):
+            os._exit(0)
         silence = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(silence, fd)
