@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from unisono.checkpoint.claim import Claims
 from unisono.checkpoint.places import Places
 from unisono.checkpoint.slots import RUN_FILE, files_of, read_facts
 from unisono.checkpoint.store import Store
@@ -82,11 +83,15 @@ class Keeper:
     Args:
         say: where troubles are told.
         is_full: whether the disk is to be full for the n-th checkpoint, for tests.
+
+    Attributes:
+        claims: the directories that are this job's alone; nothing is written in others.
     """
 
     def __init__(
         self, say: Callable[[str], None], is_full: Callable[[int], bool] = lambda number: False
     ) -> None:
+        self.claims = Claims(say)
         self._say = say
         self._is_full = is_full
         self._thread: threading.Thread | None = None
@@ -118,6 +123,7 @@ class Keeper:
         try:
             if self._is_full(number):
                 raise OSError(errno.ENOSPC, "No space left on device (asked for)")
+            self.claims.hold(Path(kept.directory))
             with memoryview(memory) as whole, whole[kept.start : kept.stop] as slot:
                 store = Store(Path(kept.directory), kept.keep)
                 if not store.has(kept.step):
