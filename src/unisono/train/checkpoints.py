@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.checkpoint.claim import Claim, claim
+from unisono.checkpoint.claim import Place, place_of
 from unisono.checkpoint.contents import Snapshot
 from unisono.checkpoint.every import Every
 from unisono.checkpoint.folder import FILES, read_file
@@ -96,7 +96,8 @@ class Checkpoints:
         self._kept_at_s = time.monotonic()
         self._kept_step: int | None = None
         self._kept_by: int | None = None
-        self._claimed: Claim | None = None
+        self._place: Place | None = None
+        self._is_kept_elsewhere = False
 
     @property
     def kept_step(self) -> int | None:
@@ -129,6 +130,7 @@ class Checkpoints:
             self.directory = Path(directory)
             self._turn = Turn(self.directory)
             self._turn.take()
+        self._place = place_of(self.directory)
 
     def find(
         self,
@@ -200,6 +202,8 @@ class Checkpoints:
 
     def is_due(self, after: Position) -> bool:
         """Tell, as the lead, whether a checkpoint is due at this place."""
+        if self._is_kept_elsewhere:
+            return True
         if self._kept_by is not None and self._kept_by not in self._team.crew.ranks:
             # The lead before was lost, perhaps before it could ask for what was due.
             return True
@@ -219,6 +223,7 @@ class Checkpoints:
             wait: return on the lead only when it is on the disk, or has failed.
         """
         is_new = self._kept_step != step
+        self._is_kept_elsewhere = False
         self._kept_step, self._kept_at_s = step, time.monotonic()
         self._kept_by = self._team.crew.lead
         if not self._team.is_lead:
@@ -232,6 +237,24 @@ class Checkpoints:
         if wait:
             self._keeper.wait()
 
+    def hold(self) -> str:
+        """See that the run directory is the one that the run has begun in; any rank may ask.
+
+        What has its name now is claimed, if it was removed or replaced, and a checkpoint is due.
+
+        Returns:
+            Why nothing may be written there; empty where all is well.
+        """
+        if self._place is None or place_of(self.directory) == self._place:
+            return ""
+        try:
+            self._claim()
+        except CheckpointError as error:
+            return str(error)
+        self._place = place_of(self.directory) or self._place
+        self._is_kept_elsewhere = self._kept_step is not None
+        return ""
+
     def tell_slow_disk(self, waited_s: float) -> None:
         """Say that training waits for an earlier checkpoint to be written."""
         self._say(
@@ -242,7 +265,7 @@ class Checkpoints:
     def _claim(self) -> None:
         """Keep other jobs out of the directory as long as this one lasts."""
         if not isinstance(self._team.host, Link):
-            self._claimed = claim(self.directory)
+            self._keeper.claims.hold(self.directory)
         elif reason := self._team.host.claim(str(self.directory)):
             raise CheckpointError(reason)
 

@@ -86,8 +86,8 @@ class Run:
         resume: ``"auto"``: the first loop goes on from the newest checkpoint that is whole;
             ``"never"``: it begins anew.
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
-            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates; ``math.inf``
-            only has it found, for ``step.gradient_norm`` and the event file.
+            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates, in the model's
+            order; ``math.inf`` only has it found, for ``step.gradient_norm`` and the event file.
         clip_value: what the magnitude of each element of the mean gradients is clamped to.
         grad_scaler: for passes in float16: `Step.backward` scales the loss, gradients are unscaled
             before they are clipped, and a step in which they are not finite is skipped, on all

@@ -45,7 +45,8 @@ class Trainer:
         model: on the CPU.
         optimizer: over the model's parameters.
         loss: takes (model, batch) of one shard to its mean loss, to ``(sum, weight)``, or to a
-            dict with ``"loss"`` and further scalars, which are averaged exactly the same way.
+            dict with ``"loss"`` and further scalars, which are averaged exactly the same way. A sum
+            is differentiated, then the gradients are divided by the weight of the whole batch.
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the number of cores, at most 8, or the number of workers if larger.
         seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴.
@@ -57,8 +58,8 @@ class Trainer:
         resume: ``"auto"``: the first `fit` goes on from the newest checkpoint that is whole;
             ``"never"``: it begins anew.
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
-            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates; ``math.inf``
-            only has it found, for ``step.gradient_norm`` and the event file.
+            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates, in the model's
+            order; ``math.inf`` only has it found, for ``step.gradient_norm`` and the event file.
         clip_value: what the magnitude of each element of the mean gradients is clamped to.
         precision: ``"fp32"``: the loss is computed as it is written; ``"bf16"``, ``"fp16"``: with
             autocast, ``"fp16"`` with a scaled loss. A step whose gradients overflow is then
