@@ -74,8 +74,8 @@ def launch(
             with ``torch.cuda.set_device(LOCAL_RANK)``, and so on. By default as the environment
             says.
         debug: have torch compare what ranks call, and show where native code fails.
-        backend: ``"unisono"``: process groups that `fn` asks of gloo are made by the backend
-            ``unisono``, and torch still says that they are gloo's.
+        backend: what runs the gloo process groups of `fn`: ``"gloo"``, or the backend
+            ``"unisono"``, which torch then reports as gloo.
 
     Raises:
         ValueError: `backend` is neither ``"gloo"`` nor ``"unisono"``.
