@@ -7,19 +7,16 @@ but a number comes back from it, so whatever a model or a loss does there, the r
 
 from __future__ import annotations
 
-import os
-import select
 import struct
-import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
 
+from unisono.data.fork import said_by_fork
 from unisono.world import World
 
 SLOWER_BY = 1.2
@@ -114,34 +111,8 @@ def in_a_fork(measure: Callable[[], float], timeout_s: float) -> float | None:
         The number, or None: it raised, took too long, or this process has several threads, whose
         locks a fork might find taken.
     """
-    if threading.active_count() > 1:
-        return None
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        # Python 3.12 warns of the threads of numerical libraries, which compute with one here.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        _measure_and_leave(measure, writing)
-    os.close(writing)
-    try:
-        ready, _, _ = select.select([reading], [], [], timeout_s)
-        data = os.read(reading, _NUMBER.size) if ready else b""
-    finally:
-        os.close(reading)
-        os.kill(pid, 9)
-        os.waitpid(pid, 0)
+    data = said_by_fork(lambda: _NUMBER.pack(measure()), timeout_s)
     return float(_NUMBER.unpack(data)[0]) if len(data) == _NUMBER.size else None
-
-
-def _measure_and_leave(measure: Callable[[], float], writing: int) -> NoReturn:
-    try:
-        silence = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(silence, fd)
-        os.write(writing, _NUMBER.pack(measure()))
-    finally:
-        os._exit(0)
 
 
 def joined(batches: Sequence[Any]) -> Any:
