@@ -27,6 +27,8 @@ from unisono.comm.host import Live, Passed
 from unisono.comm.team import Team
 from unisono.data.collating import Collate
 from unisono.data.fetch import fetcher
+from unisono.data.fingerprint import REMEDY, fingerprint
+from unisono.data.length import length_of
 from unisono.data.loader import Loader
 from unisono.data.sampler import Sampler
 from unisono.engine.arena import Arena
@@ -168,7 +170,7 @@ class Run:
         self._engine: SharedEngine | None = None
         self._arena: Arena | None = None
         self._plan: SamplePlan | None = None
-        self._has_looked = False
+        self._has_looked = self._has_told_slow = False
         self._goes_on = False
         self.has_joined = self.is_ahead = False
         self.team.host.note_ready()
@@ -248,7 +250,11 @@ class Run:
         if not self.is_ahead:
             self._plan = plan
         order = SamplerOrder(plan, self._kept, self.team)
-        self.history.together("start of a loop", lambda: self._agree(plan, order, totals))
+
+        def agree() -> bytes:
+            return self._agree(plan, order, totals, self._known(dataset, loader_workers))
+
+        self.history.together("start of a loop", agree)
         fetch = fetcher(
             dataset,
             seed=self.seed,
@@ -395,11 +401,37 @@ class Run:
         self.is_ahead = taken_up is TakenUp.AHEAD
         self._has_looked = not self.is_ahead
 
-    def _agree(self, plan: SamplePlan, order: SamplerOrder, totals: Totals) -> bytes:
+    def _known(self, dataset: Any, loader_workers: int) -> dict[str, object]:
+        """Look at the data set, where there are other workers to compare it with."""
+        length = length_of(dataset)
+        if self.team.size == 1 or self.is_ahead:
+            return {"dataset length": length}
+        seen = fingerprint(
+            dataset,
+            length,
+            seed=self.seed,
+            stream="train",
+            epoch=self.position.epoch,
+            in_fork=loader_workers > 0,
+        )
+        if seen.is_slow and self.team.position == 0 and not self._has_told_slow:
+            self._has_told_slow = True
+            self.say(
+                "samples are not compared between the workers, as to read one takes more than "
+                "10 ms; that all have the same data set is known by its length alone"
+            )
+        return {"dataset length": length, **seen.facts}
+
+    def _agree(
+        self,
+        plan: SamplePlan,
+        order: SamplerOrder,
+        totals: Totals,
+        known: dict[str, object],
+    ) -> bytes:
         self.team.agree(
             {
                 "the step that the run has come to": self.position.step,
-                "dataset length": plan.num_samples,
                 "`batch_size`": plan.batch_size,
                 "`shards`": plan.shards,
                 "`seed`": plan.seed,
@@ -413,6 +445,8 @@ class Run:
                 **told_modes(self.model, self.optimizer),
                 "the number of threads": threads_per_worker(),
                 "torch's version": torch.__version__,
-            }
+            },
+            known={**known, "samples of an epoch": plan.num_samples},
+            remedy=REMEDY,
         )
         return b""
