@@ -84,6 +84,10 @@ class Run:
         keep: how many checkpoints stay.
         resume: ``"auto"``: the first loop goes on from the newest checkpoint that is whole;
             ``"never"``: it begins anew.
+        resume_options: where the program gives other options of the optimizer or of a schedule than
+            when the run began, or has other parameters fixed (it is told which): ``"checkpoint"``:
+            those that the run began with stay; ``"program"``: the new ones are taken, and a
+            schedule has the rates of one that was given them at the start.
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
             the bits of torch's ``clip_grad_norm_`` over what the optimizer updates; ``math.inf``
             only has it found, for ``step.gradient_norm`` and the event file.
@@ -117,6 +121,7 @@ class Run:
         checkpoint_every: int | str | None = None,
         keep: int = 3,
         resume: str = "auto",
+        resume_options: str = "checkpoint",
         clip_norm: float | None = None,
         clip_value: float | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
@@ -142,7 +147,7 @@ class Run:
             )
         self.model, self.optimizer = model, optimizer
         self.shards, self.seed = shards, seed
-        self._kept = Kept(model, optimizer)
+        self._kept = Kept(model, optimizer, resume_options)
         if self._scaling is not None:
             self.state[SCALER_KEY] = grad_scaler
         extra_state = ExtraState(model)
@@ -304,6 +309,7 @@ class Run:
                 f"run's `go_on()` first, or leave out the callback that stopped it"
             )
         if self._is_over(totals):
+            self._tell_finished(totals)
             return
         if self._engine is not None:
             raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
@@ -332,6 +338,25 @@ class Run:
                 step.check_finished()
                 if not step.is_done:
                     under_way.undo()
+
+    def _tell_finished(self, totals: Totals) -> None:
+        """Say why a loop gives nothing, unless that is said elsewhere."""
+        is_told = self._is_stopped or self.is_ahead or self.history.is_behind
+        if is_told or self.team.position or not self.position.step:
+            return
+        asked = " and ".join(
+            f"`{name}={total}`"
+            for name, total in (("epochs", totals.epochs), ("steps", totals.steps))
+            if total is not None
+        )
+        more = "totals count from the beginning of a run, so pass higher ones to go on"
+        if totals.are_passed(self.position):
+            self.say(f"the run has come to step {self.position.step}, past {asked}: {more}")
+        else:
+            self.say(
+                f"the run is already finished: nothing to do, as it has come to step "
+                f"{self.position.step}, which is all of {asked}; {more}"
+            )
 
     def _is_over(self, totals: Totals) -> bool:
         return self._is_stopped or totals.are_reached(self.position)
@@ -383,7 +408,8 @@ class Run:
             return
         fixed = identity(plan, self.fixed)
         taken_up = take_up(
-            self.checkpoints, self._kept, plan, totals, fixed, self.team, self.history
+            *(self.checkpoints, self._kept, plan, totals, fixed, self.team, self.history),
+            is_first=not self.is_ahead,
         )
         if taken_up is TakenUp.HERE:
             self._plan = plan

@@ -56,6 +56,10 @@ class Trainer:
         keep: how many checkpoints stay.
         resume: ``"auto"``: the first `fit` goes on from the newest checkpoint that is whole;
             ``"never"``: it begins anew.
+        resume_options: where the program gives other options of the optimizer or of a schedule than
+            when the run began, or has other parameters fixed (it is told which): ``"checkpoint"``:
+            those that the run began with stay; ``"program"``: the new ones are taken, and a
+            schedule has the rates of one that was given them at the start.
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
             the bits of torch's ``clip_grad_norm_`` over what the optimizer updates; ``math.inf``
             only has it found, for ``step.gradient_norm`` and the event file.
@@ -100,6 +104,7 @@ class Trainer:
         checkpoint_every: int | str | None = None,
         keep: int = 3,
         resume: str = "auto",
+        resume_options: str = "checkpoint",
         clip_norm: float | None = None,
         clip_value: float | None = None,
         precision: str = "fp32",
@@ -130,6 +135,7 @@ class Trainer:
             checkpoint_every=checkpoint_every,
             keep=keep,
             resume=resume,
+            resume_options=resume_options,
             clip_norm=clip_norm,
             clip_value=clip_value,
             grad_scaler=scaler_for(precision, grad_scaler),
