@@ -34,6 +34,7 @@ from unisono.engine.clipping import Clipping
 from unisono.engine.contents import check_contents, signature
 from unisono.engine.extra_state import ExtraState
 from unisono.engine.modes import told_modes
+from unisono.engine.randomness import drawn_without_seed, notices
 from unisono.engine.scaling import LossScaling
 from unisono.engine.shared import SharedEngine
 from unisono.plan.samples import NUM_SEEDS, SamplePlan
@@ -76,7 +77,8 @@ class Run:
         optimizer: over the model's parameters.
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the number of cores, at most 8, or the number of workers if larger.
-        seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴.
+        seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴. Weights
+            are drawn before: call ``torch.manual_seed`` before the model is made.
         directory: where checkpoints are kept; None: nowhere. Where workers name different ones, as
             with a time in the name, all take rank 0's at the first loop.
         checkpoint_every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``;
@@ -147,6 +149,7 @@ class Run:
             )
         self.model, self.optimizer = model, optimizer
         self.shards, self.seed = shards, seed
+        self._is_unseeded = drawn_without_seed()
         self._kept = Kept(model, optimizer, resume_options)
         if self._scaling is not None:
             self.state[SCALER_KEY] = grad_scaler
@@ -251,6 +254,7 @@ class Run:
             )
         if not self.is_ahead:
             self._plan = plan
+        self._tell_unseeded()
         order = SamplerOrder(plan, self._kept, self.team)
         self.history.together("start of a loop", lambda: self._agree(plan, order, totals))
         fetch = fetcher(
@@ -338,6 +342,21 @@ class Run:
                 step.check_finished()
                 if not step.is_done:
                     under_way.undo()
+
+    def _tell_unseeded(self) -> None:
+        """Say once that weights are others in each start, where this is a start."""
+        is_mine = self.team.position == 0 and not self.history.is_behind
+        if not (self._is_unseeded and is_mine) or self.position.step or self.is_ahead:
+            return
+        line = (
+            f"random numbers were drawn without a seed before this run was made, so weights that "
+            f"come from them differ from one start to the next, and so will its result; `seed` "
+            f"covers training alone: write `torch.manual_seed({self.seed})` before the model is "
+            f"made"
+        )
+        if not notices():
+            notices().add(line)
+            self.say(line)
 
     def _tell_finished(self, totals: Totals) -> None:
         """Say why a loop gives nothing, unless that is said elsewhere."""

@@ -48,7 +48,8 @@ class Trainer:
             dict with ``"loss"`` and further scalars, which are averaged exactly the same way.
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the number of cores, at most 8, or the number of workers if larger.
-        seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴.
+        seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴. Weights
+            are drawn before: call ``torch.manual_seed`` before the model is made.
         directory: where checkpoints are kept; None: nowhere. Where workers name different ones, as
             with a time in the name, all take rank 0's at the first `fit`.
         checkpoint_every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``;
