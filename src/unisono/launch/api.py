@@ -36,6 +36,7 @@ from unisono.launch.signals import Signals, signals_as_bytes
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
 from unisono.launch.supervise import supervise
+from unisono.seeding import fresh_seed
 from unisono.world import num_devices, threads_per_worker, world
 
 
@@ -167,7 +168,7 @@ def _job(
         sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),  # as Python does
         num_workers=workers,
         threads=threads,
-        seed=int.from_bytes(os.urandom(7), "little"),
+        seed=fresh_seed(),
         recovers=recovers,
         backend=backend,
         payload=call,

@@ -90,7 +90,7 @@ class Checkpoints:
         self._turn = Turn(self.directory)
         self._every = None if every is None else Every.read(every)
         self._resume = resume == "auto"
-        self._say = say
+        self.say = say
         faults = read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         self._keeper = Keeper(say, lambda number: disk_full(faults, number))
         self._kept_at_s = time.monotonic()
@@ -158,11 +158,11 @@ class Checkpoints:
             return None
         snapshot, entry, passed_over = self._store.newest(Snapshot.from_files, at_most)
         for other in passed_over:
-            self._say(f"checkpoint {other.path.name} is passed over: {other.trouble}")
+            self.say(f"checkpoint {other.path.name} is passed over: {other.trouble}")
         if snapshot is None or entry is None:
             self._set_aside(-1)
             if num_restarts(os.environ) and not passed_over:
-                self._say(
+                self.say(
                     f"the job was started again, but {self.directory} has no checkpoint to go on "
                     f"from: the run begins anew. Let `directory` have the same name in each start, "
                     f"without a time or the number of a process."
@@ -171,20 +171,20 @@ class Checkpoints:
         position = Position(**snapshot.facts["position"])
         if totals.are_passed(position):
             compare(snapshot.facts["identity"], of_every_loop(identity))
-            self._say(
+            self.say(
                 f"nothing to do here: the run has come to step {position.step} already, with "
                 f"checkpoint {entry.path.name} in {self._store.folder}; a later call goes on there"
             )
             return Found(str(entry.path), snapshot, is_ahead=True)
         for warning in compare(snapshot.facts["identity"], identity):
-            self._say(warning)
+            self.say(warning)
         if position.batch >= plan.steps_per_epoch:
             raise CheckpointError(
                 f"a checkpoint must be of a place within an epoch of {plan.steps_per_epoch} steps, "
                 f"but {entry.path.name} is of {snapshot.facts['position']}: it was changed."
             )
         self._set_aside(position.step)
-        self._say(f"going on from checkpoint {entry.path.name} in {self._store.folder}")
+        self.say(f"going on from checkpoint {entry.path.name} in {self._store.folder}")
         return Found(str(entry.path), snapshot, is_ahead=False)
 
     def read(self, path: str) -> Snapshot:
@@ -257,7 +257,7 @@ class Checkpoints:
 
     def tell_slow_disk(self, waited_s: float) -> None:
         """Say that training waits for an earlier checkpoint to be written."""
-        self._say(
+        self.say(
             f"training has waited {waited_s:.0f} s for the disk to take the checkpoint before: "
             f"look at {self.directory}, or let checkpoints be rarer."
         )
@@ -271,7 +271,7 @@ class Checkpoints:
 
     def _set_aside(self, step: int) -> None:
         for name in self._store.set_aside(step):
-            self._say(f"checkpoint {name} is of another past and is set aside")
+            self.say(f"checkpoint {name} is of another past and is set aside")
 
 
 def identity(plan: SamplePlan, fixed: Mapping[str, Any]) -> dict[str, Any]:

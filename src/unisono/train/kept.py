@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from unisono.comm.team import Team
 from unisono.engine.modes import put_back_modes
 from unisono.engine.state import SharedState
 from unisono.errors import UnisonoError
+from unisono.train.given import Given
 from unisono.train.position import Position
 from unisono.train.state import pack, unpack, unpacked
 
@@ -44,13 +45,19 @@ class Kept:
         position: how far the run has come.
         state: what the program wants kept.
         last: what the last step said, and what else the trainer notes; plain JSON.
+        given: what the program gave when the run first began.
     """
 
     model: nn.Module
     optimizer: Optimizer
+    resume_options: InitVar[str] = "checkpoint"
     position: Position = field(default_factory=Position)
     state: dict[str, Any] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
+    given: Given = field(init=False)
+
+    def __post_init__(self, resume_options: str) -> None:
+        self.given = Given(self.model, self.optimizer, self.state, resume_options)
 
     @property
     def has_lost_schedule(self) -> bool:
@@ -71,6 +78,7 @@ class Kept:
             "identity": dict(identity),
             "state": packed,
             "last": self.last,
+            "given": self.given.first,
         }
         return facts, tensors
 
@@ -78,7 +86,7 @@ class Kept:
         """Take over what is beside the newest snapshot of a loop under way."""
         facts, extras = shared.newest()
         self.position.move_to(**facts["position"])
-        self.last = facts["last"]
+        self.last, self.given.first = facts["last"], facts["given"]
         put_back_groups(facts["groups"], self.optimizer)
         put_back_modes(facts["modes"], self.model, self.optimizer)
         unpack(facts["state"], extras, self.state)
@@ -93,7 +101,7 @@ class Kept:
         unpacked(snapshot.facts["state"], tensors)
         put_back(snapshot, self.model, self.optimizer)
         self.position.move_to(**snapshot.facts["position"])
-        self.last = snapshot.facts["last"]
+        self.last, self.given.first = snapshot.facts["last"], snapshot.facts["given"]
         unpack(snapshot.facts["state"], tensors, self.state)
 
     def put_back_ended(self, entry: Passed, team: Team) -> None:

@@ -36,6 +36,7 @@ from unisono.engine.clipping import Clipping
 from unisono.engine.contents import check_contents, signature
 from unisono.engine.extra_state import ExtraState
 from unisono.engine.modes import told_modes
+from unisono.engine.randomness import drawn_without_seed, notices
 from unisono.engine.scaling import LossScaling
 from unisono.engine.shared import SharedEngine
 from unisono.plan.samples import NUM_SEEDS, SamplePlan
@@ -79,7 +80,8 @@ class Run:
         optimizer: over the model's parameters.
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the number of cores, at most 8, or the number of workers if larger.
-        seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴.
+        seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴. Weights
+            are drawn before: call ``torch.manual_seed`` before the model is made.
         directory: where checkpoints are kept; None: nowhere. Where workers name different ones, as
             with a time in the name, all take rank 0's at the first loop.
         checkpoint_every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``;
@@ -87,6 +89,10 @@ class Run:
         keep: how many checkpoints stay.
         resume: ``"auto"``: the first loop goes on from the newest checkpoint that is whole;
             ``"never"``: it begins anew.
+        resume_options: where the program gives other options of the optimizer or of a schedule than
+            when the run began, or has other parameters fixed (it is told which): ``"checkpoint"``:
+            those that the run began with stay; ``"program"``: the new ones are taken, and a
+            schedule has the rates of one that was given them at the start.
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
             the bits of torch's ``clip_grad_norm_`` over what the optimizer updates, in the model's
             order; ``math.inf`` only has it found, for ``step.gradient_norm`` and the event file.
@@ -120,6 +126,7 @@ class Run:
         checkpoint_every: int | str | None = None,
         keep: int = 3,
         resume: str = "auto",
+        resume_options: str = "checkpoint",
         clip_norm: float | None = None,
         clip_value: float | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
@@ -145,7 +152,8 @@ class Run:
             )
         self.model, self.optimizer = model, optimizer
         self.shards, self.seed = shards, seed
-        self._kept = Kept(model, optimizer)
+        self._is_unseeded = drawn_without_seed()
+        self._kept = Kept(model, optimizer, resume_options)
         if self._scaling is not None:
             self.state[SCALER_KEY] = grad_scaler
         extra_state = ExtraState(model)
@@ -249,6 +257,7 @@ class Run:
             )
         if not self.is_ahead:
             self._plan = plan
+        self._tell_unseeded()
         order = SamplerOrder(plan, self._kept, self.team)
 
         def agree() -> bytes:
@@ -311,6 +320,7 @@ class Run:
                 f"run's `go_on()` first, or leave out the callback that stopped it"
             )
         if self._is_over(totals):
+            self._tell_finished(totals)
             return
         if self._engine is not None:
             raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
@@ -343,6 +353,40 @@ class Run:
                 step.check_finished()
                 if not step.is_done:
                     under_way.undo()
+
+    def _tell_unseeded(self) -> None:
+        """Say once that weights are others in each start, where this is a start."""
+        is_mine = self.team.position == 0 and not self.history.is_behind
+        if not (self._is_unseeded and is_mine) or self.position.step or self.is_ahead:
+            return
+        line = (
+            f"random numbers were drawn without a seed before this run was made, so weights that "
+            f"come from them differ from one start to the next, and so will its result; `seed` "
+            f"covers training alone: write `torch.manual_seed({self.seed})` before the model is "
+            f"made"
+        )
+        if not notices():
+            notices().add(line)
+            self.say(line)
+
+    def _tell_finished(self, totals: Totals) -> None:
+        """Say why a loop gives nothing, unless that is said elsewhere."""
+        is_told = self._is_stopped or self.is_ahead or self.history.is_behind
+        if is_told or self.team.position or not self.position.step:
+            return
+        asked = " and ".join(
+            f"`{name}={total}`"
+            for name, total in (("epochs", totals.epochs), ("steps", totals.steps))
+            if total is not None
+        )
+        more = "totals count from the beginning of a run, so pass higher ones to go on"
+        if totals.are_passed(self.position):
+            self.say(f"the run has come to step {self.position.step}, past {asked}: {more}")
+        else:
+            self.say(
+                f"the run is already finished: nothing to do, as it has come to step "
+                f"{self.position.step}, which is all of {asked}; {more}"
+            )
 
     def _is_over(self, totals: Totals) -> bool:
         return self._is_stopped or totals.are_reached(self.position)
@@ -394,7 +438,8 @@ class Run:
             return
         fixed = identity(plan, self.fixed)
         taken_up = take_up(
-            self.checkpoints, self._kept, plan, totals, fixed, self.team, self.history
+            *(self.checkpoints, self._kept, plan, totals, fixed, self.team, self.history),
+            is_first=not self.is_ahead,
         )
         if taken_up is TakenUp.HERE:
             self._plan = plan
