@@ -174,8 +174,8 @@ def main() -> None:
     default=GLOO,
     show_default=True,
     metavar="NAME",
-    help="What makes the process groups that the script asks torch's gloo for. `unisono`: our own "
-    "backend, while torch still says `gloo`, which is all that many libraries know for CPUs.",
+    help="What runs the script's gloo process groups: gloo or unisono, Unisono's own backend. "
+    "torch reports both as gloo, the only backend that many libraries accept on CPUs.",
 )
 @click.option(
     "--debug",
@@ -224,7 +224,7 @@ def run(
       unisono run -n 2 --threads 4 train.py      two workers with four threads each
       unisono run -n 2 -m package.train          a module instead of a file
       unisono run --gpus 0,3 train.py            two workers, each with a GPU
-      unisono run --backend unisono ddp.py       gloo's groups are made by our backend
+      unisono run --backend unisono ddp.py       its gloo groups run on our backend
 
     \b
     Exit status:

@@ -7,6 +7,7 @@ devices; ``tests/test_architecture.py`` sees to that.
 
 from __future__ import annotations
 
+import functools
 import platform
 import random
 import sys
@@ -21,6 +22,9 @@ from unisono.seeding import seed_python_and_numpy
 
 HOST = "cpu"
 """Where tensors lie in the memory of the host."""
+# torch begins a process, and `fresh_seed` a job, with 64 bits at random; people choose fewer, or a
+# negative number, which torch takes for one just below 2⁶⁴.
+_CHOSEN_BELOW, _CHOSEN_FROM = 2**53, 2**64 - 2**32
 
 
 def is_computed_on(tensor: torch.Tensor) -> bool:
@@ -53,6 +57,25 @@ def generators_put_back() -> Iterator[None]:
         random.setstate(python_state)
         if numpy:
             numpy.random.set_state(numpy_state)
+
+
+def drawn_without_seed() -> bool:
+    """Tell whether torch's default generator was drawn from and begins elsewhere in each start.
+
+    It begins where the system's randomness says, until a program seeds it. One in 2,000 such seeds
+    is taken for a program's.
+    """
+    seed = torch.default_generator.initial_seed()
+    if not _CHOSEN_BELOW <= seed < _CHOSEN_FROM:
+        return False
+    untouched = torch.Generator().manual_seed(seed).get_state()
+    return not torch.equal(torch.default_generator.get_state(), untouched)
+
+
+@functools.cache
+def notices() -> set[str]:
+    """Give what this process has been told once about its generators."""
+    return set()
 
 
 @contextmanager

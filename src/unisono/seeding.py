@@ -5,6 +5,7 @@ One process draws on one device, another on all of its own, so torch's are not t
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 
@@ -18,3 +19,8 @@ def seed_python_and_numpy(seed: int) -> None:
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def fresh_seed() -> int:
+    """Choose 64 bits at random, which nobody takes for a seed that a program has chosen."""
+    return 2**63 | int.from_bytes(os.urandom(7), "little")

@@ -50,4 +50,4 @@ def test_gloo_stays_beside_a_backend_for_gpus_and_rank_0_says_so(
     for rank in (0, 1):
         assert asked_of_torch("cpu:gloo,cuda:nccl", rank) == ("cpu:gloo,cuda:nccl", "options")
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith('unisono: "cpu:gloo,cuda:nccl" joins gloo with a backend for GPUs')
+    assert line.startswith('unisono: the process group "cpu:gloo,cuda:nccl" combines gloo with')

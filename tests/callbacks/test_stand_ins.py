@@ -116,3 +116,18 @@ def test_a_link_that_comes_while_a_run_is_under_way_ends_no_run(tmp_path, outsid
     assert outside.read_bytes() == BINARY
     told = capsys.readouterr()
     assert (told.out + told.err).count("training goes on") == 2
+
+
+def test_a_program_that_goes_to_another_folder_within_a_fit_keeps_its_files(tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    class Goes(Callback):
+        def on_step_end(self, fit, step):
+            os.chdir(elsewhere)
+
+    fit("run", Goes(), CSVLog("all.csv"), BestCheckpoint("best.st"), epochs=3)
+    assert os.listdir(elsewhere) == []
+    assert {"run", "all.csv", "best.st", "elsewhere"} == set(os.listdir(tmp_path))
+    assert len((tmp_path / "all.csv").read_text().splitlines()) == 7

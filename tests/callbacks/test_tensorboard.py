@@ -58,7 +58,7 @@ def train(directory, epochs=3, every=1, path=None, **options):
     torch.manual_seed(1)
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    callbacks = [TensorBoard(path, every=every)]
+    callbacks = options.pop("callbacks", None) or [TensorBoard(path, every=every)]
     trainer = unisono.Trainer(
         model, optimizer, loss, shards=2, directory=directory, callbacks=callbacks, **options
     )
@@ -160,3 +160,17 @@ def test_a_second_that_is_over_while_names_are_looked_at_ends_no_run(tmp_path, m
     monkeypatch.setattr(module.time, "sleep", slept_s.append)
     module._wait_for_a_later_name(tmp_path)
     assert slept_s == [0.0]
+
+
+def test_a_file_that_is_removed_meanwhile_is_begun_anew(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
+
+    class Removes(unisono.callbacks.Callback):
+        def on_step_end(self, fit, step):
+            if step.number == 3:
+                (tmp_path / "tensorboard").rename(tmp_path / "moved")
+
+    train(tmp_path, callbacks=[Removes(), TensorBoard()])
+    assert steps_of(tmp_path / "tensorboard")["train/loss"][-5:] == [4, 5, 6, 7, 8]
+    assert steps_of(tmp_path / "moved")["train/loss"][:3] == [0, 1, 2]
+    assert capsys.readouterr().out.count("was removed while it was written") == 1

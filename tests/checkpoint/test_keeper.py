@@ -1,9 +1,13 @@
 """Snapshots become checkpoints in a thread, or it is said why not; never a mixture of two."""
 
+import errno
 import json
 import mmap
+import os
+import re
 import struct
 import threading
+import types
 
 import pytest
 
@@ -113,4 +117,50 @@ def test_the_disk_is_full_when_it_is_asked_to_be(memory, tmp_path):
         keeper.wait()
     assert [entry.step for entry in Store(tmp_path).entries()] == [6]
     assert len(told) == 1
-    assert "the disk must have about 4,096 bytes free" in told[0]
+    needed = sum(path.stat().st_size for path in Store(tmp_path).entries()[0].path.iterdir())
+    assert f"must have about {needed:,} bytes free, but has 0 ({needed:,} too few)" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("code", "free_bytes", "free_inodes", "words"),
+    [
+        (errno.ENOSPC, 8192 * 512, 0, "must have room for 6 more files, but all its 70 inodes are"),
+        (errno.ENOSPC, 0, 40, r"must have about ([\d,]+) bytes free, but has 0 \([\d,]+ too few"),
+        (
+            errno.ENOSPC,
+            8192,
+            40,
+            r"about ([\d,]+) bytes free, but was .* \(now 4,194,304 are\)",
+        ),
+        (errno.EDQUOT, 8192, 40, r"your quota there must leave about ([\d,]+) bytes and 6 files"),
+        (errno.EIO, 8192, 40, "Input/output error; training goes on"),
+        (errno.EROFS, 8192, 40, "Read-only file system"),
+        (errno.ESTALE, 8192, 40, "Stale file handle"),
+    ],
+)
+def test_what_is_missing_is_said_of_the_files_and_not_of_the_memory(
+    memory, tmp_path, monkeypatch, code, free_bytes, free_inodes, words
+):
+    def fail(path, content):
+        raise OSError(code, os.strerror(code))
+
+    snapshot(memory, 0, 5, mark=1)
+    told = []
+    free = types.SimpleNamespace(
+        f_frsize=512, f_bavail=free_bytes, f_files=70, f_favail=free_inodes
+    )
+    monkeypatch.setattr(folder, "_write_synced", fail)
+    monkeypatch.setattr(os, "statvfs", lambda path: free)
+    keeper = Keeper(told.append)
+    keeper.begin(memory, kept(0, 5, tmp_path))
+    keeper.wait()
+    found = re.search(words, told[0])
+    assert found
+    if found.groups():
+        monkeypatch.undo()
+        keeper.begin(memory, kept(0, 5, tmp_path))
+        keeper.wait()
+        (entry,) = Store(tmp_path).entries()
+        needed = sum(path.stat().st_size for path in entry.path.iterdir())
+        assert int(found[1].replace(",", "")) == needed
+    assert "training goes on, the next one is tried" in told[0]

@@ -81,3 +81,52 @@ def test_two_shards_agree_with_ddp_on_two_ranks_to_rounding(monkeypatch):
     assert theirs[0].keys() == ours[0].keys()
     for name in ours[0]:
         torch.testing.assert_close(ours[0][name], theirs[0][name], rtol=1e-4, atol=1e-6)
+
+
+def masked(model, batch):
+    """Sum the loss of some of a batch's samples, and count them."""
+    outputs = model(batch[0])
+    mask = (torch.arange(len(outputs)) % 3 != 1).to(outputs.dtype)
+    losses = torch.nn.functional.cross_entropy(outputs, batch[1], reduction="none")
+    return (losses * mask).sum(), mask.sum()
+
+
+def masked_loop(order, steps=9):
+    """Train as a plain loop would, with the division before or after the backward pass."""
+    model, data, _, optimizer = made("cnn", "sgd with momentum")
+    sampler = DistributedSampler(data, num_replicas=1, rank=0, seed=5)
+    done, epoch = 0, 0
+    while done < steps:
+        sampler.set_epoch(epoch)
+        indices = list(sampler)
+        for start in range(0, len(indices), cases.BATCH_SIZE):
+            if done == steps:
+                break
+            batch = data[indices[start : start + cases.BATCH_SIZE]]
+            optimizer.zero_grad()
+            total, weight = masked(model, batch)
+            if order == "divide, then differentiate":
+                (total / weight).backward()
+            else:
+                total.backward()
+                for parameter in model.parameters():
+                    parameter.grad.div_(weight)
+            optimizer.step()
+            done += 1
+        epoch += 1
+    return model.state_dict()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_sum_is_differentiated_before_it_is_divided():
+    """The weight of all shards is known only then, so this is the one formula for any shards."""
+    model, data, _, optimizer = made("cnn", "sgd with momentum")
+    trainer = unisono.Trainer(model, optimizer, masked, shards=1, seed=5)
+    trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=9)
+    ours = model.state_dict()
+    same = masked_loop("differentiate, then divide")
+    other = masked_loop("divide, then differentiate")
+    assert all(torch.equal(ours[name], same[name]) for name in ours)
+    assert any(not torch.equal(ours[name], other[name]) for name in ours)
+    for name in ours:
+        torch.testing.assert_close(ours[name], other[name], rtol=1e-4, atol=1e-5)

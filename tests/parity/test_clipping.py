@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from tests.parity import cases
-from tests.parity.plain import made, plain_loop
+from tests.parity.plain import made, mean_of, plain_loop
 
 import unisono
 from unisono.state.digest import digest_of
@@ -165,3 +165,33 @@ def test_complex_parameters_are_clipped_by_their_norm_alone():
     unisono.Run(model, optimizer, clip_norm=1.0)
     with pytest.raises(ValueError, match=r"real parameters alone.*of torch\.complex64.*clip_norm"):
         unisono.Run(model, optimizer, clip_value=1.0)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_norm_is_taken_in_the_models_order_whatever_that_of_the_groups():
+    """A sum of norms depends on the order of its terms; a loop that clips by groups has another."""
+
+    def grouped_parameters(model):
+        parameters = list(model.parameters())
+        return parameters[::-2], parameters[-2::-2]
+
+    def loop(ordered):
+        model, data, loss, _ = made("cnn", "sgd with momentum")
+        mean_of(loss, model, data[list(range(cases.BATCH_SIZE))]).backward()
+        return torch.nn.utils.clip_grad_norm_(ordered(model), 0.05).item()
+
+    model, data, loss, _ = made("cnn", "sgd with momentum")
+    groups = [{"params": parameters} for parameters in grouped_parameters(model)]
+    optimizer, norms = torch.optim.SGD(groups, lr=0.1), []
+
+    class Norms(unisono.callbacks.Callback):
+        def on_step_end(self, fit, step):
+            norms.append(step.gradient_norm)
+
+    trainer = unisono.Trainer(
+        model, optimizer, loss, shards=1, seed=5, clip_norm=0.05, callbacks=[Norms()]
+    )
+    trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=1, shuffle=False)
+    assert norms == [loop(lambda model: model.parameters())]
+    by_groups = loop(lambda model: grouped_parameters(model)[0] + grouped_parameters(model)[1])
+    assert norms == pytest.approx([by_groups])

@@ -5,11 +5,15 @@ import errno
 import os
 import resource
 import signal
+import sys
 import time
 
+import psutil
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.chaos.jobs import gone_within
+from tests.warm.processes import start
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -195,3 +199,29 @@ def test_a_step_that_raised_leaves_no_batch_to_the_next(monkeypatch):
                         raise ArithmeticError
         watch.advice()
     assert len(timeouts) == 1
+
+
+@pytest.mark.slow
+def test_a_measurement_ends_with_a_worker_that_is_killed(tmp_path):
+    code = (
+        "import os, pathlib, sys, time\n"
+        "from unisono.train.passes import in_a_fork\n"
+        "beside = pathlib.Path(sys.argv[1])\n"
+        "def measure():\n"
+        "    beside.write_text(str(os.getpid()))\n"
+        "    beside.rename(sys.argv[2])\n"
+        "    time.sleep(600)\n"
+        "in_a_fork(measure, 600.0)\n"
+    )
+    told = tmp_path / "pid"
+    with start([sys.executable, "-c", code, str(tmp_path / "new"), str(told)]) as process:
+        while not told.exists():
+            assert process.poll() is None
+            time.sleep(0.001)
+        measuring = psutil.Process(int(told.read_text()))
+        process.kill()
+    try:
+        assert gone_within([measuring], 10) == []
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            measuring.kill()

@@ -1,9 +1,9 @@
 """Optimizers that look at whole parameters, and at how these and their state lie in memory."""
 
 import torch
-from unisono.state.digest import digest_of
 
 import unisono
+from unisono.state.digest import digest_of
 
 
 class Whole(torch.optim.Optimizer):

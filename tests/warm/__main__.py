@@ -10,6 +10,7 @@ loaded torch. What a fork finds is what a new interpreter would: arguments, fold
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import runpy
@@ -106,9 +107,8 @@ def _be_server(arguments: Sequence[str], kept: Sequence[int], environ: dict[str,
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)
-        (channel,) = kept
-        os.closerange(3, channel)
-        os.closerange(channel + 1, MAX_FD)
+        for after, before in itertools.pairwise([2, *sorted(kept), MAX_FD]):
+            os.closerange(after + 1, before)
         os.environ.clear()
         os.environ.update(environ)
         _be(arguments)

@@ -1,9 +1,9 @@
-"""Who answers where a program asks torch for gloo? Our backend, if the user has said so.
+"""How do programs that accept only "gloo" on CPUs run on our backend? It takes gloo's place.
 
-Libraries know "gloo" as the backend for CPUs and refuse or treat differently what they do not
-know: Accelerate, transformers and Lightning compare names. So a group that was asked for as gloo
-is made by our backend, and torch goes on telling the name that was asked for. It is the same
-:class:`~unisono.c10d.group.Group` that ``init_process_group("unisono")`` makes.
+Accelerate, transformers and Lightning compare the backend's name with those they know. So gloo
+groups are made by our backend, and ``get_backend()`` still returns the name that was asked for.
+The group is the same :class:`~unisono.c10d.group.Group` that ``init_process_group("unisono")``
+makes.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ BACKENDS = (GLOO, NAME)
 
 
 def check_backend(option: str, name: object) -> None:
-    """Refuse what `unisono run --backend` and ``launch(backend=)`` do not know.
+    """Check what was passed to ``unisono run --backend`` or ``launch(backend=)``.
 
     Raises:
         ValueError: it is neither "gloo" nor "unisono".
     """
     if name not in BACKENDS:
         raise ValueError(
-            f"`{option}` must be {GLOO} or {NAME}, but is {name!r}: pass {NAME!r} to have process "
-            f"groups that the program asks of gloo made by Unisono's backend."
+            f"`{option}` must be {GLOO} or {NAME}, but is {name!r}: pass {NAME!r} to run the "
+            f"program's gloo groups on Unisono's backend."
         )
 
 
 def replace_gloo(rank: int) -> None:
-    """Have our backend make every group of this process that is asked of gloo from now on.
+    """Make our backend the backend of all gloo groups that this process creates from now on.
 
-    Process groups of forks of this process are ours, too; other child processes have torch's gloo.
+    Holds for forks of this process, too; processes that it spawns have torch's gloo.
 
     Args:
-        rank: rank 0 says for all if something is left to gloo.
+        rank: the rank of this worker; rank 0 reports groups that stay on gloo.
     """
     from torch.distributed import distributed_c10d as torchs
 
@@ -62,21 +62,21 @@ def replace_gloo(rank: int) -> None:
 
 
 def _has_gpus_too(asked: str, backends: Mapping[str, str], rank: int) -> bool:
-    """Tell a group that must move GPUs' tensors with another backend: ours cannot be joined."""
+    """Tell whether a group has another backend for GPUs: ours cannot be combined with it."""
     import torch
 
     if set(backends.values()) == {GLOO} or not torch.cuda.is_available():
         return False
     if rank == 0:
         say(
-            f'"{asked}" joins gloo with a backend for GPUs, so gloo moves its CPU tensors: '
-            f"`--backend {NAME}` is for groups of gloo alone."
+            f'the process group "{asked}" combines gloo with a backend for GPUs and stays on '
+            f"gloo: `--backend {NAME}` replaces gloo only where it is alone."
         )
     return True
 
 
 def _name_as_asked(torchs: Any, group: Any, asked: str) -> None:
-    """Have torch tell of a group what the program has asked for."""
+    """Have torch report the backend that the program asked for."""
     from unisono.c10d.group import Group
 
     if not isinstance(group, Group):

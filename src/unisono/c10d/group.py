@@ -85,7 +85,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         timeout_s: how long a wait may last.
 
     Attributes:
-        backend_name: what the program has asked torch for; see :mod:`unisono.c10d.gloo`.
+        backend_name: the backend that the program asked for; see :mod:`unisono.c10d.gloo`.
     """
 
     backend_name = "unisono"
@@ -299,11 +299,11 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self.membership.empty(torch.Size([size]), dtype)
 
     def getBackendName(self) -> str:
-        """Say which backend this is. DDP's C++ part asks; of a "gloo" it would read the threads."""
+        """Say which backend this is. DDP's C++ logger would take a "gloo" for torch's class."""
         return "unisono"
 
     def _get_backend_name(self) -> str:
-        """Say what the program has asked for; torch's Python code compares it with names."""
+        """Return the name that the program asked for, which torch's Python code compares."""
         return self.backend_name
 
     name = _get_backend_name

@@ -10,6 +10,7 @@ from typing import Any
 
 from unisono.callbacks.callback import Callback, Fit
 from unisono.callbacks.early_stopping import check_better, is_better, monitored
+from unisono.callbacks.place import trouble_at
 from unisono.plainfile import check_plain
 from unisono.state.weights import save_weights
 
@@ -55,7 +56,8 @@ class BestCheckpoint(Callback):
         check_better(better)
         if not min_delta >= 0.0:
             raise ValueError(f"`min_delta` must be at least 0, but is {min_delta}.")
-        self._given = None if path is None else Path(path).absolute()
+        self._given = None if path is None else Path(path)
+        self._at: Path | None = None  # within one fit, whatever folder the program goes to
         self._monitor, self._better, self._min_delta = monitor, better, float(min_delta)
         self.best: float | None = None
         self.step: int | None = None
@@ -70,7 +72,8 @@ class BestCheckpoint(Callback):
 
     def on_begin(self, fit: Fit) -> None:
         """See that there is a place for the file."""
-        path = self._path(fit)
+        self._at = None
+        path = self._at = self._path(fit).absolute()
         if not fit.has_joined:
             check_plain(path, is_replaced=True)
 
@@ -99,6 +102,8 @@ class BestCheckpoint(Callback):
         self.best, self.step = (state["best"], state["step"]) if same else (None, None)
 
     def _path(self, fit: Fit) -> Path:
+        if self._at is not None:
+            return self._at
         path = self.writes_to(fit.directory)
         if path is None:
             raise ValueError(
@@ -110,6 +115,8 @@ class BestCheckpoint(Callback):
     def _save(self, fit: Fit) -> str:
         path = self._path(fit)
         try:
+            if trouble := trouble_at(fit, path):
+                raise OSError(trouble)
             path.parent.mkdir(parents=True, exist_ok=True)
             # Parameters change only after all have met, so nobody changes them meanwhile.
             save_weights(fit.model, path)

@@ -157,6 +157,16 @@ class Fit(Protocol):
             What `work` said, on every worker, once it is done.
         """
 
+    def check_directory(self) -> str:
+        """See, before something is written there, that the run directory is still the run's.
+
+        If it was removed or replaced while the run goes on, what has its name now is made the
+        run's own, so that no other job uses it. Any worker may ask, at any moment.
+
+        Returns:
+            Why nothing may be written there; empty where all is well, or there is no directory.
+        """
+
     def stop(self, why: str) -> None:
         """End the run after the step under way. Collective: every rank calls it, at the same step.
 

@@ -12,6 +12,7 @@ from typing import Any, TextIO, cast
 
 from unisono.callbacks.callback import Callback, DoneStep, Fit
 from unisono.callbacks.journal import Journal
+from unisono.callbacks.place import trouble_at
 from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
 from unisono.callbacks.words import say_alone
@@ -44,8 +45,9 @@ class CSVLog(Callback):
     def __init__(self, path: str | os.PathLike[str] | None = None, *, every: str = "step") -> None:
         if every not in EVERY:
             raise ValueError(f"`every` must be one of {EVERY}, but is {every!r}.")
-        self._given = None if path is None else Path(path).absolute()
+        self._given = None if path is None else Path(path)
         self._every = every
+        self._at: Path | None = None  # within one fit, whatever folder the program goes to
         self._journal: Journal | None = None
         self._columns: list[str] | None = None
         self._row: Row = {}
@@ -63,10 +65,16 @@ class CSVLog(Callback):
 
     def on_begin(self, fit: Fit) -> None:
         """Go on in the file where the run goes on, or begin it."""
-        path = self._path(fit)
+        self._at = None
+        path = self._at = self._path(fit).absolute()
         if not fit.has_joined:
             check_plain(path)
-        self._journal = Journal(path, place_of, functools.partial(say_alone, fit))
+        self._journal = Journal(
+            path,
+            place_of,
+            functools.partial(say_alone, fit),
+            trouble=functools.partial(trouble_at, fit, path),
+        )
         self._columns, self._row = None, {}
         if fit.is_lead and fit.step == 0 and not fit.has_joined:
             self._journal.set_aside()
@@ -134,6 +142,8 @@ class CSVLog(Callback):
         self._validated = dict(state["validated"])
 
     def _path(self, fit: Fit) -> Path:
+        if self._at is not None:
+            return self._at
         path = self.writes_to(fit.directory)
         if path is None:
             raise ValueError(

@@ -32,6 +32,7 @@ from typing import Any
 
 from unisono.callbacks.callback import Callback, DoneStep, Fit, Times
 from unisono.callbacks.journal import Journal
+from unisono.callbacks.place import trouble_at
 from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
 from unisono.callbacks.words import say_alone
@@ -82,7 +83,18 @@ class EventLog(Callback):
             return
         if not fit.has_joined:
             check_plain(path)
-        journal = Journal(path, place_of, functools.partial(say_alone, fit))
+
+        def anew(place: float) -> bytes:
+            step = min(fit.step, math.ceil(min(place, fit.step)))
+            return encode("start", format=FORMAT, **{**_start(fit), "step": step})
+
+        journal = Journal(
+            path,
+            place_of,
+            functools.partial(say_alone, fit),
+            trouble=functools.partial(trouble_at, fit, path),
+            anew=anew,
+        )
 
         def begin() -> str:
             try:

@@ -28,7 +28,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from unisono.plainfile import open_plain
+from unisono.plainfile import is_at, open_plain
+from unisono.words import shown
 
 # Lines that a worker that is lost had not written yet: those held back, and some more.
 _KNOWN = 16
@@ -50,10 +51,22 @@ class Journal:
         path: the file; it and its folder are made when the first line is written.
         place_of: where a line of it belongs; lines that have a place ascend.
         say: where troubles are told.
+        trouble: says why nothing may be written there now; empty where it may.
+        anew: gives the lines with which a file begins in the place of one that was removed while
+            it was written, from the place of the first line that follows.
     """
 
-    def __init__(self, path: Path, place_of: PlaceOf, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        place_of: PlaceOf,
+        say: Callable[[str], None],
+        *,
+        trouble: Callable[[], str] = lambda: "",
+        anew: Callable[[float], bytes] = lambda place: b"",
+    ) -> None:
         self._path, self._place_of, self._say = path, place_of, say
+        self._trouble, self._anew = trouble, anew
         self._fd = -1
         self._known: deque[_Line] = deque(maxlen=_KNOWN)
         self._held: list[_Line] = []
@@ -165,13 +178,19 @@ class Journal:
         """Write what is held back, or all that the file lacks, and then `line`."""
         held, self._held = self._held, []
         self._wrote_at_s = time.monotonic()
+        if trouble := self._trouble():
+            self._complain(OSError(trouble))
+            return
+        is_anew = self._is_lost()
         if self._fd < 0 and not self._opens():
             return
         end, self._end = self._end, _NOWHERE
         try:
             with self._alone():
                 size = os.fstat(self._fd).st_size
-                if size != end:
+                if is_anew and size == 0:
+                    self._append(self._anew(min([math.inf, *(place for place, _ in held)])))
+                elif size != end:
                     self._last = self._place_of_last(size)
                     for place, make in self._known:
                         if place > self._last:
@@ -189,6 +208,17 @@ class Journal:
             self._complain(error)
         except MemoryError:  # a file of gigabytes without a line of the run
             self._complain(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
+
+    def _is_lost(self) -> bool:
+        """Tell whether another file has the name now, or none, and let go of this one then."""
+        if self._fd < 0 or is_at(self._path, self._fd):
+            return False
+        self._let_go()
+        self._say(
+            f"{shown(self._path, 1000)} was removed or replaced while it was written: what follows "
+            f"is in a file of that name, without what was there before."
+        )
+        return True
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -278,6 +308,6 @@ class Journal:
         if not self._has_complained:
             self._has_complained = True
             self._say(
-                f"{self._path} must be writable, but is not ({error.strerror or error}): lines are "
-                f"missing in it; training goes on."
+                f"{shown(self._path, 1000)} must be writable, but is not "
+                f"({error.strerror or error}): lines are missing in it; training goes on."
             )

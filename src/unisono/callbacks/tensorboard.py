@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from unisono.callbacks.callback import Callback, DoneStep, Fit
+from unisono.callbacks.place import trouble_at
 from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
 from unisono.callbacks.words import say_alone
 from unisono.plainfile import check_own_folder
 from unisono.whole import check_whole
+from unisono.words import shown
 
 NAME = "tensorboard"
-_FLUSH_EVERY_S = 5
+_FLUSH_EVERY_S, _LOOK_EVERY_S = 5, 1.0
 _KNOWN = 3
 
 
@@ -52,12 +54,15 @@ class TensorBoard(Callback):
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, every: int = 1) -> None:
         _check_installed()
-        self._given = None if path is None else Path(path).absolute()
+        self._given = None if path is None else Path(path)
+        self._at: Path | None = None  # within one fit, whatever folder the program goes to
         self._every = check_whole("every", every, at_least=1)
         self.writer: Any = None
         # The newest steps: what the worker that writes may have been lost over.
         self._known: deque[Scalars] = deque(maxlen=_KNOWN)
         self._has_begun = self._has_complained = False
+        self._file: Path | None = None
+        self._looked_at_s = 0.0
 
     def writes_to(self, directory: Path | None) -> Path | None:
         """See :class:`Callback`."""
@@ -65,7 +70,8 @@ class TensorBoard(Callback):
 
     def on_begin(self, fit: Fit) -> None:
         """Go on where the run goes on."""
-        path = self._path(fit)
+        self._at = None
+        path = self._at = self._path(fit).absolute()
         if self._given is None and not fit.has_joined:
             check_own_folder(path)
         self._known.clear()
@@ -113,6 +119,8 @@ class TensorBoard(Callback):
         self._close()
 
     def _path(self, fit: Fit) -> Path:
+        if self._at is not None:
+            return self._at
         path = self.writes_to(fit.directory)
         if path is None:
             raise ValueError(
@@ -132,6 +140,7 @@ class TensorBoard(Callback):
                 if self._given is None:
                     check_own_folder(self._path(fit))
                 self.writer = _open(self._path(fit), first)
+                self._file = max(_files(self._path(fit)), default=None)
                 for one in self._known:
                     one.write(self.writer)
             except OSError as error:
@@ -144,13 +153,36 @@ class TensorBoard(Callback):
             self._known.append(scalars._replace(values=values))
         else:
             self._known.append(scalars)
-        if self.writer is not None:
+        if self._is_lost():
+            self._begin_anew(fit)
+        elif self.writer is not None:
             try:
                 scalars.write(self.writer)
                 # To the kernel, which keeps it if this worker is killed.
                 self.writer.flush()
             except OSError as error:
                 self._complain(fit, error)
+
+    def _is_lost(self) -> bool:
+        """Tell, once a second, whether the file that is written has gone."""
+        now_s = time.monotonic()
+        if self.writer is None or now_s - self._looked_at_s < _LOOK_EVERY_S:
+            return False
+        self._looked_at_s = now_s
+        return self._file is not None and not os.path.lexists(self._file)
+
+    def _begin_anew(self, fit: Fit) -> None:
+        self._close()
+        path = self._path(fit)
+        if trouble := trouble_at(fit, path):
+            self._complain(fit, OSError(trouble))
+            return
+        say_alone(
+            fit,
+            f"the file of curves in {shown(path, 1000)} was removed while it was written: what "
+            f"follows is in a new one.",
+        )
+        self._look_who_writes(fit)
 
     def _complain(self, fit: Fit, error: OSError) -> None:
         self._close()
@@ -200,12 +232,12 @@ def _open(path: Path, first: int) -> Any:
 def _wait_for_a_later_name(path: Path) -> None:
     """Wait until the second is over in which another file was begun: names give the order."""
     now_s = int(time.time())
-    if any(f".{now_s:010d}." in name for name in _files(path)):
+    if any(f".{now_s:010d}." in file.name for file in _files(path)):
         time.sleep(max(0.0, now_s + 1 - time.time()))
 
 
-def _files(path: Path) -> list[str]:
-    return [file.name for file in path.glob("events.out.tfevents.*")]
+def _files(path: Path) -> list[Path]:
+    return list(path.glob("events.out.tfevents.*"))
 
 
 def _check_installed() -> None:

@@ -8,20 +8,79 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 from unisono.errors import CheckpointError
 from unisono.words import shown
 
-_claims: weakref.WeakValueDictionary[tuple[int, int], Claim] = weakref.WeakValueDictionary()
+Place = tuple[int, int]
+
+_claims: weakref.WeakValueDictionary[Place, Claim] = weakref.WeakValueDictionary()
 
 
 class Claim:
-    """Holds a folder as long as it lives; only :func:`claim` makes one. Final."""
+    """Holds a folder as long as it lives; only :func:`claim` makes one. Final.
 
-    def __init__(self, fd: int) -> None:
+    Attributes:
+        place: device and inode of the folder.
+    """
+
+    def __init__(self, fd: int, place: Place) -> None:
+        self.place = place
         self.let_go = weakref.finalize(self, os.close, fd)
+
+
+class Claims:
+    """The run directories that a job holds, found again when they go away. Final.
+
+    A directory that is removed or moved takes its lock with it, so another job could hold what is
+    made under its name.
+
+    Args:
+        say: where words for the user go.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._lock = threading.Lock()  # a checkpoint may be written while a worker asks
+        self._held: dict[str, Claim] = {}
+
+    def hold(self, directory: Path) -> None:
+        """Keep other processes out of what has this name now.
+
+        Raises:
+            CheckpointError: another process has it.
+        """
+        with self._lock:
+            held = self._held.get(str(directory))
+            if held is not None and held.place == place_of(directory):
+                return
+            made = claim(directory)
+            if made is None:
+                return
+            self._held[str(directory)] = made
+            if held is not None:
+                self._say(
+                    f"the run directory {shown(directory, 1000)} was removed or replaced while the "
+                    f"run was under way: the run goes on in what has that name now, and what it "
+                    f"had kept before is not there."
+                )
+
+    def let_go(self) -> None:
+        """Leave all of them to others."""
+        self._held.clear()
+
+
+def place_of(directory: Path) -> Place | None:
+    """Tell a directory from every other one, whatever its name; None where there is none."""
+    try:
+        seen = os.stat(directory)
+    except OSError:
+        return None
+    return seen.st_dev, seen.st_ino
 
 
 def claim(directory: Path) -> Claim | None:
@@ -56,7 +115,7 @@ def claim(directory: Path) -> Claim | None:
     except OSError:
         os.close(fd)
         return None
-    made = _claims[place] = Claim(fd)
+    made = _claims[place] = Claim(fd, place)
     return made
 
 

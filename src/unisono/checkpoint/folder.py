@@ -56,12 +56,20 @@ def write_folder(path: Path, contents: Mapping[str, Content]) -> None:
     beside.mkdir(parents=True)
     try:
         facts = {name: _write_synced(beside / name, contents[name]) for name in FILES}
-        _write_synced(beside / COMMIT, json.dumps(facts, indent=1).encode())
+        digests = {name: digest for name, (_, digest) in facts.items()}
+        commit = commit_of(digests, {name: size for name, (size, _) in facts.items()})
+        _write_synced(beside / COMMIT, commit)
         _sync_folder(beside)
         os.rename(beside, path)
         _sync_folder(path.parent)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def commit_of(digests: Mapping[str, str], sizes: Mapping[str, int]) -> bytes:
+    """Make the commit file from the SHA-256 and the bytes of each file."""
+    facts = {name: {"bytes": sizes[name], "sha256": digests[name]} for name in FILES}
+    return json.dumps(facts, indent=1).encode()
 
 
 def check_folder(path: Path, at_most: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
@@ -171,8 +179,8 @@ def _reading(path: Path, name: str) -> Iterator[BinaryIO]:
         raise CheckpointError(f"{name} must fit into memory, but does not.") from None
 
 
-def _write_synced(path: Path, content: Content) -> dict[str, Any]:
-    """Write a file; returns what the commit file says of it."""
+def _write_synced(path: Path, content: Content) -> tuple[int, str]:
+    """Write a file; returns its bytes and their SHA-256."""
     digest = hashlib.sha256()
     with open(path, "xb") as file:
         for piece in _pieces(content):
@@ -181,7 +189,7 @@ def _write_synced(path: Path, content: Content) -> dict[str, Any]:
         size = file.tell()
         file.flush()
         os.fsync(file.fileno())
-    return {"bytes": size, "sha256": digest.hexdigest()}
+    return size, digest.hexdigest()
 
 
 def _pieces(content: Content) -> Iterator[memoryview]:

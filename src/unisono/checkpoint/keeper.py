@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import errno
 import mmap
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from unisono.checkpoint.claim import Claims
+from unisono.checkpoint.folder import FILES, commit_of
 from unisono.checkpoint.places import Places
+from unisono.checkpoint.room import NO_ROOM, told_missing, told_room
 from unisono.checkpoint.slots import RUN_FILE, files_of, read_facts
 from unisono.checkpoint.store import Store
 from unisono.checkpoint.tensors import Data
@@ -76,17 +79,25 @@ def newest_kept(memory: mmap.mmap, loop: Mapping[str, Any]) -> Kept | None:
     return Kept.of(places, slot, facts["position"]["step"], loop["directory"], loop["keep"])
 
 
+class _AskedForError(OSError):
+    """A full disk that a test has asked for. Final."""
+
+
 class Keeper:
     """Writes snapshots as checkpoints, one after the other. Final.
 
     Args:
         say: where troubles are told.
         is_full: whether the disk is to be full for the n-th checkpoint, for tests.
+
+    Attributes:
+        claims: the directories that are this job's alone; nothing is written in others.
     """
 
     def __init__(
         self, say: Callable[[str], None], is_full: Callable[[int], bool] = lambda number: False
     ) -> None:
+        self.claims = Claims(say)
         self._say = say
         self._is_full = is_full
         self._thread: threading.Thread | None = None
@@ -117,7 +128,8 @@ class Keeper:
     def _write(self, memory: mmap.mmap, kept: Kept, done: Callable[[], None], number: int) -> None:
         try:
             if self._is_full(number):
-                raise OSError(errno.ENOSPC, "No space left on device (asked for)")
+                raise _AskedForError(errno.ENOSPC, "No space left on device (asked for)")
+            self.claims.hold(Path(kept.directory))
             with memoryview(memory) as whole, whole[kept.start : kept.stop] as slot:
                 store = Store(Path(kept.directory), kept.keep)
                 if not store.has(kept.step):
@@ -128,7 +140,7 @@ class Keeper:
                     last = _checked_after(files[RUN_FILE], mark, memory, kept)
                     store.write(kept.step, {**files, RUN_FILE: last})
         except (OSError, ValueError, CheckpointError) as error:
-            self._say(f"step {kept.step}: no checkpoint: {_told(error, kept)}")
+            self._say(f"step {kept.step}: no checkpoint: {_told(error, memory, kept)}")
         finally:
             memory[kept.busy_at : kept.busy_at + 1] = FREE
             done()
@@ -151,18 +163,21 @@ def _check_same(before: bytes, after: bytes) -> None:
         raise ValueError("a snapshot must stay as it is until it is written, but has changed")
 
 
-def _told(error: Exception, kept: Kept) -> str:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        num_bytes = kept.stop - kept.start
-        free = shutil.disk_usage(_existing(Path(kept.directory))).free
-        return (
-            f"the disk must have about {num_bytes:,} bytes free, but has {free:,} "
-            f"({max(0, num_bytes - free):,} too few); training goes on, the next one is tried."
-        )
-    return f"{str(error).removesuffix('.')}; training goes on, the next one is tried."
+def _told(error: Exception, memory: mmap.mmap, kept: Kept) -> str:
+    why = str(error).removesuffix(".")
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        with suppress(OSError, ValueError):
+            num_bytes = _bytes_of(memory, kept)
+            if isinstance(error, _AskedForError):
+                why = told_missing(num_bytes, 0)
+            else:
+                why = told_room(Path(kept.directory), num_bytes, error.errno)
+    return f"{why}; training goes on, the next one is tried."
 
 
-def _existing(path: Path) -> Path:
-    while not path.exists():
-        path = path.parent
-    return path
+def _bytes_of(memory: mmap.mmap, kept: Kept) -> int:
+    """Count the bytes of the checkpoint's files."""
+    with memoryview(memory) as whole, whole[kept.start : kept.stop] as slot:
+        files = files_of(slot, kept.blob_at)
+        sizes = {name: sum(memoryview(data).nbytes for data in files[name]) for name in FILES}
+    return sum(sizes.values()) + len(commit_of(dict.fromkeys(FILES, "0" * 64), sizes))

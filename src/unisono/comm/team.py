@@ -13,6 +13,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from unisono.comm.alone import Alone
 from unisono.comm.barrier import Barrier
@@ -30,6 +31,7 @@ from unisono.faults import Faults
 from unisono.world import World, world
 
 _CHUNK_BYTES = MAILBOX_BYTES - 1024
+_SAME_PROGRAM = "give every worker the same program and the same data"
 _LAST, _MORE = b"\0", b"\1"
 
 
@@ -239,28 +241,42 @@ class Team:
             if lead in heard:
                 return heard[lead]
 
-    def agree(self, facts: Mapping[str, object], purpose: str = "start of a loop") -> None:
+    def agree(
+        self,
+        facts: Mapping[str, object],
+        purpose: str = "start of a loop",
+        *,
+        known: Mapping[str, object] = MappingProxyType({}),
+        remedy: str = "",
+    ) -> None:
         """Check that every worker says the same. Collective: every rank calls it.
 
         Args:
             facts: what must not differ, by name; anything that JSON can hold.
             purpose: what for, as for :meth:`meet`.
+            known: what must not differ between workers that both tell it.
+            remedy: what to do where that differs.
 
         Raises:
             MismatchError: the first name whose value differs, with both values.
         """
-        message = json.dumps(facts, default=str).encode()
+        message = json.dumps([dict(facts), dict(known)], default=str).encode()
         heard = self.gather(message, purpose)
         said = {rank: json.loads(message) for rank, message in heard.items()}
         first = min(said)
-        for other, theirs in said.items():
-            for name, value in said[first].items():
-                if theirs.get(name) != value:
-                    raise MismatchError(
-                        f"{name} must be the same on every worker, but is {value!r} on rank "
-                        f"{first} and {theirs.get(name)!r} on rank {other}: give every worker the "
-                        f"same program and the same data."
-                    )
+        facts_here, known_here = said[first]
+        for other, (facts_there, known_there) in said.items():
+            both_know = [name for name in known_here if name in known_there]
+            for names, here, there, what_to_do in (
+                (facts_here, facts_here, facts_there, _SAME_PROGRAM),
+                (both_know, known_here, known_there, remedy),
+            ):
+                for name in names:
+                    if there.get(name) != here[name]:
+                        raise MismatchError(
+                            f"{name} must be the same on every worker, but is {here[name]!r} on "
+                            f"rank {first} and {there.get(name)!r} on rank {other}: {what_to_do}."
+                        )
 
     def _take(self, crew: Crew) -> None:
         self.crew = crew

@@ -19,7 +19,7 @@ as the number of threads may change bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -85,6 +85,31 @@ def fetcher(
     return _Reader(leaf, chosen, collator)
 
 
+def sample_reader(
+    dataset: Any, length: int, *, seed: int, stream: str
+) -> Callable[[int, int], Any]:
+    """Make a function that reads one sample of a map-style dataset, by (number, epoch).
+
+    Args:
+        dataset: map-style.
+        length: how many samples it has.
+        seed, stream: see :func:`fetcher`.
+    """
+    leaf = dataset
+    while type(leaf) is Subset:
+        leaf = leaf.dataset
+    reader = _Reader(leaf, None, Collator(seed, stream, None, length))
+
+    def read(number: int, epoch: int) -> Any:
+        within: Any = dataset
+        place = number
+        while type(within) is Subset:
+            within, place = within.dataset, int(within.indices[place])
+        return reader.sample(number, place, epoch)
+
+    return read
+
+
 class _Reader:
     """A :class:`Fetch` for datasets that are asked for samples. Final."""
 
@@ -109,6 +134,13 @@ class _Reader:
                 ]
             )
             return self._collator.collate(numbers, samples, epoch, again[0])
+
+    def sample(self, number: int, place: int, epoch: int) -> Any:
+        """Read one sample that is at `place` in the dataset below; raises as a call does."""
+        with num_threads(1):
+            if self._takes_many:
+                return self._read_many([number], [place], epoch, 0)
+            return self._read_one(number, place, epoch, 0)
 
     def _read_one(self, number: int, place: int, epoch: int, repeat: int) -> Any:
         if self._draws:

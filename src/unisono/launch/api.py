@@ -36,6 +36,7 @@ from unisono.launch.signals import Signals, signals_as_bytes
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
 from unisono.launch.supervise import supervise
+from unisono.seeding import fresh_seed
 from unisono.world import num_devices, threads_per_worker, world
 
 
@@ -74,8 +75,8 @@ def launch(
             with ``torch.cuda.set_device(LOCAL_RANK)``, and so on. By default as the environment
             says.
         debug: have torch compare what ranks call, and show where native code fails.
-        backend: ``"unisono"``: process groups that `fn` asks of gloo are made by the backend
-            ``unisono``, and torch still says that they are gloo's.
+        backend: what runs the gloo process groups of `fn`: ``"gloo"``, or the backend
+            ``"unisono"``, which torch then reports as gloo.
 
     Raises:
         ValueError: `backend` is neither ``"gloo"`` nor ``"unisono"``.
@@ -167,7 +168,7 @@ def _job(
         sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),  # as Python does
         num_workers=workers,
         threads=threads,
-        seed=int.from_bytes(os.urandom(7), "little"),
+        seed=fresh_seed(),
         recovers=recovers,
         backend=backend,
         payload=call,

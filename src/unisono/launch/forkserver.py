@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from unisono.comm.channel import Channel
+from unisono.comm.lifeline import Lifeline
 
 # Native libraries read these when they are loaded, so a running server cannot follow a change.
 _READ_AT_LOAD = (
@@ -39,7 +40,7 @@ _OVERRIDES = {
 _START = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
     "sys.argv[3] in sys.path or sys.path.append(sys.argv[3]); "
-    "from unisono.launch.server import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+    "from unisono.launch.server import main; main(*map(int, (*sys.argv[1:3], sys.argv[4])))"
 )
 
 
@@ -47,9 +48,14 @@ class ForkServer:
     """A running server. Final; made by :meth:`start`."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], channel: Channel, environ: dict[str, str]
+        self,
+        process: subprocess.Popen[bytes],
+        channel: Channel,
+        lifeline: Lifeline,
+        environ: dict[str, str],
     ) -> None:
         self.channel = channel
+        self._lifeline = lifeline
         self._process = process
         self._environ = environ
 
@@ -57,19 +63,22 @@ class ForkServer:
     def start(cls, environ: Mapping[str, str]) -> ForkServer:
         """Start a server; returns at once, while it still loads torch."""
         ours, theirs = Channel.pair()
+        lifeline = Lifeline()
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         package_folder = str(Path(__file__).resolve().parents[2])
-        arguments = [str(theirs.fileno()), str(os.getpid()), package_folder]
+        fds = [theirs.fileno(), lifeline.theirs.fileno()]
+        arguments = [str(fds[0]), str(os.getpid()), package_folder, str(fds[1])]
         with _without_interrupts():
             process = subprocess.Popen(
                 [sys.executable, *flags, "-c", _START, *arguments],
                 env={**environ, **_OVERRIDES},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=fds,
             )
         theirs.close()
-        return cls(process, ours, read_at_load(environ))
+        lifeline.tie(process.pid)
+        return cls(process, ours, lifeline, read_at_load(environ))
 
     @property
     def pid(self) -> int:
@@ -110,6 +119,7 @@ class ForkServer:
         self._process.kill()
         self._process.wait()
         self.channel.close()
+        self._lifeline.close()
 
     def close(self) -> None:
         """End the server: it leaves when it sees the end of the channel, or is made to."""
@@ -120,6 +130,7 @@ class ForkServer:
             # It may be in the middle of loading torch.
             self._process.kill()
             self._process.wait()
+        self._lifeline.close()
 
 
 @contextmanager

@@ -37,7 +37,7 @@ class Job:
         threads: how many threads each of them computes with.
         seed: where random generators start that no caller brings; the same on every worker.
         recovers: whether lost workers are made up for.
-        backend: what makes the process groups that a program asks of gloo.
+        backend: what runs the program's gloo process groups: gloo or unisono.
         master_port: at which ranks meet where the program does not say it; None without a network.
         payload: the pickled call; empty for scripts and modules.
     """

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from unisono.checkpoint.claim import Claim, claim
 from unisono.checkpoint.keeper import Keeper, Kept, newest_kept
 from unisono.checkpoint.places import Places
 from unisono.comm.channel import Message
@@ -75,7 +74,6 @@ class Reception:
         self._wake = wake
         self._say = say
         self._memories = SharedMemories()
-        self._claims: set[Claim | None] = set()
         self._to_remove: set[str] = set()
         self._writing: tuple[Kept, int | None] | None = None
         self._to_write: list[tuple[Kept, int | None, bool]] = []
@@ -191,7 +189,7 @@ class Reception:
         """Let go of everything once the workers have ended; remove what they have left half."""
         self._keeper.wait()
         self._memories.close()
-        self._claims.clear()
+        self._keeper.claims.let_go()
         for path in self._to_remove:
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -243,7 +241,7 @@ class Reception:
 
     def _claim(self, header: Mapping[str, Any]) -> str:
         try:
-            self._claims.add(claim(Path(header["directory"])))
+            self._keeper.claims.hold(Path(header["directory"]))
         except CheckpointError as error:
             return str(error)
         return ""

@@ -19,6 +19,7 @@ from unisono.launch.report import exit_status, failure_message, interrupt_messag
 from unisono.launch.signals import ENDING_SIGNALS, signals_as_bytes
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.supervise import supervise
+from unisono.seeding import fresh_seed
 from unisono.words import say
 
 
@@ -79,7 +80,7 @@ def _job(
         sys_path=(),
         num_workers=workers,
         threads=threads,
-        seed=int.from_bytes(os.urandom(7), "little"),
+        seed=fresh_seed(),
         recovers=recovers,
         backend=backend,
     )

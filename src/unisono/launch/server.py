@@ -4,7 +4,8 @@
              ◄─forked, exited──        └─fork──► the store of torch.distributed, if it is needed
 
 Invariant: one thread, so that forking is safe; no worker outlives it (their parent-death signal)
-and it does not outlive its launcher (end of the channel, or another parent).
+and it does not outlive its launcher (the kernel sees to that, with a lifeline; and it sees the end
+of the channel, or another parent).
 """
 
 from __future__ import annotations
@@ -32,15 +33,22 @@ PRELOADED = ("torch", "torch._dynamo", "numpy.random", "cloudpickle", "unisono.t
 _PARENT_CHECK_S = 0.5
 
 
-def main(channel_fd: int, launcher_pid: int) -> NoReturn:
-    """Load torch, then serve until the launcher is gone."""
+def main(channel_fd: int, launcher_pid: int, lifeline_fd: int) -> NoReturn:
+    """Load torch, then serve until the launcher is gone.
+
+    Args:
+        channel_fd: the way to the launcher.
+        launcher_pid: that process.
+        lifeline_fd: what is kept open, so that the kernel ends this process with the launcher.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Held back by the launcher since before this process began.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     channel = Channel.from_fd(channel_fd)
+    os.set_inheritable(lifeline_fd, False)
     with _ended_with_launcher(channel_fd):
         load()
-    _Server(channel, launcher_pid).serve()
+    _Server(channel, launcher_pid, lifeline_fd).serve()
 
 
 def load() -> None:
@@ -84,8 +92,9 @@ def _ended_with_launcher(channel_fd: int) -> Iterator[None]:
 class _Server:
     """The loop: requests from the launcher, deaths of the children."""
 
-    def __init__(self, channel: Channel, launcher_pid: int) -> None:
+    def __init__(self, channel: Channel, launcher_pid: int, lifeline_fd: int) -> None:
         self._channel = channel
+        self._lifeline_fd = lifeline_fd
         self._launcher_pid = launcher_pid
         self._rank_of_pid: dict[int, int] = {}
         self._store_pid: int | None = None
@@ -169,6 +178,7 @@ class _Server:
         signal.set_wakeup_fd(-1)
         for owned in (self._selector, self._channel, self._wakeup, self._wakeup_writing):
             owned.close()
+        os.close(self._lifeline_fd)
         # Those of later ranks, whose requests came while torch was loading.
         for fd in (fd for message in self._waiting for fd in message.fds):
             os.close(fd)

@@ -19,10 +19,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from unisono.checkpoint.folder import COMMIT, TooLargeError, check_folder, check_size, read_file
-from unisono.checkpoint.needs import bytes_of_model, memory_bytes
 from unisono.checkpoint.store import Store
 from unisono.device import HOST, is_computed_on
 from unisono.errors import CheckpointError
+from unisono.state.file_bounds import bytes_of_model, memory_bytes
 from unisono.state.weights import place_of, plain_names, tensors_of
 from unisono.words import shown
 

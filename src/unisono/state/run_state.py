@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from unisono.comm.team import Team
 from unisono.errors import UnisonoError
 from unisono.state.buffers import named_buffers
 from unisono.state.contents import named_parameters
+from unisono.state.given import Given
 from unisono.state.keys import FORMAT, STATE_PREFIX
 from unisono.state.modes import apply_modes, modes_of
 from unisono.state.optimizer_state import check_told, group_options, take_state
@@ -45,15 +46,21 @@ class RunState:
         position: how far the run has come.
         state: what the program wants kept.
         last: what the last step said, and what else the trainer notes; plain JSON.
+        given: what the program gave when the run first began.
     """
 
     model: nn.Module
     optimizer: Optimizer
+    resume_options: InitVar[str] = "checkpoint"
     position: Position = field(default_factory=Position)
     state: dict[str, Any] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
+    given: Given = field(init=False)
     _modes: dict[str, Any] = field(default_factory=dict)
     _flags: tuple[Any, ...] = ()
+
+    def __post_init__(self, resume_options: str) -> None:
+        self.given = Given(self.model, self.optimizer, self.state, resume_options)
 
     @property
     def has_lost_schedule(self) -> bool:
@@ -84,6 +91,7 @@ class RunState:
             "identity": dict(identity),
             "state": packed,
             "last": self.last,
+            "given": self.given.first,
             "groups": group_options(self.optimizer),
             "modes": self._modes_now(was_left=was_left),
             "numbers": numbers,
@@ -151,7 +159,7 @@ class RunState:
 
     def _apply_rest(self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         self.position.move_to(**facts["position"])
-        self.last = facts["last"]
+        self.last, self.given.first = facts["last"], facts["given"]
         unpack(facts["state"], tensors, self.state)
 
     def _modes_now(self, *, was_left: bool) -> dict[str, Any]:

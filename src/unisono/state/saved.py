@@ -50,8 +50,8 @@ class Snapshot:
     def from_files(cls, files: Mapping[str, bytes]) -> Snapshot:
         """Read it from the three files.
 
-        Those of older versions know nothing of ``state``, ``last``, ``strides`` and ``modes``:
-        empty here.
+        Those of older versions know nothing of ``state``, ``last``, ``strides``, ``modes`` and
+        ``given``: empty here.
 
         Raises:
             CheckpointError: a file is not of its format.
@@ -65,7 +65,7 @@ class Snapshot:
                 f"its files must have their formats, but: {shown(error)}."
             ) from None
         if isinstance(facts, dict):
-            facts = {"state": {}, "last": {}, "strides": {}, "modes": {}, **facts}
+            facts = {"state": {}, "last": {}, "strides": {}, "modes": {}, "given": {}, **facts}
         _check_facts(facts)
         for name in facts["strides"].keys() & optimizer.keys():
             optimizer[name] = _laid_out(name, optimizer[name], facts["strides"][name])
@@ -128,6 +128,7 @@ def _check_facts(facts: Any) -> None:
         or not isinstance(facts.get("state"), dict)
         or not isinstance(facts.get("last"), dict)
         or not isinstance(facts.get("strides"), dict)
+        or not isinstance(facts.get("given"), dict)
         or not are_modes(facts.get("modes"))
     ):
         raise CheckpointError("run.json must have the form that this version writes, but has not.")

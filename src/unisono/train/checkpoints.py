@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono import device
-from unisono.checkpoint.claim import Claim, claim
+from unisono.checkpoint.claim import Place, place_of
 from unisono.checkpoint.every import Every
 from unisono.checkpoint.folder import FILES, read_file
 from unisono.checkpoint.keeper import Keeper, Kept
@@ -90,13 +90,14 @@ class Checkpoints:
         self._turn = Turn(self.directory)
         self._every = None if every is None else Every.read(every)
         self._resume = resume == "auto"
-        self._say = say
+        self.say = say
         faults = read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         self._keeper = Keeper(say, lambda number: disk_full(faults, number))
         self._kept_at_s = time.monotonic()
         self._kept_step: int | None = None
         self._kept_by: int | None = None
-        self._claimed: Claim | None = None
+        self._place: Place | None = None
+        self._is_kept_elsewhere = False
 
     @property
     def kept_step(self) -> int | None:
@@ -129,6 +130,7 @@ class Checkpoints:
             self.directory = Path(directory)
             self._turn = Turn(self.directory)
             self._turn.take()
+        self._place = place_of(self.directory)
 
     def find(
         self,
@@ -156,11 +158,11 @@ class Checkpoints:
             return None
         snapshot, entry, passed_over = self._store.newest(Snapshot.from_files, at_most)
         for other in passed_over:
-            self._say(f"checkpoint {other.path.name} is passed over: {other.trouble}")
+            self.say(f"checkpoint {other.path.name} is passed over: {other.trouble}")
         if snapshot is None or entry is None:
             self._set_aside(-1)
             if num_restarts(os.environ) and not passed_over:
-                self._say(
+                self.say(
                     f"the job was started again, but {self.directory} has no checkpoint to go on "
                     f"from: the run begins anew. Let `directory` have the same name in each start, "
                     f"without a time or the number of a process."
@@ -169,20 +171,20 @@ class Checkpoints:
         position = Position(**snapshot.facts["position"])
         if totals.are_passed(position):
             compare(snapshot.facts["identity"], of_every_loop(identity))
-            self._say(
+            self.say(
                 f"nothing to do here: the run has come to step {position.step} already, with "
                 f"checkpoint {entry.path.name} in {self._store.folder}; a later call goes on there"
             )
             return Found(str(entry.path), snapshot, is_ahead=True)
         for warning in compare(snapshot.facts["identity"], identity):
-            self._say(warning)
+            self.say(warning)
         if position.batch >= plan.steps_per_epoch:
             raise CheckpointError(
                 f"a checkpoint must be of a place within an epoch of {plan.steps_per_epoch} steps, "
                 f"but {entry.path.name} is of {snapshot.facts['position']}: it was changed."
             )
         self._set_aside(position.step)
-        self._say(f"going on from checkpoint {entry.path.name} in {self._store.folder}")
+        self.say(f"going on from checkpoint {entry.path.name} in {self._store.folder}")
         return Found(str(entry.path), snapshot, is_ahead=False)
 
     def read(self, path: str) -> Snapshot:
@@ -200,6 +202,8 @@ class Checkpoints:
 
     def is_due(self, after: Position) -> bool:
         """Tell, as the lead, whether a checkpoint is due at this place."""
+        if self._is_kept_elsewhere:
+            return True
         if self._kept_by is not None and self._kept_by not in self._team.crew.ranks:
             # The lead before was lost, perhaps before it could ask for what was due.
             return True
@@ -219,6 +223,7 @@ class Checkpoints:
             wait: return on the lead only when it is on the disk, or has failed.
         """
         is_new = self._kept_step != step
+        self._is_kept_elsewhere = False
         self._kept_step, self._kept_at_s = step, time.monotonic()
         self._kept_by = self._team.crew.lead
         if not self._team.is_lead:
@@ -232,9 +237,27 @@ class Checkpoints:
         if wait:
             self._keeper.wait()
 
+    def hold(self) -> str:
+        """See that the run directory is the one that the run has begun in; any rank may ask.
+
+        What has its name now is claimed, if it was removed or replaced, and a checkpoint is due.
+
+        Returns:
+            Why nothing may be written there; empty where all is well.
+        """
+        if self._place is None or place_of(self.directory) == self._place:
+            return ""
+        try:
+            self._claim()
+        except CheckpointError as error:
+            return str(error)
+        self._place = place_of(self.directory) or self._place
+        self._is_kept_elsewhere = self._kept_step is not None
+        return ""
+
     def tell_slow_disk(self, waited_s: float) -> None:
         """Say that training waits for an earlier checkpoint to be written."""
-        self._say(
+        self.say(
             f"training has waited {waited_s:.0f} s for the disk to take the checkpoint before: "
             f"look at {self.directory}, or let checkpoints be rarer."
         )
@@ -242,13 +265,13 @@ class Checkpoints:
     def _claim(self) -> None:
         """Keep other jobs out of the directory as long as this one lasts."""
         if not isinstance(self._team.host, Link):
-            self._claimed = claim(self.directory)
+            self._keeper.claims.hold(self.directory)
         elif reason := self._team.host.claim(str(self.directory)):
             raise CheckpointError(reason)
 
     def _set_aside(self, step: int) -> None:
         for name in self._store.set_aside(step):
-            self._say(f"checkpoint {name} is of another past and is set aside")
+            self.say(f"checkpoint {name} is of another past and is set aside")
 
 
 def identity(plan: SamplePlan, fixed: Mapping[str, Any]) -> dict[str, Any]:

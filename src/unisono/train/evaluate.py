@@ -66,7 +66,8 @@ def evaluate(
         ValueError: a mean and a metric have the same name.
     """
     measured_by = metrics.facts if metrics else None
-    agree_on(plan, team, "evaluate", **{"`metrics`": measured_by, **facts})
+    more = {"`metrics`": measured_by, **facts}
+    agree_on(dataset, plan, team, loader_workers, "evaluate", **more)
     with sweep(model, dataset, plan, loader_workers, collate_fn, pin_memory) as parts_of:
 
         def compute(shards: Sequence[int]) -> bytes:

@@ -154,6 +154,10 @@ class FitUnderWay:
 
         return run.history.together(purpose, act).decode()
 
+    def check_directory(self) -> str:
+        """See :class:`Fit`."""
+        return "" if self._run.checkpoints is None else self._run.checkpoints.hold()
+
     def stop(self, why: str) -> None:
         """See :class:`Fit`."""
         self._run.stop()

@@ -10,23 +10,17 @@ advice.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import select
-import signal
 import struct
-import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
 
-from unisono.comm.lifeline import die_with
+from unisono.data.fork import said_by_fork
 from unisono.world import World
 
 SLOWER_BY = 1.2
@@ -133,73 +127,8 @@ def in_a_fork(measure: Callable[[], float], timeout_s: float) -> float | None:
         The number, or None: it raised, took too long, the system has no process to give, or this
         one has several threads, whose locks a fork might find taken.
     """
-    if threading.active_count() > 1:
-        return None
-    try:
-        reading, writing = os.pipe()
-    except OSError:
-        return None
-    try:
-        pid = _forked(measure, writing)
-        try:
-            return _read(reading, min(max(timeout_s, 0.0), LONGEST_S))
-        finally:
-            _end(pid)
-    except OSError:
-        return None
-    finally:
-        os.close(reading)
-
-
-def _forked(measure: Callable[[], float], writing: int) -> int:
-    """Let a process write the number; the end of the pipe that it writes to is closed here."""
-    parent_pid = os.getpid()
-    try:
-        with warnings.catch_warnings():
-            # Python 3.12 warns of the threads of numerical libraries, which compute with one here.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if pid == 0:
-            _measure_and_leave(measure, writing, parent_pid)
-        return pid
-    finally:
-        os.close(writing)
-
-
-def _measure_and_leave(measure: Callable[[], float], writing: int, parent_pid: int) -> NoReturn:
-    try:
-        if die_with(parent_pid):
-            _be_first_to_go()
-            silence = os.open(os.devnull, os.O_RDWR)
-            for fd in (0, 1, 2):
-                os.dup2(silence, fd)
-            os.write(writing, _NUMBER.pack(measure()))
-    finally:
-        os._exit(0)
-
-
-def _be_first_to_go() -> None:
-    """Where memory is short, have the system kill this process, not one that trains."""
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
-
-
-def _read(reading: int, timeout_s: float) -> float | None:
-    # Unlike `select`, this takes every file descriptor.
-    waiting = select.poll()
-    waiting.register(reading, select.POLLIN)
-    if not waiting.poll(math.ceil(timeout_s * 1000)):
-        return None
-    data = os.read(reading, _NUMBER.size)
+    data = said_by_fork(lambda: _NUMBER.pack(measure()), min(timeout_s, LONGEST_S))
     return float(_NUMBER.unpack(data)[0]) if len(data) == _NUMBER.size else None
-
-
-def _end(pid: int) -> None:
-    """End a child that is still there; the program may have had it waited for."""
-    with contextlib.suppress(OSError):
-        if os.waitpid(pid, os.WNOHANG) == (0, 0):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
 
 
 def joined(batches: Sequence[Any]) -> Any:

@@ -161,7 +161,7 @@ class Predictor:
         """
         path = self._path
         facts = {"whether there is a `path`": path is not None, **self._facts}
-        agree_on(self._plan, self._team, "predict", **facts)
+        agree_on(self._dataset, self._plan, self._team, self._reading[0], "predict", **facts)
         partial = None if path is None else Path(self._tell(lambda: self._begin(path))["partial"])
         reading = (self._model, self._dataset, self._plan, *self._reading)
         try:

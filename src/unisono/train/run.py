@@ -27,8 +27,11 @@ from unisono.comm.host import Live, Passed
 from unisono.comm.team import Team
 from unisono.data.collating import Collate
 from unisono.data.fetch import fetcher
+from unisono.data.fingerprint import REMEDY, fingerprint
+from unisono.data.length import length_of
 from unisono.data.loader import Loader
 from unisono.data.sampler import Sampler
+from unisono.device import drawn_without_seed, notices
 from unisono.exchange.choice import chosen
 from unisono.exchange.memory import RunMemory
 from unisono.plan.samples import NUM_SEEDS, SamplePlan
@@ -78,7 +81,8 @@ class Run:
         optimizer: over the model's parameters.
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the number of cores, at most 8, or the number of workers if larger.
-        seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴.
+        seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴. Weights
+            are drawn before: call ``torch.manual_seed`` before the model is made.
         directory: where checkpoints are kept; None: nowhere. Where workers name different ones, as
             with a time in the name, all take rank 0's at the first loop.
         checkpoint_every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``;
@@ -86,9 +90,13 @@ class Run:
         keep: how many checkpoints stay.
         resume: ``"auto"``: the first loop goes on from the newest checkpoint that is whole;
             ``"never"``: it begins anew.
+        resume_options: where the program gives other options of the optimizer or of a schedule than
+            when the run began, or has other parameters fixed (it is told which): ``"checkpoint"``:
+            those that the run began with stay; ``"program"``: the new ones are taken, and a
+            schedule has the rates of one that was given them at the start.
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
-            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates; ``math.inf``
-            only has it found, for ``step.gradient_norm`` and the event file.
+            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates, in the model's
+            order; ``math.inf`` only has it found, for ``step.gradient_norm`` and the event file.
         clip_value: what the magnitude of each element of the mean gradients is clamped to.
         grad_scaler: for passes in float16: `Step.backward` scales the loss, gradients are unscaled
             before they are clipped, and a step in which they are not finite is skipped, on all
@@ -119,6 +127,7 @@ class Run:
         checkpoint_every: int | str | None = None,
         keep: int = 3,
         resume: str = "auto",
+        resume_options: str = "checkpoint",
         clip_norm: float | None = None,
         clip_value: float | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
@@ -144,7 +153,8 @@ class Run:
             )
         self.model, self.optimizer = model, optimizer
         self.shards, self.seed = shards, seed
-        self._kept = RunState(model, optimizer)
+        self._is_unseeded = drawn_without_seed()
+        self._kept = RunState(model, optimizer, resume_options)
         if self._scaling is not None:
             self.state[SCALER_KEY] = grad_scaler
         extra_state = ExtraState(model)
@@ -169,7 +179,7 @@ class Run:
         self._engine: StepEngine | None = None
         self._memory: RunMemory | None = None
         self._plan: SamplePlan | None = None
-        self._has_looked = False
+        self._has_looked = self._has_told_slow = False
         self._goes_on = False
         self.has_joined = self.is_ahead = False
         self.team.host.note_ready()
@@ -248,8 +258,13 @@ class Run:
             )
         if not self.is_ahead:
             self._plan = plan
+        self._tell_unseeded()
         order = SamplerOrder(plan, self._kept, self.team)
-        self.history.together("start of a loop", lambda: self._agree(plan, order, totals))
+
+        def agree() -> bytes:
+            return self._agree(plan, order, totals, self._known(dataset, loader_workers))
+
+        self.history.together("start of a loop", agree)
         fetch = fetcher(
             dataset,
             seed=self.seed,
@@ -306,6 +321,7 @@ class Run:
                 f"run's `go_on()` first, or leave out the callback that stopped it"
             )
         if self._is_over(totals):
+            self._tell_finished(totals)
             return
         if self._engine is not None:
             raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
@@ -338,6 +354,40 @@ class Run:
                 step.check_finished()
                 if not step.is_done:
                     under_way.undo()
+
+    def _tell_unseeded(self) -> None:
+        """Say once that weights are others in each start, where this is a start."""
+        is_mine = self.team.position == 0 and not self.history.is_behind
+        if not (self._is_unseeded and is_mine) or self.position.step or self.is_ahead:
+            return
+        line = (
+            f"random numbers were drawn without a seed before this run was made, so weights that "
+            f"come from them differ from one start to the next, and so will its result; `seed` "
+            f"covers training alone: write `torch.manual_seed({self.seed})` before the model is "
+            f"made"
+        )
+        if not notices():
+            notices().add(line)
+            self.say(line)
+
+    def _tell_finished(self, totals: Totals) -> None:
+        """Say why a loop gives nothing, unless that is said elsewhere."""
+        is_told = self._is_stopped or self.is_ahead or self.history.is_behind
+        if is_told or self.team.position or not self.position.step:
+            return
+        asked = " and ".join(
+            f"`{name}={total}`"
+            for name, total in (("epochs", totals.epochs), ("steps", totals.steps))
+            if total is not None
+        )
+        more = "totals count from the beginning of a run, so pass higher ones to go on"
+        if totals.are_passed(self.position):
+            self.say(f"the run has come to step {self.position.step}, past {asked}: {more}")
+        else:
+            self.say(
+                f"the run is already finished: nothing to do, as it has come to step "
+                f"{self.position.step}, which is all of {asked}; {more}"
+            )
 
     def _is_over(self, totals: Totals) -> bool:
         return self._is_stopped or totals.are_reached(self.position)
@@ -395,18 +445,45 @@ class Run:
             return
         fixed = identity(plan, self.fixed)
         taken_up = take_up(
-            self.checkpoints, self._kept, plan, totals, fixed, self.team, self.history
+            *(self.checkpoints, self._kept, plan, totals, fixed, self.team, self.history),
+            is_first=not self.is_ahead,
         )
         if taken_up is TakenUp.HERE:
             self._plan = plan
         self.is_ahead = taken_up is TakenUp.AHEAD
         self._has_looked = not self.is_ahead
 
-    def _agree(self, plan: SamplePlan, order: SamplerOrder, totals: Totals) -> bytes:
+    def _known(self, dataset: Any, loader_workers: int) -> dict[str, object]:
+        """Look at the data set, where there are other workers to compare it with."""
+        length = length_of(dataset)
+        if self.team.size == 1 or self.is_ahead:
+            return {"dataset length": length}
+        seen = fingerprint(
+            dataset,
+            length,
+            seed=self.seed,
+            stream="train",
+            epoch=self.position.epoch,
+            in_fork=loader_workers > 0,
+        )
+        if seen.is_slow and self.team.position == 0 and not self._has_told_slow:
+            self._has_told_slow = True
+            self.say(
+                "samples are not compared between the workers, as to read one takes more than "
+                "10 ms; that all have the same data set is known by its length alone"
+            )
+        return {"dataset length": length, **seen.facts}
+
+    def _agree(
+        self,
+        plan: SamplePlan,
+        order: SamplerOrder,
+        totals: Totals,
+        known: dict[str, object],
+    ) -> bytes:
         self.team.agree(
             {
                 "the step that the run has come to": self.position.step,
-                "dataset length": plan.num_samples,
                 "`batch_size`": plan.batch_size,
                 "`shards`": plan.shards,
                 "`seed`": plan.seed,
@@ -420,6 +497,8 @@ class Run:
                 **told_modes(self.model, self.optimizer),
                 "the number of threads": threads_per_worker(),
                 "torch's version": torch.__version__,
-            }
+            },
+            known={**known, "samples of an epoch": plan.num_samples},
+            remedy=REMEDY,
         )
         return b""

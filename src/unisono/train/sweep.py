@@ -20,6 +20,7 @@ from unisono.c10d.forbidden import IN_A_PASS, collectives_watched, forbid
 from unisono.comm.team import Team
 from unisono.data.collating import Collate
 from unisono.data.fetch import fetcher
+from unisono.data.fingerprint import REMEDY, fingerprint
 from unisono.data.loader import Loader, Place
 from unisono.device import generators_put_back, num_threads, seed_generators
 from unisono.plan.samples import SamplePlan
@@ -132,21 +133,33 @@ def _watching(model: nn.Module) -> Callable[[], None]:
     return check
 
 
-def agree_on(plan: SamplePlan, team: Team, purpose: str, **more: object) -> None:
+def agree_on(
+    dataset: Any, plan: SamplePlan, team: Team, loader_workers: int, purpose: str, **more: object
+) -> None:
     """Check that all workers go over the same samples in the same company. Collective.
 
     Args:
-        plan: of the samples.
+        dataset: the samples.
+        plan: of them.
         team: the workers.
+        loader_workers: as for training.
         purpose: what for, as for :meth:`Team.meet`.
         more: what else must not differ, by name.
 
     Raises:
         MismatchError: they do not.
     """
-    team.agree(
-        {"dataset length": plan.num_samples, "`batch_size`": plan.batch_size, **more}, purpose
-    )
+    known: dict[str, object] = {"dataset length": plan.num_samples}
+    if team.size > 1:
+        known |= fingerprint(
+            dataset,
+            plan.num_samples,
+            seed=plan.seed,
+            stream="evaluate",
+            epoch=0,
+            in_fork=loader_workers > 0,
+        ).facts
+    team.agree({"`batch_size`": plan.batch_size, **more}, purpose, known=known, remedy=REMEDY)
 
 
 def by_all_workers(

@@ -7,11 +7,11 @@ import json
 from enum import Enum, auto
 from typing import Any
 
-from unisono.checkpoint.needs import bytes_at_most
 from unisono.comm.history import History
 from unisono.comm.team import Team
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
+from unisono.state.file_bounds import bytes_at_most
 from unisono.state.run_state import RunState
 from unisono.train.checkpoints import Checkpoints, Found
 from unisono.train.totals import Totals
@@ -33,6 +33,8 @@ def take_up(
     identity: dict[str, Any],
     team: Team,
     history: History,
+    *,
+    is_first: bool,
 ) -> TakenUp:
     """Go on from the newest checkpoint, if there is one. Collective: every rank calls it.
 
@@ -46,6 +48,7 @@ def take_up(
         totals: how far the loop that is about to begin goes.
         identity: the run's.
         team, history: the workers, and what they have done together.
+        is_first: whether nothing was found before; else all has been said.
 
     Returns:
         What was found.
@@ -55,6 +58,7 @@ def take_up(
         CheckpointError: the run was another one, or its state does not fit this model.
     """
     found: Found | None = None
+    kept.given.look()
 
     def speak() -> bytes:
         nonlocal found
@@ -74,6 +78,9 @@ def take_up(
         if found is None:
             return json.dumps(where).encode()
         facts = found.snapshot.facts
+        if is_first:
+            for line in kept.given.told(facts["given"]):
+                checkpoints.say(line)
         told = {name: facts[name] for name in ("position", "last")}
         told |= {"path": found.path, "is_ahead": found.is_ahead}
         return json.dumps({**where, **told}).encode()
@@ -102,4 +109,5 @@ def take_up(
         # Until that later loop the program may still add to its optimizer, say.
         with contextlib.suppress(*[CheckpointError] * is_ahead):
             kept.apply(snapshot)
+            kept.given.take(snapshot.facts["given"])
     return TakenUp.AHEAD if is_ahead else TakenUp.HERE

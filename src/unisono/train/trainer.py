@@ -45,10 +45,12 @@ class Trainer:
         model: on the CPU.
         optimizer: over the model's parameters.
         loss: takes (model, batch) of one shard to its mean loss, to ``(sum, weight)``, or to a
-            dict with ``"loss"`` and further scalars, which are averaged exactly the same way.
+            dict with ``"loss"`` and further scalars, which are averaged exactly the same way. A sum
+            is differentiated, then the gradients are divided by the weight of the whole batch.
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the number of cores, at most 8, or the number of workers if larger.
-        seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴.
+        seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴. Weights
+            are drawn before: call ``torch.manual_seed`` before the model is made.
         directory: where checkpoints are kept; None: nowhere. Where workers name different ones, as
             with a time in the name, all take rank 0's at the first `fit`.
         checkpoint_every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``;
@@ -56,9 +58,13 @@ class Trainer:
         keep: how many checkpoints stay.
         resume: ``"auto"``: the first `fit` goes on from the newest checkpoint that is whole;
             ``"never"``: it begins anew.
+        resume_options: where the program gives other options of the optimizer or of a schedule than
+            when the run began, or has other parameters fixed (it is told which): ``"checkpoint"``:
+            those that the run began with stay; ``"program"``: the new ones are taken, and a
+            schedule has the rates of one that was given them at the start.
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
-            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates; ``math.inf``
-            only has it found, for ``step.gradient_norm`` and the event file.
+            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates, in the model's
+            order; ``math.inf`` only has it found, for ``step.gradient_norm`` and the event file.
         clip_value: what the magnitude of each element of the mean gradients is clamped to.
         precision: ``"fp32"``: the loss is computed as it is written; ``"bf16"``, ``"fp16"``: with
             autocast, ``"fp16"`` with a scaled loss. A step whose gradients overflow is then
@@ -100,6 +106,7 @@ class Trainer:
         checkpoint_every: int | str | None = None,
         keep: int = 3,
         resume: str = "auto",
+        resume_options: str = "checkpoint",
         clip_norm: float | None = None,
         clip_value: float | None = None,
         precision: str = "fp32",
@@ -130,6 +137,7 @@ class Trainer:
             checkpoint_every=checkpoint_every,
             keep=keep,
             resume=resume,
+            resume_options=resume_options,
             clip_norm=clip_norm,
             clip_value=clip_value,
             grad_scaler=scaler_for(precision, grad_scaler),

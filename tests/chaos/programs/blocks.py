@@ -295,7 +295,8 @@ def loss_of(form: str) -> Callable[[nn.Module, tuple[torch.Tensor, torch.Tensor]
 
     def weighted(model, batch):
         inputs, labels = batch
-        counts = labels != 0
+        # At least one of each shard counts, as the weights of a batch must not add up to nothing.
+        counts = (labels != 0) | (torch.arange(len(labels)) == 0)
         losses = F.cross_entropy(model(inputs), labels, reduction="none")
         return (losses * counts).sum(), counts.sum()
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from unisono.state.digest import digest_of
 
 import unisono
 from unisono.callbacks import EMA, Callback, EarlyStopping, EventLog
+from unisono.state.digest import digest_of
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.chaos.phases import Recorder

@@ -1,0 +1,172 @@
+"""Have all workers the same data set? Each says what of it can be seen in some milliseconds.
+
+Compared are the indices of ``Subset``, and a few samples, chosen by the seed. Samples are read as
+the loop is about to read them: seeded for (seed, epoch, index), by the worker itself or, where
+loader processes read, in a fork, so that files which a data set opens late are not shared. A
+stream is not touched. What is not the same when it is read twice here, as the data set has random
+numbers of its own, says nothing; neither does what cannot be read, as the loop will say so.
+
+Invariant: nothing raised here reaches the program, and no generator has moved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import Subset, TensorDataset
+
+from unisono.data.fetch import sample_reader
+from unisono.data.fork import said_by_fork
+from unisono.data.length import is_stream
+from unisono.device import generators_put_back
+from unisono.plan.seeds import seed_of
+
+REMEDY = (
+    "give every worker the whole data set, as Unisono divides it. Most likely it was split without "
+    "a seed (write `numpy.random.default_rng(0)`, `torch.Generator().manual_seed(0)`) or sliced by "
+    "rank, as DDP wants it (leave that out)"
+)
+_SAMPLES = 8
+_ENOUGH_S = 3e-3
+_LONG_S = 1e-2
+_FORK_AT_MOST_S = 0.25
+_INDICES_AT_MOST = 4096
+_BYTES_AT_MOST = 64 * 1024
+_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What of a data set must not differ between workers, where both know it.
+
+    Attributes:
+        facts: by name, plain JSON.
+        is_slow: samples were left out, as to read one takes too long.
+    """
+
+    facts: Mapping[str, str] = field(default_factory=dict)
+    is_slow: bool = False
+
+
+def fingerprint(
+    dataset: Any, length: int, *, seed: int, stream: str, epoch: int, in_fork: bool
+) -> Fingerprint:
+    """Look at a data set.
+
+    Args:
+        dataset: as for training.
+        length: how many samples it has.
+        seed: the run's.
+        stream: what will be read for, as for :func:`unisono.data.fetch.fetcher`.
+        epoch: in which the loop will read.
+        in_fork: read samples in a fork.
+    """
+    if is_stream(dataset) or not length:
+        return Fingerprint()
+    try:
+        facts = dict(_subsets(dataset))
+        read = sample_reader(dataset, length, seed=seed, stream=stream)
+    except Exception:
+        return Fingerprint()
+    numbers = [seed_of("fingerprint", seed, place) % length for place in range(_SAMPLES)]
+
+    def look() -> tuple[dict[str, str], bool]:
+        return _samples(lambda number: read(number, epoch), numbers)
+
+    if in_fork and not _lies_in_memory(dataset):
+        said = said_by_fork(lambda: json.dumps(look()).encode(), _FORK_AT_MOST_S)
+        samples, is_slow = json.loads(said) if said else ({}, False)
+    else:
+        samples, is_slow = look()
+    return Fingerprint({**facts, **samples}, is_slow)
+
+
+def _lies_in_memory(dataset: Any) -> bool:
+    """Tell whether to read a sample is nothing that could be noticed."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset) in (TensorDataset, list, tuple)
+
+
+def _samples(read: Callable[[int], Any], numbers: Sequence[int]) -> tuple[dict[str, str], bool]:
+    """Hash samples that are the same twice, as many as can be read soon."""
+    facts: dict[str, str] = {}
+    start_s = time.perf_counter()
+    with generators_put_back():
+        for number in numbers:
+            try:
+                once = hashed(read(number))
+                if time.perf_counter() - start_s > _LONG_S:
+                    return {}, True
+                if hashed(read(number)) != once:
+                    return {}, False
+            except Exception:
+                return {}, False
+            facts[f"sample {number} of the data set"] = f"fingerprint {once[:8]}"
+            if time.perf_counter() - start_s > _ENOUGH_S:
+                break
+    return facts, False
+
+
+def _subsets(dataset: Any) -> list[tuple[str, str]]:
+    """Describe the indices of each ``Subset``, from the outside in."""
+    described: list[tuple[str, str]] = []
+    while type(dataset) is Subset:
+        name = "the indices of `Subset`" + f" {len(described) + 1}" * bool(described)
+        described.append((name, _indices_in_words(dataset.indices)))
+        dataset = dataset.dataset
+    return described
+
+
+def _indices_in_words(indices: Sequence[int]) -> str:
+    count = len(indices)
+    step = -(-count // _INDICES_AT_MOST) or 1
+    seen = [int(indices[place]) for place in range(0, count, step)]
+    digest = hashlib.blake2b(repr(seen).encode(), digest_size=4).hexdigest()
+    first = ", ".join(str(int(index)) for index in indices[:_SHOWN])
+    return f"{first}{', …' * (count > _SHOWN)} ({count:,} of them, {digest})"
+
+
+def hashed(sample: Any) -> str:
+    """Hash what a sample holds; of objects of unknown classes no more than the class."""
+    digest = hashlib.blake2b(digest_size=16)
+    _add(digest.update, sample)
+    return digest.hexdigest()
+
+
+def _add(update: Callable[[bytes], object], value: Any) -> None:
+    update(type(value).__name__.encode() + b"\0")
+    if isinstance(value, torch.Tensor):
+        update(f"{value.dtype} {tuple(value.shape)}".encode())
+        if value.layout == torch.strided and value.device.type == "cpu":
+            flat = value.detach().reshape(-1)
+            some = flat[:: _stride(flat.numel() * flat.itemsize)].contiguous()
+            update(some.view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, (numpy.ndarray, numpy.generic)):
+        array = numpy.asarray(value)
+        update(f"{array.dtype} {array.shape}".encode())
+        if not array.dtype.hasobject:
+            update(array.reshape(-1)[:: _stride(array.nbytes)].tobytes())
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            update(repr(key).encode())
+            _add(update, part)
+    elif isinstance(value, (list, tuple)):
+        update(str(len(value)).encode())
+        for part in value[:: _stride(8 * len(value))]:
+            _add(update, part)
+    elif isinstance(value, (str, bytes)):
+        update(value.encode(errors="replace") if isinstance(value, str) else value)
+    elif isinstance(value, (bool, int, float, complex)):
+        update(repr(value).encode())
+
+
+def _stride(num_bytes: int) -> int:
+    return num_bytes // _BYTES_AT_MOST + 1

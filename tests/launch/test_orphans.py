@@ -1,0 +1,105 @@
+"""Whoever kills the launcher ends the whole job, also processes that stand still."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from tests.chaos.jobs import gone_within
+from tests.launch.conftest import COMMAND, PROGRAMS
+
+WITHIN_S = 10.0
+
+
+@pytest.fixture
+def started() -> Iterator[object]:
+    """Start a program and read so many pids that it prints; all that is left ends with the test."""
+    launchers: list[subprocess.Popen[str]] = []
+    seen: list[psutil.Process] = []
+
+    def start(*arguments: object, pids: int) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+        launcher = subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        launchers.append(launcher)
+        assert launcher.stdout is not None
+        for _ in range(pids):
+            launcher.stdout.readline()
+        below = psutil.Process(launcher.pid).children(recursive=True)
+        seen.extend(below)
+        return launcher, below
+
+    yield start
+    for launcher in launchers:
+        launcher.kill()
+        launcher.wait()
+        assert launcher.stdout is not None
+        launcher.stdout.close()
+    for process in gone_within(seen, 0):
+        process.kill()
+    gone_within(seen, WITHIN_S)
+
+
+def server_of(launcher: subprocess.Popen[str]) -> psutil.Process:
+    (server,) = (
+        child
+        for child in psutil.Process(launcher.pid).children()
+        if "unisono.launch.server" in " ".join(child.cmdline())
+    )
+    return server
+
+
+def stop(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        process.suspend()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["the server", "all"])
+def test_a_killed_launcher_takes_those_along_who_stand_still(started, who) -> None:
+    run = COMMAND[1:]
+    launcher, below = started(*run, "-n", "2", PROGRAMS / "load.py", pids=6)
+    assert len(below) == 7  # the server, two workers, two loader processes each
+    stop([server_of(launcher)] if who == "the server" else below)
+    launcher.kill()
+    assert gone_within(below, WITHIN_S) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["idle", "busy"])
+def test_a_killed_kernel_takes_a_server_along_that_stands_still(started, state) -> None:
+    launcher, _ = started(PROGRAMS / "cell.py", state, pids=1 + (state == "busy"))
+    server = server_of(launcher)
+    of_the_server = [server, *server.children()]
+    server.suspend()
+    launcher.kill()
+    assert gone_within(of_the_server, WITHIN_S) == []
+
+
+def test_a_server_that_stands_still_while_it_loads_goes_with_its_launcher() -> None:
+    code = (
+        "import os, signal\n"
+        "from unisono.launch.forkserver import ForkServer\n"
+        "server = ForkServer.start(dict(os.environ))\n"
+        "os.kill(server.pid, signal.SIGSTOP)\n"
+        "print(server.pid, flush=True)\n"
+        "signal.pause()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdout is not None
+        server = psutil.Process(int(launcher.stdout.readline()))
+        launcher.kill()
+    try:
+        assert gone_within([server], WITHIN_S) == []
+    finally:
+        if server.is_running():
+            os.kill(server.pid, signal.SIGKILL)

@@ -1,0 +1,141 @@
+"""Workers that were given different data sets are told so, before anything is computed."""
+
+import os
+import re
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+import unisono
+from unisono.data import fingerprint
+
+CAUSE = "Most likely it was split without a seed"
+
+
+class Custom(Dataset):
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def __getitem__(self, index):
+        return torch.tensor([float(self.numbers[index])]) + 0 * torch.rand(1)
+
+
+class WithItsOwnGenerator(Custom):
+    def __getitem__(self, index):
+        return super().__getitem__(index) + numpy.random.default_rng().random()
+
+
+def numbers(num_samples=24):
+    return torch.arange(float(num_samples)).view(-1, 1)
+
+
+def sliced(rank, size):
+    return TensorDataset(numbers()[rank::size])
+
+
+def sliced_unevenly(rank, size):
+    return TensorDataset(numbers()[rank * 10 :])
+
+
+def sliced_by_hand(rank, size):
+    return Custom(range(rank, 24, size))
+
+
+def split_without_a_seed(rank, size):
+    order = numpy.random.default_rng().permutation(24)
+    return Subset(TensorDataset(numbers()), order[:18])
+
+
+def split_with_a_seed(rank, size):
+    order = numpy.random.default_rng(7).permutation(24)
+    return Subset(TensorDataset(numbers()), order[:18])
+
+
+def whole(rank, size):
+    return Custom(range(24))
+
+
+def with_its_own_generator(rank, size):
+    return WithItsOwnGenerator(range(24))
+
+
+REFUSED = {
+    sliced: r"sample \d+ of the data set must be .* but is 'fingerprint \w{8}' on rank 0 and ",
+    sliced_by_hand: r"sample \d+ of the data set must be the same on every worker, but is ",
+    sliced_unevenly: "dataset length must be the same on every worker, but is 24 on rank 0 and ",
+    split_without_a_seed: r"the indices of `Subset` must be .* but is '.*\(18 of them, \w+\)'",
+}
+TRAINS = (whole, split_with_a_seed, with_its_own_generator)
+
+
+def attempts():
+    """Have each data set used in each way; say what came of it."""
+    for name in ("_ENOUGH_S", "_LONG_S", "_FORK_AT_MOST_S"):
+        setattr(fingerprint, name, 30.0)
+    here = unisono.world()
+    model = nn.Linear(1, 1)
+    nn.init.constant_(model.weight, 0.1)
+    nn.init.constant_(model.bias, 0.1)
+    said = {}
+    for make in (*REFUSED, *TRAINS):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        trainer = unisono.Trainer(model, optimizer, loss, shards=3)
+        dataset = make(here.rank, here.world_size)
+        for workers in (0, 1):
+            for act, options in (
+                (trainer.fit, {"steps": workers + 1}),
+                (trainer.evaluate, {}),
+                (trainer.predict, {}),
+            ):
+                key = f"{make.__name__} {act.__name__} {workers}"
+                try:
+                    act(dataset, batch_size=6, loader_workers=workers, **options)
+                    said[key] = ""
+                except unisono.MismatchError as error:
+                    said[key] = str(error)
+    return said
+
+
+def loss(model, batch):
+    batch = batch[0] if isinstance(batch, (tuple, list)) else batch
+    return model(batch).square().mean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_differences_are_told_on_every_worker_with_the_likely_cause(world_size):
+    said, *others = unisono.launch(attempts, workers=world_size)
+    assert all(other.keys() == said.keys() for other in others)
+    for make, words in REFUSED.items():
+        for key in (key for key in said if key.split()[0] == make.__name__):
+            told = {answers[key] for answers in (said, *others)}
+            if world_size == 1:
+                assert told == {""}
+            else:
+                (message,) = told
+                assert CAUSE in message
+                assert re.search(words, message), message
+    for make in TRAINS:
+        for key in (key for key in said if key.split()[0] == make.__name__):
+            assert {answers[key] for answers in (said, *others)} == {""}, key
+
+
+def slow_to_read():
+    fingerprint._LONG_S = 0.0
+    model = nn.Linear(1, 1)
+    trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters(), lr=1e-4), loss, shards=2)
+    for steps in (1, 2):
+        trainer.fit(Custom(range(24)), batch_size=6, steps=steps)
+    os.write(1, b"trained\n")
+
+
+@pytest.mark.slow
+def test_that_samples_are_not_compared_is_told_once(capfd):
+    unisono.launch(slow_to_read, workers=2)
+    assert capfd.readouterr().out.count("samples are not compared between the workers") == 1
