@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Callable
 from typing import NoReturn
 
+from unisono.comm.lifeline import die_with
+
 _SAID_AT_MOST_BYTES = 64 * 1024  # what a pipe holds
 
 
@@ -25,13 +27,14 @@ def said_by_fork(work: Callable[[], bytes], timeout_s: float) -> bytes:
     """
     if threading.active_count() > 1:
         return b""
+    parent_pid = os.getpid()
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         # Python 3.12 warns of the threads of numerical libraries, which compute with one here.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        _say_and_leave(work, writing)
+        _say_and_leave(work, writing, parent_pid)
     os.close(writing)
     try:
         ready, _, _ = select.select([reading], [], [], timeout_s)
@@ -42,8 +45,10 @@ def said_by_fork(work: Callable[[], bytes], timeout_s: float) -> bytes:
         os.waitpid(pid, 0)
 
 
-def _say_and_leave(work: Callable[[], bytes], writing: int) -> NoReturn:
+def _say_and_leave(work: Callable[[], bytes], writing: int, parent_pid: int) -> NoReturn:
     try:
+        if not die_with(parent_pid):
+            os._exit(0)
         silence = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(silence, fd)
