@@ -2,6 +2,7 @@
 
 import errno
 import importlib.util
+import os
 import re
 import shutil
 import sys
@@ -174,3 +175,9 @@ def test_a_file_that_is_removed_meanwhile_is_begun_anew(tmp_path, monkeypatch, c
     assert steps_of(tmp_path / "tensorboard")["train/loss"][-5:] == [4, 5, 6, 7, 8]
     assert steps_of(tmp_path / "moved")["train/loss"][:3] == [0, 1, 2]
     assert capsys.readouterr().out.count("was removed while it was written") == 1
+
+
+def test_a_directory_whose_name_is_not_utf_8_ends_no_run(tmp_path, capsys):
+    run = tmp_path / os.fsdecode(b"run \xff")
+    assert train(run, epochs=1).run.position.step == 3
+    assert "takes only paths in UTF-8): curves are missing there" in capsys.readouterr().out

@@ -12,6 +12,8 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import BestCheckpoint, Callback, CSVLog, journal
+from unisono.checkpoint import claim
+from unisono.train import checkpoints
 
 LAST = 8
 
@@ -27,17 +29,24 @@ class At(Callback):
             self._act()
 
 
-def fit(directory, *callbacks, **options):
+def make(directory, *callbacks, **options):
     torch.manual_seed(1)
     model = torch.nn.Linear(4, 2)
-    data = TensorDataset(torch.randn(8, 4, generator=torch.Generator().manual_seed(2)))
     loss = lambda model, batch: model(batch[0]).square().mean()  # noqa: E731
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    trainer = unisono.Trainer(
+    return unisono.Trainer(
         model, optimizer, loss, shards=2, directory=directory, callbacks=list(callbacks), **options
     )
-    trainer.fit(data, batch_size=4, epochs=LAST // 2, validate=data)
+
+
+def train(trainer, epochs=LAST // 2):
+    data = TensorDataset(torch.randn(8, 4, generator=torch.Generator().manual_seed(2)))
+    trainer.fit(data, batch_size=4, epochs=epochs, validate=data)
     return trainer.digest()
+
+
+def fit(directory, *callbacks, **options):
+    return train(make(directory, *callbacks, **options))
 
 
 def is_locked(directory):
@@ -147,3 +156,39 @@ def test_workers_take_it_up_together(tmp_path, capfd, workers):
     assert sorted(os.listdir(run / "checkpoints"))[-1] == f"step-{LAST:012}"
     assert events(run)[-1]["event"] == "end"
     assert not is_locked(run)
+
+
+def test_a_directory_that_cannot_be_seen_for_a_moment_makes_nothing_due(tmp_path, monkeypatch):
+    """As with a network file system that is away: each look had made a checkpoint due."""
+    run, seen = tmp_path / "run", []
+
+    class Looks(Callback):
+        def on_step_end(self, fit, step):
+            if step.number == 3:
+                monkeypatch.setattr(claim, "place_of", lambda path: None)
+                monkeypatch.setattr(checkpoints, "place_of", lambda path: None)
+            if step.number == 5:
+                monkeypatch.undo()
+                monkeypatch.setattr(journal, "_HELD_S", 0.0)
+
+        def on_checkpoint(self, fit, step):
+            seen.append(step)
+
+    fit(run, Looks(), checkpoint_every=3)
+    assert seen == [3, 6, LAST]
+    assert [event["step"] for event in events(run) if event["event"] == "step"] == list(range(LAST))
+
+
+def test_a_directory_that_goes_away_between_two_calls_is_taken_up(tmp_path, capsys):
+    run, seen = tmp_path / "run", []
+    look = At(LAST - 1, lambda: seen.append(is_locked(run)))
+    trainer = make(run, look, BestCheckpoint(), CSVLog())
+    train(trainer, epochs=2)
+    run.rename(tmp_path / "moved")
+    train(trainer)
+    assert seen == [True]
+    told = capsys.readouterr()
+    assert len(re.findall("run directory .* was removed or replaced", told.out + told.err)) == 1
+    assert events(run)[0]["event"] == "start"
+    assert [event["step"] for event in events(run) if event["event"] == "step"] == [4, 5, 6, 7]
+    assert trainer.digest() == fit(tmp_path / "whole")

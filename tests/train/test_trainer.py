@@ -67,13 +67,14 @@ def test_fit_says_what_it_did(capsys):
     assert sum("validation loss" in line for line in lines) == 2
 
 
-def test_a_finished_run_does_nothing(capsys):
+def test_a_finished_run_does_nothing_and_says_so(capsys):
     trainer = make()
     first = trainer.fit(data(), batch_size=10, epochs=1)
     capsys.readouterr()
     again = trainer.fit(data(), batch_size=10, epochs=1)
     assert (again.steps, again.digest) == (0, first.digest)
-    assert capsys.readouterr().out == ""
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("the run is already finished: nothing to do")
 
 
 def test_fit_in_parts_is_fit_at_once():
@@ -212,3 +213,11 @@ def different_starts():
 def test_everybody_starts_from_rank_0():
     one, other = unisono.launch(different_starts, workers=2)
     assert one == other
+
+
+def test_a_path_that_is_not_utf_8_is_refused_in_words(tmp_path):
+    missing = tmp_path / os.fsdecode(b"missing \xff") / "weights"
+    with pytest.raises(FileNotFoundError, match=r"the folder of .*\\udcff/weights must exist"):
+        make().save(missing)
+    with pytest.raises(OSError, match=r"predictions must be written to .* make it first"):
+        make().predict(data(), batch_size=10, path=missing)

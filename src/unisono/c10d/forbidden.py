@@ -10,7 +10,7 @@ is refused before it begins, on every backend::
 The backend `unisono` asks by itself. All others are reached through torch's dispatcher, be it from
 Python, from functional collectives or from DDP's C++: as long as a loop is under way in a program
 with a process group, a kernel in front of each of the dispatcher's collectives asks, too (8 µs a
-call). Of programs without one a step costs 0.3 µs.
+call). In programs without one a step costs less than a microsecond.
 """
 
 from __future__ import annotations

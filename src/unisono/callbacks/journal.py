@@ -35,6 +35,7 @@ from unisono.words import shown
 _KNOWN = 16
 _HELD_AT_MOST, _HELD_S = 8, 0.1
 _LOCK_TRIES, _LOCK_S = 100, 0.01
+_BARRED_S = 1.0  # until it is asked again whether something may be written
 _BLOCK_BYTES = 1 << 20
 _NOWHERE = -1
 
@@ -73,6 +74,7 @@ class Journal:
         self._end = _NOWHERE  # where the file ends, as this worker left it
         self._last = -1.0  # the place of its last line then
         self._wrote_at_s = 0.0
+        self._barred_at_s = -math.inf
         self._has_complained = False
 
     def add(
@@ -178,8 +180,11 @@ class Journal:
         """Write what is held back, or all that the file lacks, and then `line`."""
         held, self._held = self._held, []
         self._wrote_at_s = time.monotonic()
+        if self._wrote_at_s - self._barred_at_s < _BARRED_S:
+            return
         if trouble := self._trouble():
-            self._complain(OSError(trouble))
+            self._barred_at_s = self._wrote_at_s
+            self._complain(OSError(trouble.removesuffix(".")))
             return
         is_anew = self._is_lost()
         if self._fd < 0 and not self._opens():

@@ -145,6 +145,8 @@ class TensorBoard(Callback):
                     one.write(self.writer)
             except OSError as error:
                 self._complain(fit, error)
+            except UnicodeError:
+                self._complain(fit, OSError("TensorBoard takes only paths in UTF-8"))
 
     def _add(self, fit: Fit, scalars: Scalars) -> None:
         if self._known and self._known[-1].step == scalars.step:
@@ -189,8 +191,8 @@ class TensorBoard(Callback):
         self._has_complained = True
         say_alone(
             fit,
-            f"{self._path(fit)} must be writable, but is not ({error.strerror or error}): "
-            f"curves are missing there; training goes on.",
+            f"{shown(self._path(fit), 1000)} must be writable, but is not "
+            f"({error.strerror or error}): curves are missing there; training goes on.",
         )
 
     def _close(self) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from unisono.checkpoint.tensors import CODES
+from unisono.words import shown
 
 
 def plain_weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -59,11 +60,12 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(
-            f"the folder of {path} must exist, but does not: make it first, or save elsewhere."
+            f"the folder of {shown(path, 1000)} must exist, but does not: make it first, or save "
+            f"elsewhere."
         )
     if path.is_dir():
         raise IsADirectoryError(
-            f"`path` must name a file, but {path} is a folder: save to a file in it."
+            f"`path` must name a file, but {shown(path, 1000)} is a folder: save to a file in it."
         )
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         # By somebody who was killed; one worker writes at a time.
@@ -77,8 +79,8 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
         os.replace(beside, path)
     except PermissionError as error:
         raise PermissionError(
-            f"the folder of {path} must be writable, but is not ({error.strerror}): change its "
-            f"permissions, or save elsewhere."
+            f"the folder of {shown(path, 1000)} must be writable, but is not ({error.strerror}): "
+            f"change its permissions, or save elsewhere."
         ) from None
     finally:
         beside.unlink(missing_ok=True)

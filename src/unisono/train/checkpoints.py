@@ -251,8 +251,10 @@ class Checkpoints:
             self._claim()
         except CheckpointError as error:
             return str(error)
-        self._place = place_of(self.directory) or self._place
-        self._is_kept_elsewhere = self._kept_step is not None
+        place = place_of(self.directory)
+        if place is not None and place != self._place:  # else it cannot be seen just now
+            self._place = place
+            self._is_kept_elsewhere = self._kept_step is not None
         return ""
 
     def tell_slow_disk(self, waited_s: float) -> None:

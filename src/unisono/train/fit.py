@@ -150,7 +150,7 @@ class FitUnderWay:
         run = self._run
 
         def act() -> bytes:
-            return run.team.hear_lead(lambda: work().encode(), purpose)
+            return run.team.hear_lead(lambda: work().encode(errors="backslashreplace"), purpose)
 
         return run.history.together(purpose, act).decode()
 

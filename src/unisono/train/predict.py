@@ -240,7 +240,9 @@ class Predictor:
                     fd = open_it(*where)
                 except OSError as error:
                     trouble = str(error)
-                answers = self._team.gather(trouble.encode(), "file of predict")
+                answers = self._team.gather(
+                    trouble.encode(errors="backslashreplace"), "file of predict"
+                )
                 troubles = {rank: answer.decode() for rank, answer in answers.items() if answer}
                 if not troubles:
                     return said, fd
@@ -325,7 +327,10 @@ def _cannot_open(troubles: Mapping[int, str], partial: Path | None) -> str:
     what, advice = f"the file {partial}", "look at this file system and at the limit of open files"
     if partial is None:
         what = "the memory for predictions"
-        advice = "pass `path=`, then it is a file, or look at the limit of open files"
+        advice = (
+            "pass `path=`, then it is a file, or see that /proc is mounted and shows the processes "
+            "of this user, through which the memory is opened, and look at the limit of open files"
+        )
     return (
         f"every worker must be able to open {what}, but rank {rank} cannot: {troubles[rank]}: "
         f"{advice}."

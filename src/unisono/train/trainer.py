@@ -419,7 +419,7 @@ class Trainer:
                 save_weights(self._model_or(model), path)
             except OSError as caught:
                 failure = caught
-                return str(caught).encode()
+                return str(caught).encode(errors="backslashreplace")
             return b""
 
         heard = self.run.history.together("save", lambda: self.run.team.hear_lead(speak, "save"))
