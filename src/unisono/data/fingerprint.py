@@ -25,7 +25,7 @@ from torch.utils.data import Subset, TensorDataset
 from unisono.data.fetch import sample_reader
 from unisono.data.fork import said_by_fork
 from unisono.data.length import is_stream
-from unisono.device import generators_put_back
+from unisono.device import bytes_of, generators_put_back, is_computed_on
 from unisono.plan.seeds import seed_of
 
 REMEDY = (
@@ -145,10 +145,10 @@ def _add(update: Callable[[bytes], object], value: Any) -> None:
     update(type(value).__name__.encode() + b"\0")
     if isinstance(value, torch.Tensor):
         update(f"{value.dtype} {tuple(value.shape)}".encode())
-        if value.layout == torch.strided and value.device.type == "cpu":
+        if value.layout == torch.strided and is_computed_on(value):
             flat = value.detach().reshape(-1)
             some = flat[:: _stride(flat.numel() * flat.itemsize)].contiguous()
-            update(some.view(torch.uint8).numpy().tobytes())
+            update(bytes_of(some))
     elif isinstance(value, (numpy.ndarray, numpy.generic)):
         array = numpy.asarray(value)
         update(f"{array.dtype} {array.shape}".encode())
