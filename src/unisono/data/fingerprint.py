@@ -148,7 +148,7 @@ def _add(update: Callable[[bytes], object], value: Any) -> None:
         if value.layout == torch.strided and is_computed_on(value):
             flat = value.detach().reshape(-1)
             some = flat[:: _stride(flat.numel() * flat.itemsize)].contiguous()
-            update(bytes_of(some))
+            update(bytes(bytes_of(some)))
     elif isinstance(value, (numpy.ndarray, numpy.generic)):
         array = numpy.asarray(value)
         update(f"{array.dtype} {array.shape}".encode())
