@@ -2,9 +2,13 @@
 
 import functools
 import json
+import math
+import struct
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load, save
 from tests.checkpoint.taken import files_of_run
 from torch import nn
@@ -279,3 +283,62 @@ def test_groups_alone_are_put_back_or_left_alone():
         with pytest.raises(CheckpointError):
             apply_groups(groups, optimizer)
         assert group["momentum"] == 0
+
+
+ODD = st.sampled_from(
+    [None, True, -1, 2**63, 10**4000, math.inf, -math.inf, math.nan, "", "\ud800\0\x1b[31m"]
+)
+SAID = st.recursive(
+    ODD | st.floats() | st.text(max_size=4),
+    lambda said: (
+        st.lists(said, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["", "0.weight", "step", "$tensor", "$tuple", "$items", "$deque", "lr"]
+            ),
+            said,
+            max_size=3,
+        )
+    ),
+)
+
+
+def places_in(said, path=()):
+    """Give the place of every value within JSON."""
+    yield path
+    items = said if isinstance(said, list) else ()
+    for key, value in said.items() if isinstance(said, dict) else enumerate(items):
+        yield from places_in(value, (*path, key))
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(st.data())
+def test_no_facts_make_us_fall(data):
+    """Somebody may write what they like into run.json and confirm it in commit.json."""
+    facts = json.loads(files()["run.json"])
+    *path, last = data.draw(st.sampled_from([path for path in places_in(facts) if path]))
+    parent = facts
+    for key in path:
+        parent = parent[key]
+    parent[last] = data.draw(SAID)
+    here, told = make(1, 1), ""
+    try:
+        put_back(Snapshot.from_files(files(**{"run.json": json.dumps(facts).encode()})), *here)
+    except CheckpointError as error:
+        told = str(error)
+    assert told.isprintable()
+    assert len(told) < 1000
+    assert not told or digest_of(*here) == digest_of(*make(1, 1))
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(st.binary(max_size=40), SAID)
+def test_no_safetensors_header_makes_us_fall(junk, said):
+    text = json.dumps({"0.weight": said, "__metadata__": said}).encode()
+    for data in (junk, struct.pack("<Q", len(text)) + text + junk):
+        for name in ("model.safetensors", "optimizer.safetensors"):
+            with pytest.raises(CheckpointError) as caught:
+                Snapshot.from_files(files(**{name: data}))
+            assert str(caught.value).isprintable()

@@ -182,11 +182,15 @@ class Journal:
         self._wrote_at_s = time.monotonic()
         if self._wrote_at_s - self._barred_at_s < _BARRED_S:
             return
-        if trouble := self._trouble():
+        is_open = self._fd >= 0
+        # A file that is where it was is in the folder that there was.
+        is_anew = is_open and not is_at(self._path, self._fd)
+        if (is_anew or not is_open) and (trouble := self._trouble()):
             self._barred_at_s = self._wrote_at_s
             self._complain(OSError(trouble.removesuffix(".")))
             return
-        is_anew = self._is_lost()
+        if is_anew:
+            self._let_go_of_lost()
         if self._fd < 0 and not self._opens():
             return
         end, self._end = self._end, _NOWHERE
@@ -214,16 +218,13 @@ class Journal:
         except MemoryError:  # a file of gigabytes without a line of the run
             self._complain(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
 
-    def _is_lost(self) -> bool:
-        """Tell whether another file has the name now, or none, and let go of this one then."""
-        if self._fd < 0 or is_at(self._path, self._fd):
-            return False
+    def _let_go_of_lost(self) -> None:
+        """Let go of a file of which another has the name now, or none."""
         self._let_go()
         self._say(
             f"{shown(self._path, 1000)} was removed or replaced while it was written: what follows "
             f"is in a file of that name, without what was there before."
         )
-        return True
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
