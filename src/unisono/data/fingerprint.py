@@ -35,8 +35,8 @@ REMEDY = (
 )
 _SAMPLES = 8
 _ENOUGH_S = 3e-3
-_LONG_S = 1e-2
-_FORK_AT_MOST_S = 0.25
+_LONG_S = 0.1  # a first read may open files and load modules
+_FORK_AT_MOST_S = 0.5
 _INDICES_AT_MOST = 4096
 _BYTES_AT_MOST = 64 * 1024
 _SHOWN = 4
@@ -77,10 +77,12 @@ def fingerprint(
         return Fingerprint()
     numbers = [seed_of("fingerprint", seed, place) % length for place in range(_SAMPLES)]
 
-    def look() -> tuple[dict[str, str], bool]:
-        return _samples(lambda number: read(number, epoch), numbers)
+    in_memory = _lies_in_memory(dataset)
 
-    if in_fork and not _lies_in_memory(dataset):
+    def look() -> tuple[dict[str, str], bool]:
+        return _samples(lambda number: read(number, epoch), numbers, in_memory=in_memory)
+
+    if in_fork and not in_memory:
         said = said_by_fork(lambda: json.dumps(look()).encode(), _FORK_AT_MOST_S)
         samples, is_slow = json.loads(said) if said else ({}, False)
     else:
@@ -95,7 +97,9 @@ def _lies_in_memory(dataset: Any) -> bool:
     return type(dataset) in (TensorDataset, list, tuple)
 
 
-def _samples(read: Callable[[int], Any], numbers: Sequence[int]) -> tuple[dict[str, str], bool]:
+def _samples(
+    read: Callable[[int], Any], numbers: Sequence[int], *, in_memory: bool
+) -> tuple[dict[str, str], bool]:
     """Hash samples that are the same twice, as many as can be read soon."""
     facts: dict[str, str] = {}
     start_s = time.perf_counter()
@@ -103,7 +107,7 @@ def _samples(read: Callable[[int], Any], numbers: Sequence[int]) -> tuple[dict[s
         for number in numbers:
             try:
                 once = hashed(read(number))
-                if time.perf_counter() - start_s > _LONG_S:
+                if not in_memory and time.perf_counter() - start_s > _LONG_S:
                     return {}, True
                 if hashed(read(number)) != once:
                     return {}, False

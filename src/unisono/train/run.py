@@ -470,7 +470,7 @@ class Run:
             self._has_told_slow = True
             self.say(
                 "samples are not compared between the workers, as to read one takes more than "
-                "10 ms; that all have the same data set is known by its length alone"
+                "0.1 s; that all have the same data set is known by its length alone"
             )
         return {"dataset length": length, **seen.facts}
 
