@@ -324,7 +324,7 @@ def test_no_facts_make_us_fall(data):
     parent[last] = data.draw(SAID)
     here, told = make(1, 1), ""
     try:
-        put_back(Snapshot.from_files(files(**{"run.json": json.dumps(facts).encode()})), *here)
+        apply(Snapshot.from_files(files(**{"run.json": json.dumps(facts).encode()})), *here)
     except CheckpointError as error:
         told = str(error)
     assert told.isprintable()
