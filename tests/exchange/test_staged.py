@@ -1,0 +1,97 @@
+"""Replicas give the bits of shared memory, whoever is lost, and go on where it has stopped."""
+
+import functools
+
+import pytest
+import torch
+from tests.chaos.training import Options, train
+from tests.parity import cases
+
+import unisono
+from unisono.exchange.choice import EXCHANGE_VARIABLE, chosen
+from unisono.exchange.shared import SharedExchange
+from unisono.exchange.staged import StagedExchange
+
+CASES = [
+    ("cnn with norm and dropout", "fused adam", 4),
+    ("gpt", "two groups", 3),
+    ("mixed", "adamw", 4),
+    ("sometimes unused", "sgd with momentum", 8),
+    ("matrices", "muon", 3),
+    ("cnn with norm", "own", 4),
+]
+HOLD = (9, 15, 20)
+
+
+@functools.cache
+def in_shared_memory():
+    return cases.train_all(CASES)
+
+
+@functools.cache
+def undisturbed(options):
+    return train(options)
+
+
+@pytest.fixture
+def staged(monkeypatch):
+    in_shared_memory()
+    monkeypatch.setenv(EXCHANGE_VARIABLE, "staged")
+
+
+def test_shared_memory_is_the_default(monkeypatch):
+    monkeypatch.delenv(EXCHANGE_VARIABLE, raising=False)
+    assert chosen() is SharedExchange
+
+
+def test_an_unknown_exchange_is_refused(monkeypatch):
+    monkeypatch.setenv(EXCHANGE_VARIABLE, "pigeons")
+    with pytest.raises(ValueError, match="must be one of .*, but is .pigeons"):
+        ValueError, match="must be one of \\('shared', 'staged'\\), but is 'pigeons'"
+    ):
+        chosen()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_replicas_have_the_bits_of_shared_memory(staged, workers):
+    assert chosen() is StagedExchange
+    for digests in unisono.launch(cases.train_all, CASES, workers=workers):
+        assert digests == in_shared_memory()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "optimizer"),
+    [
+        ("kill:rank=0,step=8,at=begin; kill:rank=2,step=15,at=update", "adam"),
+        ("kill:rank=1,step=8,at=shard; kill:rank=0,step=15,at=updated", "clipped"),
+        ("kill:rank=2,step=8,at=gradients; kill:rank=1,step=15,at=commit", "adafactor"),
+    ],
+)
+def test_whoever_is_lost_takes_nothing_with_it(monkeypatch, fault, optimizer):
+    options = Options(optimizer=optimizer, hold=HOLD)
+    expected = undisturbed(Options(optimizer=optimizer))
+    monkeypatch.setenv(EXCHANGE_VARIABLE, "staged")
+    monkeypatch.setenv("UNISONO_FAULTS", fault)
+    results = unisono.launch(train, options, workers=3, restarts=50)
+    assert all(result == expected for result in results)
+
+
+def train_for(steps, directory):
+    torch.manual_seed(11)
+    model = cases.Cnn(norm=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    trainer = unisono.Trainer(model, optimizer, cases.classify, shards=4, directory=directory)
+    return trainer.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=steps).digest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["shared", "staged"])
+def test_a_run_goes_on_with_another_exchange(monkeypatch, tmp_path, first):
+    whole = train_for(12, tmp_path / "whole")
+    other = {"shared": "staged", "staged": "shared"}[first]
+    monkeypatch.setenv(EXCHANGE_VARIABLE, first)
+    unisono.launch(train_for, 5, str(tmp_path / "run"), workers=2)
+    monkeypatch.setenv(EXCHANGE_VARIABLE, other)
+    assert unisono.launch(train_for, 12, str(tmp_path / "run"), workers=3) == [whole] * 3
