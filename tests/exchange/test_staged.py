@@ -46,9 +46,7 @@ def test_shared_memory_is_the_default(monkeypatch):
 
 def test_an_unknown_exchange_is_refused(monkeypatch):
     monkeypatch.setenv(EXCHANGE_VARIABLE, "pigeons")
-    with pytest.raises(ValueError, match="must be one of .*, but is .pigeons"):
-        ValueError, match="must be one of \\('shared', 'staged'\\), but is 'pigeons'"
-    ):
+    with pytest.raises(ValueError, match=r"must be one of .*, but is 'pigeons'"):
         chosen()
 
 
