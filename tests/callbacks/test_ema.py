@@ -96,7 +96,7 @@ def test_workers_and_losses_of_them_change_nothing(monkeypatch):
 
 @pytest.mark.slow
 def test_averages_of_a_large_model_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("unisono.exchange.memory._BLOB_BYTES", 1 << 12)  # larger than that
+    monkeypatch.setattr("unisono.exchange.run_memory._BLOB_BYTES", 1 << 12)  # larger than that
     undisturbed = train()
     train(tmp_path, steps=7)
     assert train(tmp_path) == undisturbed

@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import save
 
 from unisono.exchange.snapshots import strides_of
-from unisono.state.buffers import named_buffers
 from unisono.state.contents import named_parameters
+from unisono.state.model_buffers import named_buffers
 from unisono.state.optimizer_state import group_options, take_state
 from unisono.state.saved import FORMAT
 

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import unisono
-from unisono.ddp.exchange import mean_in_order
+from unisono.ddp.averaging import mean_in_order
 from unisono.errors import MismatchError
 from unisono.plan.summation import tree_sum
 

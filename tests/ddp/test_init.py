@@ -18,7 +18,7 @@ from tests.warm.processes import start
 import unisono
 from unisono.ddp import device, init, store
 from unisono.ddp.agreement import Choice, agreed_seed
-from unisono.ddp.device import choose, num_gpus
+from unisono.ddp.cuda_device import choose, num_gpus
 from unisono.ddp.hosts import place_among
 from unisono.errors import MismatchError
 from unisono.world import World

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
-from unisono.ddp.exchange import mean_in_order, send_slices, share_sums, sums_in_order
+from unisono.ddp.averaging import mean_in_order, send_slices, share_sums, sums_in_order
 from unisono.ddp.sparse import sparse_mean_in_order
 
 Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from unisono.comm.proc import network_name
 from unisono.ddp.agreement import Choice, agreed_seed
-from unisono.ddp.device import choose, name_of, num_gpus
+from unisono.ddp.cuda_device import choose, name_of, num_gpus
 from unisono.ddp.hosts import is_one_host, place_among
 from unisono.ddp.store import Ranks, ranks_for
 from unisono.plan.seeds import seed_of

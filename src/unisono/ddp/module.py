@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from unisono.c10d.group import Group
-from unisono.ddp.exchange import mean_in_order, sums_in_order
+from unisono.ddp.averaging import mean_in_order, sums_in_order
 from unisono.ddp.hook import Hook, InOrder, average
 from unisono.ddp.lifetime import free_group_last
 from unisono.ddp.models import check_equal, describe
@@ -45,7 +45,7 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
       `find_unused_parameters`, `static_graph`, `gradient_as_bucket_view` and the backend change no
       bit. Libraries sum in rings, where for W ≥ 3 the order depends on where in a bucket an element
       lies. On the backend ``unisono`` and for W ≤ 2 nothing has to be done for it; elsewhere each
-      bucket is exchanged in two steps (:mod:`unisono.ddp.exchange`). The path for NCCL and W ≥ 3
+      bucket is exchanged in two steps (:mod:`unisono.ddp.averaging`). The path for NCCL and W ≥ 3
       is written but has not been run yet.
     * **A model that differs between ranks is refused on all of them**, with both differences,
       instead of on some while the others wait.

@@ -11,7 +11,7 @@ import torch
 
 from unisono.device import bytes_of
 from unisono.exchange.arena import Arena, Slot, lay_out, size_of
-from unisono.state.buffers import buffer_at, homes_of_buffers, lazy_homes
+from unisono.state.model_buffers import buffer_at, homes_of_buffers, lazy_homes
 
 
 class Buffers:

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from unisono.exchange.arena import Arena
 from unisono.exchange.homes import StateKey
 from unisono.exchange.snapshots import describe_extras, describe_tensor
-from unisono.state.buffers import homes_of_buffers
 from unisono.state.contents import named_parameters
+from unisono.state.model_buffers import homes_of_buffers
 
 
 class Manifest:

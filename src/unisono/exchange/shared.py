@@ -23,9 +23,9 @@ from unisono.errors import CheckpointError
 from unisono.exchange.buffers import Buffers
 from unisono.exchange.division import Division
 from unisono.exchange.homes import Homes, plan_state
-from unisono.exchange.memory import RunMemory
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Gradients, Parts
+from unisono.exchange.run_memory import RunMemory
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
 from unisono.state.contents import fixed_parameters, named_parameters, updated_parameters
@@ -35,7 +35,7 @@ from unisono.state.saved import apply_groups
 
 
 class SharedExchange:
-    """An :class:`unisono.exchange.exchange.Exchange` through memory that all see. Final.
+    """An :class:`unisono.exchange.protocol.Exchange` through memory that all see. Final.
 
     Args:
         model: shared by all workers while bound.

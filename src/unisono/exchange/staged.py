@@ -28,9 +28,9 @@ from unisono.comm.team import Team
 from unisono.exchange.buffers import Buffers
 from unisono.exchange.division import Division
 from unisono.exchange.homes import Homes
-from unisono.exchange.memory import RunMemory
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Gradients, Parts
+from unisono.exchange.run_memory import RunMemory
 from unisono.plan.slices import Piece, cut
 from unisono.plan.summation import Node
 from unisono.state.contents import fixed_parameters, named_parameters, updated_parameters
@@ -38,7 +38,7 @@ from unisono.state.optimizer_state import apply_state, take_state
 
 
 class StagedExchange:
-    """An :class:`unisono.exchange.exchange.Exchange` of replicas. Final.
+    """An :class:`unisono.exchange.protocol.Exchange` of replicas. Final.
 
     Args:
         model, optimizer, shards, team, new_key, previous, live: as for

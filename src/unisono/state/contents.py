@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from unisono.device import is_computed_on
-from unisono.state.buffers import named_buffers
+from unisono.state.model_buffers import named_buffers
 from unisono.state.optimizers import check_optimizer, is_elementwise
 
 

@@ -12,8 +12,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from unisono.device import in_rows
-from unisono.state.buffers import named_buffers
 from unisono.state.contents import named_parameters
+from unisono.state.model_buffers import named_buffers
 from unisono.state.optimizer_state import named_states
 from unisono.state.packing import tensors_in
 

@@ -23,10 +23,10 @@ from unisono.checkpoint.slots import files_of, read_facts
 from unisono.comm.host import Passed
 from unisono.comm.team import Team
 from unisono.errors import UnisonoError
-from unisono.state.buffers import named_buffers
 from unisono.state.contents import named_parameters
 from unisono.state.given import Given
 from unisono.state.keys import FORMAT, STATE_PREFIX
+from unisono.state.model_buffers import named_buffers
 from unisono.state.modes import apply_modes, modes_of
 from unisono.state.optimizer_state import check_told, group_options, take_state
 from unisono.state.packing import check_dtype

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from unisono.c10d.forbidden import IN_AN_UPDATE, forbid
 from unisono.comm.team import Team
 from unisono.device import seed_generators
-from unisono.exchange.exchange import Exchange
+from unisono.exchange.protocol import Exchange
 from unisono.plan.seeds import seed_of
 from unisono.step.bound_model import BoundModel
 from unisono.step.clipping import Clipping, norm_of

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from unisono.errors import MismatchError
 from unisono.exchange.arena import ROW_BYTES
-from unisono.exchange.memory import RunMemory
+from unisono.exchange.run_memory import RunMemory
 from unisono.plan.summation import Node, additions_over
 from unisono.step.loss import ShardLoss
 

@@ -33,7 +33,7 @@ from unisono.data.loader import Loader
 from unisono.data.sampler import Sampler
 from unisono.device import drawn_without_seed, notices
 from unisono.exchange.choice import chosen
-from unisono.exchange.memory import RunMemory
+from unisono.exchange.run_memory import RunMemory
 from unisono.plan.samples import NUM_SEEDS, SamplePlan
 from unisono.plan.shards import assign
 from unisono.state.contents import check_contents, signature

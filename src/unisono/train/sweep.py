@@ -25,7 +25,7 @@ from unisono.data.loader import Loader, Place
 from unisono.device import generators_put_back, num_threads, seed_generators
 from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
-from unisono.state.buffers import buffers_put_back
+from unisono.state.model_buffers import buffers_put_back
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.failures import failure, raised
 from unisono.world import threads_per_worker

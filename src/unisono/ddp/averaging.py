@@ -50,7 +50,7 @@ def mean_in_order(tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int) 
         share_sums(exchange, group)
 
 
-class Exchange:
+class SlicesUnderWay:
     """A vector whose slices are on their way. Final.
 
     Attributes:
@@ -70,9 +70,9 @@ class Exchange:
         self.work: Any = None
 
 
-def send_slices(tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int) -> Exchange:
+def send_slices(tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int) -> SlicesUnderWay:
     """Send each rank its slice of a tensor, divided. Collective: every rank calls it."""
-    exchange = Exchange(tensor.view(-1), group.size())
+    exchange = SlicesUnderWay(tensor.view(-1), group.size())
     vector, sent, even = exchange.vector, exchange.sent, exchange.num_even
     each, scale = even // group.size(), 1 / divisor
     if even:
@@ -84,7 +84,7 @@ def send_slices(tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int) ->
     return exchange
 
 
-def share_sums(exchange: Exchange, group: dist.ProcessGroup) -> None:
+def share_sums(exchange: SlicesUnderWay, group: dist.ProcessGroup) -> None:
     """Add the slices that have arrived and give everybody the sums.
 
     Collective: every rank calls it. The tensor that :func:`send_slices` was given has the result.

@@ -8,9 +8,9 @@
     all_sums, agree   where something needs more than its own pieces: a norm, a vote
     share             ─── all meet ───  what was updated is everybody's
 
-Records, buffers and snapshots lie in the host's memory whatever the exchange is
-(:class:`unisono.exchange.memory.RunMemory`), so it is known there who has done what when a worker
-is lost. Which exchange a run uses is no part of its identity: one may save what another loads.
+Records, buffers and snapshots are in the host's memory whatever the exchange is (:class:`RunMemory`),
+so it is known who has done what when a worker is lost. Which exchange a run uses is not part of its
+identity: one may save what another loads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from unisono.exchange.buffers import Buffers
 from unisono.exchange.division import Division
 from unisono.exchange.homes import Homes
-from unisono.exchange.memory import RunMemory
+from unisono.exchange.run_memory import RunMemory
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
 
