@@ -8,9 +8,9 @@
     all_sums, agree   where something needs more than its own pieces: a norm, a vote
     share             ─── all meet ───  what was updated is everybody's
 
-Records, buffers and snapshots are in the host's memory whatever the exchange is (:class:`RunMemory`),
-so it is known who has done what when a worker is lost. Which exchange a run uses is not part of its
-identity: one may save what another loads.
+Records, buffers and snapshots are in the host's memory whatever the exchange is, so it is known who
+has done what when a worker is lost (:class:`RunMemory`). Which exchange a run uses is not part of
+its identity: one may save what another loads.
 """
 
 from __future__ import annotations
