@@ -56,8 +56,9 @@ class RunState:
     state: dict[str, Any] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
     given: Given = field(init=False)
-    _modes: dict[str, Any] = field(default_factory=dict)
     _flags: tuple[Any, ...] = ()
+    _named: dict[str, Any] = field(default_factory=dict)  # what `_flags` mean
+    _before: dict[str, Any] = field(default_factory=dict)  # of the snapshot before
 
     def __post_init__(self, resume_options: str) -> None:
         self.given = Given(self.model, self.optimizer, self.state, resume_options)
@@ -129,7 +130,7 @@ class RunState:
         """Take over what is beside a snapshot whose tensors an exchange has loaded."""
         apply_groups(facts["groups"], self.optimizer)
         apply_modes(facts["modes"], self.model, self.optimizer)
-        self._modes = facts["modes"]
+        self._before = facts["modes"]
         self._apply_rest(facts, tensors)
 
     def apply_ended(self, entry: Passed, team: Team) -> None:
@@ -167,9 +168,10 @@ class RunState:
         parameters = named_parameters(self.model, self.optimizer).values()
         flags = (modules, [*map(_TRAINING, modules)], [*map(_REQUIRES_GRAD, parameters)])
         if flags != self._flags:  # to name them takes longer, and few programs change any
-            before, self._flags = self._modes, flags
-            self._modes = modes_of(self.model, self.optimizer)
-            if was_left and not self.model.training and before:
-                # In the midst of a validation, say: steps are taken as they were before.
-                self._modes = {**self._modes, "evaluating": before["evaluating"]}
-        return self._modes
+            self._flags, self._named = flags, modes_of(self.model, self.optimizer)
+        modes = dict(self._named)
+        if was_left and not self.model.training and self._before:
+            # In the midst of a validation, say: steps are taken as they were before.
+            modes["evaluating"] = self._before["evaluating"]
+        self._before = modes
+        return modes
