@@ -16,7 +16,8 @@ from tests.train.elsewhere import listening
 from tests.warm.processes import start
 
 import unisono
-from unisono.ddp import device, init, store
+from unisono.ddp import cuda_device as device
+from unisono.ddp import init, store
 from unisono.ddp.agreement import Choice, agreed_seed
 from unisono.ddp.cuda_device import choose, num_gpus
 from unisono.ddp.hosts import place_among
