@@ -10,7 +10,7 @@ PEERS := .venv-peers/bin
 demo: .venv/ready          ## train a small CNN on two workers
 	$(BIN)/unisono run -n 2 examples/digits.py
 
-test: fast                 ## every test, in about twelve minutes on two cores
+test: fast                 ## every test, in about ten minutes on two cores
 	$(BIN)/python -m pytest -q -m "slow and not long"
 
 fast: .venv/ready          ## the quick tests, in one to two minutes
