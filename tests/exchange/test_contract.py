@@ -13,6 +13,7 @@ from unisono.exchange.shared import SharedExchange
 from unisono.exchange.staged import StagedExchange
 from unisono.plan.summation import tree_sum
 from unisono.state.digest import digest_of
+from unisono.state.optimizer_state import group_options, take_state
 from unisono.step.update import SlicedUpdate, WholeUpdate
 
 EXCHANGES = [SharedExchange, StagedExchange]
@@ -114,8 +115,6 @@ def same_bits(here, there):
 
 
 def snapshot(exchange, team, step, optimizer):
-    from unisono.state.optimizer_state import group_options, take_state
-
     named = dict(model_of(exchange).named_parameters())
     while True:
         tensors, numbers = {}, {}
@@ -242,7 +241,7 @@ def test_a_worker_may_be_lost_at_every_meeting(run, cls, optimizer, moment, rank
 
 
 @pytest.mark.parametrize("cls", EXCHANGES)
-def test_sparse_gradients_are_refused(run, cls, page_of):  # noqa: F811
+def test_sparse_gradients_are_refused(cls, page_of):  # noqa: F811
     def work(team):
         model, updates = make(adam)
         exchange = cls(model, updates, shards=1, team=team, new_key=1)

@@ -76,6 +76,25 @@ def test_whoever_is_lost_takes_nothing_with_it(monkeypatch, fault, optimizer):
     assert all(result == expected for result in results)
 
 
+def exchange_in_a_loop():
+    model = cases.Cnn(norm=True)
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=4)
+    kind = None
+    for step in run.steps(cases.images(), batch_size=cases.BATCH_SIZE, steps=1):
+        with step:
+            for batch in step.shards:
+                step.backward(cases.classify(model, batch))
+        kind = type(run._engine.exchange)
+    return kind
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_workers_compute_on_the_exchange_that_was_chosen(monkeypatch, workers):
+    assert unisono.launch(exchange_in_a_loop, workers=workers) == [SharedExchange] * workers
+    monkeypatch.setenv(EXCHANGE_VARIABLE, "staged")
+    assert unisono.launch(exchange_in_a_loop, workers=workers) == [StagedExchange] * workers
+
+
 def train_for(steps, directory):
     torch.manual_seed(11)
     model = cases.Cnn(norm=True)

@@ -1,7 +1,7 @@
 """What the workers of a host share in one run, whatever carries its gradients.
 
-Records of shards, both copies of the buffers, snapshots and their description: who was lost with
-what is known from here, and whoever joins takes the run's state from here.
+Records of shards, both copies of the buffers, snapshots and their description. When a worker is
+lost, what it had finished is read from here; a replacement takes the run's state from here.
 """
 
 from __future__ import annotations
