@@ -152,7 +152,7 @@ WITHOUT_TORCH = [
     "unisono",
     "unisono.cli",
     "unisono.launch.api",
-    "unisono.checkpoint.store",
+    "unisono.checkpoint.run_directory",
     "unisono.report.files",
     "unisono.report.top",
 ]

@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from unisono.c10d.registration import register as _register_backend
-from unisono.comm.link import Link
 from unisono.errors import (
     CallbackError,
     CheckpointError,
@@ -27,14 +26,15 @@ from unisono.errors import (
 )
 from unisono.launch.api import launch
 from unisono.version import __version__
+from unisono.workers.launcher_link import LauncherLink
 from unisono.world import World, world
 
 if TYPE_CHECKING:
     from unisono import callbacks as callbacks
     from unisono import data as data
+    from unisono.ddp.distributed_sampler import DistributedSampler
     from unisono.ddp.init import init
     from unisono.ddp.module import DistributedDataParallel
-    from unisono.ddp.sampler import DistributedSampler
     from unisono.state.load import load_model
     from unisono.train.run import Run
     from unisono.train.step import Step
@@ -44,7 +44,7 @@ _register_backend()
 
 _LOADED_ON_FIRST_USE = {
     "DistributedDataParallel": "unisono.ddp.module",
-    "DistributedSampler": "unisono.ddp.sampler",
+    "DistributedSampler": "unisono.ddp.distributed_sampler",
     "Run": "unisono.train.run",
     "Step": "unisono.train.step",
     "Trainer": "unisono.train.trainer",
@@ -85,7 +85,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"unisono.{name}")
     if name not in _LOADED_ON_FIRST_USE:
         raise AttributeError(f"module 'unisono' has no attribute {name!r}")
-    link = Link.from_environment() if name in ("Run", "Trainer") else None
+    link = LauncherLink.from_environment() if name in ("Run", "Trainer") else None
     if link is not None:
         # The program trains with Unisono: a worker that is killed from here on is made up for.
         link.note_ready()

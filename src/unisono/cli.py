@@ -21,7 +21,7 @@ from unisono.launch.gpus import check_workers, choose_gpus, num_gpus_here
 from unisono.launch.job import MODULE, SCRIPT
 from unisono.launch.limit import too_many_workers
 from unisono.launch.recovery import RESTARTS
-from unisono.launch.run import run as run_workers
+from unisono.launch.run_script import run as run_workers
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
 from unisono.world import num_devices, threads_per_worker
@@ -271,7 +271,7 @@ def checkpoints(directory: str) -> None:
     Example:
       unisono checkpoints runs/mnist
     """
-    from unisono.checkpoint.store import Store
+    from unisono.checkpoint.run_directory import RunDirectory
     from unisono.errors import CheckpointError
 
     if not os.path.isdir(directory):
@@ -280,7 +280,7 @@ def checkpoints(directory: str) -> None:
             "passes as `directory` to its Trainer."
         )
     try:
-        entries = Store(Path(directory)).entries()
+        entries = RunDirectory(Path(directory)).entries()
     except CheckpointError as error:
         raise _Refusal(str(error)) from None
     except OSError as error:

@@ -19,7 +19,7 @@ import stat
 from pathlib import Path
 
 from unisono.errors import NotPlainFileError
-from unisono.words import shown
+from unisono.notices import shown
 
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tests.warm.processes import run
 from torch._C._distributed_c10d import AllgatherOptions
 
-from unisono.c10d import execution, membership
+from unisono.c10d import execution, group_member
 from unisono.c10d.group import Group
 from unisono.c10d.work import GoingOn
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
@@ -436,7 +436,7 @@ def test_who_leaves_waits_for_calls_that_go_on(as_ranks):
 
 @pytest.mark.parametrize("is_failing", [True, False])
 def test_who_leaves_does_not_wait_for_ever(as_ranks, is_failing, monkeypatch):
-    monkeypatch.setattr(membership, "LATE_AT_MOST_S", 20.0 if is_failing else 0.1)
+    monkeypatch.setattr(group_member, "LATE_AT_MOST_S", 20.0 if is_failing else 0.1)
     is_over = threading.Event()
 
     def work(group, rank):
@@ -462,7 +462,7 @@ def test_who_leaves_does_not_wait_for_ever(as_ranks, is_failing, monkeypatch):
 
 
 def test_leaving_reaches_a_thread_that_waits_at_once(as_ranks, monkeypatch):
-    monkeypatch.setattr(membership, "LATE_AT_MOST_S", 20.0)
+    monkeypatch.setattr(group_member, "LATE_AT_MOST_S", 20.0)
     is_over = threading.Event()
 
     def work(group, rank):

@@ -190,7 +190,7 @@ def test_the_next_lead_writes_what_the_lost_one_did_not(tmp_path):
 
 
 def train_and_die(directory, dying):
-    """The lead dies when it begins to write for the times in `dying`, all workers counted."""
+    """The leader dies when it begins to write for the times in `dying`, all workers counted."""
 
     def save_weights(model, path):
         with open(directory / "saves", "ab") as file:

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 import unisono
 from unisono.callbacks import BestCheckpoint, Callback, CSVLog
 from unisono.callbacks.callback import Callbacks
-from unisono.comm.crew import Crew
+from unisono.workers.membership import Membership
 
 
 def data(num_samples=12):
@@ -230,11 +230,13 @@ def test_a_loss_is_told_though_its_replacement_is_there_before_the_next_step():
     class Joins(Callback):
         def on_step_end(self, fit, step):
             if step.number == 2:
-                trainer.run.team.crew = Crew((0,), lead=0, generation=2)
+                trainer.run.team.membership = Membership((0,), leader=0, generation=2)
 
     def losing(model, batch):
         if trainer.run.position.step == 2:
-            trainer.run.team.crew = Crew((0,), lead=0, generation=1, why="somebody was lost")
+            trainer.run.team.membership = Membership(
+                (0,), leader=0, generation=1, why="somebody was lost"
+            )
         return loss(model, batch)
 
     trainer = make(told, Joins(), loss=losing)

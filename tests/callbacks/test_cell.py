@@ -14,7 +14,7 @@ from unisono.callbacks.cell import (
     message_of,
     sight_of,
 )
-from unisono.callbacks.sight import Sight
+from unisono.callbacks.display_state import DisplayState
 
 BAR = "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━"
 
@@ -29,19 +29,19 @@ class Clock:
 @pytest.mark.parametrize(
     ("sight", "line"),
     [
-        (Sight(0, 10), "─" * 30 + "  0/10 steps"),
-        (Sight(0, 0), BAR + "  0/0 steps"),
+        (DisplayState(0, 10), "─" * 30 + "  0/10 steps"),
+        (DisplayState(0, 0), BAR + "  0/0 steps"),
         (
-            Sight(500, 1000, 2.0, 500, 8000, 4, 0.25),
+            DisplayState(500, 1000, 2.0, 500, 8000, 4, 0.25),
             "epoch 5  " + BAR[:15] + "─" * 15 + "  500/1,000 steps  loss 0.2500  "
             "4,000 samples/s  0:02 left",
         ),
         (
-            Sight(1, 100_000, 0.1, 1, 16, 0, float("nan")),
+            DisplayState(1, 100_000, 0.1, 1, 16, 0, float("nan")),
             "epoch 1  " + "─" * 30 + "  1/100,000 steps  loss nan  160 samples/s  2:46:40 left",
         ),
         (
-            Sight(10, 10, 65.0, 4, 65, 0, 1.0),
+            DisplayState(10, 10, 65.0, 4, 65, 0, 1.0),
             f"epoch 1  {BAR}  10/10 steps  loss 1.0000  1 samples/s",
         ),
     ],
@@ -75,11 +75,11 @@ def test_who_stops_before_the_end_claims_nothing():
 @pytest.mark.parametrize(
     ("before", "sight", "is_another"),
     [
-        (None, Sight(0, 10), True),
-        (Sight(5, 10), Sight(0, 10), False),  # another worker shows it now
-        (Sight(5, 10), Sight(6, 10, steps=1), False),
-        (Sight(10, 10), Sight(0, 10), True),
-        (Sight(5, 10), Sight(0, 20), True),
+        (None, DisplayState(0, 10), True),
+        (DisplayState(5, 10), DisplayState(0, 10), False),  # another worker shows it now
+        (DisplayState(5, 10), DisplayState(6, 10, steps=1), False),
+        (DisplayState(10, 10), DisplayState(0, 10), True),
+        (DisplayState(5, 10), DisplayState(0, 20), True),
     ],
 )
 def test_another_run_is_told_from_another_worker(before, sight, is_another):
@@ -87,7 +87,7 @@ def test_another_run_is_told_from_another_worker(before, sight, is_another):
 
 
 def test_a_sight_travels_in_a_message():
-    sight = Sight(1, 2, 0.5, 1, 16, 0, 0.125)
+    sight = DisplayState(1, 2, 0.5, 1, 16, 0, 0.125)
     assert sight_of(json.loads(json.dumps(message_of(sight)))) == sight
 
 

@@ -120,7 +120,7 @@ def test_names_are_quoted_and_ours_are_ours(tmp_path):
 def fit():
     optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}])
     said = []
-    facts = {"is_lead": True, "is_first": True, "has_joined": False, "has_ended": False}
+    facts = {"is_leader": True, "is_first": True, "has_joined": False, "has_ended": False}
     facts["directory"] = None
     return SimpleNamespace(step=0, optimizer=optimizer, said=said, say=said.append, **facts)
 

@@ -130,12 +130,12 @@ class Team:
     """Workers that all do the same; one of them leads."""
 
     def __init__(self, num_workers):
-        self.lead = 0
+        self.leader = 0
         self.seen = [[] for _ in range(num_workers)]
         self.relays = [self.relay(rank) for rank in range(num_workers)]
 
     def relay(self, rank):
-        return Relay(lambda: rank == self.lead, lambda: Screen(self.seen[rank]))
+        return Relay(lambda: rank == self.leader, lambda: Screen(self.seen[rank]))
 
     def all(self, act):
         for relay in self.relays:
@@ -156,7 +156,7 @@ def test_who_takes_the_lead_goes_on_where_the_other_was():
     team.all(lambda relay: relay.start(2, 10))
     for _ in range(3):
         team.all(lambda relay: relay.step(0, 0.5, 32))
-    team.lead = 1
+    team.leader = 1
     team.all(lambda relay: relay.step(0, 0.5, 32))
     team.all(Relay.stop)
     assert team.seen[0] == ["start 2/10", "step", "step", "step", "stop"]
@@ -167,11 +167,11 @@ def test_a_replacement_that_leads_begins_where_the_run_is():
     team = Team(1)
     team.relays[0].start(0, 10)
     team.relays[0].step(0, 0.5, 32)
-    team.lead = 1
+    team.leader = 1
     replacement = team.relay(0)
     replacement.start(0, 10)
     replacement.at(7)
-    team.lead = 0
+    team.leader = 0
     replacement.step(0, 0.5, 32)
     replacement.stop()
     assert team.seen[0] == ["start 0/10", "step", "start 7/10", "step", "stop"]
@@ -189,9 +189,9 @@ def test_a_replacement_that_took_itself_for_the_lead_begins_anew_where_the_run_i
 def test_who_loses_the_lead_and_gets_it_again_begins_anew():
     team = Team(2)
     team.all(lambda relay: relay.start(0, 10))
-    team.lead = 1
+    team.leader = 1
     team.all(lambda relay: relay.step(0, 0.5, 32))
-    team.lead = 0
+    team.leader = 0
     team.all(lambda relay: relay.step(0, 0.5, 32))
     assert team.seen[0] == ["start 0/10", "stop", "start 1/10", "step"]
     assert team.seen[1] == ["start 0/10", "step", "stop"]

@@ -312,7 +312,7 @@ class Interrupts(unisono.callbacks.Callback):
         self._pid = pid
 
     def on_step_end(self, fit, step):
-        if step.number == 5 and fit.is_lead:
+        if step.number == 5 and fit.is_leader:
             os.kill(self._pid, signal.SIGINT)
 
 
@@ -439,7 +439,7 @@ class Crew:
 
     directory = None
     step, epoch, end_step, facts = 3, 0, 9, {}
-    rank, ranks, is_lead, is_first, has_joined = 0, (0, 1), True, True, False
+    rank, ranks, is_leader, is_first, has_joined = 0, (0, 1), True, True, False
     optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}])
 
     def pid(self, rank):
@@ -453,13 +453,13 @@ class Crew:
 
     def once(self, work, purpose):
         assert len(purpose) <= 24
-        return work() if self.is_lead else ""
+        return work() if self.is_leader else ""
 
 
 def test_a_lead_that_does_not_show_the_run_complains_all_the_same(tmp_path, capsys):
     (tmp_path / "file").touch()
     log, fit = EventLog(tmp_path / "file" / "events.jsonl"), Crew()
-    fit.is_first = False  # rank 0 was lost and replaced, and rank 1 is the lead
+    fit.is_first = False  # rank 0 was lost and replaced, and rank 1 is the leader
     log.on_begin(fit)
     assert "training goes on" in capsys.readouterr().err
 
@@ -467,7 +467,7 @@ def test_a_lead_that_does_not_show_the_run_complains_all_the_same(tmp_path, caps
 def fail_together(tmp_path, *, is_told):
     """Have rank 1 fail, with a word or killed, and rank 0 miss it."""
     logs, fits = [EventLog(tmp_path / "events.jsonl") for _ in range(2)], [Crew(), Crew()]
-    fits[1].rank, fits[1].is_lead = 1, False
+    fits[1].rank, fits[1].is_leader = 1, False
     for log, fit in zip(logs, fits, strict=True):
         log.on_begin(fit)
     if is_told:
@@ -500,9 +500,9 @@ def test_who_leads_on_takes_out_what_others_have_undone(tmp_path):
     Journal(tmp_path / "events.jsonl", place_of, pytest.fail).note(
         b"".join(encode("step", step=step) for step in range(6)) + encode("evaluation", step=6)
     )
-    fit.is_lead = False
+    fit.is_leader = False
     log.on_begin(fit)
-    fit.is_lead = True
+    fit.is_leader = True
     log.on_workers_changed(fit, (0, 1), "worker 0 was killed")
     assert numbers(tmp_path) == [0, 1, 2]
     assert [event["event"] for event in events(tmp_path)][3:] == ["workers"]
@@ -511,7 +511,7 @@ def test_who_leads_on_takes_out_what_others_have_undone(tmp_path):
 
 def test_a_step_that_another_has_written_already_is_not_written_again(tmp_path):
     logs, fits = [EventLog(tmp_path / "events.jsonl") for _ in range(2)], [Crew(), Crew()]
-    fits[1].rank, fits[1].is_lead = 1, False
+    fits[1].rank, fits[1].is_leader = 1, False
     fits[0].times = lambda rank, step: Times(*[0.5] * 7)
     facts = {"epoch": 0, "num_samples": 8, "means": {}, "gradient_norm": None, "is_skipped": False}
     for log, fit in zip(logs, fits, strict=True):
@@ -520,7 +520,7 @@ def test_a_step_that_another_has_written_already_is_not_written_again(tmp_path):
         fit.step = 4
         log.on_snapshot(fit)
     assert numbers(tmp_path) == [3]
-    fits[1].is_lead = True
+    fits[1].is_leader = True
     logs[1].on_workers_changed(fits[1], (0, 1), "worker 0 was killed")
     logs[1].on_step_end(fits[1], SimpleNamespace(number=4, **facts))
     logs[1].on_snapshot(fits[1])
@@ -554,7 +554,7 @@ def test_what_is_held_back_is_written_before_a_snapshot(tmp_path, monkeypatch, t
 def test_who_fails_has_the_last_word(tmp_path, monkeypatch):
     log, fit = hold_back(tmp_path, monkeypatch, (0, 1))
     other, there = EventLog(tmp_path / "events.jsonl"), Crew()
-    there.rank, there.is_lead, there.times = 1, False, fit.times
+    there.rank, there.is_leader, there.times = 1, False, fit.times
     other.on_begin(there)
     facts = {"epoch": 0, "num_samples": 8, "means": {}, "gradient_norm": None, "is_skipped": False}
     for number in (3, 4):

@@ -280,30 +280,30 @@ ACTS = st.lists(
 @given(acts=ACTS)
 def test_each_step_stands_there_once_in_order(tmp_path_factory, acts):
     path = tmp_path_factory.mktemp("journal") / "lines.txt"
-    workers, lead, position, notes = [Worker(path) for _ in range(2)], 0, 0, 0
+    workers, leader, position, notes = [Worker(path) for _ in range(2)], 0, 0, 0
     for act in acts:
         if act[0] == "step":
             for rank, worker in enumerate(workers):
-                worker.step(position, writes=rank == lead, may_wait=act[1])
+                worker.step(position, writes=rank == leader, may_wait=act[1])
             position += 1
         elif act[0] == "back":
             position = max(0, position - act[1])
             for rank, worker in enumerate(workers):
-                worker.journal.cut(position, writes=rank == lead)
+                worker.journal.cut(position, writes=rank == leader)
         elif act[0] == "lose":  # just before it wrote the newest step
             for rank, worker in enumerate(workers):
-                if rank != lead:
+                if rank != leader:
                     worker.step(position, writes=False)
             position += 1
-            workers[lead] = Worker(path)
-            lead = 1 - lead
-            workers[lead].journal.take_over()
+            workers[leader] = Worker(path)
+            leader = 1 - leader
+            workers[leader].journal.take_over()
         else:
             notes += 1
             workers[notes % 2].journal.note(b"a note\n")
     for rank, worker in enumerate(workers):
-        worker.step(position, writes=rank == lead)
-    lines = workers[lead].lines
+        worker.step(position, writes=rank == leader)
+    lines = workers[leader].lines
     assert [line for line in lines if line != "a note"] == steps(*range(position + 1))
     assert lines.count("a note") == notes
 

@@ -21,7 +21,7 @@ from tests.chaos.phases import read_phase
 from tests.chaos.training import NUM_STEPS, Options, train
 
 import unisono
-from unisono.checkpoint.store import Store
+from unisono.checkpoint.run_directory import RunDirectory
 
 HOLD = (9, 15, 20)
 FOR_EVER_MS = 60_000.0  # longer than any test waits
@@ -69,7 +69,7 @@ def in_directory(tmp_path):
 
 
 def steps_kept(tmp_path):
-    entries = Store(tmp_path / "run").entries()
+    entries = RunDirectory(tmp_path / "run").entries()
     assert not any(entry.trouble for entry in entries)
     return [entry.step for entry in entries]
 

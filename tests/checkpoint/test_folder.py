@@ -18,7 +18,7 @@ from unisono.checkpoint.folder import (
     read_file,
     write_folder,
 )
-from unisono.checkpoint.store import Store
+from unisono.checkpoint.run_directory import RunDirectory
 from unisono.errors import CheckpointError
 
 CONTENTS = {name: f"of {name}".encode() for name in FILES}
@@ -132,7 +132,7 @@ def test_a_hostile_commit_file_is_refused_in_a_short_line(whole, commit):
 
 
 def test_the_checkpoint_before_one_with_a_hostile_commit_file_is_used(tmp_path):
-    store = Store(tmp_path)
+    store = RunDirectory(tmp_path)
     for step in (1, 2):
         store.write(step, CONTENTS)
     (tmp_path / "checkpoints" / "step-000000000002" / COMMIT).write_bytes(b"[" * 60_000)
@@ -160,7 +160,7 @@ def test_a_file_beyond_what_is_needed_is_refused_unread(sparse, tmp_path, monkey
     with pytest.raises(TooLargeError, match=message):
         check_folder(sparse, at_most)
     with pytest.raises(CheckpointError, match=f"step-000000000007: {message}"):
-        Store(tmp_path).newest(dict, at_most)
+        RunDirectory(tmp_path).newest(dict, at_most)
 
 
 def test_links_and_pipes_are_not_followed(whole, tmp_path):
@@ -213,7 +213,7 @@ def test_what_fails_in_the_middle_of_a_file_leaves_nothing_behind(tmp_path):
 
 def test_a_disk_that_ends_in_the_middle_of_a_file_leaves_nothing_behind(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    store = Store(tmp_path)
+    store = RunDirectory(tmp_path)
     store.write(1, CONTENTS)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
@@ -226,7 +226,7 @@ def test_a_disk_that_ends_in_the_middle_of_a_file_leaves_nothing_behind(tmp_path
 
 
 def test_only_a_folder_under_its_last_name_is_had(tmp_path):
-    store = Store(tmp_path)
+    store = RunDirectory(tmp_path)
     assert not store.has(1)
     store.write(1, CONTENTS)
     (store.folder / ".step-000000000002.1.part").mkdir()
@@ -242,7 +242,7 @@ def full_disk(path, data):
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
-    store = Store(tmp_path, keep=2)
+    store = RunDirectory(tmp_path, keep=2)
     store.write(1, CONTENTS)
     monkeypatch.setattr(folder, "_write_synced", full_disk)
     with pytest.raises(OSError, match="No space left"):
@@ -251,7 +251,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
 
 
 def test_only_the_newest_stay_and_the_newest_whole_one_is_read(tmp_path):
-    store = Store(tmp_path, keep=3)
+    store = RunDirectory(tmp_path, keep=3)
     for step in range(1, 6):
         store.write(step, CONTENTS)
     (store.folder / ".step-000000000006.1.part").mkdir()
@@ -269,16 +269,16 @@ def test_only_the_newest_stay_and_the_newest_whole_one_is_read(tmp_path):
 
 
 def test_without_a_folder_there_are_no_checkpoints(tmp_path):
-    assert Store(tmp_path / "none").entries() == []
-    assert Store(tmp_path / "none").newest(dict) == (None, None, [])
+    assert RunDirectory(tmp_path / "none").entries() == []
+    assert RunDirectory(tmp_path / "none").newest(dict) == (None, None, [])
 
 
 def test_a_link_in_place_of_the_folder_of_checkpoints_is_refused(tmp_path):
-    Store(tmp_path / "other").write(3, CONTENTS)
+    RunDirectory(tmp_path / "other").write(3, CONTENTS)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "checkpoints").symlink_to(tmp_path / "other" / "checkpoints")
-    store = Store(tmp_path / "mine", keep=1)
+    store = RunDirectory(tmp_path / "mine", keep=1)
     for act in (store.entries, lambda: store.set_aside(0), lambda: store.write(4, CONTENTS)):
         with pytest.raises(CheckpointError, match="must be a folder, but is a link"):
             act()
-    assert [entry.step for entry in Store(tmp_path / "other").entries()] == [3]
+    assert [entry.step for entry in RunDirectory(tmp_path / "other").entries()] == [3]

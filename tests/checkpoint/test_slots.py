@@ -16,8 +16,8 @@ from safetensors.torch import load
 
 from unisono.checkpoint import slots
 from unisono.checkpoint.folder import FILES, write_folder
-from unisono.checkpoint.store import Store
-from unisono.checkpoint.tensors import CODES
+from unisono.checkpoint.run_directory import RunDirectory
+from unisono.checkpoint.safetensors_stream import CODES
 
 FACTS = {"position": {"step": 3}, "loss": float("inf"), "text": "ü"}
 DTYPES = {getattr(torch, name.removeprefix("torch.")): code for name, code in CODES.items()}
@@ -160,7 +160,7 @@ def test_a_slot_is_written_to_a_folder_and_let_go(tmp_path):
     model = {"w": torch.arange(6.0).reshape(2, 3).t()}
     slot, blob_at, _ = make_slot(model)
     write_folder(tmp_path / "step", slots.files_of(slot, blob_at))
-    store = Store(tmp_path)
+    store = RunDirectory(tmp_path)
     store.write(7, slots.files_of(slot, blob_at))
     assert store.has(7)
     slot.close()  # would raise if a view of it were left
@@ -300,12 +300,12 @@ def test_neither_torch_nor_numpy_is_loaded_for_contiguous_tensors(tmp_path):
         code = (
             "import mmap, sys\n"
             "from pathlib import Path\n"
-            "from unisono.checkpoint import slots, store\n"
+            "from unisono.checkpoint import run_directory, slots\n"
             f"with open({file.name!r}, 'r+b') as file:\n"
             "    slot = mmap.mmap(file.fileno(), 0)\n"
             f"files = slots.files_of(slot, {blob_at})\n"
-            f"store.Store(Path({os.fspath(tmp_path)!r})).write(1, files)\n"
+            f"run_directory.RunDirectory(Path({os.fspath(tmp_path)!r})).write(1, files)\n"
             "assert not {'torch', 'numpy'} & sys.modules.keys()\n"
         )
         subprocess.run([sys.executable, "-c", code], check=True)
-    assert Store(tmp_path).newest(dict)[1].step == 1
+    assert RunDirectory(tmp_path).newest(dict)[1].step == 1

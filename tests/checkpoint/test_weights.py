@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save, save_file
 from tests.checkpoint.taken import files_of_run
 from torch import nn
 
-from unisono.checkpoint.store import Store
+from unisono.checkpoint.run_directory import RunDirectory
 from unisono.errors import CheckpointError
 from unisono.state.load import load_model
 from unisono.state.weights import plain_weights, save_weights
@@ -158,7 +158,7 @@ def write_run(directory, seeds):
         others = nn.Parameter(torch.zeros(1))  # a parameter that only the optimizer has
         optimizer = torch.optim.SGD([*model.parameters(), others], lr=0.1)
         facts = {"position": {"step": step, "epoch": 0, "batch": 0}, "identity": {}}
-        Store(directory).write(step, files_of_run(model, optimizer, facts))
+        RunDirectory(directory).write(step, files_of_run(model, optimizer, facts))
     return model
 
 

@@ -15,14 +15,14 @@ from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import unisono
-from unisono.comm.link import is_worker
 from unisono.data import collating
 from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader, Place, upcoming
+from unisono.data.loader_processes import LoaderProcesses
 from unisono.data.parcel import read_parcel, write_parcel
-from unisono.data.processes import LoaderProcesses
 from unisono.device import num_threads
 from unisono.plan.samples import SamplePlan
+from unisono.workers.launcher_link import is_worker
 
 SHUFFLED = SamplePlan(num_samples=11, batch_size=4, shards=3, seed=1)
 

@@ -10,7 +10,7 @@ from torch.utils.data import ChainDataset, IterableDataset
 
 import unisono
 from unisono.data.fetch import fetcher
-from unisono.data.processes import LoaderProcesses
+from unisono.data.loader_processes import LoaderProcesses
 
 N = augmenting.NUM_SAMPLES
 

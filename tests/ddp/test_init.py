@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from tests.comm.forked import Job
 from tests.train.elsewhere import listening
 from tests.warm.processes import start
+from tests.workers.forked import Job
 
 import unisono
 from unisono.ddp import cuda_device as device
-from unisono.ddp import init, store
-from unisono.ddp.agreement import Choice, agreed_seed
+from unisono.ddp import init, rank_store
 from unisono.ddp.cuda_device import choose, num_gpus
 from unisono.ddp.hosts import place_among
+from unisono.ddp.init_checks import Choice, agreed_seed
 from unisono.errors import MismatchError
 from unisono.world import World
 
@@ -289,7 +289,7 @@ def test_who_waits_long_says_for_whom(request, workers):
     reading, writing = os.pipe()
 
     def late(rank):
-        store._NOTICE_AFTER_S = 0.3
+        rank_store._NOTICE_AFTER_S = 0.3
         if rank == 0:
             told = io.StringIO()
             told.flush = lambda: os.write(writing, b"x") if told.getvalue() else None

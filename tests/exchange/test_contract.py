@@ -4,17 +4,17 @@ import functools
 
 import pytest
 import torch
-from tests.comm.desk import MOMENTS, Death, Job
-from tests.comm.test_barrier import page_of  # noqa: F401
+from tests.workers.desk import MOMENTS, Death, Job
+from tests.workers.test_barrier import control_of  # noqa: F401
 from torch import nn
 
-from unisono.comm import barrier
 from unisono.exchange.shared import SharedExchange
 from unisono.exchange.staged import StagedExchange
 from unisono.plan.summation import tree_sum
 from unisono.state.digest import digest_of
 from unisono.state.optimizer_state import group_options, take_state
 from unisono.step.update import SlicedUpdate, WholeUpdate
+from unisono.workers import barrier
 
 EXCHANGES = [SharedExchange, StagedExchange]
 STEPS = 2
@@ -118,7 +118,7 @@ def snapshot(exchange, team, step, optimizer):
     named = dict(model_of(exchange).named_parameters())
     while True:
         tensors, numbers = {}, {}
-        if exchange.homes is None and team.is_lead:
+        if exchange.homes is None and team.is_leader:
             tensors, numbers = take_state(optimizer, named)
         facts = {"step": step, "numbers": numbers, "groups": group_options(optimizer)}
         slot = exchange.save(facts, tensors)
@@ -189,7 +189,7 @@ def train(team, cls, optimizer, num_shards):
             if exchange.is_lost:
                 exchange.load()
                 step = exchange.memory.newest()[0]["step"]
-    exchange.trust_lead()
+    exchange.trust_leader()
     if not exchange.have_all:
         snapshot(exchange, team, step, updates)
         exchange.hand_out()
@@ -198,9 +198,9 @@ def train(team, cls, optimizer, num_shards):
 
 
 @pytest.fixture
-def run(page_of):  # noqa: F811
+def run(control_of):  # noqa: F811
     def run_with(world_size, cls, optimizer, num_shards, *deaths):
-        job = Job(page_of(world_size), deaths)
+        job = Job(control_of(world_size), deaths)
         return job.run(lambda team: train(team, cls, optimizer, num_shards))
 
     return run_with
@@ -241,7 +241,7 @@ def test_a_worker_may_be_lost_at_every_meeting(run, cls, optimizer, moment, rank
 
 
 @pytest.mark.parametrize("cls", EXCHANGES)
-def test_sparse_gradients_are_refused(cls, page_of):  # noqa: F811
+def test_sparse_gradients_are_refused(cls, control_of):  # noqa: F811
     def work(team):
         model, updates = make(adam)
         exchange = cls(model, updates, shards=1, team=team, new_key=1)
@@ -249,6 +249,6 @@ def test_sparse_gradients_are_refused(cls, page_of):  # noqa: F811
         gradients[0] = gradients[0].to_sparse()
         exchange.publish(exchange.division.mine[0], gradients)
 
-    error = Job(page_of(1)).run(work)[0]
+    error = Job(control_of(1)).run(work)[0]
     assert isinstance(error, TypeError)
     assert "gradients must be dense" in str(error)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from unisono.comm import channel as channel_module
-from unisono.comm.channel import Channel
+from unisono.workers import channel as channel_module
+from unisono.workers.channel import Channel
 
 Pair = tuple[Channel, Channel]
 

@@ -13,15 +13,15 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.comm.control import ControlPage
 from unisono.launch import stalls
-from unisono.launch.deadlocks import Standing, deadlock_message, is_deadlock, to_end
+from unisono.launch.deadlocks import IdleWorker, deadlock_message, is_deadlock, to_end
 from unisono.launch.stalls import LOOK_EVERY_S, StallWatch
+from unisono.workers.control_block import ControlBlock
 
-MEETING = Standing(60.0, "at `gradients of step 3`", is_at_meeting=True)
-COLLECTIVE = Standing(61.0, "in all_reduce", is_at_meeting=False)
-UNKNOWN = Standing(62.0, "", is_at_meeting=False)
-MOVING = Standing(59.9, "", is_at_meeting=False)
+MEETING = IdleWorker(60.0, "at `gradients of step 3`", is_at_meeting=True)
+COLLECTIVE = IdleWorker(61.0, "in all_reduce", is_at_meeting=False)
+UNKNOWN = IdleWorker(62.0, "", is_at_meeting=False)
+MOVING = IdleWorker(59.9, "", is_at_meeting=False)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ MOVING = Standing(59.9, "", is_at_meeting=False)
     ],
 )
 def test_a_deadlock_is_one_where_nobody_moves_and_somebody_is_awaited(
-    workers: list[Standing], expected: bool
+    workers: list[IdleWorker], expected: bool
 ) -> None:
     assert is_deadlock(dict(enumerate(workers)), 60.0) is expected
 
@@ -67,7 +67,7 @@ def ended_within(watch: StallWatch, kernel: Kernel, num_looks: int, **how: objec
 
 
 def test_in_a_group_nobody_is_ended_as_long_as_anybody_moves(
-    page: ControlPage,  # noqa: F811
+    page: ControlBlock,  # noqa: F811
     kernel: Kernel,  # noqa: F811
 ) -> None:
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
@@ -80,7 +80,7 @@ def test_in_a_group_nobody_is_ended_as_long_as_anybody_moves(
     assert ended_within(watch, kernel, 1, is_everybody=True) == [0]
 
 
-def test_waiting_again_is_a_sign_of_life(page: ControlPage, kernel: Kernel) -> None:  # noqa: F811
+def test_waiting_again_is_a_sign_of_life(page: ControlBlock, kernel: Kernel) -> None:  # noqa: F811
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
     watch = StallWatch(page, 2.0)
     page.arrive(1)
@@ -90,7 +90,7 @@ def test_waiting_again_is_a_sign_of_life(page: ControlPage, kernel: Kernel) -> N
         page.end_wait(0)
 
 
-def test_one_that_waits_to_make_a_group_waits(page: ControlPage, kernel: Kernel) -> None:  # noqa: F811
+def test_one_that_waits_to_make_a_group_waits(page: ControlBlock, kernel: Kernel) -> None:  # noqa: F811
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
     watch = StallWatch(page, 2.0)
     page.arrive(1)
@@ -99,7 +99,7 @@ def test_one_that_waits_to_make_a_group_waits(page: ControlPage, kernel: Kernel)
 
 
 def test_one_that_a_signal_has_stopped_is_ended_in_a_group_too(
-    page: ControlPage,  # noqa: F811
+    page: ControlBlock,  # noqa: F811
     kernel: Kernel,  # noqa: F811
 ) -> None:
     kernel.processes = {10: (5, False), 11: (5, True), 12: (5, False)}
@@ -108,7 +108,7 @@ def test_one_that_a_signal_has_stopped_is_ended_in_a_group_too(
 
 @pytest.mark.parametrize(("uses_runs", "found"), [(True, [0]), (False, [])])
 def test_what_gloo_waits_for_counts_in_programs_that_have_runs(
-    page: ControlPage,  # noqa: F811
+    page: ControlBlock,  # noqa: F811
     kernel: Kernel,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
     uses_runs: bool,
@@ -125,7 +125,7 @@ def test_what_gloo_waits_for_counts_in_programs_that_have_runs(
     assert [one.rank for one in seen] == found
 
 
-def test_a_wait_is_shown_as_long_as_it_lasts(page: ControlPage) -> None:  # noqa: F811
+def test_a_wait_is_shown_as_long_as_it_lasts(page: ControlBlock) -> None:  # noqa: F811
     assert page.wait_of(1) == (0, None)
     page.begin_wait(1, b"barrier" * 99)
     count, what = page.wait_of(1)

@@ -7,10 +7,10 @@ import pytest
 from unisono.launch.gathering import (
     TOLD_AFTER_S,
     Arrival,
+    GatheringState,
     GoOn,
     Outcome,
     Refuse,
-    State,
     Tell,
     Why,
     come,
@@ -31,9 +31,9 @@ def at(
     return Arrival(worker, place, worker if rank is None else rank, size, now, timeout_s)
 
 
-def after(*events: Arrival | int, workers: int = 3) -> tuple[State, tuple[Outcome, ...]]:
+def after(*events: Arrival | int, workers: int = 3) -> tuple[GatheringState, tuple[Outcome, ...]]:
     """Let workers come (an arrival) and leave (a number); return what the last one led to."""
-    state, outcomes = State(frozenset(range(workers))), ()
+    state, outcomes = GatheringState(frozenset(range(workers))), ()
     for event in events:
         state, outcomes = leave(state, event) if isinstance(event, int) else come(state, event)
     return state, outcomes
@@ -122,7 +122,7 @@ def test_one_that_is_not_needed_may_end() -> None:
 
 
 def test_an_end_is_noted_once() -> None:
-    assert after(2, 2)[0] == State(frozenset({0, 1}), ended=(2,))
+    assert after(2, 2)[0] == GatheringState(frozenset({0, 1}), ended=(2,))
 
 
 def test_who_is_missing_is_told_once_after_a_while() -> None:

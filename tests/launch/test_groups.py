@@ -139,7 +139,7 @@ def listening_in_a_group(root: int, backend: str) -> tuple[list[str], list[str],
 
 
 def wait_for_all() -> None:
-    from unisono.comm.team import Team
+    from unisono.workers.team import Team
 
     Team.from_environment().meet("test")
 

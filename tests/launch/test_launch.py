@@ -22,10 +22,10 @@ import torch
 from tests.warm import processes
 
 import unisono
-from unisono.comm.link import Link
-from unisono.comm.team import Team
 from unisono.launch import api
 from unisono.launch.forkserver import ForkServer, server_pool
+from unisono.workers.launcher_link import LauncherLink
+from unisono.workers.team import Team
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -283,9 +283,9 @@ def test_only_the_worker_itself_has_a_link() -> None:
     def fork_and_ask() -> tuple[bool, int]:
         pid = os.fork()
         if pid == 0:
-            os._exit(3 if Link.from_environment() is None else 4)
+            os._exit(3 if LauncherLink.from_environment() is None else 4)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        return Link.from_environment() is Link.from_environment(), status
+        return LauncherLink.from_environment() is LauncherLink.from_environment(), status
 
     assert unisono.launch(fork_and_ask, workers=1) == [(True, 3)]
 

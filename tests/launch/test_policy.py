@@ -7,15 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from unisono.comm.control import Departure
 from unisono.launch.policy import (
     DeadlinePassed,
     Done,
     EndNow,
     Event,
     Exited,
-    Failure,
-    Interrupted,
+    InterruptRequested,
     JobState,
     KillServer,
     Leave,
@@ -25,19 +23,23 @@ from unisono.launch.policy import (
     ServerLost,
     Stage,
     StoreLost,
+    WorkerFailure,
     decide,
     may_survive,
     start,
 )
 from unisono.launch.report import exit_status, failure_message, interrupt_message
+from unisono.workers.control_block import Departure
 
-ERROR_0 = Reported(Failure(0, 1, "ValueError: x", "Traceback …\nValueError: x"))
-ERROR_1 = Reported(Failure(1, 1, "ValueError: x", "Traceback …\nValueError: x"))
-PEER_LOST_1 = Reported(Failure(1, 1, "PeerLostError: y", "… for 0", waited_for=0))
-PEER_LOST_2 = Reported(Failure(2, 1, "PeerLostError: y", "… for 0", waited_for=0))
-PEER_LOST_2_FOR_1 = Reported(Failure(2, 1, "PeerLostError: y", "… for 1", waited_for=1))
-LEFT_0 = Failure(0, 0)
-DISCONNECT_1 = Reported(Failure(1, 1, "RuntimeError: z", "… closed by peer", is_disconnect=True))
+ERROR_0 = Reported(WorkerFailure(0, 1, "ValueError: x", "Traceback …\nValueError: x"))
+ERROR_1 = Reported(WorkerFailure(1, 1, "ValueError: x", "Traceback …\nValueError: x"))
+PEER_LOST_1 = Reported(WorkerFailure(1, 1, "PeerLostError: y", "… for 0", waited_for=0))
+PEER_LOST_2 = Reported(WorkerFailure(2, 1, "PeerLostError: y", "… for 0", waited_for=0))
+PEER_LOST_2_FOR_1 = Reported(WorkerFailure(2, 1, "PeerLostError: y", "… for 1", waited_for=1))
+LEFT_0 = WorkerFailure(0, 0)
+DISCONNECT_1 = Reported(
+    WorkerFailure(1, 1, "RuntimeError: z", "… closed by peer", is_disconnect=True)
+)
 
 
 def after(*events: Event, workers: int = 2, needs_result: bool = False) -> JobState:
@@ -66,9 +68,9 @@ FINISHED = (Done(0), Done(1), Exited(0, 0), Exited(1, 0))
         ((StoreLost(-9), Exited(0, -15), Exited(1, -15)), 1),
         ((*FINISHED[:2], StoreLost(-9), *FINISHED[2:]), 0),
         ((Done(0), Done(1), ServerLost(-9)), 0),
-        ((Interrupted(2), Exited(0, -15), Exited(1, -15)), 130),
-        ((Interrupted(15), Exited(0, -15), Exited(1, -15)), 143),
-        ((Interrupted(2), ServerLost(-9)), 130),
+        ((InterruptRequested(2), Exited(0, -15), Exited(1, -15)), 130),
+        ((InterruptRequested(15), Exited(0, -15), Exited(1, -15)), 143),
+        ((InterruptRequested(2), ServerLost(-9)), 130),
     ],
 )
 def test_exit_status_follows_the_first_failure(events: tuple[Event, ...], status: int) -> None:
@@ -79,7 +81,7 @@ def test_exit_status_follows_the_first_failure(events: tuple[Event, ...], status
 
 def test_quiet_leaving_is_a_failure_where_a_result_is_needed() -> None:
     state = after(Exited(0, 0), needs_result=True)
-    assert state.cause == Failure(0, 0)
+    assert state.cause == WorkerFailure(0, 0)
 
 
 def test_consequences_are_not_the_cause_even_when_they_come_first() -> None:
@@ -109,14 +111,14 @@ def test_a_lost_peer_is_the_cause_when_nothing_else_failed() -> None:
         ((Exited(0, 0), Done(1), PEER_LOST_2), LEFT_0),
         ((Exited(0, 0), PEER_LOST_1, PEER_LOST_2), LEFT_0),
         ((Exited(0, 0), PEER_LOST_1, PEER_LOST_2_FOR_1), LEFT_0),
-        ((Exited(0, 0), Exited(1, -9), PEER_LOST_2), Failure(1, -9)),  # the first that harmed
+        ((Exited(0, 0), Exited(1, -9), PEER_LOST_2), WorkerFailure(1, -9)),  # the first that harmed
         ((Exited(0, 0), PEER_LOST_2_FOR_1), PEER_LOST_2_FOR_1.failure),  # nobody missed 0
         ((Exited(0, 0), Done(1), Done(2)), None),
         ((Done(0), Exited(0, 0), PEER_LOST_1), PEER_LOST_1.failure),  # 0 came to its end
     ],
 )
 def test_who_left_quietly_is_to_blame_once_somebody_waits(
-    events: tuple[Event, ...], cause: Failure | None
+    events: tuple[Event, ...], cause: WorkerFailure | None
 ) -> None:
     assert after(*events, workers=3).cause == cause
 
@@ -154,26 +156,26 @@ def test_all_stages_together_take_less_than_two_seconds() -> None:
 
 
 def test_an_interrupt_signals_at_once_and_a_second_one_kills() -> None:
-    first = decide(start(3), Interrupted(signal.SIGINT), 0.0)
+    first = decide(start(3), InterruptRequested(signal.SIGINT), 0.0)
     assert first.actions == (SendSignal((0, 1, 2), signal.SIGTERM),)
-    second = decide(first.state, Interrupted(signal.SIGINT), 0.1)
+    second = decide(first.state, InterruptRequested(signal.SIGINT), 0.1)
     assert second.actions == (KillServer(),)
     assert second.state.over
 
 
 def test_a_gentle_interrupt_ends_nobody_until_all_is_done() -> None:
-    gently = decide(start(2), Interrupted(signal.SIGINT, gently=True), 0.0)
+    gently = decide(start(2), InterruptRequested(signal.SIGINT, gently=True), 0.0)
     assert gently.actions == ()
     assert (gently.state.stage, gently.state.deadline) == (Stage.RUNNING, None)
     now = decide(gently.state, EndNow(), 5.0)
     assert now.actions == (SendSignal((0, 1), signal.SIGTERM),)
     assert decide(now.state, EndNow(), 5.1).actions == ()
-    again = decide(gently.state, Interrupted(signal.SIGINT), 0.1)
+    again = decide(gently.state, InterruptRequested(signal.SIGINT), 0.1)
     assert again.actions == (KillServer(),)
 
 
 def test_a_job_that_is_ending_already_is_not_ended_gently() -> None:
-    decision = decide(after(ERROR_0), Interrupted(signal.SIGINT, gently=True), 0.1)
+    decision = decide(after(ERROR_0), InterruptRequested(signal.SIGINT, gently=True), 0.1)
     assert decision.actions == (SendSignal((0, 1), signal.SIGTERM),)
 
 
@@ -188,8 +190,8 @@ def test_a_job_that_is_ending_already_is_not_ended_gently() -> None:
         ((Done(0),), Exited(1, -9), True),
         ((ERROR_1,), Exited(1, -9), False),
         ((ERROR_0,), Exited(1, -9), False),  # the job is ending
-        ((Interrupted(2),), Exited(1, -15), False),
-        ((Interrupted(2, gently=True),), Exited(1, -9), True),
+        ((InterruptRequested(2),), Exited(1, -15), False),
+        ((InterruptRequested(2, gently=True),), Exited(1, -9), True),
     ],
 )
 def test_others_may_go_on_after_a_kill_in_the_midst_of_work(
@@ -222,22 +224,22 @@ def test_what_is_known_better_than_from_the_status_is_told() -> None:
 
 
 def test_workers_ended_on_purpose_are_no_failures() -> None:
-    state = after(Interrupted(2), Exited(0, -15), Exited(1, -9))
+    state = after(InterruptRequested(2), Exited(0, -15), Exited(1, -9))
     assert state.failures == ()
 
 
 def test_every_decision_gives_its_reason() -> None:
-    states = [start(2), after(ERROR_0), after(Interrupted(2)), after(Done(0))]
+    states = [start(2), after(ERROR_0), after(InterruptRequested(2)), after(Done(0))]
     events: list[Event] = [
         ERROR_0,
         Done(1),
         Exited(1, -9),
         ServerLost(1),
         StoreLost(1),
-        Interrupted(2),
+        InterruptRequested(2),
         DeadlinePassed(),
     ]
-    events += [LeftBehind(1), EndNow(), Interrupted(2, gently=True)]
+    events += [LeftBehind(1), EndNow(), InterruptRequested(2, gently=True)]
     for state in states:
         for event in events:
             assert decide(state, event, 0.0).reason

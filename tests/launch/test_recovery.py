@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.comm.control import Departure
-from unisono.comm.crew import Crew
-from unisono.launch.events import (
+from unisono.launch.job_events import (
     Action,
     Answer,
     Asked,
@@ -24,7 +22,7 @@ from unisono.launch.events import (
     KeepAndEnd,
     LoopBegan,
     Lost,
-    Mark,
+    MarkDeparture,
     Ready,
     Seat,
     Spawn,
@@ -33,7 +31,17 @@ from unisono.launch.events import (
     Unready,
     Wish,
 )
-from unisono.launch.recovery import LOOP, PERIOD_S, Decision, Loop, State, decide, start
+from unisono.launch.recovery import (
+    LOOP,
+    PERIOD_S,
+    RecoveryDecision,
+    RecoveryState,
+    SharedLoop,
+    decide,
+    start,
+)
+from unisono.workers.control_block import Departure
+from unisono.workers.membership import Membership
 
 RESULT = "result"
 FACTS = {"shards": 8, "key": 1, "directory": None}
@@ -42,7 +50,7 @@ AGREED, LOOP_BEGAN = Came(0, RESULT, b"agreed"), LoopBegan(1, FACTS)
 LOOP_ENDED = Came(1, LOOP, b"step 90")
 
 
-def decisions(*events: Event, workers: int = 3, **options: Any) -> list[Decision]:
+def decisions(*events: Event, workers: int = 3, **options: Any) -> list[RecoveryDecision]:
     """Decide about one event after the other, in a job whose program can be run again."""
     made = [decide(start(workers, **options), Ready())]
     for event in events:
@@ -50,7 +58,7 @@ def decisions(*events: Event, workers: int = 3, **options: Any) -> list[Decision
     return made
 
 
-def after(*events: Event, workers: int = 3, **options: Any) -> Decision:
+def after(*events: Event, workers: int = 3, **options: Any) -> RecoveryDecision:
     return decisions(*events, workers=workers, **options)[-1]
 
 
@@ -66,13 +74,13 @@ def paused(*ranks: int, arrivals: int = 7) -> tuple[Stopped, ...]:
     return stopped(*ranks, arrivals=arrivals, between_steps=True)
 
 
-def go(crew: Crew, *ranks: int) -> tuple[Answer, ...]:
-    header = {"type": "go", "crew": crew.as_json()}
-    return tuple(Answer(rank, header) for rank in ranks or crew.ranks)
+def go(membership: Membership, *ranks: int) -> tuple[Answer, ...]:
+    header = {"type": "go", "membership": membership.as_json()}
+    return tuple(Answer(rank, header) for rank in ranks or membership.ranks)
 
 
-def live(rank: int, crew: Crew, loop: Any, *, is_alone: bool = False) -> Answer:
-    told = {"crew": crew.as_json(), "loop": loop, "is_alone": is_alone}
+def live(rank: int, membership: Membership, loop: Any, *, is_alone: bool = False) -> Answer:
+    told = {"membership": membership.as_json(), "loop": loop, "is_alone": is_alone}
     return Answer(rank, {"type": "live", **told})
 
 
@@ -80,7 +88,7 @@ def passed(rank: int, payload: bytes, loop: Mapping[str, Any] | None = None) -> 
     return Answer(rank, {"type": "passed", "loop": loop}, payload)
 
 
-def types_of(decision: Decision) -> list[tuple[int, str]]:
+def types_of(decision: RecoveryDecision) -> list[tuple[int, str]]:
     return [
         (action.rank, action.header["type"])
         for action in decision.actions
@@ -92,28 +100,28 @@ def types_of(decision: Decision) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize(
-    ("workers", "ranks", "crew"),
+    ("workers", "ranks", "membership"),
     [
-        (3, (2,), Crew((0, 1), lead=0)),
-        (3, (1,), Crew((0, 2), lead=0)),
-        (3, (0,), Crew((1, 2), lead=1)),  # the lead changes only when it was lost
-        (3, (0, 1), Crew((2,), lead=2)),
-        (3, (1, 0), Crew((2,), lead=2)),
-        (4, (0, 2, 1), Crew((3,), lead=3)),
+        (3, (2,), Membership((0, 1), leader=0)),
+        (3, (1,), Membership((0, 2), leader=0)),
+        (3, (0,), Membership((1, 2), leader=1)),  # the leader changes only when it was lost
+        (3, (0, 1), Membership((2,), leader=2)),
+        (3, (1, 0), Membership((2,), leader=2)),
+        (4, (0, 2, 1), Membership((3,), leader=3)),
         (3, (0, 1, 2), None),
         (1, (0,), None),
     ],
 )
 def test_the_crew_goes_on_without_lost_workers(
-    workers: int, ranks: tuple[int, ...], crew: Crew | None
+    workers: int, ranks: tuple[int, ...], membership: Membership | None
 ) -> None:
     decision = after(*lost(*ranks), workers=workers)
-    assert decision.state.crew == crew
-    assert decision.actions == (Mark(ranks[-1], Departure.LOST), Spawn(ranks[-1]))
+    assert decision.state.membership == membership
+    assert decision.actions == (MarkDeparture(ranks[-1], Departure.LOST), Spawn(ranks[-1]))
 
 
 def test_without_replacements_a_lost_worker_is_marked_and_nobody_is_started() -> None:
-    assert after(*lost(1), replaces=False).actions == (Mark(1, Departure.LOST),)
+    assert after(*lost(1), replaces=False).actions == (MarkDeparture(1, Departure.LOST),)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +178,7 @@ def test_a_program_that_has_made_no_run_yet_cannot_be_run_again() -> None:
 
 
 def test_a_program_that_had_not_begun_can_always_be_run() -> None:
-    actions = (Mark(1, Departure.LOST), Spawn(1))
+    actions = (MarkDeparture(1, Departure.LOST), Spawn(1))
     assert decide(start(2), Lost(1, 0.0, had_begun=False)).actions == actions
     assert after(Unready("why"), Lost(1, 0.0, had_begun=False)).actions == actions
     too_often = decide(start(2, restarts=0), Lost(1, 0.0, had_begun=False))
@@ -186,29 +194,31 @@ def test_losses_long_ago_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "crew"),
+    ("events", "membership"),
     [
-        ((*lost(2), *stopped(0, 1)), Crew((0, 1), 0, 1)),
-        ((*lost(2), *stopped(1, 0)), Crew((0, 1), 0, 1)),
-        ((*lost(0), *stopped(2, 1)), Crew((1, 2), 1, 1)),
+        ((*lost(2), *stopped(0, 1)), Membership((0, 1), 0, 1)),
+        ((*lost(2), *stopped(1, 0)), Membership((0, 1), 0, 1)),
+        ((*lost(0), *stopped(2, 1)), Membership((1, 2), 1, 1)),
         # the last one missing is lost itself
-        ((*lost(2), *stopped(0), *lost(1)), Crew((0,), 0, 1)),
-        ((*lost(2), *stopped(1), *lost(0)), Crew((1,), 1, 1)),
+        ((*lost(2), *stopped(0), *lost(1)), Membership((0,), 0, 1)),
+        ((*lost(2), *stopped(1), *lost(0)), Membership((1,), 1, 1)),
         # so is one that stood still already
-        ((*lost(2), *stopped(0), *lost(0), *stopped(1)), Crew((1,), 1, 1)),
+        ((*lost(2), *stopped(0), *lost(0), *stopped(1)), Membership((1,), 1, 1)),
         # the last one missing has finished
-        ((*lost(2), *stopped(0), Gone(1)), Crew((0,), 0, 1)),
+        ((*lost(2), *stopped(0), Gone(1)), Membership((0,), 0, 1)),
         # again
-        ((*lost(2), *stopped(0, 1), *lost(1), *stopped(0)), Crew((0,), 0, 2)),
+        ((*lost(2), *stopped(0, 1), *lost(1), *stopped(0)), Membership((0,), 0, 2)),
     ],
 )
-def test_all_go_on_once_the_last_one_has_stopped(events: tuple[Event, ...], crew: Crew) -> None:
+def test_all_go_on_once_the_last_one_has_stopped(
+    events: tuple[Event, ...], membership: Membership
+) -> None:
     *before, last = decisions(*events)
-    marks = [action for action in last.actions if isinstance(action, (Mark, Spawn))]
-    assert last.actions == (*marks, *go(crew))
-    assert (last.state.crew, last.state.generation) == (crew, crew.generation)
+    marks = [action for action in last.actions if isinstance(action, (MarkDeparture, Spawn))]
+    assert last.actions == (*marks, *go(membership))
+    assert (last.state.membership, last.state.generation) == (membership, membership.generation)
     assert last.state.stopped == {}
-    assert crew.generation not in [decision.state.generation for decision in before]
+    assert membership.generation not in [decision.state.generation for decision in before]
 
 
 @pytest.mark.parametrize(
@@ -229,8 +239,8 @@ def test_nobody_goes_on_while_one_still_moves(events: tuple[Event, ...]) -> None
 
 def test_a_worker_that_finished_is_waited_for_no_more() -> None:
     state = after(Gone(0)).state
-    assert state.crew == Crew((1, 2), lead=1)
-    assert after(Gone(0), Gone(1), Gone(2)).state.crew is None
+    assert state.membership == Membership((1, 2), leader=1)
+    assert after(Gone(0), Gone(1), Gone(2)).state.membership is None
 
 
 # A replacement asks what the others have done.
@@ -329,7 +339,7 @@ def test_who_waits_for_a_loop_that_ends_first_hears_where_it_ended() -> None:
 )
 def test_what_every_worker_tells_is_noted_once(events: tuple[Event, ...], again: Event) -> None:
     state = after(*events).state
-    assert decide(state, again) == Decision(state, (), "that is known")
+    assert decide(state, again) == RecoveryDecision(state, (), "that is known")
 
 
 # A replacement joins.
@@ -348,22 +358,22 @@ def test_outside_of_loops_nobody_is_asked_to_stop() -> None:
 
 def test_it_joins_between_two_steps_when_all_have_stopped() -> None:
     decision = after(*RUNNING, Asked(2, 1, LOOP), *paused(0, 1, arrivals=9))
-    crew = Crew((0, 1, 2), 0, 2)
+    membership = Membership((0, 1, 2), 0, 2)
     assert decision.actions == (
         Seat(2, 9),  # before anybody goes on
-        *go(crew, 0, 1),
-        live(2, crew, FACTS),
+        *go(membership, 0, 1),
+        live(2, membership, FACTS),
         Joined((2,)),
         Wish(False),
     )
-    assert decision.state.crew == crew
+    assert decision.state.membership == membership
     assert decision.state.asking == {}
 
 
 def test_in_the_midst_of_a_step_nobody_joins() -> None:
     events = (*RUNNING, Asked(2, 1, LOOP), *lost(1), *stopped(0))
     decision = after(*events)
-    assert decision.actions == go(Crew((0,), 0, 2))
+    assert decision.actions == go(Membership((0,), 0, 2))
     assert list(decision.state.asking) == [2]
     assert decision.state.is_wished
 
@@ -380,7 +390,7 @@ def test_nobody_joins_before_the_crew_has_come_to_terms_with_a_loss() -> None:
 def test_a_loop_that_was_left_makes_room_for_the_next_and_is_not_taken_over() -> None:
     left = (Unready("a loop was left before its end"), Came(1, LOOP, b""))
     again = after(*RUNNING, *left, LoopBegan(2, {"shards": 1})).state
-    assert again.loop == Loop(2, {"shards": 1})
+    assert again.loop == SharedLoop(2, {"shards": 1})
     (answer,) = after(*RUNNING, *left, Asked(2, 1, LOOP)).actions
     assert isinstance(answer, Answer)
     assert answer.header["type"] == "refused"
@@ -393,44 +403,44 @@ def test_who_cannot_catch_up_any_more_is_refused() -> None:
     assert types_of(told) == [(2, "refused")]
     assert Wish(False) in told.actions
     assert after(*RUNNING, Asked(2, 1, LOOP), trouble, *paused(0, 1)).actions == go(
-        Crew((0, 1), 0, 2)
+        Membership((0, 1), 0, 2)
     )
 
 
 def test_who_asks_for_an_outcome_does_not_join_a_loop() -> None:
     waiting = (AGREED, *lost(2), *stopped(0, 1), Asked(2, 1, RESULT))
     assert types_of(after(*waiting, LOOP_BEGAN)) == [(2, "refused")]
-    assert after(*waiting, LOOP_BEGAN, *paused(0, 1)).state.crew == Crew((0, 1), 0, 2)
+    assert after(*waiting, LOOP_BEGAN, *paused(0, 1)).state.membership == Membership((0, 1), 0, 2)
 
 
 def test_a_lead_that_was_lost_comes_back_as_one_of_the_others() -> None:
     events = (AGREED, LOOP_BEGAN, *lost(0), *stopped(1, 2), Asked(0, 1, LOOP), *paused(1, 2))
-    assert after(*events).state.crew == Crew((0, 1, 2), 1, 2)
+    assert after(*events).state.membership == Membership((0, 1, 2), 1, 2)
 
 
 def test_the_lead_stays_when_another_is_lost_even_where_a_lower_rank_is_back() -> None:
     events = (AGREED, LOOP_BEGAN, *lost(0), *stopped(1, 2), Asked(0, 1, LOOP), *paused(1, 2))
-    assert after(*events, Lost(2, 2.0)).state.crew == Crew((0, 1), 1, 2)
+    assert after(*events, Lost(2, 2.0)).state.membership == Membership((0, 1), 1, 2)
 
 
 def test_several_join_at_once() -> None:
     events = (AGREED, LOOP_BEGAN, *lost(0, 2), *stopped(1), Asked(2, 1, LOOP), Asked(0, 1, LOOP))
     decision = after(*events, *paused(1))
-    assert decision.state.crew == Crew((0, 1, 2), 1, 2)
+    assert decision.state.membership == Membership((0, 1, 2), 1, 2)
     assert Joined((0, 2)) in decision.actions
     assert types_of(decision) == [(1, "go"), (0, "live"), (2, "live")]
 
 
 def test_one_that_is_lost_while_it_waits_does_not_join_and_is_replaced_again() -> None:
     decision = after(*RUNNING, Asked(2, 1, LOOP), Lost(2, 3.0))
-    assert decision.actions == (Mark(2, Departure.LOST), Spawn(2), Wish(False))
+    assert decision.actions == (MarkDeparture(2, Departure.LOST), Spawn(2), Wish(False))
     assert decision.state.asking == {}
-    assert decision.state.crew == Crew((0, 1), 0, 1)
+    assert decision.state.membership == Membership((0, 1), 0, 1)
 
 
 def test_the_crew_goes_on_as_it_was_when_nobody_is_there_to_join() -> None:
     decision = after(*RUNNING, Asked(2, 1, LOOP), Lost(2, 3.0), *paused(0, 1))
-    assert decision.actions == go(Crew((0, 1), 0, 2))
+    assert decision.actions == go(Membership((0, 1), 0, 2))
 
 
 # Nobody is left.
@@ -449,25 +459,25 @@ def test_the_first_that_has_caught_up_goes_on_alone(
 ) -> None:
     state = after(*events, *lost(0, 1, 2)).state
     decision = decide(state, Asked(1, len(state.history), LOOP))
-    crew = Crew((1,), 1, 1)
+    membership = Membership((1,), 1, 1)
     assert decision.actions == (
         Seat(1, 0),
-        live(1, crew, loop, is_alone=True),
+        live(1, membership, loop, is_alone=True),
         Joined((1,)),
         *wish,
     )
-    assert decision.state.crew == crew
+    assert decision.state.membership == membership
 
 
 def test_one_that_waits_goes_on_alone_when_the_last_of_the_crew_is_lost() -> None:
     decision = after(*RUNNING, Asked(2, 1, LOOP), *lost(0, 1))
-    crew = Crew((2,), 2, 2)
-    assert decision.state.crew == crew
+    membership = Membership((2,), 2, 2)
+    assert decision.state.membership == membership
     assert decision.actions == (
-        Mark(1, Departure.LOST),
+        MarkDeparture(1, Departure.LOST),
         Spawn(1),
         Seat(2, 0),
-        live(2, crew, FACTS, is_alone=True),
+        live(2, membership, FACTS, is_alone=True),
         Joined((2,)),
         Wish(False),
     )
@@ -476,18 +486,18 @@ def test_one_that_waits_goes_on_alone_when_the_last_of_the_crew_is_lost() -> Non
 def test_of_several_that_wait_the_lowest_goes_on_and_the_others_join_it() -> None:
     waiting = (*RUNNING, *lost(1), *stopped(0), Asked(2, 1, LOOP), Asked(1, 1, LOOP), *lost(0))
     decision = after(*waiting, restarts=9)
-    assert decision.state.crew == Crew((1,), 1, 3)
+    assert decision.state.membership == Membership((1,), 1, 3)
     assert list(decision.state.asking) == [2]
     assert decision.state.is_wished
     joined = after(*waiting, *paused(1, arrivals=3), restarts=9)
-    assert joined.state.crew == Crew((1, 2), 1, 4)
+    assert joined.state.membership == Membership((1, 2), 1, 4)
 
 
 def test_where_all_others_have_finished_a_replacement_goes_on_alone() -> None:
     events = (AGREED, Gone(0), Gone(2), *lost(1), Asked(1, 1, RESULT))
     decision = after(*events)
     assert types_of(decision) == [(1, "live")]
-    assert decision.state.crew == Crew((1,), 1, 1)
+    assert decision.state.membership == Membership((1,), 1, 1)
 
 
 # Somebody wants the job to end.
@@ -520,10 +530,10 @@ STOPPING = (LoopBegan(0, KEPT), StopWanted())
         ((*STOPPING, *paused(0, 1)), ()),
         ((*STOPPING, *paused(0, 1, 2)), (KeepAndEnd(),)),
         ((*STOPPING, Came(0, LOOP, b"")), (KeepAndEnd(), Wish(False))),
-        ((*STOPPING, *lost(2), *stopped(0, 1)), go(Crew((0, 1), 0, 1))),
+        ((*STOPPING, *lost(2), *stopped(0, 1)), go(Membership((0, 1), 0, 1))),
         (
             (*STOPPING, *paused(0, 1), *lost(2)),
-            (Mark(2, Departure.LOST), Spawn(2), KeepAndEnd()),
+            (MarkDeparture(2, Departure.LOST), Spawn(2), KeepAndEnd()),
         ),
         ((*STOPPING, *lost(2), Asked(2, 0, LOOP), *paused(0, 1)), (KeepAndEnd(),)),
     ],
@@ -541,7 +551,7 @@ def test_a_job_that_is_to_end_does_so_between_two_steps_or_after_the_last(
 class Worker:
     """A worker of a random history."""
 
-    in_crew: bool = True
+    in_membership: bool = True
     is_gone: bool = False
     waits: bool = False
     stop: Stopped | None = None
@@ -552,7 +562,7 @@ class Worker:
 class World:
     """A launcher that believes `decide`, and workers that do what they may at that moment."""
 
-    state: State
+    state: RecoveryState
     workers: dict[int, Worker]
     generations: list[int] = field(default_factory=lambda: [0])
     has_ended: bool = False
@@ -561,8 +571,10 @@ class World:
         decision = decide(self.state, event)
         self.state = decision.state
         told = {rank for action in decision.actions for rank in self.act(action)}
-        assert not told or self.state.crew is not None
-        assert not told or told == set(self.state.crew.ranks), "all of a new crew are told at once"
+        assert not told or self.state.membership is not None
+        assert not told or told == set(self.state.membership.ranks), (
+            "all of a new membership are told at once"
+        )
         self.check()
 
     def act(self, action: Action) -> set[int]:
@@ -576,32 +588,32 @@ class World:
                     worker.index += 1
                     return set()
                 assert header["type"] == ("live" if worker.stop is None else "go")
-                assert rank in header["crew"]["ranks"]
-                worker.in_crew, worker.stop = True, None
+                assert rank in header["membership"]["ranks"]
+                worker.in_membership, worker.stop = True, None
                 return {rank}
             case Spawn(rank):
-                self.workers[rank] = Worker(in_crew=False)
+                self.workers[rank] = Worker(in_membership=False)
             case GiveUp() | KeepAndEnd():
                 self.has_ended = True
         return set()
 
     def check(self) -> None:
         state = self.state
-        ranks = set(state.crew.ranks) if state.crew is not None else set()
-        assert not ranks & set(state.asking), "nobody both belongs to the crew and asks to"
+        ranks = set(state.membership.ranks) if state.membership is not None else set()
+        assert not ranks & set(state.asking), "nobody both belongs to the membership and asks to"
         assert set(state.stopped) <= ranks
         assert state.generation >= self.generations[-1], "generations only grow"
         self.generations.append(state.generation)
-        if state.crew is not None:
-            assert state.crew.lead in ranks
-            assert list(state.crew.ranks) == sorted(ranks)
+        if state.membership is not None:
+            assert state.membership.leader in ranks
+            assert list(state.membership.ranks) == sorted(ranks)
         if self.has_ended:
             return
         still = {rank for rank, worker in self.workers.items() if worker.stop is not None}
         assert still == set(state.stopped)
         assert not ranks or still != ranks, "all stand still, but nobody is told to go on"
         assert ranks or not state.asking, "nobody is left, but who has caught up is not let in"
-        assert ranks == {r for r, w in self.workers.items() if w.in_crew and not w.is_gone}
+        assert ranks == {r for r, w in self.workers.items() if w.in_membership and not w.is_gone}
         assert state.is_wished == (state.loop is not None and bool(state.asking or state.is_ending))
 
 
@@ -614,7 +626,7 @@ def moves(world: World) -> list[str]:
         found.append(f"lose {rank}")
         if worker.waits:
             continue
-        if not worker.in_crew:
+        if not worker.in_membership:
             found.append(f"ask {rank}")
         else:
             found += [f"stop {rank}", f"pause {rank}", f"tell {rank}"]
@@ -633,7 +645,7 @@ def move(world: World, what: str, now: float) -> None:
     match verb:
         case "lose":
             is_gone = not state.replaces
-            world.workers[rank] = Worker(in_crew=False, is_gone=is_gone)
+            world.workers[rank] = Worker(in_membership=False, is_gone=is_gone)
             world.take(Lost(rank, now))
         case "ask":
             worker.waits = True
@@ -678,10 +690,10 @@ def test_whatever_happens_workers_go_on_together_or_stand_still(
         move(world, possible[choice % len(possible)], float(now))
     # Whoever still waits is answered when those who still move stop or are lost.
     for rank in sorted(world.workers):
-        if world.has_ended or world.state.crew is None:
+        if world.has_ended or world.state.membership is None:
             break
         worker = world.workers[rank]
-        if rank in world.state.crew.ranks and worker.stop is None and world.state.stopped:
+        if rank in world.state.membership.ranks and worker.stop is None and world.state.stopped:
             move(world, f"stop {rank}" if rank % 2 else f"lose {rank}", 0.0)
     if not world.has_ended:
         assert all(worker.stop is None for worker in world.workers.values())
@@ -693,7 +705,10 @@ def test_the_order_in_which_workers_stop_does_not_matter(order: list[int], num_l
     gone, left = sorted(order[:num_lost]), order[num_lost:]
     one = after(*lost(*gone), *stopped(*left), workers=4, restarts=9)
     other = after(*lost(*gone), *stopped(*sorted(left)), workers=4, restarts=9)
-    assert (one.state.crew, one.state.generation) == (other.state.crew, other.state.generation)
+    assert (one.state.membership, one.state.generation) == (
+        other.state.membership,
+        other.state.generation,
+    )
     if left and gone:
         assert types_of(one) == types_of(other) == [(rank, "go") for rank in sorted(left)]
 

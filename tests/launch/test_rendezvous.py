@@ -8,27 +8,29 @@ import socket
 import pytest
 
 from unisono.launch.loopback import LoopbackPort
-from unisono.launch.rendezvous import Meeting, is_this_host, meeting
+from unisono.launch.rendezvous import RendezvousRequest, is_this_host, meeting
 
 ENVIRON = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "here", "MASTER_PORT": "77"}
 
 
-def wanted(url: str, **environ: str) -> Meeting | None:
+def wanted(url: str, **environ: str) -> RendezvousRequest | None:
     return meeting(url, {**ENVIRON, **environ}, lambda host: host in ("here", "::1"))
 
 
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("env://", Meeting("port 77", 1, 3)),
-        ("env://?rank=0&world_size=2", Meeting("port 77", 0, 2)),
-        ("env://?world_size=2", Meeting("port 77", 1, 2)),
-        ("tcp://here:12355?rank=0&world_size=2", Meeting("port 12355", 0, 2)),
-        ("tcp://[::1]:12355?rank=0&world_size=2", Meeting("port 12355", 0, 2)),
-        ("file:///a b/c?rank=0&world_size=2", Meeting("file /a b/c", 0, 2, is_file=True)),
+        ("env://", RendezvousRequest("port 77", 1, 3)),
+        ("env://?rank=0&world_size=2", RendezvousRequest("port 77", 0, 2)),
+        ("env://?world_size=2", RendezvousRequest("port 77", 1, 2)),
+        ("tcp://here:12355?rank=0&world_size=2", RendezvousRequest("port 12355", 0, 2)),
+        ("tcp://[::1]:12355?rank=0&world_size=2", RendezvousRequest("port 12355", 0, 2)),
+        ("file:///a b/c?rank=0&world_size=2", RendezvousRequest("file /a b/c", 0, 2, is_file=True)),
     ],
 )
-def test_the_launcher_answers_where_ranks_meet_on_this_host(url: str, expected: Meeting) -> None:
+def test_the_launcher_answers_where_ranks_meet_on_this_host(
+    url: str, expected: RendezvousRequest
+) -> None:
     assert wanted(url) == expected
 
 

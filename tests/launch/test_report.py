@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from unisono.launch import events, recovery
+from unisono.launch import job_events, recovery
 from unisono.launch.report import ending, joined_message, loss_message
 
 KILLED = (
@@ -16,20 +16,20 @@ KILLED = (
 )
 
 
-def state_after(*before: object, workers: int, replaces: bool = True) -> recovery.State:
+def state_after(*before: object, workers: int, replaces: bool = True) -> recovery.RecoveryState:
     state = recovery.start(workers, restarts=9, replaces=replaces)
-    for event in (events.Ready(), *before):
+    for event in (job_events.Ready(), *before):
         state = recovery.decide(state, event).state  # type: ignore[arg-type]
     return state
 
 
-def loop(num_shards: int) -> events.LoopBegan:
+def loop(num_shards: int) -> job_events.LoopBegan:
     facts: Mapping[str, Any] = {"shards": num_shards}
-    return events.LoopBegan(0, facts)
+    return job_events.LoopBegan(0, facts)
 
 
-def lost(rank: int) -> events.Lost:
-    return events.Lost(rank, 0.0)
+def lost(rank: int) -> job_events.Lost:
+    return job_events.Lost(rank, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.comm.control import ControlPage
-from unisono.comm.crew import Crew
 from unisono.launch import stalls
 from unisono.launch.stalls import (
     LOOK_EVERY_S,
-    Sight,
+    Observation,
     StallWatch,
     Watched,
     look,
     processor_time,
     stalled,
 )
+from unisono.workers.control_block import ControlBlock
+from unisono.workers.membership import Membership
 
 FREE, AWAITED, STOPPED = (False, False), (False, True), (True, False)
 
@@ -33,7 +33,7 @@ def looks(*sights: tuple[int, tuple[bool, bool]], passed_s: float = 1.0) -> floa
     """Look at one worker again and again; say how long it has not moved."""
     watched: dict[int, Watched] = {}
     for beat, how in sights:
-        watched = look(watched, {0: Sight((beat,), *how)}, passed_s)
+        watched = look(watched, {0: Observation((beat,), *how)}, passed_s)
     return watched[0].quiet_s
 
 
@@ -78,7 +78,7 @@ def test_time_in_which_the_launcher_was_suspended_does_not_count(
 
 
 def test_one_that_is_not_there_any_more_is_forgotten() -> None:
-    sight = Sight((1,), is_stopped=True, is_awaited=False)
+    sight = Observation((1,), is_stopped=True, is_awaited=False)
     watched = look({0: Watched(sight, 59.0), 1: Watched(sight, 59.0)}, {1: sight}, 1.0)
     assert watched == {1: Watched(sight, 60.0)}
 
@@ -93,7 +93,7 @@ def test_one_that_is_not_there_any_more_is_forgotten() -> None:
     ],
 )
 def test_quiet_for_so_long_is_stalled(quiet_s: dict[int, float], expected: list[int]) -> None:
-    sight = Sight((1,), is_stopped=True, is_awaited=False)
+    sight = Observation((1,), is_stopped=True, is_awaited=False)
     watched = {rank: Watched(sight, seconds) for rank, seconds in quiet_s.items()}
     assert stalled(watched, 60.0) == expected
 
@@ -198,25 +198,27 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 
 @pytest.fixture
-def page() -> Iterator[ControlPage]:
-    page = ControlPage.create(3)
+def page() -> Iterator[ControlBlock]:
+    page = ControlBlock.create(3)
     yield page
     page.close()
 
 
 PIDS = {0: 10, 1: 11, 2: 12}
-ALL = Crew((0, 1, 2), lead=0)
+ALL = Membership((0, 1, 2), leader=0)
 
 
-def seen_in(watch: StallWatch, kernel: Kernel, num_looks: int, crew: Crew | None) -> list[int]:
+def seen_in(
+    watch: StallWatch, kernel: Kernel, num_looks: int, membership: Membership | None
+) -> list[int]:
     found = []
     for _ in range(num_looks):
         kernel.now_s += LOOK_EVERY_S
-        found += [stalled.rank for stalled in watch.look(PIDS, crew)]
+        found += [stalled.rank for stalled in watch.look(PIDS, membership)]
     return found
 
 
-def test_who_holds_the_others_up_is_found_and_told(page: ControlPage, kernel: Kernel) -> None:
+def test_who_holds_the_others_up_is_found_and_told(page: ControlBlock, kernel: Kernel) -> None:
     watch = StallWatch(page, 3.0)
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
     page.arrive(0)
@@ -234,7 +236,7 @@ def test_who_holds_the_others_up_is_found_and_told(page: ControlPage, kernel: Ke
     assert seen_in(watch, kernel, 3, ALL) == []  # it was told; its end is under way
 
 
-def test_one_that_a_signal_has_stopped_is_told_so(page: ControlPage, kernel: Kernel) -> None:
+def test_one_that_a_signal_has_stopped_is_told_so(page: ControlBlock, kernel: Kernel) -> None:
     watch = StallWatch(page, 1.0)
     kernel.processes = {10: (5, False), 11: (5, True), 12: (5, False)}
     assert seen_in(watch, kernel, 1, ALL) == []
@@ -245,7 +247,7 @@ def test_one_that_a_signal_has_stopped_is_told_so(page: ControlPage, kernel: Ker
 
 
 def test_those_who_wait_and_those_who_compute_are_left_alone(
-    page: ControlPage, kernel: Kernel
+    page: ControlBlock, kernel: Kernel
 ) -> None:
     watch = StallWatch(page, 1.0)
     page.arrive(0)
@@ -256,27 +258,27 @@ def test_those_who_wait_and_those_who_compute_are_left_alone(
 
 
 @pytest.mark.parametrize(
-    ("crew", "found"),
+    ("membership", "found"),
     [
         (ALL, [2]),
-        (Crew((0, 2), lead=0), [2]),
-        (Crew((1, 2), lead=1), []),  # who has come further has no part in it
-        (Crew((0, 1), lead=0), [1]),
+        (Membership((0, 2), leader=0), [2]),
+        (Membership((1, 2), leader=1), []),  # who has come further has no part in it
+        (Membership((0, 1), leader=0), [1]),
         (None, []),
     ],
 )
 def test_only_the_crew_waits_for_each_other(
-    page: ControlPage, kernel: Kernel, crew: Crew | None, found: list[int]
+    page: ControlBlock, kernel: Kernel, membership: Membership | None, found: list[int]
 ) -> None:
     watch = StallWatch(page, 2.0)
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
     page.arrive(0)
     if found == [2]:
         page.arrive(1)
-    assert seen_in(watch, kernel, 3, crew) == found
+    assert seen_in(watch, kernel, 3, membership) == found
 
 
-def test_meetings_are_counted_past_the_end_of_32_bits(page: ControlPage, kernel: Kernel) -> None:
+def test_meetings_are_counted_past_the_end_of_32_bits(page: ControlBlock, kernel: Kernel) -> None:
     watch = StallWatch(page, 2.0)
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
     page.come_back(0, 0)
@@ -285,7 +287,7 @@ def test_meetings_are_counted_past_the_end_of_32_bits(page: ControlPage, kernel:
     assert seen_in(watch, kernel, 3, ALL) == [2]
 
 
-def test_coming_to_a_meeting_is_a_sign_of_life(page: ControlPage, kernel: Kernel) -> None:
+def test_coming_to_a_meeting_is_a_sign_of_life(page: ControlBlock, kernel: Kernel) -> None:
     watch = StallWatch(page, 2.0)
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
     for _ in range(10):
@@ -296,7 +298,7 @@ def test_coming_to_a_meeting_is_a_sign_of_life(page: ControlPage, kernel: Kernel
 
 
 def test_nobody_is_looked_at_more_often_than_once_a_second(
-    page: ControlPage, kernel: Kernel
+    page: ControlBlock, kernel: Kernel
 ) -> None:
     watch = StallWatch(page, 0.5)
     kernel.processes = {11: (5, True)}
@@ -310,7 +312,7 @@ def test_nobody_is_looked_at_more_often_than_once_a_second(
 
 
 def test_a_replacement_does_not_inherit_the_silence_of_the_one_before(
-    page: ControlPage, kernel: Kernel
+    page: ControlBlock, kernel: Kernel
 ) -> None:
     watch = StallWatch(page, 3.0)
     kernel.processes = {11: (5, True), 21: (5, True)}
@@ -323,6 +325,6 @@ def test_a_replacement_does_not_inherit_the_silence_of_the_one_before(
     ("timeout_s", "expected"), [(None, LOOK_EVERY_S), (0.3, 0.3), (5.0, LOOK_EVERY_S), (0.0, 0.0)]
 )
 def test_a_wait_does_not_miss_the_next_look(
-    page: ControlPage, timeout_s: float | None, expected: float
+    page: ControlBlock, timeout_s: float | None, expected: float
 ) -> None:
     assert StallWatch(page, 60.0).at_most(timeout_s) == expected

@@ -15,7 +15,7 @@ IN_TORCH = {
     "norm": lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05),
     "value": lambda model: torch.nn.utils.clip_grad_value_(model.parameters(), 0.003),
 }
-OPTIMIZERS = ("adamw", "adafactor")  # in pieces, and whole by the lead
+OPTIMIZERS = ("adamw", "adafactor")  # in pieces, and whole by the leader
 STEPS = 7
 
 

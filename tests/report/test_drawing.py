@@ -9,15 +9,15 @@ from tests.report.lines import event, standing, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line
 
 from unisono.report.drawing import draw
-from unisono.report.processes import GONE, Process, State
+from unisono.report.process_status import GONE, Process, ProcessState
 from unisono.report.table import cells, size
 from unisono.report.view import see
 from unisono.report.workers import WorkerLine
 
 SLOW_ROW = [0.001, 0.004, 0.008, 0.0, 0.0005, 0.0005]
 ROW = [0.001, 0.002, 0.004, 0.006, 0.0005, 0.0005]
-BUSY = Process(State.RUNNING, 0.98, 299_000_000, 310_000_000)
-STOPPED = Process(State.STOPPED, 0.0, 290_000_000, 310_000_000)
+BUSY = Process(ProcessState.RUNNING, 0.98, 299_000_000, 310_000_000)
+STOPPED = Process(ProcessState.STOPPED, 0.0, 290_000_000, 310_000_000)
 
 
 def view(num_workers=2, *lines, processes=None, at_s=4.0):
@@ -197,5 +197,7 @@ def test_sizes(num_bytes, words):
 
 
 def test_a_worker_of_whom_nothing_is_known_has_its_line():
-    what = replace(view(), workers=(WorkerLine(7, None, Process(State.UNKNOWN)),), num_steps=0)
+    what = replace(
+        view(), workers=(WorkerLine(7, None, Process(ProcessState.UNKNOWN)),), num_steps=0
+    )
     assert drawn(what, 80)[-1].split() == ["7", "–", "unknown", *["–"] * 6]

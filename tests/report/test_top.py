@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.cli import main
-from unisono.report.processes import Processes
+from unisono.report.process_status import Processes
 from unisono.report.top import Watch
 from unisono.report.view import Condition
 

@@ -6,16 +6,16 @@ import pytest
 from tests.report.lines import event, standing, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line, to_bytes
 
-from unisono.report.processes import GONE, Process, State
+from unisono.report.process_status import GONE, Process, ProcessState
 from unisono.report.reading import read_event
-from unisono.report.standing import Standing
+from unisono.report.status import RunStatus
 from unisono.report.view import Condition, see
 
-BUSY = Process(State.RUNNING, 0.98, 300_000_000, 310_000_000)
-IDLE = Process(State.RUNNING, 0.01, 300_000_000, 310_000_000)
-CROWDED = Process(State.RUNNING, 0.1, 300_000_000, 310_000_000)  # others use its core, too
-STOPPED = Process(State.STOPPED, 0.0)
-AT_DISK = Process(State.RUNNING, 0.0, waits_for_disk=True)
+BUSY = Process(ProcessState.RUNNING, 0.98, 300_000_000, 310_000_000)
+IDLE = Process(ProcessState.RUNNING, 0.01, 300_000_000, 310_000_000)
+CROWDED = Process(ProcessState.RUNNING, 0.1, 300_000_000, 310_000_000)  # others use its core, too
+STOPPED = Process(ProcessState.STOPPED, 0.0)
+AT_DISK = Process(ProcessState.RUNNING, 0.0, waits_for_disk=True)
 BOTH_BUSY = {0: BUSY, 1: BUSY}
 
 
@@ -203,7 +203,7 @@ def test_numbers_beyond_all_bounds_stay_short():
         event("checkpoint", big, -1e300),
         event("end", big, 1e300, samples_per_second=1e308, seconds=1e308),
     ]
-    made = Standing()
+    made = RunStatus()
     for line in lines:
         made.add(read_event(json.dumps(line).encode()))
     found = see(made, {}, BEGAN_UNIX_S)
@@ -214,7 +214,7 @@ def test_numbers_beyond_all_bounds_stay_short():
 def test_events_in_any_order_break_nothing():
     lines = list(run_lines(num_steps=30, lost_at=10, fails=True))
     for first in range(0, len(lines), 5):
-        made = Standing()
+        made = RunStatus()
         for line in [*lines[first:], *lines[:first]]:
             made.add(read_event(to_bytes(line)))
             see(made, BOTH_BUSY, BEGAN_UNIX_S + 3)

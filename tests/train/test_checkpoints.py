@@ -18,7 +18,7 @@ from tests.warm.processes import run, start
 
 import unisono
 from unisono.checkpoint import folder
-from unisono.checkpoint.claim import claim
+from unisono.checkpoint.directory_lock import lock_directory
 from unisono.train import boundary
 from unisono.train.checkpoints import compare
 
@@ -202,7 +202,7 @@ def test_the_directory_that_the_lead_has_named_is_held(tmp_path):
         if unisono.world().rank == 1:
             (directory,) = folder.iterdir()
             with pytest.raises(unisono.CheckpointError, match="is in use by process"):
-                claim(directory)
+                lock_directory(directory)
 
     unisono.launch(begin_and_look, tmp_path, workers=2)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.comm.forked import job  # noqa: F401
 from tests.train.elsewhere import train
 from tests.warm import processes
+from tests.workers.forked import job  # noqa: F401
 
-from unisono.checkpoint.store import Store
+from unisono.checkpoint.run_directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,7 @@ def test_all_workers_use_the_directory_that_rank_0_has_named(job, tmp_path):  # 
     said = job.run(in_a_fork(work), 2)
     assert not any(one.error for one in said), said
     (directory,) = tmp_path.glob("run of *")
-    steps = [entry.step for entry in Store(directory).entries()]
+    steps = [entry.step for entry in RunDirectory(directory).entries()]
     assert steps == [8, 7, 6]
 
 

@@ -4,21 +4,21 @@ import pytest
 import torch
 
 from unisono.plan.samples import SamplePlan
-from unisono.train.metric_states import State, merged, read, write
+from unisono.train.metric_states import MetricState, merged, read, write
 
 PLAN = SamplePlan(7, 4, shards=3, shuffle=False)  # shard 0: 0 3 │ 6, shard 1: 1 │ 4, shard 2: 2 │ 5
 
 
 def alone(*numbers, dtype=torch.float32):
-    return State([torch.tensor(numbers, dtype=dtype)], None)
+    return MetricState([torch.tensor(numbers, dtype=dtype)], None)
 
 
 def test_what_is_told_is_what_was_held():
     twice = torch.arange(6.0).view(2, 3).t()  # not contiguous, and held by two metrics
     shards = {
-        2: {"a": {"sum": alone(1, 2), "rows": State([twice, torch.empty(0, 3)], [1, 2])}},
-        0: {"a": {"sum": alone(3, 4, dtype=torch.int64), "rows": State([], [0, 0])}},
-        1: {"b.inner": {"rows": State([twice, torch.tensor(True)], [2, 2])}},
+        2: {"a": {"sum": alone(1, 2), "rows": MetricState([twice, torch.empty(0, 3)], [1, 2])}},
+        0: {"a": {"sum": alone(3, 4, dtype=torch.int64), "rows": MetricState([], [0, 0])}},
+        1: {"b.inner": {"rows": MetricState([twice, torch.tensor(True)], [2, 2])}},
     }
     told = read(write(shards))
     assert told.keys() == shards.keys()
@@ -73,9 +73,9 @@ def rows(*numbers):
 def lists(**of_shard_1):
     """Every sample's number; `of_shard_1` is what that shard has instead."""
     shards = {
-        0: {"x": State([rows(0, 3), rows(6)], [1, 2])},
-        1: {"x": State([rows(1), rows(4)], [1, 2])},
-        2: {"x": State([rows(2), rows(5)], [1, 2])},
+        0: {"x": MetricState([rows(0, 3), rows(6)], [1, 2])},
+        1: {"x": MetricState([rows(1), rows(4)], [1, 2])},
+        2: {"x": MetricState([rows(2), rows(5)], [1, 2])},
     }
     shards[1] |= of_shard_1
     return {shard: shards[shard] for shard in (1, 2, 0)}
@@ -96,15 +96,15 @@ def test_rows_of_samples_come_in_the_order_of_the_dataset():
         ({"x": None}, {}, [[0, 3], [1], [2], [6], [4], [5]]),
         (
             {"x": "cat"},
-            {"x": State([rows(1, 1), rows(4)], [1, 2])},
+            {"x": MetricState([rows(1, 1), rows(4)], [1, 2])},
             [[0, 3], [1, 1], [2], [6], [4], [5]],
         ),
         (
             {"x": "cat"},
-            {"x": State([rows(1), rows(4), rows(4)], [1, 3])},
+            {"x": MetricState([rows(1), rows(4), rows(4)], [1, 3])},
             [[0, 3], [1], [2], [6], [4], [4], [5]],
         ),
-        ({"x": "cat"}, {"x": State([rows(4)], [])}, [[0, 3], [6], [4], [2], [5]]),
+        ({"x": "cat"}, {"x": MetricState([rows(4)], [])}, [[0, 3], [6], [4], [2], [5]]),
     ],
 )
 def test_other_lists_come_by_batches_or_else_by_shards(reductions, of_shard_1, expected):
@@ -114,7 +114,7 @@ def test_other_lists_come_by_batches_or_else_by_shards(reductions, of_shard_1, e
 def test_all_lists_of_a_metric_come_in_the_same_order():
     shards = lists()
     for states in shards.values():
-        states["kept"] = State([entry[:0] for entry in states["x"].tensors], [1, 2])
+        states["kept"] = MetricState([entry[:0] for entry in states["x"].tensors], [1, 2])
     found = joined(shards, {"x": "cat", "kept": "cat"})
     assert found["x"] == [[0, 3], [1], [2], [6], [4], [5]]
 

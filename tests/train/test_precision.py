@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.step import phase_timers as laps
+from unisono.step import phase_timers as timers
 
 
 def data():
@@ -68,11 +68,11 @@ def test_who_waits_for_the_scale_of_others_is_said_to_wait(monkeypatch):
         now_s[0] += 7.0 * purpose.startswith("scale of step")
         return gather(message, purpose)
 
-    monkeypatch.setattr(laps, "perf_counter", lambda: now_s[0])
+    monkeypatch.setattr(timers, "perf_counter", lambda: now_s[0])
     monkeypatch.setattr(trainer.run.team, "gather", slow)
     trainer.fit(data(), batch_size=10, steps=1)
     times = trainer.run.team.times(0, 0)
-    assert [times[phase] for phase in (laps.Phase.WAITING, laps.Phase.SUMMING)] == [7.0, 0.0]
+    assert [times[phase] for phase in (timers.Phase.WAITING, timers.Phase.SUMMING)] == [7.0, 0.0]
 
 
 def test_a_checkpoint_of_another_precision_is_told(tmp_path, capsys):

@@ -12,20 +12,20 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.callbacks import BestCheckpoint, Callback, CSVLog, journal
-from unisono.checkpoint import claim
+from unisono.checkpoint import directory_lock
 from unisono.train import checkpoints
 
 LAST = 8
 
 
 class At(Callback):
-    """Does something once, after some step, on the lead."""
+    """Does something once, after some step, on the leader."""
 
     def __init__(self, number, act):
         self._number, self._act = number, act
 
     def on_step_end(self, fit, step):
-        if fit.is_lead and step.number == self._number:
+        if fit.is_leader and step.number == self._number:
             self._act()
 
 
@@ -165,7 +165,7 @@ def test_a_directory_that_cannot_be_seen_for_a_moment_makes_nothing_due(tmp_path
     class Looks(Callback):
         def on_step_end(self, fit, step):
             if step.number == 3:
-                monkeypatch.setattr(claim, "place_of", lambda path: None)
+                monkeypatch.setattr(directory_lock, "place_of", lambda path: None)
                 monkeypatch.setattr(checkpoints, "place_of", lambda path: None)
             if step.number == 5:
                 monkeypatch.undo()

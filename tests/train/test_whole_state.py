@@ -50,8 +50,8 @@ def test_every_worker_has_the_optimizers_state_without_recovery_too(kind, worker
 
 @pytest.mark.slow
 def test_without_recovery_state_that_cannot_be_kept_stays_the_leads():
-    lead, other = unisono.launch(whole.train_and_look, whole.Caching, [5], workers=2, restarts=0)
-    assert (lead[1], other[1]) == (6, 0)
+    leader, other = unisono.launch(whole.train_and_look, whole.Caching, [5], workers=2, restarts=0)
+    assert (leader[1], other[1]) == (6, 0)
 
 
 @pytest.mark.slow

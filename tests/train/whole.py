@@ -143,7 +143,7 @@ def loss(model, batch):
 
 
 def train(kind, steps, directory=None, **options):
-    """Train up to so many steps, one `fit` after the other; returns the lead's digest."""
+    """Train up to so many steps, one `fit` after the other; returns the leader's digest."""
     return trained(kind, steps, directory, **options).digest()
 
 

@@ -27,7 +27,12 @@ from unisono.launch import forkserver
 from unisono.launch.server import load
 
 # What the command loads; not the command itself, which `python -m` is to find unloaded.
-OF_THE_COMMAND = ("click", "unisono.launch.gpus", "unisono.launch.run", "unisono.launch.limit")
+OF_THE_COMMAND = (
+    "click",
+    "unisono.launch.gpus",
+    "unisono.launch.run_script",
+    "unisono.launch.limit",
+)
 MAX_FD = 4096
 AT_LOAD = forkserver.read_at_load(os.environ)
 FIRST_PATH = sys.path[1:]  # without the folder that `-m` has put there

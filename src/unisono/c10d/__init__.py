@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unisono.c10d.tensors import empty
+    from unisono.c10d.shared_tensors import empty
 
 __all__ = ["empty"]
 
@@ -18,6 +18,6 @@ __all__ = ["empty"]
 def __getattr__(name: str) -> Any:
     if name != "empty":  # it needs torch, which the launcher, who imports us, never loads
         raise AttributeError(f"module 'unisono.c10d' has no attribute {name!r}")
-    from unisono.c10d.tensors import empty
+    from unisono.c10d.shared_tensors import empty
 
     return empty

@@ -20,7 +20,7 @@ import torch
 from unisono.c10d.board import Board, Meetings
 from unisono.c10d.meeting import NO_NOTE as NOWHERE
 from unisono.c10d.reduction import combine
-from unisono.c10d.region import Region
+from unisono.c10d.region import GroupMemory
 
 _BLOCK_BYTES = 1 << 20
 _FOR_ITSELF_UP_TO_BYTES = 1 << 16
@@ -28,7 +28,7 @@ _ALIGNED_ELEMENTS = 64
 _KEPT_UP_TO_BYTES = 16 << 20  # views of longer vectors are many, and soon made beside the rest
 
 
-def place_of(vector: torch.Tensor, region: Region) -> int:
+def place_of(vector: torch.Tensor, region: GroupMemory) -> int:
     """Tell where a vector lies in the shared memory, if it does and if that is of use."""
     if vector.numel() * vector.itemsize <= _FOR_ITSELF_UP_TO_BYTES:
         return NOWHERE  # showing a copy saves a meeting

@@ -19,7 +19,7 @@ import torch
 
 from unisono.c10d.layout import SLOT_BYTES
 from unisono.c10d.meeting import Meeting
-from unisono.c10d.region import Region
+from unisono.c10d.region import GroupMemory
 
 _VIEWS_AT_MOST = 512
 _Views = tuple[list[torch.Tensor], list[torch.Tensor]]  # of even and odd meetings, one a rank
@@ -32,7 +32,7 @@ Meetings = Generator[None, None, None]
 class Board:
     """One rank's view of everybody's slots. Final."""
 
-    def __init__(self, region: Region, meeting: Meeting) -> None:
+    def __init__(self, region: GroupMemory, meeting: Meeting) -> None:
         self._region = region
         self.meeting = meeting
         self.rank = meeting.rank

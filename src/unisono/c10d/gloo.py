@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from unisono.c10d.registration import NAME
-from unisono.words import say
+from unisono.notices import say
 
 GLOO = "gloo"
 BACKENDS = (GLOO, NAME)

@@ -17,24 +17,24 @@ from torch.autograd.profiler import record_function
 from torch.distributed import BarrierOptions, ProcessGroup
 
 import unisono.c10d.collectives as collectives
-from unisono.c10d.agreement import (
+from unisono.c10d.allreduce import all_reduce, place_of
+from unisono.c10d.board import Meetings
+from unisono.c10d.call_checks import (
     all_gather_call,
     all_to_all_call,
     check_rank,
     reduce_scatter_call,
     rooted_call,
 )
-from unisono.c10d.allreduce import all_reduce, place_of
-from unisono.c10d.board import Meetings
 from unisono.c10d.calls import encode, kind_of
 from unisono.c10d.forbidden import check_allowed
+from unisono.c10d.group_member import GroupMember
 from unisono.c10d.meeting import NO_NOTE
-from unisono.c10d.membership import Membership
 from unisono.c10d.options import listed, nested, reduction_of, timeout_s
 from unisono.c10d.uncompiled import never_compiled
 from unisono.c10d.vectors import Vectors, as_vector, check_movable, parts, rows
 from unisono.c10d.work import Finished, GoingOn, Receiving, together
-from unisono.comm.allocator import keep_freed_memory
+from unisono.workers.allocator import keep_freed_memory
 
 Tensor = torch.Tensor
 Tensors = list[torch.Tensor]
@@ -94,7 +94,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         super().__init__(rank, len(names))
         self._name = self._description = ""
         self._kept: deque[Finished] = deque(maxlen=_KEPT_AT_MOST)
-        self.membership = Membership(store, rank, names, timeout_s)
+        self.membership = GroupMember(store, rank, names, timeout_s)
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, None)
 
     @_refusals_are_told

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 
 from unisono.c10d.layout import Heap
-from unisono.comm.memory import aligned
+from unisono.workers.memory import aligned
 
 _KEEP_PAGES_UP_TO_BYTES = 64 << 20
 

@@ -20,12 +20,12 @@ from collections.abc import Sequence
 
 from unisono.c10d.calls import CALL_BYTES, describe, encode
 from unisono.c10d.layout import ARRIVALS, CALLS, POST_BYTES, POSTS, is_crowded
-from unisono.c10d.peers import Departure, Peers
-from unisono.c10d.region import Region
-from unisono.comm.barrier import NOTICE_AFTER_S
-from unisono.comm.waiting import ShownWait
+from unisono.c10d.peers import Peers, RankExit
+from unisono.c10d.region import GroupMemory
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
-from unisono.words import say
+from unisono.notices import say
+from unisono.workers.barrier import NOTICE_AFTER_S
+from unisono.workers.waiting import ShownWait
 
 NO_NOTE = -1
 SLEEP_AT_MOST_S = 0.2
@@ -49,7 +49,7 @@ class Meeting:
         timeout_s: how long a wait may last unless the call says otherwise.
     """
 
-    def __init__(self, region: Region, peers: Peers, timeout_s: float) -> None:
+    def __init__(self, region: GroupMemory, peers: Peers, timeout_s: float) -> None:
         self._region = region
         self._peers = peers
         self.rank = peers.rank
@@ -150,13 +150,13 @@ class Meeting:
 
     def give_up(self, reason: str) -> None:
         """End the group: this rank cannot go on with it, and the others learn why."""
-        self._end(Departure.GAVE_UP, reason, f"a call failed half-way: {reason}")
+        self._end(RankExit.GAVE_UP, reason, f"a call failed half-way: {reason}")
 
     def leave(self) -> None:
         """End the group for this rank, in order."""
-        self._end(Departure.LEFT, "", "it was destroyed.")
+        self._end(RankExit.LEFT, "", "it was destroyed.")
 
-    def _end(self, how: Departure, reason: str, ended: str) -> None:
+    def _end(self, how: RankExit, reason: str, ended: str) -> None:
         if not self._ended:
             self._ended = ended
             self._peers.leave(how, reason)

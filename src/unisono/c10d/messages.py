@@ -31,9 +31,9 @@ from unisono.c10d.heap import Blocks
 from unisono.c10d.layout import DOORBELL, ENTRIES, ENTRY_BYTES, RING_ENTRIES, SENT, TAKEN
 from unisono.c10d.meeting import SLEEP_AT_MOST_S, spin_s
 from unisono.c10d.peers import Peers
-from unisono.c10d.region import Region
-from unisono.comm.waiting import ShownWait
+from unisono.c10d.region import GroupMemory
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+from unisono.workers.waiting import ShownWait
 
 _ENTRY = struct.Struct("<qqqq")
 _READ_FLAG_BYTES = 64
@@ -41,7 +41,7 @@ _READ = b"\x01"
 _COUNTER = 2**32
 
 
-class Entry(NamedTuple):
+class MessageHeader(NamedTuple):
     """One message as the ring tells it."""
 
     tag: int
@@ -82,7 +82,7 @@ class Messages:
         timeout_s: how long a wait may last unless the caller says otherwise.
     """
 
-    def __init__(self, region: Region, blocks: Blocks, peers: Peers, timeout_s: float) -> None:
+    def __init__(self, region: GroupMemory, blocks: Blocks, peers: Peers, timeout_s: float) -> None:
         self._region = region
         self._blocks = blocks
         self._peers = peers
@@ -93,7 +93,7 @@ class Messages:
         self._incoming = [region.layout.ring(other, rank) for other in range(num_ranks)]
         self._doorbell = region.layout.line(rank) + DOORBELL
         self._unread: deque[int] = deque()
-        self._arrived: list[deque[Entry]] = [deque() for _ in range(num_ranks)]
+        self._arrived: list[deque[MessageHeader]] = [deque() for _ in range(num_ranks)]
         self._posted: list[Receive] = []
         self._lock = threading.RLock()
         self._spin_s = spin_s(peers.names)
@@ -113,7 +113,7 @@ class Messages:
             contents = offset + _READ_FLAG_BYTES
             self._region.flat(contents, vector.numel(), vector.dtype).copy_(vector)
             self._unread.append(offset)
-        entry = Entry(tag, vector.numel(), offset, code)
+        entry = MessageHeader(tag, vector.numel(), offset, code)
         self._wait(
             lambda: self._put(entry, destination),
             self._outgoing[destination] + TAKEN,
@@ -159,7 +159,7 @@ class Messages:
                 self._progress()
         return receive.is_done
 
-    def _put(self, entry: Entry, destination: int) -> bool:
+    def _put(self, entry: MessageHeader, destination: int) -> bool:
         """Put an entry into a ring unless it is full."""
         ring = self._outgoing[destination]
         with self._lock:
@@ -189,7 +189,7 @@ class Messages:
         for number in range(taken, taken + count):
             place = ring + ENTRIES + number % RING_ENTRIES * ENTRY_BYTES
             data = self._region.memory.read(place, ENTRY_BYTES)
-            self._arrived[source].append(Entry(*_ENTRY.unpack(data)))
+            self._arrived[source].append(MessageHeader(*_ENTRY.unpack(data)))
         self._region.add_and_wake(ring + TAKEN, count)
 
     def _match(self, receive: Receive) -> bool:
@@ -202,7 +202,7 @@ class Messages:
                     return True
         return False
 
-    def _deliver(self, entry: Entry, receive: Receive, source: int) -> None:
+    def _deliver(self, entry: MessageHeader, receive: Receive, source: int) -> None:
         tensor = receive.tensor
         if (entry.numel, DTYPES[entry.dtype_code]) == (tensor.numel(), tensor.dtype):
             contents = entry.offset + _READ_FLAG_BYTES

@@ -13,10 +13,10 @@ import select
 from collections.abc import Callable, Iterable, Sequence
 
 from unisono.c10d.layout import ARRIVALS, DEPARTURE, DOORBELL, PID, REASON, REASON_BYTES
-from unisono.c10d.region import Region
+from unisono.c10d.region import GroupMemory
 
 
-class Departure(enum.IntEnum):
+class RankExit(enum.IntEnum):
     """What a rank said about itself when it left."""
 
     PRESENT = 0
@@ -33,7 +33,7 @@ class Peers:
         names: each rank of the group as the program knows it, its global rank.
     """
 
-    def __init__(self, region: Region, rank: int, names: Sequence[int]) -> None:
+    def __init__(self, region: GroupMemory, rank: int, names: Sequence[int]) -> None:
         self._pidfds: dict[int, int] = {}
         self._region = region
         self._layout = region.layout
@@ -62,13 +62,13 @@ class Peers:
             if self._is_dead(other):
                 return other, f"its process {self._pid(other)} has ended"
             how = self._region.word(self._layout.line(other) + DEPARTURE)
-            if how == Departure.LEFT:
+            if how == RankExit.LEFT:
                 lost = other, "it has destroyed the process group"
-            elif how == Departure.GAVE_UP and lost is None:
+            elif how == RankExit.GAVE_UP and lost is None:
                 lost = other, f'it has given up, saying "{self._reason(other)}"'
         return lost
 
-    def leave(self, how: Departure, reason: str = "") -> None:
+    def leave(self, how: RankExit, reason: str = "") -> None:
         """Tell the others that this rank will not come again, and why."""
         self.has_left, self.why_left = True, reason
         line = self._layout.line(self.rank)

@@ -12,11 +12,11 @@ import mmap
 import torch
 
 from unisono.c10d.layout import Layout
-from unisono.comm import futex
-from unisono.comm.memory import Memory
+from unisono.workers import futex
+from unisono.workers.memory import Memory
 
 
-class Region:
+class GroupMemory:
     """One rank's mapping of the group's memory. Final."""
 
     def __init__(self, mapping: mmap.mmap, layout: Layout) -> None:

@@ -8,7 +8,7 @@
 
 Every method runs on every worker, at the same places of the run, so a callback may decide something
 for all from what is the same for all: means, norms, steps. What is to happen once (a file, a
-line) happens where ``fit.is_lead``. Who that is may change when a worker is lost.
+line) happens where ``fit.is_leader``. Who that is may change when a worker is lost.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Fit(Protocol):
         """Of this worker."""
 
     @property
-    def is_lead(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this worker is the one that writes for all.
 
         Nobody is who finds that the others have already done what it comes to.
@@ -141,11 +141,11 @@ class Fit(Protocol):
         """Show one line to the user, without disturbing the progress bar.
 
         Every worker may; the line is shown by the one for which ``is_first`` holds. So all must
-        know what it says; the lead may be another one.
+        know what it says; the leader may be another one.
         """
 
     def once(self, work: Callable[[], str], purpose: str) -> str:
-        """Have the lead do something; if it is lost meanwhile, the next lead does it.
+        """Have the leader do something; if it is lost meanwhile, the next leader does it.
 
         Collective: every rank calls it, at the same moment.
 

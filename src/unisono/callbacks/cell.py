@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from unisono.callbacks.sight import Clock, Count, Sight
+from unisono.callbacks.display_state import Clock, Count, DisplayState
 
 # Set in the environment of workers whose launcher draws how far they are.
 _VARIABLE = "UNISONO_PROGRESS"
@@ -55,10 +55,10 @@ class Observed:
         clock: gives the time in seconds.
     """
 
-    def __init__(self, show: Callable[[Sight], None], clock: Clock = time.monotonic) -> None:
+    def __init__(self, show: Callable[[DisplayState], None], clock: Clock = time.monotonic) -> None:
         self._show = show
         self._count = Count(_REDRAW_EVERY_S, clock)
-        self._shown: Sight | None = None
+        self._shown: DisplayState | None = None
 
     def start(self, done: int, total: int) -> None:
         """See :class:`unisono.callbacks.display.Display`."""
@@ -76,11 +76,11 @@ class Observed:
 
     def stop(self) -> None:
         """See :class:`unisono.callbacks.display.Display`."""
-        # Who stops before the end may only have lost the lead; then another goes on.
+        # Who stops before the end may only have lost the leader; then another goes on.
         if self._count.sight.is_over:
             self._show_now(self._count.sight)
 
-    def _show_now(self, sight: Sight) -> None:
+    def _show_now(self, sight: DisplayState) -> None:
         if sight != self._shown:
             self._shown = sight
             self._show(sight)
@@ -91,9 +91,9 @@ class Cell:
 
     def __init__(self) -> None:
         self._display_id = ""
-        self._drawn: Sight | None = None
+        self._drawn: DisplayState | None = None
 
-    def draw(self, sight: Sight) -> None:
+    def draw(self, sight: DisplayState) -> None:
         """Draw `sight` over the one before it; another run gets another line."""
         is_new = sight.begins_another_than(self._drawn)
         if is_new:
@@ -108,11 +108,11 @@ class Cell:
         self._drawn = sight
 
 
-def message_of(sight: Sight) -> dict[str, Any]:
+def message_of(sight: DisplayState) -> dict[str, Any]:
     """Put a sight into a message to the launcher."""
     return {"type": "progress", "sight": asdict(sight)}
 
 
-def sight_of(message: Mapping[str, Any]) -> Sight:
+def sight_of(message: Mapping[str, Any]) -> DisplayState:
     """Take the sight out of a worker's message."""
-    return Sight(**message["sight"])
+    return DisplayState(**message["sight"])

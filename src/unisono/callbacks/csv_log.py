@@ -15,7 +15,7 @@ from unisono.callbacks.journal import Journal
 from unisono.callbacks.place import trouble_at
 from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
-from unisono.callbacks.words import say_alone
+from unisono.callbacks.worker_notices import say_alone
 from unisono.plainfile import check_plain, open_plain
 
 EVERY = ("step", "epoch")
@@ -76,9 +76,9 @@ class CSVLog(Callback):
             trouble=functools.partial(trouble_at, fit, path),
         )
         self._columns, self._row = None, {}
-        if fit.is_lead and fit.step == 0 and not fit.has_joined:
+        if fit.is_leader and fit.step == 0 and not fit.has_joined:
             self._journal.set_aside()
-        self._journal.cut(fit.step, writes=fit.is_lead)
+        self._journal.cut(fit.step, writes=fit.is_leader)
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
         """Write the row of a step, or count it for that of its epoch."""
@@ -103,7 +103,7 @@ class CSVLog(Callback):
             # What is found at the very end belongs to an epoch that may go on, and is kept.
             self._validated = self._validated if fit.has_ended else found
         elif self._row and self._journal is not None:
-            self._journal.cut(fit.step - 1, writes=fit.is_lead)
+            self._journal.cut(fit.step - 1, writes=fit.is_leader)
             self._write(fit, {**self._row, **found})
 
     def on_epoch_end(self, fit: Fit) -> None:
@@ -117,12 +117,12 @@ class CSVLog(Callback):
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
         """Take out rows of steps that were undone by some who did not live to do it."""
         if self._journal is not None:
-            self._journal.cut(fit.step, writes=fit.is_lead)
+            self._journal.cut(fit.step, writes=fit.is_leader)
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:
         """Take out the rows of the steps that come again."""
         if self._journal is not None:
-            self._journal.cut(fit.step, writes=fit.is_lead)
+            self._journal.cut(fit.step, writes=fit.is_leader)
 
     def on_end(self, fit: Fit, summary: Summary) -> None:
         """Let go of the file."""
@@ -156,11 +156,11 @@ class CSVLog(Callback):
         self._row = row
         if self._journal is None:
             return
-        if fit.is_lead:
+        if fit.is_leader:
             self._widen(fit, list(row))
         at = row["step"]
         assert at is not None, "every row is of a step"
-        self._journal.add(at, lambda: self._line(fit, row), writes=fit.is_lead)
+        self._journal.add(at, lambda: self._line(fit, row), writes=fit.is_leader)
 
     def _widen(self, fit: Fit, names: list[str]) -> None:
         """Make room for names that are new, unless the file is to begin with them."""

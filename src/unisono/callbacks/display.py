@@ -22,9 +22,9 @@ from rich.progress import (
 )
 
 from unisono.callbacks.cell import Cell, Observed, in_notebook, launcher_draws, message_of
-from unisono.callbacks.sight import Clock, Count
-from unisono.comm.link import Link
-from unisono.words import say, shown_lines
+from unisono.callbacks.display_state import Clock, Count
+from unisono.notices import say, shown_lines
+from unisono.workers.launcher_link import LauncherLink
 
 _REDRAW_EVERY_S = 0.25
 _LINE_EVERY_S = 30.0
@@ -68,7 +68,7 @@ def display(console: Console | None = None) -> Display:
 
 def _in_cell() -> Display | None:
     """Choose the display of a notebook: of this process, or of the one that launched it."""
-    link = Link.from_environment() if launcher_draws() else None
+    link = LauncherLink.from_environment() if launcher_draws() else None
     if link is not None:
         return Observed(lambda sight: link.tell(message_of(sight)))
     return Observed(Cell().draw) if in_notebook() else None

@@ -35,7 +35,7 @@ from unisono.callbacks.journal import Journal
 from unisono.callbacks.place import trouble_at
 from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
-from unisono.callbacks.words import say_alone
+from unisono.callbacks.worker_notices import say_alone
 from unisono.errors import PeerLostError
 from unisono.plainfile import check_plain
 
@@ -107,7 +107,7 @@ class EventLog(Callback):
         if not fit.has_joined:
             # Nobody may fail, and say so in a file that another run has left, before it is begun.
             trouble = fit.once(begin, "beginning the event file")
-        elif fit.is_lead:
+        elif fit.is_leader:
             trouble = begin()
         if trouble:
             raise RuntimeError(trouble)
@@ -149,7 +149,7 @@ class EventLog(Callback):
 
     def on_snapshot(self, fit: Fit) -> None:
         """Write all that is known: should all workers be lost, the run goes on from here."""
-        if self._journal is None or not fit.is_lead:
+        if self._journal is None or not fit.is_leader:
             return
         if self._pending is not None:
             # All have done the step, and are about to tell of their times.
@@ -167,7 +167,7 @@ class EventLog(Callback):
         if joined:
             # All have met since the newest step, of which those who join know nothing.
             self._write_pending(fit)
-        if self._journal is not None and fit.is_lead:
+        if self._journal is not None and fit.is_leader:
             facts = {"lost": lost, "joined": joined, "why": why.split("; ") if why else []}
             # There may be lines of steps that were undone by some who did not live to cut them.
             self._journal.cut(fit.step, writes=True)
@@ -179,8 +179,8 @@ class EventLog(Callback):
             self._pending = None
         if self._journal is not None:
             self._write_pending(fit)
-            self._journal.cut(fit.step, writes=fit.is_lead)
-            if fit.is_lead:
+            self._journal.cut(fit.step, writes=fit.is_leader)
+            if fit.is_leader:
                 self._journal.note(encode("went_back", step=fit.step, from_step=from_step))
 
     def on_end(self, fit: Fit, summary: Summary) -> None:
@@ -198,7 +198,7 @@ class EventLog(Callback):
     def on_error(self, fit: Fit, error: BaseException) -> None:
         """Write what happened; the worker that failed does, not those that miss it."""
         if self._journal is not None and self._has_a_say(fit, error):
-            if fit.is_lead:
+            if fit.is_leader:
                 self._write_pending(fit)
             if by := _signal_of(error):
                 self._journal.note(encode("interrupted", step=fit.step, by=by))
@@ -220,7 +220,7 @@ class EventLog(Callback):
             # One that was killed has left no word: the first of those who miss it writes theirs.
             is_told = self._journal is not None and b'"event":"failure"' in self._journal.last()
             return not is_told and fit.rank == min(set(fit.ranks) - {error.rank}, default=None)
-        return fit.is_lead or not _signal_of(error)
+        return fit.is_leader or not _signal_of(error)
 
     def _add(self, fit: Fit, event: str, steps_done: int, facts: dict[str, Any]) -> None:
         if self._journal is None:
@@ -228,7 +228,7 @@ class EventLog(Callback):
         self._write_pending(fit)
         facts = {"time_unix_s": time.time(), **facts}
         place = steps_done - 1 + _FRACTIONS[event]
-        self._journal.add(place, lambda: encode(event, **facts), writes=fit.is_lead)
+        self._journal.add(place, lambda: encode(event, **facts), writes=fit.is_leader)
 
     def _write_pending(self, fit: Fit) -> None:
         """Write all that is known so far."""
@@ -243,7 +243,7 @@ class EventLog(Callback):
         (number, facts), self._pending = self._pending, None
         # Now: who adds it in the place of one that is lost may come too late for the times.
         make = functools.partial(step_line, facts, _times(fit, number, facts))
-        self._journal.add(number, make, writes=fit.is_lead, may_wait=True)
+        self._journal.add(number, make, writes=fit.is_leader, may_wait=True)
 
     def _close(self) -> None:
         if self._journal is not None:
@@ -308,7 +308,7 @@ def _step_format(
     Args:
         names: of the means.
         num_rates: how many learning rates there are.
-        ranks: of the crew.
+        ranks: of the membership.
         there: for each of them, whether it has told its times.
         is_skipped: whether the step is.
     """

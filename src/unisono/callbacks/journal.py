@@ -28,8 +28,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from unisono.notices import shown
 from unisono.plainfile import is_at, open_plain
-from unisono.words import shown
 
 # Lines that a worker that is lost had not written yet: those held back, and some more.
 _KNOWN = 16

@@ -16,10 +16,10 @@ from unisono.callbacks.callback import Callback, DoneStep, Fit
 from unisono.callbacks.place import trouble_at
 from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
-from unisono.callbacks.words import say_alone
+from unisono.callbacks.worker_notices import say_alone
+from unisono.notices import shown
 from unisono.plainfile import check_own_folder
 from unisono.whole import check_whole
-from unisono.words import shown
 
 NAME = "tensorboard"
 _FLUSH_EVERY_S, _LOOK_EVERY_S = 5, 1.0
@@ -131,7 +131,7 @@ class TensorBoard(Callback):
 
     def _look_who_writes(self, fit: Fit) -> None:
         """Begin to write, or leave it to another."""
-        if not fit.is_lead:
+        if not fit.is_leader:
             self._close()
         elif self.writer is None and not self._has_complained:
             # Else each step would begin another file, and wait for a name of its own.

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from unisono.checkpoint.tensors import (
+from unisono.checkpoint.safetensors_stream import (
     ITEM_BYTES,
     ITEM_BYTES_IN_MEMORY,
     Data,

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import NoReturn
 
-from unisono.comm.lifeline import die_with
+from unisono.workers.lifeline import die_with
 
 _SAID_AT_MOST_BYTES = 64 * 1024  # what a pipe holds
 

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import torch
 
 from unisono.data.fetch import Fetch
+from unisono.data.loader_processes import LoaderProcesses
 from unisono.data.pinning import pinned
-from unisono.data.processes import LoaderProcesses
 from unisono.device import can_pin
 from unisono.errors import LoadingError
 from unisono.plan.samples import SamplePlan

@@ -33,7 +33,7 @@ from unisono.errors import LoadingError
 _END = object()
 
 
-class Course:
+class StreamPass:
     """A way through a stream, or through one shard's part of it, again and again. Final.
 
     Args:
@@ -130,7 +130,7 @@ class StreamReader:
     """A `Fetch` for streams. Final.
 
     Args:
-        dataset: see :class:`Course`.
+        dataset: see :class:`StreamPass`.
         length: how many samples it gives each time.
         batch_size: of the global batches.
         shards: S, the parts of each.
@@ -143,8 +143,8 @@ class StreamReader:
         self._length, self._batch_size, self._shards = length, batch_size, shards
         self._collator = collator
         self._has_parts = shards > 1 and callable(getattr(dataset, "shard", None))
-        self._whole = Course(dataset, length, collator)
-        self._part = functools.cache(lambda v: Course(dataset, length, collator, v, shards))
+        self._whole = StreamPass(dataset, length, collator)
+        self._part = functools.cache(lambda v: StreamPass(dataset, length, collator, v, shards))
         self._kept: dict[tuple[int, int], Any] = {}
 
     def __call__(

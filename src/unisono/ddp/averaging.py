@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from unisono.c10d.group import Group
 from unisono.c10d.reduction import combine
-from unisono.ddp.gathering import as_bytes, gather_bytes
+from unisono.ddp.byte_gather import as_bytes, gather_bytes
 
 
 def sums_in_order(group: dist.ProcessGroup) -> bool:

@@ -25,14 +25,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.comm.proc import network_name
-from unisono.ddp.agreement import Choice, agreed_seed
 from unisono.ddp.cuda_device import choose, name_of, num_gpus
 from unisono.ddp.hosts import is_one_host, place_among
-from unisono.ddp.store import Ranks, ranks_for
+from unisono.ddp.init_checks import Choice, agreed_seed
+from unisono.ddp.rank_store import Ranks, ranks_for
+from unisono.notices import say
 from unisono.plan.seeds import seed_of
 from unisono.seeding import seed_python_and_numpy
-from unisono.words import say
+from unisono.workers.proc import network_name
 from unisono.world import World, world
 
 TIMEOUT_S = 1800.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from unisono.ddp.gathering import gather_bytes
+from unisono.ddp.byte_gather import gather_bytes
 from unisono.plan.summation import tree_sum
 
 

@@ -21,7 +21,7 @@ from itertools import accumulate
 import torch
 
 from unisono.checkpoint.places import MARKS_BYTES, Places
-from unisono.comm.memory import Memory, aligned
+from unisono.workers.memory import Memory, aligned
 
 ROW_BYTES = 4096
 

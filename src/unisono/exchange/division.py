@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.comm.crew import Crew
-from unisono.comm.team import Team
 from unisono.plan.shards import Held, assign, take_over
 from unisono.plan.slices import Piece, cut
 from unisono.plan.summation import Node, parts_of
+from unisono.workers.membership import Membership
+from unisono.workers.team import Team
 
 
 class Division:
@@ -38,8 +38,8 @@ class Division:
         """Divide all anew among those who are members now."""
         team = self._team
         ranges = assign(self.num_shards, team.size)
-        self._held: Held = {r: [own] for r, own in zip(team.crew.ranks, ranges, strict=True)}
-        self._crew: Crew = team.crew
+        self._held: Held = {r: [own] for r, own in zip(team.membership.ranks, ranges, strict=True)}
+        self._membership: Membership = team.membership
         self.shards = ranges[team.position]
         self.mine = parts_of(self.shards, self.num_shards)
         self._follow()
@@ -47,7 +47,7 @@ class Division:
     @property
     def is_outdated(self) -> bool:
         """Whether others are members now than when all was divided."""
-        return self._crew != self._team.crew
+        return self._membership != self._team.membership
 
     def take_over(self) -> list[Node]:
         """Divide what lost workers have left in the step under way.
@@ -55,7 +55,7 @@ class Division:
         Returns:
             The parts that this worker computes besides; maybe none.
         """
-        self._held, new = take_over(self._held, self._team.crew.ranks)
+        self._held, new = take_over(self._held, self._team.membership.ranks)
         self._follow()
         return [
             part for run in new[self._team.world.rank] for part in parts_of(run, self.num_shards)

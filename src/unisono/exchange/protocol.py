@@ -64,7 +64,7 @@ class Exchange(Protocol):
 
     @property
     def have_all(self) -> bool:
-        """Whether every worker has the whole state, so that the lead may be lost at any time."""
+        """Whether every worker has the whole state, so that the leader may be lost at any time."""
 
     def divide(self) -> None:
         """Divide the work anew among those who are members now."""
@@ -142,8 +142,8 @@ class Exchange(Protocol):
             The slot; it is whole once everybody has done so.
         """
 
-    def trust_lead(self) -> None:
-        """Take what the lead has, and others may not have, for that of the run."""
+    def trust_leader(self) -> None:
+        """Take what the leader has, and others may not have, for that of the run."""
 
     def load(self) -> None:
         """Make the newest snapshot the present state."""

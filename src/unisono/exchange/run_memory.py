@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.comm.team import Team
 from unisono.exchange.arena import Arena, Plan, lay_out, size_of
 from unisono.exchange.buffers import Buffers
 from unisono.exchange.homes import StateKey
 from unisono.exchange.manifest import Manifest
 from unisono.exchange.snapshots import Snapshots, strides_of
+from unisono.workers.team import Team
 
 # Beside the state, a snapshot has room for this much and some times the parameters: optimizers that
 # are not element-wise keep their state there, and programs averages of weights. Pages that are not
@@ -89,7 +89,7 @@ class RunMemory:
     def describe(
         self, slot: int, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
     ) -> None:
-        """Write, as the lead, what a snapshot means, and the tensors that lie nowhere else."""
+        """Write, as the leader, what a snapshot means, and the tensors that lie nowhere else."""
         more = {"copy of buffers": self.buffers.now, "strides": strides_of(tensors)}
         described = self._manifest.tensors(self.arena.whose, tensors)
         self.snapshots.describe(slot, {**facts, **more}, described, list(tensors.values()))

@@ -4,7 +4,7 @@ Each worker adds up and updates its pieces where they lie, and nothing has to be
 is under way parameters' ``.data`` are views of the arena. Between the two meetings of a step they
 change; a worker that is lost there leaves them torn, and the newest snapshot is put back.
 
-Optimizers that are not element-wise cannot work on pieces: the lead updates whole parameters for
+Optimizers that are not element-wise cannot work on pieces: the leader updates whole parameters for
 all and alone has their state.
 """
 
@@ -17,8 +17,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.comm.host import Live
-from unisono.comm.team import Team
 from unisono.errors import CheckpointError
 from unisono.exchange.buffers import Buffers
 from unisono.exchange.division import Division
@@ -32,6 +30,8 @@ from unisono.state.contents import fixed_parameters, named_parameters, updated_p
 from unisono.state.optimizer_state import apply_state, check_told, group_options, take_state
 from unisono.state.optimizers import is_elementwise
 from unisono.state.saved import apply_groups
+from unisono.workers.supervisor import Live
+from unisono.workers.team import Team
 
 
 class SharedExchange:
@@ -94,19 +94,19 @@ class SharedExchange:
             self._join(is_alone=live.is_alone)
         else:
             self._begin()
-        self.trust_lead()
+        self.trust_leader()
         self.division = Division(team, shards, [p.numel() for p in self.parameters])
         self._plan_sum()
 
     @property
     def acts(self) -> bool:
         """See :class:`Exchange`."""
-        return self.homes is not None or self._team.is_lead
+        return self.homes is not None or self._team.is_leader
 
     @property
     def is_lost(self) -> bool:
         """See :class:`Exchange`."""
-        return self.homes is None and self._team.crew.lead != self._lead
+        return self.homes is None and self._team.membership.leader != self._leader
 
     @property
     def have_all(self) -> bool:
@@ -154,9 +154,9 @@ class SharedExchange:
 
     def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
         """See :class:`Exchange`."""
-        crew = self._team.crew
+        membership = self._team.membership
         heard = self._team.gather(value, purpose)
-        return list(heard.values()) if self._team.crew == crew else None
+        return list(heard.values()) if self._team.membership == membership else None
 
     def share(self, purpose: str) -> bool:
         """See :class:`Exchange`."""
@@ -169,7 +169,7 @@ class SharedExchange:
         team = self._team
         share = (0, 1) if alone else (team.position, team.size)
         slot = self.memory.snapshots.copy(self.buffers.now, *share)
-        if team.is_lead:
+        if team.is_leader:
             self.memory.describe(slot, facts, tensors)
         return slot
 
@@ -180,7 +180,7 @@ class SharedExchange:
         for parameter in self.parameters:
             self._optimizer.state.pop(parameter, None)
         self._load_optimizer()
-        self.trust_lead()
+        self.trust_leader()
         self.divide()
 
     def hand_out(self) -> None:
@@ -204,13 +204,13 @@ class SharedExchange:
                 return b""
             return b"described"
 
-        is_there = self._team.hear_lead(speak, "end of a loop")
-        if is_there and not self._team.is_lead:
+        is_there = self._team.hear_leader(speak, "end of a loop")
+        if is_there and not self._team.is_leader:
             self._take_optimizer(snapshots.facts(0), snapshots.extra(0))
 
-    def trust_lead(self) -> None:
+    def trust_leader(self) -> None:
         """See :class:`Exchange`."""
-        self._lead = self._team.crew.lead
+        self._leader = self._team.membership.leader
 
     def unbind(self) -> None:
         """See :class:`Exchange`."""
@@ -231,18 +231,18 @@ class SharedExchange:
         )
 
     def _begin(self) -> None:
-        """Put the lead's values into the arena and let every worker's model look at them."""
+        """Put the leader's values into the arena and let every worker's model look at them."""
         team = self._team
         while True:
-            lead = team.crew.lead
-            if team.is_lead:
+            leader = team.membership.leader
+            if team.is_leader:
                 with torch.no_grad():
                     for place, parameter in zip(self._places, self._all, strict=True):
                         place.copy_(parameter)
                     self._share_optimizer()
                 self.buffers.give()
             team.meet("sharing parameters")
-            if team.crew.lead == lead:
+            if team.membership.leader == leader:
                 break
         self._look(copy_of_buffers=0)
 

@@ -2,7 +2,7 @@
 
 A snapshot is taken between two steps, each worker copying its share of the bytes; it is whole once
 all have come to the next meeting. What is not in the arena (position, options of the optimizer,
-schedules, what the user keeps) is written beside it by the lead, as plain JSON and bytes.
+schedules, what the user keeps) is written beside it by the leader, as plain JSON and bytes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from unisono.checkpoint.safetensors_stream import CODES
 from unisono.checkpoint.slots import (
     offsets_of,
     read_extra,
@@ -20,7 +21,6 @@ from unisono.checkpoint.slots import (
     read_tensors,
     write_blob,
 )
-from unisono.checkpoint.tensors import CODES
 from unisono.device import bytes_of
 from unisono.exchange.arena import Arena, Slot
 

@@ -23,8 +23,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.comm.host import Live
-from unisono.comm.team import Team
 from unisono.exchange.buffers import Buffers
 from unisono.exchange.division import Division
 from unisono.exchange.homes import Homes
@@ -35,6 +33,8 @@ from unisono.plan.slices import Piece, cut
 from unisono.plan.summation import Node
 from unisono.state.contents import fixed_parameters, named_parameters, updated_parameters
 from unisono.state.optimizer_state import apply_state, take_state
+from unisono.workers.supervisor import Live
+from unisono.workers.team import Team
 
 
 class StagedExchange:
@@ -153,7 +153,7 @@ class StagedExchange:
         self._copy_replica(slot, cut(self._numels, size)[position], into_slot=True)
         if position == 0:
             snapshots.copy_buffers(slot, self.buffers.now, into_slot=True)
-        if team.is_lead:
+        if team.is_leader:
             self.memory.describe(slot, facts, tensors)
         return slot
 
@@ -168,8 +168,8 @@ class StagedExchange:
     def hand_round(self) -> None:
         """See :class:`Exchange`; everybody has all."""
 
-    def trust_lead(self) -> None:
-        """See :class:`Exchange`; the lead has nothing of its own."""
+    def trust_leader(self) -> None:
+        """See :class:`Exchange`; the leader has nothing of its own."""
 
     def unbind(self) -> None:
         """See :class:`Exchange`."""
@@ -192,19 +192,19 @@ class StagedExchange:
         ]
 
     def _begin(self) -> None:
-        """Have everybody take the lead's values, by way of a snapshot that is none yet."""
+        """Have everybody take the leader's values, by way of a snapshot that is none yet."""
         team, memory = self._team, self.memory
         while True:
-            lead, slot = team.crew.lead, memory.snapshots.begin()
-            if team.is_lead:
+            leader, slot = team.membership.leader, memory.snapshots.begin()
+            if team.is_leader:
                 self._copy_replica(slot, cut(self._numels, 1)[0], into_slot=True)
                 tensors, numbers = take_state(self._optimizer, self._named())
                 memory.describe(slot, {"numbers": numbers}, tensors)
                 self.buffers.give()
             team.meet("sharing parameters")
-            if team.crew.lead == lead:
+            if team.membership.leader == leader:
                 break
-        if not team.is_lead:
+        if not team.is_leader:
             self._take(slot)
         self.buffers.load(0)
         team.meet("shared parameters")

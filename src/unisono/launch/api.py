@@ -18,7 +18,6 @@ from typing import Any
 
 from unisono.c10d.gloo import GLOO, check_backend
 from unisono.callbacks.cell import environment_of_workers, in_notebook
-from unisono.comm.link import PID_VARIABLE, is_worker
 from unisono.errors import WorkerError
 from unisono.launch.call import name_of, pack_call
 from unisono.launch.environment import launch_environment
@@ -37,6 +36,7 @@ from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
 from unisono.launch.supervise import supervise
 from unisono.seeding import fresh_seed
+from unisono.workers.launcher_link import PID_VARIABLE, is_worker
 from unisono.world import num_devices, threads_per_worker, world
 
 

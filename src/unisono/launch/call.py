@@ -16,7 +16,7 @@ from typing import Any
 
 from unisono.launch.culprit import is_of_the_caller, way_to_culprit
 from unisono.launch.generators import caller_states
-from unisono.launch.modes import caller_modes
+from unisono.launch.torch_modes import caller_modes
 
 
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:

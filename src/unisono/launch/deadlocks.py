@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Standing(NamedTuple):
+class IdleWorker(NamedTuple):
     """A worker that may stand still.
 
     Attributes:
@@ -29,7 +29,7 @@ class Standing(NamedTuple):
     is_at_meeting: bool
 
 
-def is_deadlock(workers: Mapping[int, Standing], timeout_s: float) -> bool:
+def is_deadlock(workers: Mapping[int, IdleWorker], timeout_s: float) -> bool:
     """Tell whether nobody can go on.
 
     Args:
@@ -43,12 +43,12 @@ def is_deadlock(workers: Mapping[int, Standing], timeout_s: float) -> bool:
     return any(worker.is_at_meeting for worker in everybody) or all(w.place for w in everybody)
 
 
-def to_end(workers: Mapping[int, Standing]) -> int:
+def to_end(workers: Mapping[int, IdleWorker]) -> int:
     """Choose the worker that is ended first: one that is not where a run would have it."""
     return min(workers, key=lambda rank: (workers[rank].is_at_meeting, rank))
 
 
-def deadlock_message(workers: Mapping[int, Standing], pid: int) -> str:
+def deadlock_message(workers: Mapping[int, IdleWorker], pid: int) -> str:
     """Say who waits where.
 
     Args:

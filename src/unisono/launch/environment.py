@@ -8,10 +8,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from unisono.comm.link import COMMAND_VARIABLE
 from unisono.launch.gpus import with_gpus
 from unisono.launch.job import Job
 from unisono.launch.loopback import ADDRESS
+from unisono.workers.launcher_link import COMMAND_VARIABLE
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # Of another launcher around this one: they would be wrong about these workers.

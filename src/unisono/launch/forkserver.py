@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from unisono.comm.channel import Channel
-from unisono.comm.lifeline import Lifeline
+from unisono.workers.channel import Channel
+from unisono.workers.lifeline import Lifeline
 
 # Native libraries read these when they are loaded, so a running server cannot follow a change.
 _READ_AT_LOAD = (

@@ -77,7 +77,7 @@ class Gathering:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class GatheringState:
     """What is known.
 
     Attributes:
@@ -143,7 +143,7 @@ Outcome = GoOn | Refuse | Tell
 Outcomes = tuple[Outcome, ...]
 
 
-def come(state: State, arrival: Arrival) -> tuple[State, Outcomes]:
+def come(state: GatheringState, arrival: Arrival) -> tuple[GatheringState, Outcomes]:
     """Take one more worker."""
     here = next((g for g in state.open if g.place == arrival.place), None)
     if here is None:
@@ -156,7 +156,7 @@ def come(state: State, arrival: Arrival) -> tuple[State, Outcomes]:
     return _settled(replace(state, open=(*state.open, here)))
 
 
-def leave(state: State, worker: int) -> tuple[State, Outcomes]:
+def leave(state: GatheringState, worker: int) -> tuple[GatheringState, Outcomes]:
     """Note that a worker is gone: nobody who needs it waits any longer."""
     if worker not in state.present:
         return state, ()
@@ -164,7 +164,7 @@ def leave(state: State, worker: int) -> tuple[State, Outcomes]:
     return _settled(state)
 
 
-def look(state: State, now: float) -> tuple[State, Outcomes]:
+def look(state: GatheringState, now: float) -> tuple[GatheringState, Outcomes]:
     """See whether somebody has waited for long, or too long."""
     outcomes: list[Outcome] = []
     for gathering in state.open:
@@ -181,12 +181,12 @@ def look(state: State, now: float) -> tuple[State, Outcomes]:
     return state, tuple(outcomes)
 
 
-def due_s(state: State) -> float | None:
+def due_s(state: GatheringState) -> float | None:
     """Say when to :func:`look` at the latest; None: nobody waits."""
     return min((gathering.due_s for gathering in state.open), default=None)
 
 
-def _settled(state: State) -> tuple[State, Outcomes]:
+def _settled(state: GatheringState) -> tuple[GatheringState, Outcomes]:
     """End the gatherings that are complete, and those that can never be."""
     outcomes: list[Outcome] = []
     for gathering in state.open:
@@ -208,7 +208,7 @@ def _is_hopeless(gathering: Gathering, present: frozenset[int]) -> bool:
     return has_lost_one or len(present - gathering.workers) < len(gathering.missing)
 
 
-def _lost(gathering: Gathering, state: State) -> Refuse:
+def _lost(gathering: Gathering, state: GatheringState) -> Refuse:
     lost = state.ended[-1]
     reason = (
         f"all {gathering.world_size} ranks must come to `init_process_group` "
@@ -229,7 +229,7 @@ def _apart(gatherings: Sequence[Gathering]) -> str:
     )
 
 
-def _without(state: State, gathering: Gathering) -> State:
+def _without(state: GatheringState, gathering: Gathering) -> GatheringState:
     return replace(state, open=tuple(g for g in state.open if g is not gathering))
 
 

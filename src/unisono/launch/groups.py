@@ -21,7 +21,7 @@ from unisono.launch.loopback import LoopbackPort
 _TOKEN_BYTES = 8
 
 
-class Host(Protocol):
+class StoreStarter(Protocol):
     """Who starts the store: the fork server."""
 
     def start_store(self, fd: int, port: int) -> None:
@@ -48,7 +48,7 @@ class Groups:
     def __init__(
         self,
         num_workers: int,
-        host: Host,
+        host: StoreStarter,
         send: Callable[[int, dict[str, Any]], None],
         say: Callable[[str], None],
     ) -> None:
@@ -56,7 +56,7 @@ class Groups:
         self._host = host
         self._send = send
         self._say = say
-        self._state = gathering.State(frozenset(range(num_workers)))
+        self._state = gathering.GatheringState(frozenset(range(num_workers)))
         self.store_port: int | None = None
         # A file that outlived another job holds that one's keys, so the job has a name too.
         self._token = os.urandom(_TOKEN_BYTES).hex()
@@ -102,7 +102,9 @@ class Groups:
         if self.store_port is not None:
             self._host.end_store()
 
-    def _take(self, state: gathering.State, outcomes: tuple[gathering.Outcome, ...]) -> None:
+    def _take(
+        self, state: gathering.GatheringState, outcomes: tuple[gathering.Outcome, ...]
+    ) -> None:
         self._state = state
         for outcome in outcomes:
             match outcome:

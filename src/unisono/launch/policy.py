@@ -18,7 +18,7 @@ import enum
 import signal
 from dataclasses import dataclass, replace
 
-from unisono.comm.control import Departure
+from unisono.workers.control_block import Departure
 
 
 class Stage(enum.IntEnum):
@@ -36,7 +36,7 @@ SECONDS_IN_STAGE = {Stage.GRACE: 0.3, Stage.TERMINATE: 0.4, Stage.KILL: 0.4}
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class WorkerFailure:
     """Why a worker did not finish.
 
     Attributes:
@@ -71,7 +71,7 @@ class Failure:
 class Reported:
     """A worker says that it fails, before it exits."""
 
-    failure: Failure
+    failure: WorkerFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class StoreLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupted:
+class InterruptRequested:
     """The user or the system asks the job to end; `gently`: after the step under way."""
 
     signum: int
@@ -144,7 +144,7 @@ Event = (
     | LeftBehind
     | ServerLost
     | StoreLost
-    | Interrupted
+    | InterruptRequested
     | EndNow
     | DeadlinePassed
 )
@@ -193,7 +193,7 @@ class JobState:
     alive: frozenset[int]
     done: frozenset[int] = frozenset()
     quiet: frozenset[int] = frozenset()
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[WorkerFailure, ...] = ()
     needs_result: bool = False
     stage: Stage = Stage.RUNNING
     deadline: float | None = None
@@ -205,7 +205,7 @@ class JobState:
         return not self.alive or self.stage is Stage.ABANDON
 
     @property
-    def cause(self) -> Failure | None:
+    def cause(self) -> WorkerFailure | None:
         """The failure to show: the first that is no consequence of another, else the first.
 
         A lost connection follows from another failure, if there is one: the kernel closes what a
@@ -246,7 +246,7 @@ def decide(state: JobState, event: Event, now: float) -> Decision:
             return _server_lost(state, exit_code)
         case StoreLost(exit_code):
             return _store_lost(state, exit_code, now)
-        case Interrupted():
+        case InterruptRequested():
             return _interrupted(state, event, now)
         case EndNow():
             return _end_now(state, now)
@@ -254,7 +254,7 @@ def decide(state: JobState, event: Event, now: float) -> Decision:
             return _next_stage(state, now)
 
 
-def _failed(state: JobState, failure: Failure, now: float) -> Decision:
+def _failed(state: JobState, failure: WorkerFailure, now: float) -> Decision:
     if failure.rank is None or _has_failed(state, failure.rank):
         return Decision(state, (), f"worker {failure.rank} is already known to have failed")
     state = _blame(state, failure)
@@ -266,11 +266,11 @@ def _failed(state: JobState, failure: Failure, now: float) -> Decision:
     return Decision(state, (leave,), reason)
 
 
-def _blame(state: JobState, failure: Failure) -> JobState:
+def _blame(state: JobState, failure: WorkerFailure) -> JobState:
     """Note `failure`, and before it that of a worker which had left quietly and is missed now."""
     failures = [failure]
     if failure.waited_for is not None and failure.waited_for in state.quiet:
-        failures.insert(0, Failure(failure.waited_for, 0))
+        failures.insert(0, WorkerFailure(failure.waited_for, 0))
         state = replace(state, quiet=state.quiet - {failure.waited_for})
     return replace(state, failures=(*state.failures, *failures))
 
@@ -305,7 +305,7 @@ def _exited(state: JobState, event: Exited, now: float) -> Decision:
         state = replace(state, quiet=state.quiet | {rank})
         leave = Leave(rank, Departure.FAILED)
         return Decision(state, (leave,), f"worker {rank} left quietly; somebody may miss it")
-    return _failed(state, Failure(rank, exit_code, note=event.note, how=event.how), now)
+    return _failed(state, WorkerFailure(rank, exit_code, note=event.note, how=event.how), now)
 
 
 def _server_lost(state: JobState, exit_code: int) -> Decision:
@@ -313,7 +313,7 @@ def _server_lost(state: JobState, exit_code: int) -> Decision:
     state = replace(state, alive=frozenset())
     if not lost - state.done or state.stage >= Stage.TERMINATE:
         return Decision(state, (), "the fork server ended after its work")
-    state = replace(state, failures=(*state.failures, Failure(None, exit_code)))
+    state = replace(state, failures=(*state.failures, WorkerFailure(None, exit_code)))
     leaves = tuple(Leave(rank, Departure.FAILED) for rank in sorted(lost - state.done))
     return Decision(state, leaves, "the fork server was lost and took its workers with it")
 
@@ -321,12 +321,12 @@ def _server_lost(state: JobState, exit_code: int) -> Decision:
 def _store_lost(state: JobState, exit_code: int, now: float) -> Decision:
     if not state.alive - state.done or state.stage >= Stage.TERMINATE:
         return Decision(state, (), "nobody needs the store any more")
-    failure = Failure(None, exit_code, note=STORE_LOST)
+    failure = WorkerFailure(None, exit_code, note=STORE_LOST)
     state = replace(state, failures=(*state.failures, failure))
     return _enter(state, Stage.TERMINATE, now, "whoever asks the store may wait for ever")
 
 
-def _interrupted(state: JobState, event: Interrupted, now: float) -> Decision:
+def _interrupted(state: JobState, event: InterruptRequested, now: float) -> Decision:
     if state.interrupted_by is not None:
         state = replace(state, stage=Stage.ABANDON, deadline=None)
         return Decision(state, (KillServer(),), "asked twice to end, so at once")

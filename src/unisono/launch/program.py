@@ -17,8 +17,8 @@ from typing import Any
 from unisono.launch.call import know_sources
 from unisono.launch.generators import start_generators
 from unisono.launch.job import FUNCTION, MODULE, Job
-from unisono.launch.modes import set_modes
 from unisono.launch.results import pack_result
+from unisono.launch.torch_modes import set_modes
 
 
 def run_program(job: Job) -> bytes:

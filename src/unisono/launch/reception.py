@@ -1,6 +1,6 @@
 """Who answers the workers' requests? This desk: memory, who goes on, what came of what.
 
-    a worker's message ──► recovery.decide ──► answers to workers, signs on their page,
+    a worker's message ──► recovery.decide ──► answers to workers, signs on their control block,
     a worker was lost  ──►                     replacements, words for the user
 
 It decides nothing: what to do is said by ``recovery``, and this does it.
@@ -14,15 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from unisono.checkpoint.keeper import Keeper, Kept, newest_kept
 from unisono.checkpoint.places import Places
-from unisono.comm.channel import Message
-from unisono.comm.control import ControlPage
+from unisono.checkpoint.writer import CheckpointWriter, Kept, newest_kept
 from unisono.errors import CheckpointError
-from unisono.launch import events, recovery
+from unisono.launch import job_events, recovery
 from unisono.launch.memories import SharedMemories
 from unisono.launch.recovery import LOOP
 from unisono.launch.report import joined_message, loss_message
+from unisono.workers.channel import Message
+from unisono.workers.control_block import ControlBlock
 
 # Whoever makes hundreds of runs in one program does not want all of them in memory.
 _ENDED_LOOPS_AT_MOST = 8
@@ -50,27 +50,27 @@ class Reception:
     """The desk of one job. Final.
 
     Args:
-        control: the page that the workers share.
+        control: the control block that the workers share.
         staff: does what is beyond this desk.
         state: who computes at first.
-        keeper: writes checkpoints.
+        writer: writes checkpoints.
         wake: called from another thread when a checkpoint is written; has :meth:`written` called.
         say: where words for the user go.
     """
 
     def __init__(
         self,
-        control: ControlPage,
+        control: ControlBlock,
         staff: Staff,
-        state: recovery.State,
-        keeper: Keeper,
+        state: recovery.RecoveryState,
+        writer: CheckpointWriter,
         wake: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
         self.state = state
         self._control = control
         self._staff = staff
-        self._keeper = keeper
+        self._writer = writer
         self._wake = wake
         self._say = say
         self._memories = SharedMemories()
@@ -101,21 +101,21 @@ class Reception:
             case "begun":
                 self._begun.add(rank)
             case "ready":
-                self._take(events.Ready())
+                self._take(job_events.Ready())
             case "no recovery":
-                self._take(events.Unready(header["reason"]))
+                self._take(job_events.Unready(header["reason"]))
             case "stopped":
-                self._take(events.Stopped(rank, header["arrivals"], header["between_steps"]))
+                self._take(job_events.Stopped(rank, header["arrivals"], header["between_steps"]))
             case "entry":
-                self._take(events.Asked(rank, header["index"], header["name"]))
+                self._take(job_events.Asked(rank, header["index"], header["name"]))
             case "result":
-                self._take(events.Came(header["index"], header["name"], message.payload))
+                self._take(job_events.Came(header["index"], header["name"], message.payload))
             case "loop":
-                self._take(events.LoopBegan(header["index"], header["facts"]))
+                self._take(job_events.LoopBegan(header["index"], header["facts"]))
             case "end of loop":
-                self._take(events.Came(header["index"], LOOP, message.payload))
-            case "claim":
-                self._staff.send(rank, {"type": "claimed", "reason": self._claim(header)})
+                self._take(job_events.Came(header["index"], LOOP, message.payload))
+            case "lock":
+                self._staff.send(rank, {"type": "locked", "reason": self._lock(header)})
             case "remove at end":
                 self._to_remove.add(header["path"])
             case "leave":
@@ -135,10 +135,10 @@ class Reception:
         self._memories.forget(rank)
         self._let_go(rank)
         in_short = f"worker {rank} {how}".partition(" (")[0]
-        lost = events.Lost(rank, now, had_begun=rank in self._begun, how=in_short)
+        lost = job_events.Lost(rank, now, had_begun=rank in self._begun, how=in_short)
         self._begun.discard(rank)
         decision = recovery.decide(self.state, lost)
-        if events.GiveUp() in decision.actions:
+        if job_events.GiveUp() in decision.actions:
             self.state = decision.state
             return decision.reason
         self._say(loss_message(rank, pid, how, step, before, decision.state))
@@ -148,12 +148,12 @@ class Reception:
     def gone(self, rank: int) -> None:
         """Note that a worker will do nothing with the others any more."""
         self._let_go(rank)
-        self._take(events.Gone(rank))
+        self._take(job_events.Gone(rank))
 
     def is_spare(self, rank: int, *, others_are_done: bool) -> bool:
         """Tell whether a worker is a replacement that the others do without."""
-        crew = self.state.crew
-        return others_are_done if crew is None else rank not in crew.ranks
+        membership = self.state.membership
+        return others_are_done if membership is None else rank not in membership.ranks
 
     def want_stop(self, signum: int) -> bool:
         """Have the job end after the step under way, as a signal asks; False when it is no use."""
@@ -162,7 +162,7 @@ class Reception:
         self._say("finishing the step, then writing a checkpoint; once more ends it at once")
         # Before the wish that it explains.
         self._control.end = signum
-        self._take(events.StopWanted())
+        self._take(job_events.StopWanted())
         return True
 
     def written(self) -> None:
@@ -178,18 +178,18 @@ class Reception:
 
     def keep_last(self) -> None:
         """Write the newest snapshot, if the run wants checkpoints; waits until it is written."""
-        self._keeper.wait()
+        self._writer.wait()
         kept = self._newest_snapshot()
         mapping = None if kept is None else self._memories.mapping(kept.key)
         if kept is not None and mapping is not None:
-            self._keeper.begin(mapping, kept)
-            self._keeper.wait()
+            self._writer.begin(mapping, kept)
+            self._writer.wait()
 
     def close(self) -> None:
         """Let go of everything once the workers have ended; remove what they have left half."""
-        self._keeper.wait()
+        self._writer.wait()
         self._memories.close()
-        self._keeper.claims.let_go()
+        self._writer.locks.let_go()
         for path in self._to_remove:
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -198,31 +198,31 @@ class Reception:
         """Let nobody join or go on any more: the job ends."""
         self._has_stood_down = True
 
-    def _take(self, event: events.Event) -> None:
+    def _take(self, event: job_events.Event) -> None:
         if self._has_stood_down:
             return
         self._do(recovery.decide(self.state, event))
 
-    def _do(self, decision: recovery.Decision) -> None:
+    def _do(self, decision: recovery.RecoveryDecision) -> None:
         self.state = decision.state
         for action in decision.actions:
             self._act(action)
 
-    def _act(self, action: events.Action) -> None:
+    def _act(self, action: job_events.Action) -> None:
         match action:
-            case events.Seat(rank, arrivals):
+            case job_events.Seat(rank, arrivals):
                 self._control.come_back(rank, arrivals)
-            case events.Mark(rank, how):
+            case job_events.MarkDeparture(rank, how):
                 self._control.leave(rank, how)
-            case events.Spawn(rank):
+            case job_events.Spawn(rank):
                 self._staff.spawn(rank)
-            case events.Answer(rank, header, payload):
+            case job_events.Answer(rank, header, payload):
                 self._staff.send(rank, dict(header), payload)
-            case events.Wish(value):
+            case job_events.Wish(value):
                 self._control.wish = value
-            case events.Joined(ranks):
+            case job_events.Joined(ranks):
                 self._say(joined_message(ranks, self._staff.pid, self.state))
-            case events.KeepAndEnd():
+            case job_events.KeepAndEnd():
                 self._is_ending = True
                 kept = self._newest_snapshot()
                 if kept is not None:
@@ -239,9 +239,9 @@ class Reception:
         if self._writing is not None and self._writing[1] == rank:
             self._writing = (self._writing[0], None)
 
-    def _claim(self, header: Mapping[str, Any]) -> str:
+    def _lock(self, header: Mapping[str, Any]) -> str:
         try:
-            self._keeper.claims.hold(Path(header["directory"]))
+            self._writer.locks.hold(Path(header["directory"]))
         except CheckpointError as error:
             return str(error)
         return ""
@@ -263,7 +263,7 @@ class Reception:
             self._say(f"step {kept.step}: no checkpoint: its memory is gone.")
         else:
             self._writing = (kept, rank if waits else None)
-            self._keeper.begin(mapping, kept, self._wake)
+            self._writer.begin(mapping, kept, self._wake)
         if rank is not None and (mapping is None or not waits):
             self._staff.send(rank, {"type": "kept"})
 

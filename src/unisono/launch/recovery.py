@@ -2,15 +2,15 @@
 
 Pure: no process, clock or socket is touched here; ``supervise`` does what a decision says.
 
-Workers that compute together are the *crew*. A lost one leaves it; the others notice at their
+Workers that compute together are the *membership*. A lost one leaves it; the others notice at their
 next meeting, stop, and hear who goes on. A replacement runs the program from its start, is told
 what came of everything that the others have done together, and waits where it has caught up;
-between two steps the crew stops for it::
+between two steps the membership stops for it::
 
-    Lost ──► crew without it, replacement started ──► all have stopped ──► go on
-    Asked (caught up) ──► wish that the crew stops between two steps ──► all have stopped ──► joined
+    Lost ──► membership without it, replacement started ──► all have stopped ──► go on
+    Asked (caught up) ──► wish to stop between two steps ──► all have stopped ──► joined
 
-Invariant: nobody is told to go on before every worker of the crew has stopped: all know the same.
+Invariant: nobody continues before every worker of the membership has stopped: all know the same.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from unisono.comm.control import Departure
-from unisono.comm.crew import Crew
-from unisono.launch.events import (
+from unisono.launch.job_events import (
     Action,
     Answer,
     Asked,
@@ -33,7 +31,7 @@ from unisono.launch.events import (
     KeepAndEnd,
     LoopBegan,
     Lost,
-    Mark,
+    MarkDeparture,
     Ready,
     Seat,
     Spawn,
@@ -42,6 +40,8 @@ from unisono.launch.events import (
     Unready,
     Wish,
 )
+from unisono.workers.control_block import Departure
+from unisono.workers.membership import Membership
 
 PERIOD_S = 60.0
 RESTARTS = 3
@@ -49,7 +49,7 @@ LOOP = "loop"
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class SharedLoop:
     """The loop under way: its place in the history, and what whoever joins has to know."""
 
     index: int
@@ -57,7 +57,7 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Outcome:
     """What came of one thing done together; for a loop, with what was told when it began.
 
     A loop that was left before its end has led to nothing that could be taken over: no payload.
@@ -69,28 +69,28 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RecoveryState:
     """What is known about who computes.
 
     Attributes:
-        crew: who computes together; None: nobody.
-        generation: of the newest crew.
+        membership: who computes together; None: nobody.
+        generation: of the newest membership.
         restarts: how many workers may be lost within a minute.
         replaces: whether a lost worker is replaced; else the others go on without it.
         is_ready: whether a lost worker can be made up for at all.
         trouble: why it cannot any more.
-        has_lost: somebody of the crew was lost, and the others have not gone on since.
+        has_lost: somebody of the membership was lost, and the others have not gone on since.
         how_lost: how, in words, each of them.
-        stopped: who of the crew stands still, and where.
+        stopped: who of the membership stands still, and where.
         asking: the replacements that have caught up and wait, with what they asked.
         history: what came of everything done together so far.
         loop: the loop under way.
         losses: when workers were lost lately.
-        is_wished: the crew has been asked to stop between two steps.
+        is_wished: the membership has been asked to stop between two steps.
         is_ending: the job ends after the step under way.
     """
 
-    crew: Crew | None
+    membership: Membership | None
     generation: int = 0
     restarts: int = RESTARTS
     replaces: bool = True
@@ -100,8 +100,8 @@ class State:
     how_lost: tuple[str, ...] = ()
     stopped: Mapping[int, Stopped] = field(default_factory=dict)
     asking: Mapping[int, Asked] = field(default_factory=dict)
-    history: tuple[Entry, ...] = ()
-    loop: Loop | None = None
+    history: tuple[Outcome, ...] = ()
+    loop: SharedLoop | None = None
     losses: tuple[float, ...] = ()
     is_wished: bool = False
     is_ending: bool = False
@@ -109,28 +109,32 @@ class State:
     @property
     def can_stop_between_steps(self) -> bool:
         """Whether there are steps, and a place to keep what they have led to."""
-        return bool(self.crew and self.loop and self.loop.facts.get("directory"))
+        return bool(self.membership and self.loop and self.loop.facts.get("directory"))
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RecoveryDecision:
     """The new state, what to do now, and why, in words."""
 
-    state: State
+    state: RecoveryState
     actions: tuple[Action, ...] = ()
     reason: str = ""
 
 
-def start(world_size: int, *, restarts: int = RESTARTS, replaces: bool = True) -> State:
+def start(world_size: int, *, restarts: int = RESTARTS, replaces: bool = True) -> RecoveryState:
     """Describe a job whose workers have just been asked for."""
-    return State(Crew(tuple(range(world_size)), lead=0), restarts=restarts, replaces=replaces)
+    return RecoveryState(
+        Membership(tuple(range(world_size)), leader=0), restarts=restarts, replaces=replaces
+    )
 
 
-def decide(state: State, event: Event) -> Decision:
+def decide(state: RecoveryState, event: Event) -> RecoveryDecision:
     """Say what follows from `event`."""
     match event:
         case Ready():
-            return Decision(replace(state, is_ready=not state.trouble), (), "it can be run again")
+            return RecoveryDecision(
+                replace(state, is_ready=not state.trouble), (), "it can be run again"
+            )
         case Unready(reason):
             refusals = tuple(_refused(asked, why=reason) for asked in state.asking.values())
             state = replace(state, is_ready=False, trouble=reason, asking={})
@@ -148,16 +152,16 @@ def decide(state: State, event: Event) -> Decision:
             return _came(state, event)
         case LoopBegan(index, facts):
             if state.loop is not None or index != len(state.history):
-                return Decision(state, (), "that is known")
+                return RecoveryDecision(state, (), "that is known")
             elsewhere = [asked for asked in state.asking.values() if asked.name != LOOP]
             asking = {rank: a for rank, a in state.asking.items() if a not in elsewhere}
-            state = replace(state, loop=Loop(index, facts), asking=asking)
+            state = replace(state, loop=SharedLoop(index, facts), asking=asking)
             return _settled(state, "a loop has begun", tuple(map(_refused, elsewhere)))
         case StopWanted():
             return _settled(replace(state, is_ending=True), "asked to end after this step")
 
 
-def _lost(state: State, event: Lost) -> Decision:
+def _lost(state: RecoveryState, event: Lost) -> RecoveryDecision:
     losses = (*(at for at in state.losses if event.now - at < PERIOD_S), event.now)
     how_lost = (*state.how_lost, event.how) if event.how else state.how_lost
     state = _without(replace(state, losses=losses, how_lost=how_lost), event.rank)
@@ -169,48 +173,48 @@ def _lost(state: State, event: Lost) -> Decision:
             f"{len(losses)} worker{'s were' if len(losses) > 1 else ' was'} lost within "
             f"{PERIOD_S:.0f} s, more than `--restarts` or `restarts` ({state.restarts}) allows"
         )
-    elif not state.replaces and state.crew is None:
+    elif not state.replaces and state.membership is None:
         trouble = "it was the last worker, and `--no-replace` or `replace=False` allows no other"
     if trouble:
-        return Decision(state, (GiveUp(),), trouble)
-    actions: tuple[Action, ...] = (Mark(event.rank, Departure.LOST),)
+        return RecoveryDecision(state, (GiveUp(),), trouble)
+    actions: tuple[Action, ...] = (MarkDeparture(event.rank, Departure.LOST),)
     if state.replaces:
         actions = (*actions, Spawn(event.rank))
     return _settled(state, f"worker {event.rank} was lost; the others go on", actions)
 
 
-def _without(state: State, rank: int) -> State:
+def _without(state: RecoveryState, rank: int) -> RecoveryState:
     """Take a worker out of all that is under way."""
-    crew = state.crew
-    if crew is not None and rank in crew.ranks:
-        ranks = tuple(other for other in crew.ranks if other != rank)
-        lead = crew.lead if crew.lead != rank else min(ranks, default=0)
-        crew = Crew(ranks, lead, crew.generation) if ranks else None
+    membership = state.membership
+    if membership is not None and rank in membership.ranks:
+        ranks = tuple(other for other in membership.ranks if other != rank)
+        leader = membership.leader if membership.leader != rank else min(ranks, default=0)
+        membership = Membership(ranks, leader, membership.generation) if ranks else None
         state = replace(state, has_lost=True)
     stopped = {other: stop for other, stop in state.stopped.items() if other != rank}
     asking = {other: asked for other, asked in state.asking.items() if other != rank}
-    return replace(state, crew=crew, stopped=stopped, asking=asking)
+    return replace(state, membership=membership, stopped=stopped, asking=asking)
 
 
-def _asked(state: State, event: Asked) -> Decision:
+def _asked(state: RecoveryState, event: Asked) -> RecoveryDecision:
     entry = _entry(state, event.index)
     if entry is not None:
-        return Decision(state, (_passed(event, entry),), "the others have been there")
+        return RecoveryDecision(state, (_passed(event, entry),), "the others have been there")
     is_loop = state.loop is not None and event.index == state.loop.index
     if event.index > len(state.history) or (is_loop and event.name != LOOP):
-        return Decision(state, (_refused(event),), "it has come to another place")
+        return RecoveryDecision(state, (_refused(event),), "it has come to another place")
     if state.trouble:
-        return Decision(state, (_refused(event, why=state.trouble),), state.trouble)
+        return RecoveryDecision(state, (_refused(event, why=state.trouble),), state.trouble)
     asking = {**state.asking, event.rank: event}
     return _settled(replace(state, asking=asking), f"worker {event.rank} has caught up")
 
 
-def _came(state: State, event: Came) -> Decision:
+def _came(state: RecoveryState, event: Came) -> RecoveryDecision:
     if event.index != len(state.history):
-        return Decision(state, (), "that is known")
+        return RecoveryDecision(state, (), "that is known")
     is_loop = event.name == LOOP
     loop = state.loop.facts if is_loop and state.loop is not None else None
-    entry = Entry(event.name, event.payload, loop)
+    entry = Outcome(event.name, event.payload, loop)
     waiting = [asked for asked in state.asking.values() if asked.index == event.index]
     asking = {rank: asked for rank, asked in state.asking.items() if asked not in waiting}
     state = replace(
@@ -225,33 +229,35 @@ def _came(state: State, event: Came) -> Decision:
     return _settled(state, "the workers have done something together", answers)
 
 
-def _settled(state: State, reason: str, actions: tuple[Action, ...] = ()) -> Decision:
-    """Let go on who can go on, and say whether the crew should stop."""
-    crew = state.crew
-    if crew is None and state.asking:
+def _settled(
+    state: RecoveryState, reason: str, actions: tuple[Action, ...] = ()
+) -> RecoveryDecision:
+    """Let go on who can go on, and say whether the membership should stop."""
+    membership = state.membership
+    if membership is None and state.asking:
         state, more = _go_on_alone(state)
         actions = (*actions, *more)
-    elif crew is not None and all(rank in state.stopped for rank in crew.ranks):
-        state, more = _go_on(state, crew)
+    elif membership is not None and all(rank in state.stopped for rank in membership.ranks):
+        state, more = _go_on(state, membership)
         actions = (*actions, *more)
     is_awaited = bool(state.asking) and state.is_ready
     is_wished = state.loop is not None and (state.is_ending or is_awaited)
     if is_wished != state.is_wished:
         state = replace(state, is_wished=is_wished)
         actions = (*actions, Wish(is_wished))
-    return Decision(state, actions, reason)
+    return RecoveryDecision(state, actions, reason)
 
 
-def _go_on_alone(state: State) -> tuple[State, tuple[Action, ...]]:
+def _go_on_alone(state: RecoveryState) -> tuple[RecoveryState, tuple[Action, ...]]:
     """Let the first replacement that has caught up go on; the others will join it."""
     rank = min(state.asking)
-    crew = Crew((rank,), rank, state.generation + 1, "; ".join(state.how_lost))
+    membership = Membership((rank,), rank, state.generation + 1, "; ".join(state.how_lost))
     asking = {other: asked for other, asked in state.asking.items() if other != rank}
-    live = _live(rank, crew, state.loop, is_alone=True)
+    live = _live(rank, membership, state.loop, is_alone=True)
     state = replace(
         state,
-        crew=crew,
-        generation=crew.generation,
+        membership=membership,
+        generation=membership.generation,
         asking=asking,
         stopped={},
         has_lost=False,
@@ -260,18 +266,22 @@ def _go_on_alone(state: State) -> tuple[State, tuple[Action, ...]]:
     return state, (Seat(rank, 0), live, Joined((rank,)))
 
 
-def _go_on(state: State, crew: Crew) -> tuple[State, tuple[Action, ...]]:
-    stop = state.stopped[crew.ranks[0]]
+def _go_on(
+    state: RecoveryState, membership: Membership
+) -> tuple[RecoveryState, tuple[Action, ...]]:
+    stop = state.stopped[membership.ranks[0]]
     if stop.between_steps and state.is_ending:
         return replace(state, stopped={}), (KeepAndEnd(),)
-    # Not after a loss that the crew has yet to come to terms with: it may have to go back first.
+    # Not after a loss that is not dealt with yet: the run may have to go back first.
     may_join = (
         stop.between_steps and state.loop is not None and state.is_ready and not state.has_lost
     )
     joining = sorted(state.asking) if may_join else []
-    ranks = tuple(sorted((*crew.ranks, *joining)))
-    new = Crew(ranks, crew.lead, state.generation + 1, "; ".join(state.how_lost))
-    answers = [Answer(rank, {"type": "go", "crew": new.as_json()}) for rank in crew.ranks]
+    ranks = tuple(sorted((*membership.ranks, *joining)))
+    new = Membership(ranks, membership.leader, state.generation + 1, "; ".join(state.how_lost))
+    answers = [
+        Answer(rank, {"type": "go", "membership": new.as_json()}) for rank in membership.ranks
+    ]
     # Before anybody goes on: the seat still shows to how many meetings its last owner came.
     seats = [Seat(rank, stop.arrivals) for rank in joining]
     lives = [_live(rank, new, state.loop, is_alone=False) for rank in joining]
@@ -279,7 +289,7 @@ def _go_on(state: State, crew: Crew) -> tuple[State, tuple[Action, ...]]:
     asking = {rank: asked for rank, asked in state.asking.items() if rank not in joining}
     state = replace(
         state,
-        crew=new,
+        membership=new,
         generation=new.generation,
         stopped={},
         asking=asking,
@@ -289,18 +299,18 @@ def _go_on(state: State, crew: Crew) -> tuple[State, tuple[Action, ...]]:
     return state, (*seats, *answers, *lives, *told)
 
 
-def _entry(state: State, index: int) -> Entry | None:
+def _entry(state: RecoveryState, index: int) -> Outcome | None:
     return state.history[index] if index < len(state.history) else None
 
 
-def _passed(asked: Asked, entry: Entry) -> Answer:
+def _passed(asked: Asked, entry: Outcome) -> Answer:
     if asked.name != entry.name or (entry.name == LOOP and not entry.payload):
         return _refused(asked, entry)
     loop = None if entry.loop is None else dict(entry.loop)
     return Answer(asked.rank, {"type": "passed", "loop": loop}, entry.payload)
 
 
-def _refused(asked: Asked, entry: Entry | None = None, why: str = "") -> Answer:
+def _refused(asked: Asked, entry: Outcome | None = None, why: str = "") -> Answer:
     seen = "another place" if entry is None else f"`{entry.name}`"
     reason = (
         f"a program must do the same when it is run again, so that a replacement can catch up, but "
@@ -315,10 +325,10 @@ def _refused(asked: Asked, entry: Entry | None = None, why: str = "") -> Answer:
     return Answer(asked.rank, {"type": "refused", "reason": reason})
 
 
-def _live(rank: int, crew: Crew, loop: Loop | None, *, is_alone: bool) -> Answer:
+def _live(rank: int, membership: Membership, loop: SharedLoop | None, *, is_alone: bool) -> Answer:
     header = {
         "type": "live",
-        "crew": crew.as_json(),
+        "membership": membership.as_json(),
         "loop": None if loop is None else dict(loop.facts),
         "is_alone": is_alone,
     }

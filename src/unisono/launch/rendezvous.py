@@ -19,14 +19,14 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
-from unisono.comm.link import Link
 from unisono.launch.loopback import ADDRESS
+from unisono.workers.launcher_link import LauncherLink
 
 _LOCAL_NAMES = ("localhost", ADDRESS, "::1")
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class RendezvousRequest:
     """Where a program wants ranks to meet, and as what it comes.
 
     Attributes:
@@ -47,7 +47,7 @@ Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 
 def meeting(
     url: str, environ: Mapping[str, str], is_this_host: Callable[[str], bool]
-) -> Meeting | None:
+) -> RendezvousRequest | None:
     """Read what a program has asked torch for; None when torch itself must answer.
 
     Args:
@@ -80,7 +80,7 @@ def meeting(
             f"`rank` must be below `world_size`, but is {rank} of {world_size}: pass neither to "
             "`init_process_group`, or both as RANK and WORLD_SIZE say."
         )
-    return Meeting(place, rank, world_size, is_file=parts.scheme == "file")
+    return RendezvousRequest(place, rank, world_size, is_file=parts.scheme == "file")
 
 
 def _at_port(host: str | None, port: int | None, is_this_host: Callable[[str], bool]) -> str:
@@ -125,7 +125,7 @@ def _asking(torchs_own: Handler, default_timeout: timedelta) -> Handler:
     def meet(
         url: str, timeout: timedelta = default_timeout, **options: Any
     ) -> Iterator[tuple[Any, int, int]]:
-        link = Link.from_environment()
+        link = LauncherLink.from_environment()
         wanted = None if link is None else meeting(url, os.environ, is_this_host)
         if link is None or wanted is None or wanted.world_size > link.world.world_size:
             yield from torchs_own(url, timeout=timeout, **options)
@@ -137,7 +137,9 @@ def _asking(torchs_own: Handler, default_timeout: timedelta) -> Handler:
     return meet
 
 
-def _store(link: Link, wanted: Meeting, url: str, timeout: timedelta, torchs_own: Handler) -> Any:
+def _store(
+    link: LauncherLink, wanted: RendezvousRequest, url: str, timeout: timedelta, torchs_own: Handler
+) -> Any:
     from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
     store: Store

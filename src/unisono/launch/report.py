@@ -8,10 +8,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Sequence
 
-from unisono.comm.crew import Crew
 from unisono.launch import recovery
-from unisono.launch.policy import STORE_LOST, Failure, JobState
+from unisono.launch.policy import STORE_LOST, JobState, WorkerFailure
 from unisono.plan.shards import assign
+from unisono.workers.membership import Membership
 
 _SIGNAL_HINTS = {
     signal.SIGKILL: "most often the system ran out of memory: use a smaller batch or fewer "
@@ -102,27 +102,27 @@ def loss_message(
     pid: int | None,
     how: str,
     step: int,
-    before: recovery.State,
-    after: recovery.State,
+    before: recovery.RecoveryState,
+    after: recovery.RecoveryState,
 ) -> str:
     """Tell who was lost and how, with what, who goes on with what, and whether somebody comes."""
     who = f"worker {rank} (pid {pid}) {how}"
     then = "a replacement is starting" if after.replaces else "it is not replaced"
-    if before.crew is None or rank not in before.crew.ranks:
+    if before.membership is None or rank not in before.membership.ranks:
         return f"{who} before it had joined the others; {then}."
     loop = before.loop
     num_shards = None if loop is None else int(loop.facts["shards"])
     if num_shards is not None:
-        who += f" in step {step} with {_shards_of(before.crew, num_shards)[rank]}"
-    if after.crew is None:
+        who += f" in step {step} with {_shards_of(before.membership, num_shards)[rank]}"
+    if after.membership is None:
         where = "" if loop is None else ", from the latest snapshot"
         return f"{who}; nobody is left; {then}{where}."
-    others = after.crew.ranks
+    others = after.membership.ranks
     word = "worker" if len(others) == 1 else "workers"
     goes = "goes" if len(others) == 1 else "go"
     text = f"{who}; {word} {_listed(list(map(str, others)))} {goes} on"
     if num_shards is not None:
-        now = _shards_of(after.crew, num_shards)
+        now = _shards_of(after.membership, num_shards)
         text += " with " + ", ".join(now[other] for other in others)
     return f"{text}; {then}."
 
@@ -136,22 +136,24 @@ def spare_message(rank: int, how: str) -> str:
 
 
 def joined_message(
-    ranks: Sequence[int], pid_of: Callable[[int], int | None], state: recovery.State
+    ranks: Sequence[int], pid_of: Callable[[int], int | None], state: recovery.RecoveryState
 ) -> str:
-    """Tell that replacements belong to the crew now."""
+    """Tell that replacements belong to the membership now."""
     word = "worker" if len(ranks) == 1 else "workers"
     who = _listed([f"{rank} (pid {pid_of(rank)})" for rank in ranks])
     text = f"{word} {who} {'has' if len(ranks) == 1 else 'have'} joined"
-    if state.loop is not None and state.crew is not None:
-        shards = _shards_of(state.crew, int(state.loop.facts["shards"]))
+    if state.loop is not None and state.membership is not None:
+        shards = _shards_of(state.membership, int(state.loop.facts["shards"]))
         text += " with " + ", ".join(shards[rank] for rank in ranks)
     return f"{text}."
 
 
-def _shards_of(crew: Crew, num_shards: int) -> dict[int, str]:
-    """Name the shards of each rank of a crew."""
+def _shards_of(membership: Membership, num_shards: int) -> dict[int, str]:
+    """Name the shards of each rank of a membership."""
     names = {}
-    for rank, shards in zip(crew.ranks, assign(num_shards, len(crew.ranks)), strict=True):
+    for rank, shards in zip(
+        membership.ranks, assign(num_shards, len(membership.ranks)), strict=True
+    ):
         one = len(shards) == 1
         names[rank] = f"shard {shards[0]}" if one else f"shards {shards[0]}–{shards[-1]}"
     return names
@@ -186,7 +188,7 @@ def ending(exit_code: int) -> str:
     return f"was killed by {signum.name}" + (f" ({hint})" if hint else "")
 
 
-def _same_on(state: JobState, cause: Failure) -> str:
+def _same_on(state: JobState, cause: WorkerFailure) -> str:
     """Name the other workers that said the same; empty when there are none."""
     ranks = sorted(
         failure.rank

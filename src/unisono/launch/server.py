@@ -24,9 +24,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from unisono.comm.channel import Channel, Message
-from unisono.launch.store import be_store
+from unisono.launch.store_process import be_store
 from unisono.launch.worker import be_worker
+from unisono.workers.channel import Channel, Message
 
 # What every training script needs; torch loads _dynamo with the first optimizer.
 PRELOADED = ("torch", "torch._dynamo", "numpy.random", "cloudpickle", "unisono.train.trainer")

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from unisono.comm.control import ControlPage
-from unisono.comm.crew import Crew
-from unisono.launch.deadlocks import Standing, deadlock_message, is_deadlock, to_end
+from unisono.launch.deadlocks import IdleWorker, deadlock_message, is_deadlock, to_end
+from unisono.workers.control_block import ControlBlock
+from unisono.workers.membership import Membership
 
 TIMEOUT_S = 60.0
 LOOK_EVERY_S = 1.0
@@ -31,13 +31,13 @@ _IDLE_THREADS = ("gloo_tcp_loop",)
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class Observation:
     """One look at a worker.
 
     Attributes:
         beat: what changes as long as it moves.
         is_stopped: a signal has stopped it.
-        is_awaited: others of its crew stand at a meeting to which it has not come.
+        is_awaited: others of its membership stand at a meeting to which it has not come.
         place: where it waits for others, as far as that can be seen.
         is_at_meeting: it stands at a meeting itself.
     """
@@ -53,7 +53,7 @@ class Sight:
 class Watched:
     """What is known of a worker after some looks: the last, and how long it has not moved."""
 
-    sight: Sight
+    sight: Observation
     quiet_s: float = 0.0
 
 
@@ -67,7 +67,7 @@ class Stalled(NamedTuple):
 
 def look(
     before: Mapping[int, Watched],
-    sights: Mapping[int, Sight],
+    sights: Mapping[int, Observation],
     passed_s: float,
     *,
     are_grouped: bool = False,
@@ -145,11 +145,11 @@ class StallWatch:
     """Looks at a job's workers once a second. Final.
 
     Args:
-        control: the page that they share.
+        control: the control block that they share.
         timeout_s: how long one that others wait for may stand still, in seconds.
     """
 
-    def __init__(self, control: ControlPage, timeout_s: float) -> None:
+    def __init__(self, control: ControlBlock, timeout_s: float) -> None:
         self._control = control
         self._timeout_s = timeout_s
         self._watched: dict[int, Watched] = {}
@@ -162,7 +162,7 @@ class StallWatch:
     def look(
         self,
         pids: Mapping[int, int],
-        crew: Crew | None,
+        membership: Membership | None,
         *,
         are_grouped: bool = False,
         is_everybody: bool = False,
@@ -172,7 +172,7 @@ class StallWatch:
 
         Args:
             pids: by rank.
-            crew: who computes together.
+            membership: who computes together.
             are_grouped: there has been a process group of several workers.
             is_everybody: no other worker, nor the launcher, has something to do.
             gathering: those of them that wait in ``init_process_group``.
@@ -183,7 +183,7 @@ class StallWatch:
         now_s = time.monotonic()
         if now_s - self._looked_at_s < LOOK_EVERY_S:
             return []
-        sights = {rank: self._sight(rank, pid, crew, gathering) for rank, pid in pids.items()}
+        sights = {rank: self._sight(rank, pid, membership, gathering) for rank, pid in pids.items()}
         seen = {rank: sight for rank, sight in sights.items() if sight is not None}
         passed_s = now_s - self._looked_at_s
         self._watched = look(self._watched, seen, passed_s, are_grouped=are_grouped)
@@ -195,7 +195,7 @@ class StallWatch:
 
     def _deadlocked(self, pids: Mapping[int, int]) -> list[Stalled]:
         workers = {
-            rank: Standing(watched.quiet_s, watched.sight.place, watched.sight.is_at_meeting)
+            rank: IdleWorker(watched.quiet_s, watched.sight.place, watched.sight.is_at_meeting)
             for rank, watched in self._watched.items()
         }
         if not is_deadlock(workers, self._timeout_s):
@@ -206,14 +206,14 @@ class StallWatch:
         return [Stalled(rank, deadlock_message(workers, pids[rank]), how)]
 
     def _sight(
-        self, rank: int, pid: int, crew: Crew | None, gathering: Collection[int]
-    ) -> Sight | None:
+        self, rank: int, pid: int, membership: Membership | None, gathering: Collection[int]
+    ) -> Observation | None:
         seen = processor_time(pid)
         if seen is None:
             return None
         ran_ns, is_stopped = seen
         mine = self._control.arrivals(rank)
-        others = crew.ranks if crew is not None and rank in crew.ranks else ()
+        others = membership.ranks if membership is not None and rank in membership.ranks else ()
         is_awaited = any(_is_before(mine, self._control.arrivals(r)) for r in others)
         is_at_meeting = any(_is_before(self._control.arrivals(r), mine) for r in others)
         count, wait = self._control.wait_of(rank)
@@ -227,7 +227,7 @@ class StallWatch:
         beat = (pid, 0 if place else ran_ns, mine, count)
         if not place and mine and waits_for_a_thread(pid):
             place = "in a collective of torch.distributed, or for a lock"
-        return Sight(beat, is_stopped, is_awaited, place, is_at_meeting)
+        return Observation(beat, is_stopped, is_awaited, place, is_at_meeting)
 
     def _told(self, rank: int, pid: int, watched: Watched) -> Stalled:
         how = (

@@ -11,7 +11,7 @@ import sys
 
 
 def open_standard_fds() -> None:
-    """Lead closed ones of descriptors 0 to 2 to ``/dev/null``, and Python's streams with them."""
+    """Leader closed ones of descriptors 0 to 2 to ``/dev/null``, and Python's streams with them."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)

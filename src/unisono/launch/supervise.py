@@ -1,6 +1,6 @@
 """Who watches the workers? One loop in the launcher that does what ``policy`` decides.
 
-    server: exited ─┐                    ┌─► control page (who has left)
+    server: exited ─┐                    ┌─► control control block (who has left)
     workers: done,  ├─► decide(state, …) ┼─► signals, through the server
       failed        │                    └─► kill the server
     signals, clock ─┘
@@ -19,9 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from unisono.checkpoint.keeper import Keeper
-from unisono.comm.channel import Channel, Message
-from unisono.comm.control import ControlPage
+from unisono.checkpoint.writer import CheckpointWriter
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.launch import policy, recovery, stalls
 from unisono.launch.forkserver import ForkServer
@@ -33,7 +31,9 @@ from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import ending, spare_message
 from unisono.launch.signals import Signals
 from unisono.launch.stalls import StallWatch
-from unisono.words import say
+from unisono.notices import say
+from unisono.workers.channel import Channel, Message
+from unisono.workers.control_block import ControlBlock
 
 _IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
 
@@ -94,7 +94,7 @@ def supervise(
 
 
 class _Supervision:
-    """The sockets and the page of one job, and the loop over them; the staff of its desk."""
+    """The sockets and the control block of one job, and the loop over them."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class _Supervision:
         job: Job,
         needs_result: bool,
         signals: Signals | None,
-        crew: recovery.State,
+        membership: recovery.RecoveryState,
         stall_timeout_s: float,
     ) -> None:
         self.state = policy.start(job.num_workers, needs_result=needs_result)
@@ -113,7 +113,7 @@ class _Supervision:
         self._outputs = Outputs()
         self._groups = Groups(job.num_workers, server, self.send, say)
         self._job_fd = replace(job, master_port=self._groups.port.number).write()
-        self._control = ControlPage.create(job.num_workers)
+        self._control = ControlBlock.create(job.num_workers)
         self._channels: dict[int, Channel] = {}
         self._pids: dict[int, int] = {}
         self._spared: set[int] = set()
@@ -129,8 +129,8 @@ class _Supervision:
         self._woken, self._waking = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ, None)
         faults = read_faults(job.environ.get(FAULTS_VARIABLE, ""))
-        keeper = Keeper(say, lambda number: disk_full(faults, number))
-        self._desk = Reception(self._control, self, crew, keeper, self._wake, say)
+        writer = CheckpointWriter(say, lambda number: disk_full(faults, number))
+        self._desk = Reception(self._control, self, membership, writer, self._wake, say)
 
     def start_workers(self) -> None:
         try:
@@ -204,7 +204,7 @@ class _Supervision:
         self._groups.close()
         self._desk.close()
         # They know this object and this knows them: nobody is to wait for the collector to see
-        # that, as the page's mapping has a descriptor of its own.
+        # that, as the control block's mapping has a descriptor of its own.
         del self._desk, self._groups
         self._outputs.close()
         self._selector.close()
@@ -225,7 +225,7 @@ class _Supervision:
         pids = {rank: self._pids[rank] for rank in working - waiting if rank in self._pids}
         for stalled in self._watch.look(
             pids,
-            self._desk.state.crew,
+            self._desk.state.membership,
             are_grouped=self._has_groups,
             is_everybody=pids.keys() == working,
             gathering=gathering,
@@ -248,9 +248,9 @@ class _Supervision:
             return self._read_server()
         return self._read_worker(key.data)
 
-    def _interrupted(self, signum: int) -> policy.Interrupted:
+    def _interrupted(self, signum: int) -> policy.InterruptRequested:
         is_first = self.state.interrupted_by is None
-        return policy.Interrupted(signum, gently=is_first and self._desk.want_stop(signum))
+        return policy.InterruptRequested(signum, gently=is_first and self._desk.want_stop(signum))
 
     def _read_server(self) -> list[policy.Event]:
         events: list[policy.Event] = []
@@ -379,8 +379,8 @@ class _Supervision:
                 self._server.kill()
 
 
-def _failure(rank: int, message: Message) -> policy.Failure:
-    return policy.Failure(
+def _failure(rank: int, message: Message) -> policy.WorkerFailure:
+    return policy.WorkerFailure(
         rank=rank,
         exit_code=message.header["exit_code"],
         summary=message.header["summary"],

@@ -21,16 +21,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from unisono.c10d.gloo import GLOO, replace_gloo
-from unisono.comm.allocator import keep_freed_memory
-from unisono.comm.lifeline import die_with
-from unisono.comm.link import (
-    CONTROL_VARIABLE,
-    INCARNATION_VARIABLE,
-    LINK_VARIABLE,
-    PID_VARIABLE,
-    RECOVERS_VARIABLE,
-    Link,
-)
 from unisono.ddp.lifetime import free_groups_of_torchs_ddp_last
 from unisono.faults import Faults
 from unisono.launch.checks import spare_ddps_logger
@@ -47,6 +37,16 @@ from unisono.launch.exceptions import (
 from unisono.launch.job import Job
 from unisono.launch.program import run_program
 from unisono.launch.rendezvous import ask_launcher
+from unisono.workers.allocator import keep_freed_memory
+from unisono.workers.launcher_link import (
+    CONTROL_VARIABLE,
+    INCARNATION_VARIABLE,
+    LINK_VARIABLE,
+    PID_VARIABLE,
+    RECOVERS_VARIABLE,
+    LauncherLink,
+)
+from unisono.workers.lifeline import die_with
 
 _BOOTSTRAP_FAILED = 70  # EX_SOFTWARE of sysexits.h
 
@@ -57,7 +57,7 @@ def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
     Args:
         rank: which worker to be.
         incarnation: how many workers had this rank before.
-        fds: standard input, output, error; the job; the control page; the channel.
+        fds: standard input, output, error; the job; the control control block; the channel.
         server_pid: the process that forked this one, with which it dies.
     """
     exit_code = _BOOTSTRAP_FAILED
@@ -106,16 +106,16 @@ def _take_over_standard_streams(fds: list[int]) -> None:
             stream.reconfigure(line_buffering=True, write_through=False)
 
 
-def _take_over_environment(job: Job, rank: int, names: Mapping[str, int]) -> Link:
+def _take_over_environment(job: Job, rank: int, names: Mapping[str, int]) -> LauncherLink:
     environ = worker_environment(job, rank, {name: str(value) for name, value in names.items()})
     os.environ.clear()
     os.environ.update(environ)
-    link = Link.from_environment()
+    link = LauncherLink.from_environment()
     assert link is not None
     return link
 
 
-def _live(job: Job, rank: int, link: Link) -> int:
+def _live(job: Job, rank: int, link: LauncherLink) -> int:
     """Run the program and tell how it ended; return the exit status."""
     result: bytes = b""
     ended: BaseException | None = None
@@ -161,7 +161,7 @@ def _exit_status(ended: BaseException | None) -> tuple[int, str]:
     return 1, str(ended.code)
 
 
-def _tell_failure(link: Link, error: BaseException, exit_code: int, text: str) -> None:
+def _tell_failure(link: LauncherLink, error: BaseException, exit_code: int, text: str) -> None:
     if not isinstance(error, SystemExit):
         _call_own_excepthook(error)
         text = traceback_text(error)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.report.figure import Figure, Key, badges, drawn_badges, series_colour
-from unisono.report.history import History, Validation
+from unisono.report.history import History, ValidationCurve
 from unisono.report.marks import Mark
 from unisono.report.series import Series, smoothed
 from unisono.report.text import in_plot, name, plural
@@ -54,7 +54,7 @@ def numbered(marks: Sequence[Mark]) -> list[tuple[int, Mark]]:
 def metric(
     title: str,
     training: Series | None,
-    validation: Validation | None,
+    validation: ValidationCurve | None,
     marks: Sequence[tuple[int, Mark]],
     *,
     is_wide: bool = False,
@@ -141,7 +141,7 @@ def _band(series: Series, colour: str, group: str) -> list[dict[str, Any]]:
     ]
 
 
-def validation_trace(validation: Validation, label: str, colour: str) -> dict[str, Any]:
+def validation_trace(validation: ValidationCurve, label: str, colour: str) -> dict[str, Any]:
     """Return the trace of what evaluations said."""
     return {
         "type": "scatter",

@@ -10,7 +10,6 @@ import math
 import os
 from dataclasses import dataclass, field
 
-from unisono.report.course import Course
 from unisono.report.events import (
     Checkpoint,
     End,
@@ -23,6 +22,7 @@ from unisono.report.events import (
 from unisono.report.follow import EventReader, events_file
 from unisono.report.marks import Kind, Mark, mark_of
 from unisono.report.phases import PhaseTimes
+from unisono.report.run_progress import RunProgress
 from unisono.report.series import Series
 from unisono.report.windows import Windows
 
@@ -33,7 +33,7 @@ MAX_EVALUATIONS = 20_000
 
 
 @dataclass
-class Validation:
+class ValidationCurve:
     """A metric's values on the validation set, by step."""
 
     steps: list[int] = field(default_factory=list)
@@ -67,10 +67,10 @@ class History:
 
     def __init__(self, name: str = "") -> None:
         self.name = name
-        self.course = Course()
+        self.course = RunProgress()
         self.num_samples = 0
         self.means: dict[str, Series] = {}
-        self.validation: dict[str, Validation] = {}
+        self.validation: dict[str, ValidationCurve] = {}
         self.learning_rates: list[Series] = []
         self.gradient_norm = Series()
         self.samples_per_second = Series(max_buckets=300)
@@ -156,7 +156,7 @@ class History:
             if name not in self.validation and len(self.validation) == MAX_METRICS:
                 self._leave_out(name)
                 continue
-            curve = self.validation.setdefault(name, Validation())
+            curve = self.validation.setdefault(name, ValidationCurve())
             if len(curve.steps) < MAX_EVALUATIONS:
                 curve.steps.append(event.step)
                 curve.values.append(value)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from unisono.report import curves, times
-from unisono.report.course import Course
 from unisono.report.document import Page, document, legend_html, section, table
 from unisono.report.events import End, Failure, Interrupted
 from unisono.report.history import MAX_MARKS, History, identity
 from unisono.report.marks import Kind, Mark
+from unisono.report.run_progress import RunProgress
 from unisono.report.text import (
     SCRIPTS,
     count,
@@ -73,7 +73,7 @@ def command_line(history: History) -> str:
     return before + shlex.join(start.command)
 
 
-def state(course: Course) -> tuple[str, str]:
+def state(course: RunProgress) -> tuple[str, str]:
     """Return how the run stands, and the class of its colour."""
     if isinstance(course.ended, Interrupted):
         return "interrupted", "warn"
@@ -98,7 +98,7 @@ def _header(history: History) -> str:
     return f'<header><h1>{title}</h1><p class="quiet">{below}</p>{_last_words(course)}</header>'
 
 
-def _last_words(course: Course) -> str:
+def _last_words(course: RunProgress) -> str:
     """Say why a run has ended, or that nothing says so."""
     if isinstance(course.ended, Interrupted):
         return f"<p>{in_page(f'Interrupted {course.ended.message}')}.</p>"

@@ -1,9 +1,9 @@
 """Where does the time of a step go, in each worker?
 
-What is kept of a stretch of steps is, for each crew that computed some of them together, the sum of
-their seconds in each phase: of all workers at once, as nearly all steps have the same. ::
+For each stretch of steps and each membership that computed some of them, the sum of the seconds in
+each phase is kept: of all workers at once, as nearly all steps have the same. ::
 
-    crew (0, 1)   loading of 0, of 1, forward of 0, of 1, backward of 0, …
+    membership (0, 1)   loading of 0, of 1, forward of 0, of 1, backward of 0, …
 
 What a step lasted beyond its phases (callbacks, evaluation, the time to find out that a worker is
 lost) is called *between*.
@@ -30,7 +30,7 @@ _COMPUTING = tuple(PHASES.index(name) for name in ("loading", "forward", "backwa
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds of one worker, or of a crew, in each phase, and over how many steps."""
+    """Seconds of one worker, or of a membership, in each phase, and over how many steps."""
 
     phases_s: list[float]
     num_steps: int
@@ -65,26 +65,26 @@ class Spent:
 
 
 @dataclass(slots=True)
-class Stretch:
+class PhaseSpan:
     """What the workers spent in some neighbouring steps, by those who computed a step together."""
 
     first_step: int
     last_step: int
     num_steps: int
     seconds: float
-    by_crew: dict[Crew, Spent]
+    by_membership: dict[Crew, Spent]
 
-    def absorb(self, later: Stretch, /) -> None:
+    def absorb(self, later: PhaseSpan, /) -> None:
         """Take in the steps that follow."""
         self.last_step = later.last_step
         self.num_steps += later.num_steps
         self.seconds += later.seconds
-        add_up(self.by_crew, later.by_crew)
+        add_up(self.by_membership, later.by_membership)
 
     @property
     def by_rank(self) -> dict[int, Spent]:
         """What each worker spent."""
-        return _by_rank(self.by_crew)
+        return _by_rank(self.by_membership)
 
     @property
     def per_step_s(self) -> list[float]:
@@ -108,9 +108,9 @@ class PhaseTimes:
 
     max_buckets: int = 200
     num_left_out: int = 0
-    buckets: Buckets[Stretch] = field(init=False)
+    buckets: Buckets[PhaseSpan] = field(init=False)
 
-    _by_crew: dict[Crew, Spent] = field(default_factory=dict)
+    _by_membership: dict[Crew, Spent] = field(default_factory=dict)
     _ranks: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -118,28 +118,30 @@ class PhaseTimes:
 
     def add(self, step: StepDone) -> None:
         """Add a step; one without any columns is passed over."""
-        crew = step.ranks
+        membership = step.ranks
         seconds: list[Any] = list(chain.from_iterable(map(step.phase, PHASES)))
-        is_whole = len(seconds) == len(crew) * len(PHASES) and None not in seconds
-        if crew not in self._by_crew or not is_whole:
-            crew, seconds = self._with_a_row(spent_by_rank(step))
-        if crew:
-            spent = {crew: Spent(seconds, 1)}
-            add_up(self._by_crew, spent)
-            self.buckets.add(Stretch(step.step, step.step, 1, step.seconds or 0.0, spent))
+        is_whole = len(seconds) == len(membership) * len(PHASES) and None not in seconds
+        if membership not in self._by_membership or not is_whole:
+            membership, seconds = self._with_a_row(spent_by_rank(step))
+        if membership:
+            spent = {membership: Spent(seconds, 1)}
+            add_up(self._by_membership, spent)
+            self.buckets.add(PhaseSpan(step.step, step.step, 1, step.seconds or 0.0, spent))
 
     def _with_a_row(self, spent: Mapping[int, Spent]) -> tuple[Crew, list[Any]]:
         for rank in spent:
             if len(self._ranks) < MAX_WORKERS:
                 self._ranks.add(rank)
-        crew = tuple(rank for rank in spent if rank in self._ranks)
-        if crew not in self._by_crew and len(self._by_crew) == MAX_CREWS:
-            crew = ()
-        self.num_left_out += len(spent) - len(crew)
-        return crew, [spent[rank].phases_s[i] for i in range(len(PHASES)) for rank in crew]
+        membership = tuple(rank for rank in spent if rank in self._ranks)
+        if membership not in self._by_membership and len(self._by_membership) == MAX_CREWS:
+            membership = ()
+        self.num_left_out += len(spent) - len(membership)
+        return membership, [
+            spent[rank].phases_s[i] for i in range(len(PHASES)) for rank in membership
+        ]
 
     @property
-    def stretches(self) -> list[Stretch]:
+    def stretches(self) -> list[PhaseSpan]:
         """What is kept of the run, first to last."""
         return self.buckets.stretches
 
@@ -151,7 +153,7 @@ class PhaseTimes:
     @property
     def by_rank(self) -> dict[int, Spent]:
         """What each worker spent in the whole run; at most :data:`MAX_WORKERS` of them."""
-        return _by_rank(self._by_crew)
+        return _by_rank(self._by_membership)
 
     @property
     def together(self) -> dict[int, Spent]:
@@ -159,8 +161,14 @@ class PhaseTimes:
 
         Whoever computes for a lost one is not slow.
         """
-        most = max(map(len, self._by_crew), default=0)
-        return _by_rank({crew: one for crew, one in self._by_crew.items() if len(crew) == most})
+        most = max(map(len, self._by_membership), default=0)
+        return _by_rank(
+            {
+                membership: one
+                for membership, one in self._by_membership.items()
+                if len(membership) == most
+            }
+        )
 
 
 K = TypeVar("K")
@@ -175,11 +183,11 @@ def add_up(sums: dict[K, Spent], more: Mapping[K, Spent]) -> None:
             sums[key] = Spent(list(spent.phases_s), spent.num_steps)
 
 
-def _by_rank(by_crew: Mapping[Crew, Spent]) -> dict[int, Spent]:
+def _by_rank(by_membership: Mapping[Crew, Spent]) -> dict[int, Spent]:
     found: dict[int, Spent] = {}
-    for crew, spent in by_crew.items():
-        for at, rank in enumerate(crew):
-            own = Spent(spent.phases_s[at :: len(crew)], spent.num_steps)
+    for membership, spent in by_membership.items():
+        for at, rank in enumerate(membership):
+            own = Spent(spent.phases_s[at :: len(membership)], spent.num_steps)
             add_up(found, {rank: own})
     return found
 

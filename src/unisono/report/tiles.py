@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from unisono.report.course import Course
 from unisono.report.events import End, Failure
 from unisono.report.history import History
+from unisono.report.run_progress import RunProgress
 from unisono.report.text import amount, count, duration, in_page, plain, plural
 
 
@@ -51,17 +51,17 @@ def _learning_tiles(history: History) -> list[str]:
     return found
 
 
-def _workers_tile(course: Course) -> str:
+def _workers_tile(course: RunProgress) -> str:
     shards = course.first.shards if course.first else None
     shown = count(len(course.ranks)) if course.ranks else "–"
     return _tile("Workers", shown, plural(shards, "shard") if shards else "")
 
 
-def _fits(course: Course) -> str:
+def _fits(course: RunProgress) -> str:
     return f"in {course.num_starts} fits" if course.num_starts > 1 else ""
 
 
-def _recoveries_tile(course: Course) -> str:
+def _recoveries_tile(course: RunProgress) -> str:
     below = "none"
     if course.num_went_back:
         below = f"went back {plural(course.num_went_back, 'time')}"

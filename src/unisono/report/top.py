@@ -22,8 +22,8 @@ from rich.text import Text
 
 from unisono.report.drawing import draw
 from unisono.report.follow import FILE_NAME, EventReader, events_file
-from unisono.report.processes import Processes
-from unisono.report.standing import Standing
+from unisono.report.process_status import Processes
+from unisono.report.status import RunStatus
 from unisono.report.view import Condition, View, see
 
 REFRESH_S = 0.5
@@ -76,7 +76,7 @@ class Watch:
     def _begin(self) -> None:
         self._reader = EventReader(self._path, RECENT_BYTES)
         self._times_begun = 0
-        self._standing = Standing()
+        self._standing = RunStatus()
 
     def _read(self) -> None:
         for event in self._reader.new_events():
@@ -87,7 +87,7 @@ class Watch:
     def _begin_anew_where_the_file_is_another(self) -> None:
         if self._reader.times_begun != self._times_begun:
             self._times_begun = self._reader.times_begun
-            self._standing = Standing()
+            self._standing = RunStatus()
 
 
 def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> None:

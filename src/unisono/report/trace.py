@@ -12,9 +12,9 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from unisono.report.course import Course
 from unisono.report.events import PHASES, Evaluation, Event, StepDone
 from unisono.report.marks import mark_of
+from unisono.report.run_progress import RunProgress
 from unisono.report.text import plain
 from unisono.report.windows import WorkerStep, phase_begins, step_times
 
@@ -47,7 +47,7 @@ def trace_parts(events: Iterable[Event], *, num_left_out: int) -> Iterator[str]:
 
 
 def _trace_events(events: Iterable[Event], num_left_out: int) -> Iterator[dict[str, Any]]:
-    course = Course()
+    course = RunProgress()
     named: set[int] = set()
     yield from _names(RUN_PID, "run", 0)
     for event in events:

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from unisono.report.course import Course
 from unisono.report.events import End, Failure, Interrupted, Start
-from unisono.report.processes import UNKNOWN, Process, State
-from unisono.report.standing import Standing
+from unisono.report.process_status import UNKNOWN, Process, ProcessState
+from unisono.report.run_progress import RunProgress
+from unisono.report.status import RunStatus
 from unisono.report.text import SCRIPTS, amount, duration, name, plain
 from unisono.report.workers import WorkerLine, where, worker_lines
 
@@ -72,7 +72,7 @@ class View:
     is_over: bool = False
 
 
-def see(standing: Standing, processes: Mapping[int, Process], now_unix_s: float) -> View:
+def see(standing: RunStatus, processes: Mapping[int, Process], now_unix_s: float) -> View:
     """Put into words how a run stands.
 
     Args:
@@ -103,14 +103,14 @@ def see(standing: Standing, processes: Mapping[int, Process], now_unix_s: float)
 
 
 def _condition(
-    standing: Standing, processes: Mapping[int, Process], now_unix_s: float
+    standing: RunStatus, processes: Mapping[int, Process], now_unix_s: float
 ) -> Condition:
     course = standing.course
     if course.ended is not None:
         return Condition.FAILED if isinstance(course.ended, Failure) else Condition.ENDED
     seen = [processes.get(rank, UNKNOWN).state for rank in course.ranks]
     silent_s = _since(course.last_unix_s, now_unix_s)
-    if seen and set(seen) == {State.GONE} and silent_s > STAYS_S:
+    if seen and set(seen) == {ProcessState.GONE} and silent_s > STAYS_S:
         return Condition.GONE
     rate = standing.recent.steps_per_s
     patience_s = max(STILL_S, STILL_STEPS / rate if rate else 0.0)
@@ -119,14 +119,14 @@ def _condition(
 
 
 def _is_over(
-    course: Course,
+    course: RunProgress,
     condition: Condition,
     processes: Mapping[int, Process],
     now_unix_s: float,
 ) -> bool:
     if condition in (Condition.ENDED, Condition.FAILED):
         states = {processes.get(rank, UNKNOWN).state for rank in course.ranks}
-        is_there = bool(states & {State.RUNNING, State.STOPPED})
+        is_there = bool(states & {ProcessState.RUNNING, ProcessState.STOPPED})
         return not is_there or _since(course.last_unix_s, now_unix_s) > STAYS_S
     return condition is Condition.GONE
 
@@ -137,7 +137,7 @@ def _since(unix_s: float, now_unix_s: float) -> float:
     return passed_s if passed_s > 0 else 0.0
 
 
-def _without_step_s(standing: Standing, now_unix_s: float) -> float:
+def _without_step_s(standing: RunStatus, now_unix_s: float) -> float:
     last: object = standing.course.last_step or standing.course.latest
     assert last is not None
     return _since(max(_time_of(last), _time_of(standing.evaluation)), now_unix_s)
@@ -157,7 +157,9 @@ def _title(start: Start) -> str:
     return name(" ".join([os.path.basename(program) or program, *arguments]))
 
 
-def _facts(course: Course, start: Start, condition: Condition, now_unix_s: float) -> Iterator[str]:
+def _facts(
+    course: RunProgress, start: Start, condition: Condition, now_unix_s: float
+) -> Iterator[str]:
     until_s = now_unix_s
     if condition in (Condition.ENDED, Condition.FAILED, Condition.GONE):
         until_s = course.last_unix_s
@@ -169,7 +171,7 @@ def _facts(course: Course, start: Start, condition: Condition, now_unix_s: float
         yield f"on {name(start.host)}"
 
 
-def _condition_word(course: Course, condition: Condition) -> str:
+def _condition_word(course: RunProgress, condition: Condition) -> str:
     if isinstance(course.ended, End) and course.ended.stopped_early:
         return "stopped early"
     if isinstance(course.ended, Interrupted):
@@ -177,7 +179,7 @@ def _condition_word(course: Course, condition: Condition) -> str:
     return "standing still" if condition is Condition.STILL else condition.value
 
 
-def _position(standing: Standing, start: Start, condition: Condition) -> Iterator[str]:
+def _position(standing: RunStatus, start: Start, condition: Condition) -> Iterator[str]:
     course = standing.course
     if course.epoch is not None:
         of = ""
@@ -189,7 +191,7 @@ def _position(standing: Standing, start: Start, condition: Condition) -> Iterato
         yield f"{_whole(max(start.end_step - course.num_done, 0) / rate)} to go"
 
 
-def _numbers(standing: Standing) -> Iterator[str]:
+def _numbers(standing: RunStatus) -> Iterator[str]:
     step, ended = standing.course.last_step, standing.course.ended
     if step is None:
         return
@@ -207,7 +209,7 @@ def _numbers(standing: Standing) -> Iterator[str]:
         yield f"gradient norm {amount(step.gradient_norm)}"
 
 
-def _kept(standing: Standing, now_unix_s: float) -> Iterator[str]:
+def _kept(standing: RunStatus, now_unix_s: float) -> Iterator[str]:
     if (found := standing.evaluation) is not None:
         means = [f"{name(key)} {amount(mean)}" for key, mean in found.means.items()]
         yield f"validation at step {found.step:,}: {', '.join(means[:MAX_MEANS])}"
@@ -215,7 +217,7 @@ def _kept(standing: Standing, now_unix_s: float) -> Iterator[str]:
         yield f"checkpoint begun at step {kept.step:,}, {_ago(kept.time_unix_s, now_unix_s)}"
 
 
-def _trouble(standing: Standing, now_unix_s: float) -> str:
+def _trouble(standing: RunStatus, now_unix_s: float) -> str:
     trouble = standing.trouble
     if trouble is None:
         return ""
@@ -226,7 +228,7 @@ def _trouble(standing: Standing, now_unix_s: float) -> str:
 
 
 def _message(
-    standing: Standing, condition: Condition, workers: tuple[WorkerLine, ...], now_unix_s: float
+    standing: RunStatus, condition: Condition, workers: tuple[WorkerLine, ...], now_unix_s: float
 ) -> str:
     if isinstance(ended := standing.course.ended, Interrupted):
         return f"interrupted {_line(ended.message)} after {_plural(ended.step, 'step')}"
@@ -248,7 +250,7 @@ def _message(
     return ""
 
 
-def _at_an_end(course: Course) -> str:
+def _at_an_end(course: RunProgress) -> str:
     """Say that it may be evaluating: the last step of an epoch is written when the next one is."""
     per_epoch = course.latest.steps_per_epoch if course.latest is not None else None
     if course.last_step is None or not per_epoch or (course.num_done + 1) % per_epoch:

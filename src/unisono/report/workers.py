@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from unisono.report.phases import Spent
-from unisono.report.processes import UNKNOWN, Process, State
-from unisono.report.standing import Standing
+from unisono.report.process_status import UNKNOWN, Process, ProcessState
+from unisono.report.status import RunStatus
 
 SLOW = 1.2  # times what is usual: from here on a worker is called slow
 USUAL = ("running", "ended", "unknown")  # what is nothing to tell of a worker
@@ -47,12 +47,12 @@ class WorkerLine:
         """One word."""
         if self.is_lost:
             return "lost"
-        if self.has_ended and self.process.state is State.GONE:
+        if self.has_ended and self.process.state is ProcessState.GONE:
             return "ended"
         return self.process.state.value
 
 
-def worker_lines(standing: Standing, processes: Mapping[int, Process]) -> Iterator[WorkerLine]:
+def worker_lines(standing: RunStatus, processes: Mapping[int, Process]) -> Iterator[WorkerLine]:
     """Give a line for each who computes, and for each who was lost and not replaced, by rank."""
     spent = standing.recent.by_rank
     slow = standing.slow()
@@ -91,11 +91,11 @@ def where(workers: tuple[WorkerLine, ...]) -> str:
 
 def _doing(worker: WorkerLine) -> str:
     process = worker.process
-    if worker.is_lost or process.state is State.UNKNOWN:
+    if worker.is_lost or process.state is ProcessState.UNKNOWN:
         return ""
-    if process.state is State.GONE:
+    if process.state is ProcessState.GONE:
         return "gone"
-    if process.state is State.STOPPED:
+    if process.state is ProcessState.STOPPED:
         return "stopped"
     if process.waits_for_disk:
         return "at a disk"

@@ -19,12 +19,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from unisono.checkpoint.folder import COMMIT, TooLargeError, check_folder, check_size, read_file
-from unisono.checkpoint.store import Store
+from unisono.checkpoint.run_directory import RunDirectory
 from unisono.device import HOST, is_computed_on
 from unisono.errors import CheckpointError
+from unisono.notices import shown
 from unisono.state.file_bounds import bytes_of_model, memory_bytes
 from unisono.state.weights import place_of, plain_names, tensors_of
-from unisono.words import shown
 
 _MODEL_FILE = "model.safetensors"
 _NAMES_AT_MOST = 4  # in a message
@@ -113,7 +113,7 @@ def _read_checkpoint(path: Path, at_most: Mapping[str, int]) -> bytes:
                 f"({str(error).removesuffix('.')}): pass the run directory, of which the newest "
                 f"whole one is taken, or another path."
             ) from None
-    data, _, passed_over = Store(path).newest(lambda files: files[_MODEL_FILE], at_most)
+    data, _, passed_over = RunDirectory(path).newest(lambda files: files[_MODEL_FILE], at_most)
     if data is None:
         seen = "; ".join(f"{entry.path.name}: {entry.trouble}" for entry in passed_over[:2])
         raise CheckpointError(

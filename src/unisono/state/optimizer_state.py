@@ -13,9 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.errors import CheckpointError
+from unisono.notices import shown
 from unisono.state.keys import STATE_PREFIX
 from unisono.state.packing import MALFORMED, check_plain, keep_in, labels_in, pack, unpack
-from unisono.words import shown
 
 _MISSING = object()
 _PLAIN = (bool, int, float, str, tuple)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unisono.checkpoint.tensors import CODES
+from unisono.checkpoint.safetensors_stream import CODES
 from unisono.device import array_of
 from unisono.errors import CheckpointError
 

@@ -20,8 +20,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from unisono.checkpoint.places import Places
 from unisono.checkpoint.slots import files_of, read_facts
-from unisono.comm.host import Passed
-from unisono.comm.team import Team
 from unisono.errors import UnisonoError
 from unisono.state.contents import named_parameters
 from unisono.state.given import Given
@@ -33,6 +31,8 @@ from unisono.state.packing import check_dtype
 from unisono.state.position import Position
 from unisono.state.program_state import pack, unpack, unpacked
 from unisono.state.saved import Snapshot, apply, apply_groups, check_groups
+from unisono.workers.supervisor import Passed
+from unisono.workers.team import Team
 
 _TRAINING, _REQUIRES_GRAD = operator.attrgetter("training"), operator.attrgetter("requires_grad")
 
@@ -150,7 +150,7 @@ class RunState:
         if kept_step < end["position"]["step"]:
             raise UnisonoError(
                 f"the end of a loop must be in memory for a replacement to pass it, but of step "
-                f"{end['position']['step']} only step {kept_step} is: the lead was lost while it "
+                f"{end['position']['step']} only step {kept_step} is: the leader was lost while it "
                 f"kept what the loop had led to."
             )
         files = {name: b"".join(chunks) for name, chunks in files_of(view, places.blob_at).items()}

@@ -17,12 +17,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.errors import CheckpointError
+from unisono.notices import shown
 from unisono.state.contents import is_dense, named_parameters, updated_parameters
 from unisono.state.keys import FORMAT, STATE_PREFIX
 from unisono.state.model_buffers import named_buffers
 from unisono.state.modes import apply_modes, are_modes
 from unisono.state.optimizer_state import join_state, put_back_state
-from unisono.words import shown
 
 _NAMES_AT_MOST = 10  # in a message
 

@@ -17,8 +17,8 @@ from safetensors.torch import save as to_safetensors
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from unisono.checkpoint.tensors import CODES
-from unisono.words import shown
+from unisono.checkpoint.safetensors_stream import CODES
+from unisono.notices import shown
 
 
 def plain_weights(model: nn.Module) -> dict[str, torch.Tensor]:

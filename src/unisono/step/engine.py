@@ -25,7 +25,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.c10d.forbidden import IN_AN_UPDATE, forbid
-from unisono.comm.team import Team
 from unisono.device import seed_generators
 from unisono.exchange.protocol import Exchange
 from unisono.plan.seeds import seed_of
@@ -40,10 +39,11 @@ from unisono.step.loss import (
     non_finite_norm,
     non_finite_unscaled,
 )
-from unisono.step.phase_timers import Laps, Phase
+from unisono.step.phase_timers import Phase, PhaseTimers
 from unisono.step.records import Form, Records, StepTotals, non_finite_shard
 from unisono.step.scaling import SMALLEST, LossScaling
 from unisono.step.update import SlicedUpdate, Update, WholeUpdate, pass_for_stepped
+from unisono.workers.team import Team
 
 
 class StepEngine:
@@ -61,7 +61,7 @@ class StepEngine:
         exchange: carries gradients.
         gradient_norm: of the last step's gradients, before they were clipped by it; else None.
         is_skipped: whether the last step's gradients were not finite with a scaled loss.
-        laps: where the time of the step under way goes on this worker.
+        timers: where the time of the step under way goes on this worker.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class StepEngine:
             exchange.fixed,
             is_sliced=exchange.homes is not None,
         )
-        self.laps = Laps()
+        self.timers = PhaseTimers()
         self.gradient_norm: float | None = None
         self._copied: int | None = None
         self._keeper: int | None = None
@@ -111,7 +111,7 @@ class StepEngine:
         self._stack.discard()
         self._bound.clear_gradients()
         self._bound.placeholders.begin(step)
-        self.laps.begin()
+        self.timers.begin()
 
     def start_shard(self, step: int, shard: int) -> None:
         """Prepare generators and buffers for one shard's forward pass."""
@@ -165,9 +165,9 @@ class StepEngine:
         self._team.faults.meet("gradients", step)
         if self._team.faults.flips(step):
             self._flip_a_bit()
-        self.laps.lap(Phase.BACKWARD)
+        self.timers.lap(Phase.BACKWARD)
         more = self.exchange.gather(f"gradients of step {step}")
-        self.laps.lap(Phase.WAITING)
+        self.timers.lap(Phase.WAITING)
         if more is None:
             if self._copied is not None:
                 self.exchange.memory.snapshots.complete(self._copied)
@@ -186,7 +186,7 @@ class StepEngine:
 
         Args:
             step: counted over the whole run.
-            plan_next: what the lead plans before the next step; others say 0.
+            plan_next: what the leader plans before the next step; others say 0.
 
         Returns:
             What the step had to say, and whether it is done; if not, somebody was lost in the
@@ -215,7 +215,7 @@ class StepEngine:
             self._divide_sums(present, totals.weight)
         if not self._unscale(present, step, bad) or not self._clip(present, step):
             return totals, False
-        self.laps.lap(Phase.SUMMING)
+        self.timers.lap(Phase.SUMMING)
         if exchange.homes is None and not self._have_all_sums(step):
             return totals, False
         self._team.faults.meet("update", step)
@@ -225,9 +225,9 @@ class StepEngine:
             self._apply(present)
         self._team.faults.meet("updated", step)
         self._team.plan(step + 1, plan_next)
-        self.laps.lap(Phase.UPDATING)
+        self.timers.lap(Phase.UPDATING)
         is_shared = exchange.share(f"update of step {step}")
-        self.laps.lap(Phase.WAITING)
+        self.timers.lap(Phase.WAITING)
         if not is_shared:
             return totals, False
         self._update.commit()
@@ -236,8 +236,8 @@ class StepEngine:
             self._scaling.update(is_skipped=self.is_skipped)
         self._bound.remember()
         seed_generators(seed_of("between", self._seed, step))
-        self.laps.lap(Phase.UPDATING)
-        self._team.note_times(step, self.laps.times)
+        self.timers.lap(Phase.UPDATING)
+        self._team.note_times(step, self.timers.times)
         self._team.faults.meet("commit", step)
         return totals, True
 
@@ -253,7 +253,7 @@ class StepEngine:
                 next step's shards are done.
 
         Returns:
-            The slot; None if meanwhile the lead was lost with what it alone had.
+            The slot; None if meanwhile the leader was lost with what it alone had.
         """
         while not self.exchange.is_lost:
             slot = self.exchange.save(facts, tensors)
@@ -326,9 +326,9 @@ class StepEngine:
         if self._scaling is None:
             return True
         mine = b"finite" if self._scaling.unscale(self._totals(present)) else b""
-        self.laps.lap(Phase.SUMMING)
+        self.timers.lap(Phase.SUMMING)
         heard = self.exchange.agree(mine, f"scale of step {step}")
-        self.laps.lap(Phase.WAITING)
+        self.timers.lap(Phase.WAITING)
         if heard is None:
             return False
         self.is_skipped = not all(heard)
@@ -353,9 +353,9 @@ class StepEngine:
         whole = self.exchange.whole
         norm = norm_of([total for total, here in zip(whole, present, strict=True) if here])
         self.gradient_norm = norm.item()
-        self.laps.lap(Phase.SUMMING)
+        self.timers.lap(Phase.SUMMING)
         are_read = self.exchange.are_read(f"norm of step {step}")
-        self.laps.lap(Phase.WAITING)
+        self.timers.lap(Phase.WAITING)
         if not are_read:
             return False
         if not math.isfinite(self.gradient_norm):
@@ -364,9 +364,9 @@ class StepEngine:
         return True
 
     def _have_all_sums(self, step: int) -> bool:
-        self.laps.lap(Phase.SUMMING)
+        self.timers.lap(Phase.SUMMING)
         is_there = self.exchange.all_sums(f"sums of step {step}")
-        self.laps.lap(Phase.WAITING)
+        self.timers.lap(Phase.WAITING)
         return is_there
 
     def _totals(self, present: Sequence[bool]) -> list[torch.Tensor]:

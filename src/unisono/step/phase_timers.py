@@ -7,7 +7,7 @@ from time import perf_counter
 
 
 class Phase(enum.IntEnum):
-    """What a worker does in a step; each is the place of its seconds in :attr:`Laps.times`."""
+    """What a worker does in a step; the index of its seconds in :attr:`PhaseTimers.times`."""
 
     LOADING = 1
     FORWARD = 2
@@ -17,8 +17,8 @@ class Phase(enum.IntEnum):
     UPDATING = 6
 
 
-class Laps:
-    """Adds up laps. Final.
+class PhaseTimers:
+    """Adds up timers. Final.
 
     Attributes:
         times: when the step began, on the clock of ``perf_counter``, then the seconds of each

@@ -1,6 +1,6 @@
 """What happens between two steps? Snapshots, checkpoints, and a stop for those who join or end.
 
-The lead decides while a step is under way and says so before the meeting that ends it; everybody
+The leader decides while a step is under way and says so before the meeting that ends it; everybody
 reads the same plan and acts on it when the next step begins. A snapshot is due when the time since
 the last one is so long that what it costs is a hundredth of it.
 """
@@ -14,20 +14,20 @@ from typing import Any
 
 import torch
 
-from unisono.comm.barrier import NOTICE_AFTER_S
-from unisono.comm.team import Team
 from unisono.errors import CheckpointError
 from unisono.state.position import Position
 from unisono.state.run_state import RunState
 from unisono.step.engine import StepEngine
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.interrupts import Interrupts
+from unisono.workers.barrier import NOTICE_AFTER_S
+from unisono.workers.team import Team
 
 COST_AT_MOST = 0.01
 _POLL_S = 0.001
 
 
-class Plan(enum.IntFlag):
+class BoundaryTasks(enum.IntFlag):
     """What is to be done before the next step."""
 
     NOTHING = 0
@@ -68,28 +68,28 @@ class Boundary:
         self._before_snapshot, self._before_pause = before_snapshot, before_pause
         self._next_at_s = 0.0
         self._has_acted = self._is_checked = False
-        self._recovers = team.host.can_replace
+        self._recovers = team.supervisor.can_replace
 
     def forgo_recovery(self, reason: str) -> None:
         """Do without snapshots where only recovery would have use for them."""
         self._recovers = False
-        self._team.host.give_up_recovery(reason)
+        self._team.supervisor.give_up_recovery(reason)
 
-    def plan(self, after: Position) -> Plan:
-        """Say, as the lead, what is to be done once the run has come to `after`."""
-        if not self._team.is_lead:
-            return Plan.NOTHING
-        plan = Plan.NOTHING
+    def plan(self, after: Position) -> BoundaryTasks:
+        """Say, as the leader, what is to be done once the run has come to `after`."""
+        if not self._team.is_leader:
+            return BoundaryTasks.NOTHING
+        plan = BoundaryTasks.NOTHING
         if self._checkpoints is not None and self._checkpoints.is_due(after):
-            plan |= Plan.SNAPSHOT | Plan.CHECKPOINT
+            plan |= BoundaryTasks.SNAPSHOT | BoundaryTasks.CHECKPOINT
         if self._team.is_asked_to_stop:
-            plan |= Plan.SNAPSHOT | Plan.STOP
+            plan |= BoundaryTasks.SNAPSHOT | BoundaryTasks.STOP
         if self._interrupts.asked_by is not None:
-            plan |= Plan.SNAPSHOT | Plan.CHECKPOINT | Plan.STOP
+            plan |= BoundaryTasks.SNAPSHOT | BoundaryTasks.CHECKPOINT | BoundaryTasks.STOP
         if plan:
             self._wait_for_disk()
         elif self._recovers and time.monotonic() >= self._next_at_s:
-            plan = Plan.NOTHING if self._is_busy else Plan.SNAPSHOT
+            plan = BoundaryTasks.NOTHING if self._is_busy else BoundaryTasks.SNAPSHOT
         return plan
 
     def begin(self) -> bool:
@@ -111,11 +111,11 @@ class Boundary:
             return False
         self._wait_for_disk()
         while self._snapshot(wait=True) is None:
-            # Before the first step every worker has the state that the lead had.
-            self._exchange.trust_lead()
+            # Before the first step every worker has the state that the leader had.
+            self._exchange.trust_leader()
         return True
 
-    def act(self, plan: Plan, step: int) -> None:
+    def act(self, plan: BoundaryTasks, step: int) -> None:
         """Do what was planned before `step`. Collective.
 
         Raises:
@@ -125,17 +125,17 @@ class Boundary:
             self._is_checked = True
             self._kept.check_keepable()
         self._has_acted = True
-        if not plan & Plan.SNAPSHOT:
+        if not plan & BoundaryTasks.SNAPSHOT:
             return
         is_last = self._interrupts.asked_by is not None
-        slot = self._snapshot(wait=bool(plan & (Plan.CHECKPOINT | Plan.STOP)))
+        slot = self._snapshot(wait=bool(plan & (BoundaryTasks.CHECKPOINT | BoundaryTasks.STOP)))
         if slot is None:
             return
-        if plan & Plan.CHECKPOINT and self._checkpoints is not None:
+        if plan & BoundaryTasks.CHECKPOINT and self._checkpoints is not None:
             self._checkpoints.keep(self._exchange.memory.arena, slot, step, wait=is_last)
         if is_last:
             self._interrupts.end()
-        if plan & Plan.STOP:
+        if plan & BoundaryTasks.STOP:
             self._before_pause()
             self._team.pause()
 
@@ -143,7 +143,7 @@ class Boundary:
         """Keep what a loop has led to, `step` steps of the run. Collective.
 
         Returns:
-            False if the lead was lost with what it alone had.
+            False if the leader was lost with what it alone had.
         """
         if not self._keeps:
             self._exchange.hand_round()
@@ -158,13 +158,13 @@ class Boundary:
                 self._checkpoints.keep(self._exchange.memory.arena, slot, step, wait=True)
                 if self._team.meet("last checkpoint"):
                     break
-                # The lead was lost, perhaps before it could ask; the next one does.
+                # The leader was lost, perhaps before it could ask; the next one does.
         return True
 
     def leave(self, step: int) -> bool:
         """Keep, without the others, what a loop has led to that is left after `step` steps.
 
-        Nobody changes the shared state any more; the lead copies all of it.
+        Nobody changes the shared state any more; the leader copies all of it.
 
         Returns:
             Whether a replacement may go on from there.
@@ -172,13 +172,13 @@ class Boundary:
         exchange = self._exchange
         if not self._keeps:
             return True
-        if self._team.is_lead:
+        if self._team.is_leader:
             self._wait_for_disk()
             slot = exchange.save(*self._collect(was_left=True), alone=True)
             exchange.memory.snapshots.complete(slot)
             if self._checkpoints is not None:
                 self._checkpoints.keep(exchange.memory.arena, slot, step, wait=True)
-        # Else only the lead has the optimizer's state now, and could be lost with it.
+        # Else only the leader has the optimizer's state now, and could be lost with it.
         return exchange.have_all
 
     @property
@@ -198,7 +198,7 @@ class Boundary:
         return slot
 
     def _collect(self, *, was_left: bool = False) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        with_optimizer = self._exchange.homes is None and self._team.is_lead
+        with_optimizer = self._exchange.homes is None and self._team.is_leader
         return self._kept.collect(self._identity, with_optimizer=with_optimizer, was_left=was_left)
 
     def _wait_for_disk(self) -> None:

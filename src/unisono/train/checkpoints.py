@@ -1,8 +1,8 @@
 """A run's checkpoints: when one is due, where it goes, and how it is taken up at the next start.
 
 They are written from snapshots, by the launcher or, in a process that nobody launched, by a thread,
-while training goes on. At the start the lead finds the newest one that is whole; every worker then
-reads it for itself.
+while training goes on. At the start the leader finds the newest one that is whole; every worker
+then reads it for itself.
 """
 
 from __future__ import annotations
@@ -19,14 +19,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono import device
-from unisono.checkpoint.claim import Place, place_of
+from unisono.checkpoint.directory_lock import Place, place_of
 from unisono.checkpoint.every import Every
 from unisono.checkpoint.folder import FILES, read_file
-from unisono.checkpoint.keeper import Keeper, Kept
-from unisono.checkpoint.store import Store
-from unisono.comm.jobname import num_restarts
-from unisono.comm.link import Link
-from unisono.comm.team import Team
+from unisono.checkpoint.run_directory import RunDirectory
+from unisono.checkpoint.writer import CheckpointWriter, Kept
 from unisono.errors import CheckpointError
 from unisono.exchange.arena import Arena
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
@@ -34,16 +31,19 @@ from unisono.plan.samples import SamplePlan
 from unisono.state.contents import updated_parameters
 from unisono.state.position import Position
 from unisono.state.saved import Snapshot
+from unisono.train.directory_use import DirectoryUse
 from unisono.train.totals import Totals
-from unisono.train.turns import Turn
 from unisono.whole import check_whole
+from unisono.workers.jobname import num_restarts
+from unisono.workers.launcher_link import LauncherLink
+from unisono.workers.team import Team
 from unisono.world import threads_per_worker
 
 RESUME = ("auto", "never")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCheckpoint:
     """The checkpoint that a run goes on from.
 
     Attributes:
@@ -87,12 +87,12 @@ class Checkpoints:
         self._team = team
         # The program may go to another folder before the first loop.
         self.directory = Path(directory).absolute()
-        self._turn = Turn(self.directory)
+        self._turn = DirectoryUse(self.directory)
         self._every = None if every is None else Every.read(every)
         self._resume = resume == "auto"
         self.say = say
         faults = read_faults(os.environ.get(FAULTS_VARIABLE, ""))
-        self._keeper = Keeper(say, lambda number: disk_full(faults, number))
+        self._writer = CheckpointWriter(say, lambda number: disk_full(faults, number))
         self._kept_at_s = time.monotonic()
         self._kept_step: int | None = None
         self._kept_by: int | None = None
@@ -110,8 +110,8 @@ class Checkpoints:
         return {"directory": str(self.directory), "keep": self._keep}
 
     @property
-    def _store(self) -> Store:
-        return Store(self.directory, self._keep)
+    def _store(self) -> RunDirectory:
+        return RunDirectory(self.directory, self._keep)
 
     def take_turn(self) -> None:
         """Go on in the directory, after the first loop; every rank does it.
@@ -122,13 +122,13 @@ class Checkpoints:
         self._turn.take()
 
     def go_to(self, directory: str) -> None:
-        """Begin in the directory that the lead has named; every rank does it.
+        """Begin in the directory that the leader has named; every rank does it.
 
         With a time or a process in its name each worker has made another one of it.
         """
         if not self._turn.has_begun:
             self.directory = Path(directory)
-            self._turn = Turn(self.directory)
+            self._turn = DirectoryUse(self.directory)
             self._turn.take()
         self._place = place_of(self.directory)
 
@@ -138,8 +138,8 @@ class Checkpoints:
         totals: Totals,
         identity: Mapping[str, Any],
         at_most: Mapping[str, int],
-    ) -> Found | None:
-        """Find the checkpoint to go on from; the lead does it.
+    ) -> FoundCheckpoint | None:
+        """Find the checkpoint to go on from; the leader does it.
 
         Args:
             plan: which samples are computed where.
@@ -175,7 +175,7 @@ class Checkpoints:
                 f"nothing to do here: the run has come to step {position.step} already, with "
                 f"checkpoint {entry.path.name} in {self._store.folder}; a later call goes on there"
             )
-            return Found(str(entry.path), snapshot, is_ahead=True)
+            return FoundCheckpoint(str(entry.path), snapshot, is_ahead=True)
         for warning in compare(snapshot.facts["identity"], identity):
             self.say(warning)
         if position.batch >= plan.steps_per_epoch:
@@ -185,10 +185,10 @@ class Checkpoints:
             )
         self._set_aside(position.step)
         self.say(f"going on from checkpoint {entry.path.name} in {self._store.folder}")
-        return Found(str(entry.path), snapshot, is_ahead=False)
+        return FoundCheckpoint(str(entry.path), snapshot, is_ahead=False)
 
     def read(self, path: str) -> Snapshot:
-        """Read a checkpoint that the lead has found.
+        """Read a checkpoint that the leader has found.
 
         Raises:
             CheckpointError: it is not there any more.
@@ -201,11 +201,11 @@ class Checkpoints:
         self._kept_step = step
 
     def is_due(self, after: Position) -> bool:
-        """Tell, as the lead, whether a checkpoint is due at this place."""
+        """Tell, as the leader, whether a checkpoint is due at this place."""
         if self._is_kept_elsewhere:
             return True
-        if self._kept_by is not None and self._kept_by not in self._team.crew.ranks:
-            # The lead before was lost, perhaps before it could ask for what was due.
+        if self._kept_by is not None and self._kept_by not in self._team.membership.ranks:
+            # The leader before was lost, perhaps before it could ask for what was due.
             return True
         if self._every is None:
             return False
@@ -214,28 +214,28 @@ class Checkpoints:
         return self._every.is_due(steps=after.step, epoch_ended=ended, seconds=waited_s)
 
     def keep(self, arena: Arena, slot: int, step: int, *, wait: bool) -> None:
-        """Have a snapshot written, unless this step's is; the lead asks, all take notice.
+        """Have a snapshot written, unless this step's is; the leader asks, all take notice.
 
         Args:
             arena: holds it.
             slot: which of its two.
             step: steps done.
-            wait: return on the lead only when it is on the disk, or has failed.
+            wait: return on the leader only when it is on the disk, or has failed.
         """
         is_new = self._kept_step != step
         self._is_kept_elsewhere = False
         self._kept_step, self._kept_at_s = step, time.monotonic()
-        self._kept_by = self._team.crew.lead
-        if not self._team.is_lead:
+        self._kept_by = self._team.membership.leader
+        if not self._team.is_leader:
             return
         kept = Kept.of(arena.places, slot, step, str(self.directory), self._keep)
-        if isinstance(self._team.host, Link):
+        if isinstance(self._team.supervisor, LauncherLink):
             if is_new or wait:
-                self._team.host.keep(kept.as_json(), wait=wait)
+                self._team.supervisor.keep(kept.as_json(), wait=wait)
         elif is_new or wait:
-            self._keeper.begin(arena.memory.mapping, kept)
+            self._writer.begin(arena.memory.mapping, kept)
         if wait:
-            self._keeper.wait()
+            self._writer.wait()
 
     def hold(self) -> str:
         """See that the run directory is the one that the run has begun in; any rank may ask.
@@ -266,9 +266,9 @@ class Checkpoints:
 
     def _claim(self) -> None:
         """Keep other jobs out of the directory as long as this one lasts."""
-        if not isinstance(self._team.host, Link):
-            self._keeper.claims.hold(self.directory)
-        elif reason := self._team.host.claim(str(self.directory)):
+        if not isinstance(self._team.supervisor, LauncherLink):
+            self._writer.locks.hold(self.directory)
+        elif reason := self._team.supervisor.lock_directory(str(self.directory)):
             raise CheckpointError(reason)
 
     def _set_aside(self, step: int) -> None:

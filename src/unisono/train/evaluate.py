@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import nn
 
-from unisono.comm.team import Team
 from unisono.data.collating import Collate
 from unisono.device import seed_generators
 from unisono.errors import MismatchError
@@ -26,6 +25,7 @@ from unisono.train import metric_states
 from unisono.train.metric_states import States
 from unisono.train.metrics import Metrics, ShardMetrics
 from unisono.train.sweep import agree_on, by_all_workers, sweep
+from unisono.workers.team import Team
 
 Sums = dict[str, tuple[ExactSum, ExactSum]]
 """By name, the sum of what is averaged and the sum of the weights."""

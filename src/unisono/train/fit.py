@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from unisono.callbacks.callback import Callbacks, Times
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary, told
-from unisono.comm.crew import Crew
 from unisono.plan.samples import SamplePlan
 from unisono.state.digest import digest_of
 from unisono.train.checkpoints import identity
@@ -33,9 +32,10 @@ from unisono.train.step import Step
 from unisono.train.surroundings import surroundings
 from unisono.train.tally import Tally
 from unisono.train.validation import Validation
+from unisono.workers.membership import Membership
 
 # Before whoever goes on alone in the place of all.
-_NOBODY = Crew((), lead=-1, generation=-1)
+_NOBODY = Membership((), leader=-1, generation=-1)
 
 
 class FitUnderWay:
@@ -63,7 +63,7 @@ class FitUnderWay:
         self._validation, self._schedule, self._more_facts = validation, schedule, facts
         self._progress = next(c for c in callbacks if isinstance(c, Progress))
         self._said: set[str] = set()
-        self._crew = run.team.crew
+        self._membership = run.team.membership
         self._has_begun = False
         self._next = 0
         self._kept_step: int | None = None
@@ -93,7 +93,7 @@ class FitUnderWay:
     @property
     def ranks(self) -> tuple[int, ...]:
         """See :class:`Fit`."""
-        return self._run.team.crew.ranks
+        return self._run.team.membership.ranks
 
     @property
     def rank(self) -> int:
@@ -101,19 +101,19 @@ class FitUnderWay:
         return self._run.world.rank
 
     @property
-    def is_lead(self) -> bool:
+    def is_leader(self) -> bool:
         """See :class:`Fit`."""
-        return self._run.team.is_lead and not self._run.history.is_behind
+        return self._run.team.is_leader and not self._run.joint_calls.is_behind
 
     @property
     def is_first(self) -> bool:
         """See :class:`Fit`."""
-        return self._run.team.position == 0 and not self._run.history.is_behind
+        return self._run.team.position == 0 and not self._run.joint_calls.is_behind
 
     @property
     def has_joined(self) -> bool:
         """See :class:`Fit`."""
-        return self._run.has_joined or self._run.history.is_behind
+        return self._run.has_joined or self._run.joint_calls.is_behind
 
     @functools.cached_property
     def facts(self) -> Mapping[str, Any]:
@@ -150,9 +150,9 @@ class FitUnderWay:
         run = self._run
 
         def act() -> bytes:
-            return run.team.hear_lead(lambda: work().encode(errors="backslashreplace"), purpose)
+            return run.team.hear_leader(lambda: work().encode(errors="backslashreplace"), purpose)
 
-        return run.history.together(purpose, act).decode()
+        return run.joint_calls.together(purpose, act).decode()
 
     def check_directory(self) -> str:
         """See :class:`Fit`."""
@@ -190,7 +190,7 @@ class FitUnderWay:
             self._callbacks.call("on_step_begin", self)
             compute(step)
             # Now: somebody else may have come by the time the next one begins.
-            self._look_at_crew()
+            self._check_membership()
             if step.is_done:
                 self._count(step)
         self._tally.pause()
@@ -220,9 +220,9 @@ class FitUnderWay:
     def _begin(self) -> None:
         run = self._run
         self._has_begun, self._next = True, self.step
-        # A replacement that is the lead has found nobody there.
-        is_alone = run.history.is_behind or (self.has_joined and run.team.is_lead)
-        self._crew = _NOBODY if is_alone else run.team.crew
+        # A replacement that is the leader has found nobody there.
+        is_alone = run.joint_calls.is_behind or (self.has_joined and run.team.is_leader)
+        self._membership = _NOBODY if is_alone else run.team.membership
         if run.checkpoints is not None:
             self._kept_step = run.checkpoints.kept_step
         self._callbacks.call("on_begin", self)
@@ -237,7 +237,7 @@ class FitUnderWay:
                 self._validate(f"step {self.step}")
         summary = self._summary()
         if self._has_begun:
-            self._look_at_crew()
+            self._check_membership()
             self._look_for_checkpoints()
             self._callbacks.call("on_end", self, summary)
         if summary.steps:
@@ -245,7 +245,7 @@ class FitUnderWay:
         return summary
 
     def _summary(self) -> Summary:
-        """Sum the call up; the lead's state and the lead's clock are everybody's."""
+        """Sum the call up; the leader's state and the leader's clock are everybody's."""
         run, plan, tally = self._run, self._plan, self._tally
 
         def speak() -> bytes:
@@ -253,12 +253,12 @@ class FitUnderWay:
             told = {"digest": digest, "seconds": tally.seconds(run.position, plan)}
             return json.dumps(told).encode()
 
-        heard = run.history.together("summary", lambda: run.team.hear_lead(speak, "summary"))
+        heard = run.joint_calls.together("summary", lambda: run.team.hear_leader(speak, "summary"))
         return tally.summary(run, plan, **json.loads(heard))
 
     def _look_around(self, step: Step) -> None:
         """See what has changed since the last step."""
-        self._look_at_crew()
+        self._check_membership()
         if step.number < self._next:
             from_step, self._next = self._next, step.number
             if self._kept_step is not None and self._kept_step > self.step:
@@ -266,12 +266,12 @@ class FitUnderWay:
             self._callbacks.call("on_went_back", self, from_step)
         self._look_for_checkpoints()
 
-    def _look_at_crew(self) -> None:
-        if self._run.history.is_behind:
+    def _check_membership(self) -> None:
+        if self._run.joint_calls.is_behind:
             return
-        before, self._crew = self._crew, self._run.team.crew
-        if self._crew.generation != before.generation:
-            self._callbacks.call("on_workers_changed", self, before.ranks, self._crew.why)
+        before, self._membership = self._membership, self._run.team.membership
+        if self._membership.generation != before.generation:
+            self._callbacks.call("on_workers_changed", self, before.ranks, self._membership.why)
 
     def _look_for_checkpoints(self) -> None:
         checkpoints = self._run.checkpoints
@@ -309,7 +309,7 @@ class FitUnderWay:
         with self._tally.paused():
             means = self._validation.compute()
         seconds = time.perf_counter() - began_at_s
-        self._look_at_crew()
+        self._check_membership()
         self._say_once(f"{when}: validation {told(means)}")
         self._callbacks.call("on_validation", self, means, seconds)
 

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from unisono.comm.history import History
+from unisono.workers.joint_calls import JointCalls
 
 AT_ONCE_BYTES = 4 << 20
 IN_ALL_BYTES = 64 << 20
@@ -26,9 +26,9 @@ class Ledger:
     """
 
     @staticmethod
-    def of(history: History) -> Ledger:
-        """Give the ledger of a history, always the same."""
-        return _ledger_of(history)
+    def of(joint_calls: JointCalls) -> Ledger:
+        """Give the ledger of a joint_calls, always the same."""
+        return _ledger_of(joint_calls)
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -70,5 +70,5 @@ class Ledger:
 
 
 @functools.cache
-def _ledger_of(history: History) -> Ledger:
+def _ledger_of(joint_calls: JointCalls) -> Ledger:
     return Ledger()

@@ -8,17 +8,17 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from unisono.c10d.forbidden import collectives_watched
-from unisono.comm.history import History
-from unisono.comm.host import Live
-from unisono.comm.team import Team
 from unisono.device import generators_put_back, num_threads
 from unisono.plan.samples import SamplePlan
 from unisono.state.run_state import RunState
 from unisono.step.engine import StepEngine
-from unisono.train.boundary import Boundary, Plan
+from unisono.train.boundary import Boundary, BoundaryTasks
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.interrupts import Interrupts, gentle_interrupts
+from unisono.workers.joint_calls import JointCalls
+from unisono.workers.supervisor import Live
+from unisono.workers.team import Team
 from unisono.world import threads_per_worker
 
 
@@ -38,7 +38,7 @@ class Loop:
         self.is_between_steps = True
         self.has_ended = False
         self._boundary, self._team, self._kept, self._plan = boundary, team, kept, plan
-        self._planned = Plan.NOTHING
+        self._planned = BoundaryTasks.NOTHING
 
     def act(self) -> bool:
         """Do what was planned before the next step. Collective.
@@ -46,7 +46,7 @@ class Loop:
         Returns:
             Whether the next step is still the next; False if the run had to go back.
         """
-        planned, self._planned = self._planned, Plan.NOTHING
+        planned, self._planned = self._planned, BoundaryTasks.NOTHING
         if not self.engine.exchange.is_lost:
             self._boundary.act(planned, self._kept.position.step)
         if self.engine.exchange.is_lost:
@@ -72,13 +72,13 @@ class Loop:
         """Keep what a loop has led to that the program leaves early.
 
         Not collective: whether by `break`, everywhere alike, or by an exception that this worker
-        alone has, cannot be told here. The lead does what there is to do.
+        alone has, cannot be told here. The leader does what there is to do.
         """
         if self.is_between_steps and not self.engine.exchange.is_lost:
             self.has_ended = self._boundary.leave(self._kept.position.step)
 
-    def plan(self) -> Plan:
-        """Say what is to be done after the step under way; only the lead's word counts."""
+    def plan(self) -> BoundaryTasks:
+        """Say what is to be done after the step under way; only the leader's word counts."""
         return self._boundary.plan(self._kept.position.after(self._plan.steps_per_epoch))
 
     def count(self, means: Mapping[str, float]) -> None:
@@ -86,14 +86,14 @@ class Loop:
         position = self._kept.position
         position.advance(self._plan.steps_per_epoch)
         self._kept.last["means"] = dict(means)
-        self._planned = Plan(self._team.planned(position.step))
+        self._planned = BoundaryTasks(self._team.planned(position.step))
         self.is_between_steps = True
 
     def go_back(self) -> None:
         """Go back to the newest snapshot, as a worker was lost in the midst of an update."""
         self.engine.go_back()
         self._kept.apply_beside(*self.engine.exchange.memory.newest())
-        self._planned = Plan.NOTHING
+        self._planned = BoundaryTasks.NOTHING
         self.is_between_steps = True
 
 
@@ -103,7 +103,7 @@ def loop(
     live: Live | None,
     *,
     team: Team,
-    history: History,
+    joint_calls: JointCalls,
     kept: RunState,
     plan: SamplePlan,
     identity: Mapping[str, Any],
@@ -117,7 +117,7 @@ def loop(
     Args:
         make_engine: binds the model to shared memory.
         live: how this worker joins a loop that the others are in; None: it begins with them.
-        team, history: the workers, and what they have done together.
+        team, joint_calls: the workers, and what they have done together.
         kept: what belongs to the run beside its tensors.
         plan: which samples are computed where.
         identity: what fixes the run's bits, for its checkpoints.
@@ -152,7 +152,7 @@ def loop(
                 kept.apply_beside(*engine.exchange.memory.newest())
                 team.faults.meet("join", kept.position.step)
             else:
-                _begin(boundary, engine, history, kept, checkpoints, say)
+                _begin(boundary, engine, joint_calls, kept, checkpoints, say)
             try:
                 yield under_way
             except GeneratorExit:
@@ -160,13 +160,13 @@ def loop(
                 raise
     finally:
         end = json.dumps({"position": kept.position.as_json(), "last": kept.last}).encode()
-        history.leave_loop(end if under_way is not None and under_way.has_ended else None)
+        joint_calls.leave_loop(end if under_way is not None and under_way.has_ended else None)
 
 
 def _begin(
     boundary: Boundary,
     engine: StepEngine,
-    history: History,
+    joint_calls: JointCalls,
     kept: RunState,
     checkpoints: Checkpoints | None,
     say: Callable[[str], None],
@@ -186,4 +186,4 @@ def _begin(
             "shards": engine.exchange.division.num_shards,
         }
         where = {"directory": None} if checkpoints is None else checkpoints.facts
-        history.note_loop({**facts, **where})
+        joint_calls.note_loop({**facts, **where})

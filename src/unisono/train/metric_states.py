@@ -25,7 +25,7 @@ Reduction = Callable[[Any], Any] | str | None
 
 
 @dataclass(slots=True)
-class State:
+class MetricState:
     """One state of one shard.
 
     Attributes:
@@ -42,7 +42,7 @@ class State:
         return self.tensors[self.ends[update - 1] if update else 0 : self.ends[update]]
 
 
-States = dict[str, dict[str, State]]
+States = dict[str, dict[str, MetricState]]
 """What one shard holds of a collection of metrics: by the path of a metric in it, by name."""
 
 
@@ -69,13 +69,13 @@ def read(told: bytes) -> dict[int, States]:
     taken = 0
     for shard, path, name, num_tensors, ends in json.loads(head):
         mine = [tensors[str(number)] for number in range(taken, taken + num_tensors)]
-        shards.setdefault(shard, {}).setdefault(path, {})[name] = State(mine, ends)
+        shards.setdefault(shard, {}).setdefault(path, {})[name] = MetricState(mine, ends)
         taken += num_tensors
     return shards
 
 
 def merged(
-    shards: Mapping[int, Mapping[str, State]],
+    shards: Mapping[int, Mapping[str, MetricState]],
     reductions: Mapping[str, Reduction],
     plan: SamplePlan,
 ) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _num_samples(plan: SamplePlan, shard: int) -> int:
 
 
 def _lists(
-    shards: Mapping[int, Mapping[str, State]],
+    shards: Mapping[int, Mapping[str, MetricState]],
     reductions: Mapping[str, Reduction],
     plan: SamplePlan,
 ) -> dict[str, list[torch.Tensor]]:

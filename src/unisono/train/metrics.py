@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from unisono.plan.samples import SamplePlan
-from unisono.train.metric_states import Reduction, State, States, merged
+from unisono.train.metric_states import MetricState, Reduction, States, merged
 
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -130,7 +130,7 @@ class ShardMetrics:
             for path, metric in _metrics_in(self._collection)
         }
 
-    def _state(self, path: str, name: str, value: Any, default: Any) -> State:
+    def _state(self, path: str, name: str, value: Any, default: Any) -> MetricState:
         is_list = isinstance(default, list)
         tensors = value if isinstance(value, list) else [value]
         if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
@@ -141,7 +141,7 @@ class ShardMetrics:
             )
         ends = self._ends.get((path, name), [])
         has_grown = isinstance(value, list) and ends == sorted(ends)
-        return State(tensors, (ends if has_grown else []) if is_list else None)
+        return MetricState(tensors, (ends if has_grown else []) if is_list else None)
 
 
 def _collection(metrics: Any) -> Any:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from unisono.comm.team import Team
+from unisono.data.epoch_order import EpochOrder, Sampler
 from unisono.data.length import is_stream, length_of
-from unisono.data.sampler import EpochOrder, Sampler
 from unisono.errors import MismatchError
 from unisono.plan.samples import SamplePlan
 from unisono.state.run_state import RunState
 from unisono.whole import check_whole
+from unisono.workers.team import Team
 
 
 def plan_samples(

@@ -1,8 +1,8 @@
 """Predictions for a dataset, one row a sample, in dataset order, whoever computed them.
 
-The lead computes one batch to see what a row is, and makes the file (see ``rowsfile``); then every
-worker writes the rows of its shards, each once (see ``predictions``). A lead that is lost before
-the others have opened the file is followed by another one, which makes it anew.
+The leader computes one batch to see what a row is, and makes the file (see ``rowsfile``); then
+every worker writes the rows of its shards, each once (see ``predictions``). A leader that is lost
+before the others have opened the file is followed by another one, which makes it anew.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import Any
 
 from torch import nn
 
-from unisono.comm.history import History
-from unisono.comm.team import Team
 from unisono.data.collating import Collate
 from unisono.errors import MismatchError
 from unisono.plainfile import open_plain
@@ -37,6 +35,8 @@ from unisono.train.rowsfile import (
     remove,
 )
 from unisono.train.sweep import Part, agree_on, by_all_workers, sweep
+from unisono.workers.joint_calls import JointCalls
+from unisono.workers.team import Team
 
 PartsOf = Callable[[Sequence[int]], Iterator[Part]]
 Forward = Callable[[nn.Module, Any], Any]
@@ -83,7 +83,7 @@ class Predictor:
         self._reading = loader_workers, collate_fn, pin_memory
         self._facts = facts
 
-    def once(self, history: History) -> Any:
+    def once(self, joint_calls: JointCalls) -> Any:
         """Compute every row, or, in the place of a lost worker, take over what came of it.
 
         Collective: every rank calls it.
@@ -102,24 +102,24 @@ class Predictor:
             said, fd = self._predict()
             try:
                 found.append(self._take(said, fd))
-                if not self._team.host.can_replace:
+                if not self._team.supervisor.can_replace:
                     return b""
-                said["is_kept"], rows = self._keep(history, fd)
+                said["is_kept"], rows = self._keep(joint_calls, fd)
                 return json.dumps(said).encode() + b"\n" + rows
             finally:
                 os.close(fd)
 
-        words, _, rows = history.together("predict", act).partition(b"\n")
-        return found[0] if found else self._take_over(history, json.loads(words), rows)
+        words, _, rows = joint_calls.together("predict", act).partition(b"\n")
+        return found[0] if found else self._take_over(joint_calls, json.loads(words), rows)
 
-    def _keep(self, history: History, fd: int) -> tuple[bool, bytes]:
+    def _keep(self, joint_calls: JointCalls, fd: int) -> tuple[bool, bytes]:
         """Say whether replacements can take over the rows, and what the launcher keeps of them."""
-        ledger = Ledger.of(history)
+        ledger = Ledger.of(joint_calls)
         if self._path is not None:
-            ledger.note_file(self._path, self._say_once, is_kept=history.is_told)
+            ledger.note_file(self._path, self._say_once, is_kept=joint_calls.is_told)
             return True, b""
         num_bytes = os.fstat(fd).st_size
-        if not history.is_told or not ledger.keep_rows(num_bytes, self._say_once):
+        if not joint_calls.is_told or not ledger.keep_rows(num_bytes, self._say_once):
             return False, b""
         return True, os.pread(fd, num_bytes, 0)
 
@@ -132,7 +132,7 @@ class Predictor:
         rows = Rows(os.dup(fd), fields, self._plan.num_samples, is_private=True)
         return put_together(said["form"], rows)
 
-    def _take_over(self, history: History, said: dict[str, Any], rows: bytes) -> Any:
+    def _take_over(self, joint_calls: JointCalls, said: dict[str, Any], rows: bytes) -> Any:
         fd = -1
         try:
             if self._path is not None:
@@ -147,7 +147,7 @@ class Predictor:
                     "predictions were too large to be kept for it: pass `path=`, then they are in "
                     "a file."
                 )
-            self._keep(history, fd)
+            self._keep(joint_calls, fd)
             return self._take(said, fd)
         finally:
             if fd >= 0:
@@ -201,13 +201,13 @@ class Predictor:
             pass
 
     def _agree_on_file(self, partial: Path | None, parts_of: PartsOf) -> tuple[dict[str, Any], int]:
-        """Have the lead make the file and everybody open it; again if the lead is lost.
+        """Have the leader make the file and everybody open it; again if the leader is lost.
 
         Returns:
             What a row is, and this worker's own descriptor.
 
         Raises:
-            OSError: the lead cannot make it, or somebody cannot open it.
+            OSError: the leader cannot make it, or somebody cannot open it.
         """
 
         def make() -> dict[str, Any]:
@@ -248,8 +248,8 @@ class Predictor:
                     return said, fd
                 if fd >= 0:
                     os.close(fd)
-                # Not the trouble that comes of a lead that was lost with what it had made.
-                if maker == self._team.crew.lead:
+                # Not the trouble that comes of a leader that was lost with what it had made.
+                if maker == self._team.membership.leader:
                     raise OSError(_cannot_open(troubles, partial))
         finally:
             for descriptor in made:
@@ -259,7 +259,7 @@ class Predictor:
         check_path(path)
         partial = partial_path(path)
         # Workers that are ended in the midst of it cannot do it.
-        self._team.host.remove_at_end(partial)
+        self._team.supervisor.remove_at_end(partial)
         return {"partial": str(partial)}
 
     def _finish(self, fd: int, partial: Path, path: Path) -> dict[str, Any]:
@@ -267,15 +267,15 @@ class Predictor:
             finish_file(fd, partial, path)
         finally:
             # Rows that cannot get their name are whole, and stay.
-            self._team.host.leave(partial)
+            self._team.supervisor.leave(partial)
         return {"file": identity_of(fd)}
 
     def _tell(self, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Have the lead do something with the file and tell all what came of it. Collective.
+        """Have the leader do something with the file and tell all what came of it. Collective.
 
         Raises:
             OSError: it could not be written.
-            Exception: what else the lead has raised.
+            Exception: what else the leader has raised.
         """
         caught: Exception | None = None
 
@@ -289,7 +289,7 @@ class Predictor:
                 caught = error
                 return b"\n" + failure(error, self._team.world.rank)
 
-        heard = self._team.hear_lead(speak, "file of predict")
+        heard = self._team.hear_leader(speak, "file of predict")
         if heard.startswith(b"\n"):
             raise raised(heard[1:]) if caught is None else caught
         said: dict[str, Any] = json.loads(heard)

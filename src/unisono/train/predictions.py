@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from unisono.checkpoint.tensors import CODES
-from unisono.comm.memory import Memory
+from unisono.checkpoint.safetensors_stream import CODES
+from unisono.workers.memory import Memory
 
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT_BYTES = 64

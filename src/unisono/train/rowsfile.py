@@ -8,7 +8,7 @@ its own name when every row is on the disk::
 So two jobs that predict to one path do not touch each other's rows; the later one's file stays. The
 launcher removes a partial file when its job ends before that; only a job that is killed as a whole
 leaves one behind, or one that has no launcher of ours. Without a path the file has no name:
-it is a memfd of the lead, which the others open through its process.
+it is a memfd of the leader, which the others open through its process.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def make_file(partial: Path, fields: Sequence[Field], num_samples: int) -> int:
         OSError: the folder cannot be written, or has not that much room.
     """
     with contextlib.suppress(FileNotFoundError):
-        partial.unlink()  # of a lead that was lost
+        partial.unlink()  # of a leader that was lost
     fd = open_plain(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         _fill(fd, fields, num_samples)
@@ -74,12 +74,12 @@ def make_file(partial: Path, fields: Sequence[Field], num_samples: int) -> int:
 
 
 def open_file(partial: Path) -> int:
-    """Open the file that the lead has made; return a descriptor."""
+    """Open the file that the leader has made; return a descriptor."""
     return open_plain(partial, os.O_RDWR)
 
 
 def open_memory(pid: int, fd: int) -> int:
-    """Open the memory that the lead has made; return a descriptor."""
+    """Open the memory that the leader has made; return a descriptor."""
     return os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
 
@@ -102,7 +102,7 @@ def finish_file(fd: int, partial: Path, path: Path) -> None:
         raise
     if not is_at(partial, fd):
         if is_at(path, fd):
-            return  # by a lead that was lost right afterwards
+            return  # by a leader that was lost right afterwards
         raise FileNotFoundError(
             f"the file {partial} with the rows was removed or replaced meanwhile: leave such files "
             f"alone while a prediction goes on, and predict again"

@@ -22,18 +22,16 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.comm.history import History
-from unisono.comm.host import Live, Passed
-from unisono.comm.team import Team
 from unisono.data.collating import Collate
+from unisono.data.epoch_order import Sampler
 from unisono.data.fetch import fetcher
 from unisono.data.fingerprint import REMEDY, fingerprint
 from unisono.data.length import length_of
 from unisono.data.loader import Loader
-from unisono.data.sampler import Sampler
 from unisono.device import drawn_without_seed, notices
 from unisono.exchange.choice import chosen
 from unisono.exchange.run_memory import RunMemory
+from unisono.notices import say
 from unisono.plan.samples import NUM_SEEDS, SamplePlan
 from unisono.plan.shards import assign
 from unisono.state.contents import check_contents, signature
@@ -48,11 +46,13 @@ from unisono.train.alternation import open_loop
 from unisono.train.checkpoints import Checkpoints, fixed_by, identity
 from unisono.train.loop import Loop, loop
 from unisono.train.order import SamplerOrder, plan_samples
+from unisono.train.resume import Resumption, take_up
 from unisono.train.step import Step
-from unisono.train.taking_up import TakenUp, take_up
 from unisono.train.totals import Totals
 from unisono.whole import check_whole
-from unisono.words import say
+from unisono.workers.joint_calls import JointCalls
+from unisono.workers.supervisor import Live, Passed
+from unisono.workers.team import Team
 from unisono.world import num_devices, threads_per_worker
 
 SCALER_KEY = "grad_scaler"
@@ -64,7 +64,7 @@ class Run:
 
     Making one is cheap and touches neither model nor optimizer. While :meth:`steps` is under way
     the parameters lie in memory shared by all workers; before and after, each worker's model is
-    its own. When it begins, everybody takes the values of the lead, which is rank 0 unless that
+    its own. When it begins, everybody takes the values of the leader, which is rank 0 unless that
     was lost.
 
     A worker that is killed costs nothing: the others compute its shards. If it is killed in the
@@ -175,14 +175,14 @@ class Run:
                 lambda line: self.say(line),
             )
         )
-        self.history = History.of(self.team)
+        self.joint_calls = JointCalls.of(self.team)
         self._engine: StepEngine | None = None
         self._memory: RunMemory | None = None
         self._plan: SamplePlan | None = None
         self._has_looked = self._has_told_slow = False
         self._goes_on = False
         self.has_joined = self.is_ahead = False
-        self.team.host.note_ready()
+        self.team.supervisor.note_ready()
 
     @property
     def position(self) -> Position:
@@ -264,7 +264,7 @@ class Run:
         def agree() -> bytes:
             return self._agree(plan, order, totals, self._known(dataset, loader_workers))
 
-        self.history.together("start of a loop", agree)
+        self.joint_calls.together("start of a loop", agree)
         fetch = fetcher(
             dataset,
             seed=self.seed,
@@ -325,7 +325,7 @@ class Run:
             return
         if self._engine is not None:
             raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
-        entry = self.history.enter_loop()
+        entry = self.joint_calls.enter_loop()
         if isinstance(entry, Passed):
             self._kept.apply_ended(entry, self.team)
             return
@@ -335,7 +335,8 @@ class Run:
             self._loop(plan, entry) as under_way,
             make_loader(num_batches=totals.num_batches(plan, self.position)) as loader,
             open_loop(
-                recovers=self.team.host.can_replace, has_directory=self.checkpoints is not None
+                recovers=self.team.supervisor.can_replace,
+                has_directory=self.checkpoints is not None,
             ) as opened,
         ):
             order.check()
@@ -357,7 +358,7 @@ class Run:
 
     def _tell_unseeded(self) -> None:
         """Say once that weights are others in each start, where this is a start."""
-        is_mine = self.team.position == 0 and not self.history.is_behind
+        is_mine = self.team.position == 0 and not self.joint_calls.is_behind
         if not (self._is_unseeded and is_mine) or self.position.step or self.is_ahead:
             return
         line = (
@@ -372,7 +373,7 @@ class Run:
 
     def _tell_finished(self, totals: Totals) -> None:
         """Say why a loop gives nothing, unless that is said elsewhere."""
-        is_told = self._is_stopped or self.is_ahead or self.history.is_behind
+        is_told = self._is_stopped or self.is_ahead or self.joint_calls.is_behind
         if is_told or self.team.position or not self.position.step:
             return
         asked = " and ".join(
@@ -400,7 +401,7 @@ class Run:
                 self.optimizer,
                 shards=self.shards,
                 team=self.team,
-                new_key=self.history.new_key(),
+                new_key=self.joint_calls.new_key(),
                 previous=self._memory,
                 live=live,
             )
@@ -421,7 +422,7 @@ class Run:
                 make_engine,
                 live,
                 team=self.team,
-                history=self.history,
+                joint_calls=self.joint_calls,
                 kept=self._kept,
                 plan=plan,
                 identity=identity(plan, self.fixed),
@@ -445,12 +446,12 @@ class Run:
             return
         fixed = identity(plan, self.fixed)
         taken_up = take_up(
-            *(self.checkpoints, self._kept, plan, totals, fixed, self.team, self.history),
+            *(self.checkpoints, self._kept, plan, totals, fixed, self.team, self.joint_calls),
             is_first=not self.is_ahead,
         )
-        if taken_up is TakenUp.HERE:
+        if taken_up is Resumption.HERE:
             self._plan = plan
-        self.is_ahead = taken_up is TakenUp.AHEAD
+        self.is_ahead = taken_up is Resumption.AHEAD
         self._has_looked = not self.is_ahead
 
     def _known(self, dataset: Any, loader_workers: int) -> dict[str, object]:

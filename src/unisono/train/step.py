@@ -15,13 +15,13 @@ from unisono.step.loss import read_loss
 from unisono.step.phase_timers import Phase
 
 
-class Loop(Protocol):
+class StepLoop(Protocol):
     """What a step has to do with the loop it belongs to."""
 
     is_between_steps: bool
 
     def plan(self) -> int:
-        """Say what is to be done after the step under way; only the lead's word counts."""
+        """Say what is to be done after the step under way; only the leader's word counts."""
 
     def count(self, means: Mapping[str, float]) -> None:
         """Count a step that is done."""
@@ -56,7 +56,7 @@ class Step:
         plan: SamplePlan,
         loader: Loader,
         position: Position,
-        loop: Loop,
+        loop: StepLoop,
     ) -> None:
         self.number, self.epoch, self.batch = position.step, position.epoch, position.batch
         self.num_samples = plan.num_batch_samples(self.batch)
@@ -116,7 +116,7 @@ class Step:
                 continue
             place = Place(self.epoch, self.batch, shard)
             batch = self._loader.batch(place, self._engine.shards)
-            self._engine.laps.lap(Phase.LOADING)
+            self._engine.timers.lap(Phase.LOADING)
             # After reading: what a dataset draws never shifts what the model draws.
             self._engine.start_shard(self.number, shard)
             self._waiting = shard
@@ -144,11 +144,11 @@ class Step:
                 "`step.backward` must be called once for each batch of `step.shards`, but there "
                 "is no batch without its loss now: call it inside the loop over `step.shards`."
             )
-        self._engine.laps.lap(Phase.FORWARD)
+        self._engine.timers.lap(Phase.FORWARD)
         num_samples = self._plan.shard_size(self.batch, shard)
         share = num_samples / self.num_samples
         self._engine.finish_shard(self.number, shard, read_loss(loss, num_samples), share)
-        self._engine.laps.lap(Phase.BACKWARD)
+        self._engine.timers.lap(Phase.BACKWARD)
         self._waiting = None
         self._done.add(shard)
 
@@ -162,13 +162,13 @@ class Step:
     def __enter__(self) -> Step:
         if self._entered:
             raise RuntimeError(f"a step must be entered once, but step {self.number} is again.")
-        keeper = next(
+        writer = next(
             shard
             for shard in range(self._plan.shards)
             if self._plan.shard_size(self.batch, shard) > 0
         )
         self._loop.is_between_steps = False
-        self._engine.begin(self.number, keeper)
+        self._engine.begin(self.number, writer)
         self._entered = True
         return self
 

@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from unisono.c10d.forbidden import IN_A_PASS, collectives_watched, forbid
-from unisono.comm.team import Team
 from unisono.data.collating import Collate
 from unisono.data.fetch import fetcher
 from unisono.data.fingerprint import REMEDY, fingerprint
@@ -28,6 +27,7 @@ from unisono.plan.seeds import seed_of
 from unisono.state.model_buffers import buffers_put_back
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.failures import failure, raised
+from unisono.workers.team import Team
 from unisono.world import threads_per_worker
 
 

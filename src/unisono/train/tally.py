@@ -19,7 +19,7 @@ class Tally:
     """Counts what a call of ``fit`` does. Final.
 
     A replacement that joins the others late counts what it sees; what the call did is told by how
-    far the run has come, and the time by the lead.
+    far the run has come, and the time by the leader.
     """
 
     def __init__(self, begun_at: Position) -> None:
@@ -63,7 +63,7 @@ class Tally:
         return self._seconds * samples / self._samples if self._samples else math.nan
 
     def summary(self, run: Run, plan: SamplePlan, digest: str, seconds: float) -> Summary:
-        """Say what the call did, with the digest and the time that the lead has told."""
+        """Say what the call did, with the digest and the time that the leader has told."""
         samples = self._samples_until(run.position, plan)
         return Summary(
             run.position.step - self.begun_at.step,

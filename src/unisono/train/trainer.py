@@ -18,7 +18,7 @@ from unisono.callbacks.event_log import EventLog
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary
 from unisono.data.collating import Collate
-from unisono.data.sampler import EpochOrder, Sampler
+from unisono.data.epoch_order import EpochOrder, Sampler
 from unisono.state.digest import digest_of, digest_of_weights
 from unisono.state.weights import check_weights, save_weights
 from unisono.train.computing import Computing
@@ -329,7 +329,7 @@ class Trainer:
                 )
             return json.dumps(found).encode()
 
-        means: dict[str, Any] = json.loads(run.history.together("evaluate", compute))
+        means: dict[str, Any] = json.loads(run.joint_calls.together("evaluate", compute))
         return means
 
     def predict(
@@ -395,7 +395,7 @@ class Trainer:
             facts=_facts_of(model),
         )
         with self._computing.under_way():
-            return predictor.once(run.history)
+            return predictor.once(run.joint_calls)
 
     def save(self, path: str | os.PathLike[str], *, model: nn.Module | None = None) -> None:
         """Write the weights as safetensors, under the plain model's names; rank 0 writes.
@@ -422,7 +422,9 @@ class Trainer:
                 return str(caught).encode(errors="backslashreplace")
             return b""
 
-        heard = self.run.history.together("save", lambda: self.run.team.hear_lead(speak, "save"))
+        heard = self.run.joint_calls.together(
+            "save", lambda: self.run.team.hear_leader(speak, "save")
+        )
         if failure is not None:
             raise failure
         if heard:
@@ -441,7 +443,9 @@ class Trainer:
         def speak() -> bytes:
             return digest_of(run.model, run.optimizer).encode()
 
-        return run.history.together("digest", lambda: run.team.hear_lead(speak, "digest")).decode()
+        return run.joint_calls.together(
+            "digest", lambda: run.team.hear_leader(speak, "digest")
+        ).decode()
 
     @property
     def directory(self) -> Path | None:

@@ -26,7 +26,7 @@ from tests.chaos.jobs import Job, gone_within
 from tests.chaos.programs.choices import Choices, choose
 from tests.chaos.programs.program import Told
 
-from unisono.checkpoint.store import Store
+from unisono.checkpoint.run_directory import RunDirectory
 
 PROGRAM = Path(__file__).with_name("program.py")
 WORKERS = (1, 2, 3, 4)
@@ -143,7 +143,7 @@ def _stopped(choices: Choices, folder: Path, expected: dict[str, Any], draw: ran
     workers = draw.choice([n for n in (None, 1, 2, 3, 4) if n != workers])
     names.append(f"{_told_workers(workers)} to the end")
     # One that was stopped after its last step has nothing left to do, so nobody writes its end.
-    has_end = not any(entry.step == expected["step"] for entry in Store(directory).entries())
+    has_end = not any(entry.step == expected["step"] for entry in RunDirectory(directory).entries())
     job = _start(folder, replace(told, pace_ms=0.0), workers, ("--restarts", 100))
     job.wait(TIMEOUT_S)
     trouble = _trouble(job, _at_the_end(expected), workers or 1)

@@ -4,7 +4,7 @@ import ctypes
 import os
 import sys
 
-from unisono.comm.team import Team
+from unisono.workers.team import Team
 
 
 def deep():

@@ -3,7 +3,7 @@
 import os
 import signal
 
-from unisono.comm.team import Team
+from unisono.workers.team import Team
 
 team = Team.from_environment()
 team.memory(0, 1 << 20)

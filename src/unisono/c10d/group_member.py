@@ -1,0 +1,146 @@
+"""One rank's part in a group, from the rendezvous to the end: who else is there, and one call.
+
+What a rank holds of a group is made here and let go here. A call that fails half-way ends the
+group for this rank, since the others can no longer be met; they learn the reason.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from unisono.c10d.board import Board, Meetings
+from unisono.c10d.calls import encode
+from unisono.c10d.execution import Call, Execution
+from unisono.c10d.group_rendezvous import KeyValueStore, share
+from unisono.c10d.heap import Blocks
+from unisono.c10d.meeting import Meeting
+from unisono.c10d.messages import Messages
+from unisono.c10d.peers import Peers, RankExit
+from unisono.c10d.region import GroupMemory
+from unisono.c10d.vectors import Vectors
+
+LATE_AT_MOST_S = 10.0
+
+
+class GroupMember:
+    """What one rank holds of a group. Collective: every rank makes one. Final.
+
+    Args:
+        store: where rank 0 of the group tells the others of its memory; not kept.
+        rank: this rank in the group.
+        names: each rank of the group as the program knows it, its global rank.
+        timeout_s: how long a wait may last.
+    """
+
+    def __init__(
+        self, store: KeyValueStore, rank: int, names: Sequence[int], timeout_s: float
+    ) -> None:
+        shared = share(store, rank, len(names), timeout_s)
+        self.region = GroupMemory(shared.mapping, shared.layout)
+        self._peers = Peers(self.region, rank, names)
+        try:
+            self._meeting = Meeting(self.region, self._peers, timeout_s)
+            self._meeting.announce(encode("init_process_group"))
+            self._meeting.meet()
+        except BaseException as error:
+            self._peers.leave(RankExit.GAVE_UP, str(error))
+            self._peers.close()
+            raise
+        finally:
+            shared.close_fd()
+        self._peers.watch()
+        self._board = Board(self.region, self._meeting)
+        self._blocks = Blocks(shared.mapping, shared.layout.heap(rank))
+        self.messages = Messages(self.region, self._blocks, self._peers, timeout_s)
+        self.execution = Execution()
+
+    def run(
+        self,
+        call: bytes,
+        timeout_s: float | None,
+        act: Callable[..., Meetings],
+        arguments: Sequence[Any],
+        vectors: Vectors,
+        *,
+        note: int,
+        is_async: bool,
+    ) -> Call | None:
+        """Announce a call and carry it out. Collective: every rank calls it, in the same order.
+
+        Args:
+            call: what :func:`~unisono.c10d.calls.encode` returned.
+            timeout_s: how long each wait may last; the group's limit if None.
+            act: what to do, given the board and `arguments`.
+            arguments: for `act`.
+            vectors: those among the arguments.
+            note: a number for `act` that may differ between ranks.
+            is_async: return within milliseconds, whether it is done or not.
+
+        Returns:
+            What to wait for, or None if it is done: always, unless `is_async`.
+        """
+        steps = self._steps(call, note, timeout_s, act, arguments, vectors)
+        made = Call(self._meeting, steps, vectors)
+        return None if self.execution.carry_out(made, is_async=is_async) else made
+
+    def _steps(
+        self,
+        call: bytes,
+        note: int,
+        timeout_s: float | None,
+        act: Callable[..., Meetings],
+        arguments: Sequence[Any],
+        vectors: Vectors,
+    ) -> Meetings:
+        self._meeting.announce(call, note, timeout_s)
+        yield from act(self._board, *arguments)
+        vectors.write_back()
+
+    def refuse(self) -> None:
+        """Tell the others that this rank's arguments are wrong, without waiting for them."""
+        self.execution.carry_out(Call(self._meeting, self._refusal(), Vectors()), is_async=True)
+
+    def _refusal(self) -> Meetings:
+        self._meeting.refuse()
+        yield from ()
+
+    def empty(self, sizes: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Make an uninitialized tensor in this rank's heap; see :func:`unisono.c10d.empty`."""
+        num_bytes = sizes.numel() * dtype.itemsize
+        if not num_bytes:
+            return torch.empty(sizes, dtype=dtype)
+        offset = self._blocks.take(num_bytes)
+        # A storage keeps its window, so the window's end is the end of the last tensor in it.
+        window = memoryview(self.region.mapping)[offset : offset + num_bytes]
+        weakref.finalize(window, self._blocks.give_back, offset).atexit = False
+        return torch.frombuffer(window, dtype=dtype).view(sizes)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Say how long waits may last from now on."""
+        self._meeting.timeout_s = self.messages.timeout_s = timeout_s
+
+    def leave(self) -> None:
+        """Leave in order, and let go of the memory.
+
+        Calls that go on are waited for, as the others may just be late, but not for ever, and not
+        where the program is failing.
+        """
+        if sys.exc_info()[0] is None:
+            self.execution.finish(LATE_AT_MOST_S)
+        self._meeting.leave()
+        self._let_go()
+
+    def abort(self) -> None:
+        """Leave because this rank cannot go on; reaches a thread of it that waits."""
+        self._meeting.give_up("the process group was aborted.")
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self.execution.close()
+        self._peers.close()
+        self._board.close()

@@ -1,0 +1,187 @@
+"""How do the ranks of a group come to share one memory? Through the store, once.
+
+Rank 0 makes a memfd and writes into the store where it is: its process, the descriptor, a random
+token that the memory begins with. The others open ``/proc/<pid>/fd/<fd>``. Once all have mapped
+it, nothing needs the store or the descriptor. No socket, no file with a name, no pickle.
+
+A store may still hold the entry of an earlier group: a file that outlived a crash, or was used
+twice. Its process is gone, its descriptor means something else (the token tells), or our own line
+in its memory is taken. Then we wait for rank 0 of this group to replace it, for a limited time.
+Where rank 0 cannot make the memory, it says so there.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+from unisono.c10d.layout import PID, TOKEN_BYTES, Layout
+from unisono.errors import RendezvousError
+from unisono.workers.proc import NotThereError, host_name, open_memory, started_at
+
+_KEY = "unisono"
+_MEMORY_NAME = "unisono-c10d"
+_FAILED = "failed"
+_STALE_AT_MOST_S = 60.0
+_LOOK_EVERY_S = 0.01
+
+
+class KeyValueStore(Protocol):
+    """What is needed of ``torch.distributed.Store``."""
+
+    def set(self, key: str, value: str) -> None:
+        """Put a value, over any older one."""
+
+    def get(self, key: str) -> bytes:
+        """Return the newest value."""
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Wait until there is a value, at most for some time."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAddress:
+    """Where the memory of a group is, as the store says it."""
+
+    pid: int
+    fd: int
+    token: str
+    heap_bytes: int
+    host: str
+
+    def encode(self) -> str:
+        """Write it as one line of words."""
+        return f"{self.pid} {self.fd} {self.token} {self.heap_bytes} {self.host}"
+
+    @classmethod
+    def decode(cls, text: str) -> MemoryAddress:
+        """Read what :meth:`encode` wrote."""
+        pid, fd, token, heap_bytes, host = text.split()
+        return cls(int(pid), int(fd), token, int(heap_bytes), host)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A group's memory, mapped. `fd` is open on rank 0 until everybody has come, else -1."""
+
+    mapping: mmap.mmap
+    layout: Layout
+    fd: int
+
+    def close_fd(self) -> None:
+        """Let nobody else in."""
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+def share(store: KeyValueStore, rank: int, world_size: int, timeout_s: float) -> Shared:
+    """Map the memory of a group. Collective: every rank calls it.
+
+    Args:
+        store: the group's own part of a store.
+        rank: this rank in the group.
+        world_size: the number of ranks in the group.
+        timeout_s: how long rank 0 may take.
+
+    Raises:
+        RendezvousError: what the store leads to is not this group's memory.
+    """
+    if rank == 0:
+        return _publish(store, Layout.for_this_machine(world_size))
+    try:
+        store.wait([_KEY], timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise RendezvousError(
+            f"rank 0 must publish the group's memory in the store, but in {timeout_s:.1f} s it "
+            f"did not ({error}): look whether rank 0 was started with the same store."
+        ) from error
+    return _find(store, rank, world_size, timeout_s)
+
+
+def _publish(store: KeyValueStore, layout: Layout) -> Shared:
+    fd = os.memfd_create(_MEMORY_NAME, os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, layout.num_bytes)
+        mapping = _map(fd, layout)
+        token = os.urandom(TOKEN_BYTES)
+        mapping[:TOKEN_BYTES] = token
+        entry = MemoryAddress(os.getpid(), fd, token.hex(), layout.heap_bytes, host_name())
+        store.set(_KEY, entry.encode())
+    except BaseException as error:
+        os.close(fd)
+        store.set(_KEY, f"{_FAILED} {os.getpid()} {host_name()} {error}")
+        raise
+    return Shared(mapping, layout, fd)
+
+
+def _find(store: KeyValueStore, rank: int, world_size: int, timeout_s: float) -> Shared:
+    deadline = time.monotonic() + min(timeout_s, _STALE_AT_MOST_S)
+    while True:
+        text = store.get(_KEY).decode()
+        if text.startswith(_FAILED):
+            reason = _why_failed(text)
+        else:
+            entry = MemoryAddress.decode(text)
+            reason = _why_not(entry)
+        if not reason:
+            try:
+                return _open(entry, rank, world_size)
+            except NotThereError as error:
+                reason = str(error)
+        if time.monotonic() >= deadline:
+            raise RendezvousError(
+                f"rank {rank} must map the memory that rank 0 has published in the store, but "
+                f"the entry there cannot be used: {reason}. If it is a left-over, remove the file "
+                f"of `file://` or take a fresh store; if rank 0 is late, start it first."
+            )
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _why_failed(text: str) -> str:
+    """Tell of a rank 0 that has failed earlier.
+
+    Raises:
+        RendezvousError: it is this group's: its process is there.
+    """
+    _, pid, host, why = text.split(" ", 3)
+    if host == host_name() and started_at(int(pid)) is not None:
+        raise RendezvousError(f"rank 0 must make the group's memory, but failed: {why}")
+    return f"rank 0 of an earlier group failed: {why}"
+
+
+def _why_not(entry: MemoryAddress) -> str:
+    if entry.host == host_name():
+        return ""
+    return (
+        "it was made on another host or in another container, and the backend joins processes of "
+        "one host only (take gloo or nccl across hosts)"
+    )
+
+
+def _open(entry: MemoryAddress, rank: int, world_size: int) -> Shared:
+    layout = Layout(world_size, entry.heap_bytes)
+    fd = open_memory(entry.pid, entry.fd, _MEMORY_NAME, layout.num_bytes)
+    path = f"/proc/{entry.pid}/fd/{entry.fd}"
+    try:
+        if os.pread(fd, TOKEN_BYTES, 0).hex() != entry.token:
+            raise NotThereError(f"{path} is the memory of another group")
+        if any(os.pread(fd, 4, layout.line(rank) + PID)):
+            raise NotThereError(f"a rank {rank} has already come to the memory at {path}")
+        return Shared(_map(fd, layout), layout, -1)
+    finally:
+        os.close(fd)
+
+
+def _map(fd: int, layout: Layout) -> mmap.mmap:
+    try:
+        return mmap.mmap(fd, layout.num_bytes)
+    except OSError as error:
+        raise RendezvousError(
+            f"{layout.num_bytes:,} bytes of address space must be free for {layout.world_size} "
+            f"ranks (few of them will ever be memory), but mapping them failed with: {error}. "
+            f"Raise `ulimit -v`, or destroy groups that are needed no more: each takes as much."
+        ) from error

@@ -1,0 +1,117 @@
+"""How far is a run, and when is it time to show it again? For displays of all kinds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_BAR_WIDTH = 30
+
+# Seconds of a clock that never goes back.
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class DisplayState:
+    """How far a run is.
+
+    Attributes:
+        done: steps of the whole run.
+        total: steps that it will have.
+        seconds: since it was begun or gone on with, in seconds.
+        steps: steps since then.
+        samples: samples since then.
+        epoch: of the newest step, counted from 0; None before the first.
+        loss: of the newest step.
+    """
+
+    done: int
+    total: int
+    seconds: float = 0.0
+    steps: int = 0
+    samples: int = 0
+    epoch: int | None = None
+    loss: float = math.nan
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing will follow."""
+        return self.done >= self.total
+
+    def begins_another_than(self, before: DisplayState | None) -> bool:
+        """Tell whether it begins another run than the one that `before` is of.
+
+        A worker that shows the run in the place of one that was lost begins with the same total.
+        """
+        return before is None or before.is_over or (self.steps == 0 and self.total != before.total)
+
+    def __str__(self) -> str:
+        share = self.done / self.total if self.total else 1.0
+        full = min(_BAR_WIDTH, int(_BAR_WIDTH * share))
+        words = ["━" * full + "─" * (_BAR_WIDTH - full), f"{self.done:,}/{self.total:,} steps"]
+        if self.epoch is not None:
+            words.insert(0, f"epoch {self.epoch + 1}")
+            words.append(f"loss {self.loss:.4f}")
+        if self.steps and self.seconds > 0:
+            words.append(f"{self.samples / self.seconds:,.0f} samples/s")
+        if self.steps and not self.is_over:
+            words.append(f"{_time(self.seconds / self.steps * (self.total - self.done))} left")
+        return "  ".join(words)
+
+
+class Count:
+    """Counts the steps of a run, and tells now and then that it is time to show it. Final.
+
+    Args:
+        every_s: how long to wait from one time to the next, in seconds.
+        clock: gives the time in seconds.
+    """
+
+    def __init__(self, every_s: float, clock: Clock) -> None:
+        self._every_s, self._clock = every_s, clock
+        self._started_at = self._shown_at = self._now = 0.0
+        self._begun_with = self._total = self._steps = self._samples = 0
+        self._newest: tuple[int | None, float] = (None, math.nan)
+
+    @property
+    def sight(self) -> DisplayState:
+        """How far the run is."""
+        epoch, loss = self._newest
+        return DisplayState(
+            self._begun_with + self._steps,
+            self._total,
+            self._now - self._started_at,
+            self._steps,
+            self._samples,
+            epoch,
+            loss,
+        )
+
+    def start(self, done: int, total: int) -> DisplayState:
+        """Begin at step `done` of `total`."""
+        self._started_at = self._shown_at = self._now = self._clock()
+        self._begun_with, self._total = done, total
+        self._steps = self._samples = 0
+        self._newest = (None, math.nan)
+        return self.sight
+
+    def step(self, epoch: int, loss: float, num_samples: int) -> DisplayState | None:
+        """Count one step.
+
+        Returns:
+            How far the run is, if it is time to show that.
+        """
+        self._steps += 1
+        self._samples += num_samples
+        self._newest, self._now = (epoch, loss), self._clock()
+        if self._now - self._shown_at < self._every_s:
+            return None
+        self._shown_at = self._now
+        return self.sight
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

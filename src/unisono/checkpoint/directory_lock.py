@@ -1,0 +1,142 @@
+"""Who may write into a run directory? One job at a time: whoever holds the lock on the folder.
+
+The kernel lets go of the lock when the process that holds it ends, however that comes about, and
+nothing is left in the folder. Where a file system knows no locks, nobody is kept out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+from unisono.errors import CheckpointError
+from unisono.notices import shown
+
+Place = tuple[int, int]
+
+_locks: weakref.WeakValueDictionary[Place, DirectoryLock] = weakref.WeakValueDictionary()
+
+
+class DirectoryLock:
+    """Holds a folder as long as it lives; only :func:`lock_directory` makes one. Final.
+
+    Attributes:
+        place: device and inode of the folder.
+    """
+
+    def __init__(self, fd: int, place: Place) -> None:
+        self.place = place
+        self.let_go = weakref.finalize(self, os.close, fd)
+
+
+class DirectoryLocks:
+    """The run directories that a job holds, found again when they go away. Final.
+
+    A directory that is removed or moved takes its lock with it, so another job could hold what is
+    made under its name.
+
+    Args:
+        say: where words for the user go.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._lock = threading.Lock()  # a checkpoint may be written while a worker asks
+        self._held: dict[str, DirectoryLock] = {}
+
+    def hold(self, directory: Path) -> None:
+        """Keep other processes out of what has this name now.
+
+        Raises:
+            CheckpointError: another process has it.
+        """
+        with self._lock:
+            held = self._held.get(str(directory))
+            if held is not None and held.place == place_of(directory):
+                return
+            made = lock_directory(directory)
+            if made is None:
+                return
+            self._held[str(directory)] = made
+            if held is not None:
+                self._say(
+                    f"the run directory {shown(directory, 1000)} was removed or replaced while the "
+                    f"run was under way: the run goes on in what has that name now, and what it "
+                    f"had kept before is not there."
+                )
+
+    def let_go(self) -> None:
+        """Leave all of them to others."""
+        self._held.clear()
+
+
+def place_of(directory: Path) -> Place | None:
+    """Tell a directory from every other one, whatever its name; None where there is none."""
+    try:
+        seen = os.stat(directory)
+    except OSError:
+        return None
+    return seen.st_dev, seen.st_ino
+
+
+def lock_directory(directory: Path) -> DirectoryLock | None:
+    """Keep other processes out of a folder; within a process all locks to it are one.
+
+    Returns:
+        What holds it; None where that is not possible.
+
+    Raises:
+        CheckpointError: another process has it.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None  # whoever writes there will say so
+    status = os.fstat(fd)
+    place = status.st_dev, status.st_ino
+    held = _locks.get(place)
+    if held is not None:
+        os.close(fd)
+        return held
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise CheckpointError(
+            f"a run directory must belong to one job at a time, but {shown(directory, 1000)} is "
+            f"in use by "
+            f"{_holder(status.st_ino)}: wait until that has ended, or pass another `directory`."
+        ) from None
+    except OSError:
+        os.close(fd)
+        return None
+    made = _locks[place] = DirectoryLock(fd, place)
+    return made
+
+
+def _holder(inode: int) -> str:
+    """Name the process that has locked an inode, as far as the kernel tells. Source: proc(5)."""
+    try:
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, kind, *_, pid, place, _, _ = line.split()
+            if kind == "FLOCK" and place.endswith(f":{inode}") and int(pid) > 0:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+                return f"process {pid} (`{shown(b' '.join(words).decode(errors='replace'))}`)"
+    except (OSError, ValueError):
+        pass
+    return "another process"
+
+
+def _let_go_of_all() -> None:
+    """Have the lock end with the process that took it, not with one that it forked."""
+    for held in list(_locks.values()):
+        held.let_go()
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_of_all)

@@ -1,0 +1,176 @@
+"""A run directory's checkpoints: list them, find the newest that is whole, keep only the last."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+
+from unisono.checkpoint.folder import (
+    FILES,
+    Content,
+    TooLargeError,
+    check_folder,
+    read_file,
+    write_folder,
+)
+from unisono.errors import CheckpointError
+
+Contents = TypeVar("Contents")
+
+_NAME = re.compile(r"step-(\d{12})")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointEntry:
+    """One checkpoint, as found.
+
+    Attributes:
+        path: its folder.
+        step: steps done, from the folder's name.
+        num_bytes: of its files; 0 where it is not whole.
+        trouble: why it cannot be used; empty where it is whole.
+    """
+
+    path: Path
+    step: int
+    num_bytes: int
+    trouble: str
+
+
+class RunDirectory:
+    """The checkpoints below ``directory/checkpoints``. Final.
+
+    All that are found lead to the present step: others are set aside when a run begins.
+
+    Args:
+        directory: the run directory; made when the first checkpoint is written.
+        keep: how many checkpoints stay, at least 1.
+    """
+
+    def __init__(self, directory: Path, keep: int = 3) -> None:
+        self.folder = Path(directory) / "checkpoints"
+        self._keep = keep
+
+    def entries(self) -> list[CheckpointEntry]:
+        """List all checkpoints, newest first, each checked to the last byte."""
+        return [self._entry(path, step) for step, path in reversed(self._found())]
+
+    def has(self, step: int) -> bool:
+        """Tell whether step `step` has a checkpoint; its name says that it was written whole."""
+        return _is_checkpoint(self._path(step))
+
+    def write(self, step: int, files: Mapping[str, Content]) -> Path:
+        """Write a checkpoint of step `step`, then remove those beyond `keep`.
+
+        Args:
+            step: steps done.
+            files: the bytes of the three files, at once or as chunks.
+
+        Raises:
+            OSError: it could not be written; older ones stay.
+        """
+        self._check_no_link()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._remove_unfinished()
+        path = self._path(step)
+        if path.exists():
+            raise FileExistsError(f"{path} must not be there yet, but is: set it aside first.")
+        write_folder(path, files)
+        for _, old in self._found()[: -self._keep]:
+            shutil.rmtree(old, ignore_errors=True)
+        return path
+
+    def set_aside(self, step: int) -> list[str]:
+        """Rename checkpoints of later steps than `step`: what follows is another past.
+
+        Returns:
+            Their names.
+        """
+        later = [path for number, path in self._found() if number > step]
+        for path in later:
+            number = 1
+            while (aside := path.with_name(f"aside-{number}-{path.name}")).exists():
+                number += 1
+            path.rename(aside)
+        return [path.name for path in later]
+
+    def newest(
+        self,
+        read: Callable[[Mapping[str, bytes]], Contents],
+        at_most: Mapping[str, int] = MappingProxyType({}),
+    ) -> tuple[Contents | None, CheckpointEntry | None, list[CheckpointEntry]]:
+        """Read the newest checkpoint that is whole.
+
+        Args:
+            read: makes the contents of the three files; its `CheckpointError` passes it over.
+            at_most: by file, how many bytes there is a use for.
+
+        Returns:
+            Its contents and entry (None without any), and the newer ones that were passed over.
+
+        Raises:
+            CheckpointError: the newest has a file that is larger: it is of another model, so an
+                older one would be, too.
+        """
+        passed_over: list[CheckpointEntry] = []
+        for step, path in reversed(self._found()):
+            entry = self._entry(path, step, at_most)
+            if not entry.trouble:
+                try:
+                    contents = read({name: read_file(path, name) for name in FILES})
+                    return contents, entry, passed_over
+                except CheckpointError as error:
+                    entry = CheckpointEntry(path, step, 0, str(error))
+            passed_over.append(entry)
+        return None, None, passed_over
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:012}"
+
+    def _entry(
+        self, path: Path, step: int, at_most: Mapping[str, int] = MappingProxyType({})
+    ) -> CheckpointEntry:
+        try:
+            return CheckpointEntry(path, step, sum(check_folder(path, at_most).values()), "")
+        except TooLargeError as error:
+            raise TooLargeError(f"{path.name}: {error}") from None
+        except CheckpointError as error:
+            return CheckpointEntry(path, step, 0, str(error))
+
+    def _check_no_link(self) -> None:
+        """Refuse to rename and remove in somebody else's folder.
+
+        Raises:
+            CheckpointError: the folder of the checkpoints is a link.
+        """
+        if self.folder.is_symlink():
+            raise CheckpointError(
+                f"{self.folder} must be a folder, but is a link, and what it leads to may be "
+                f"another run's: pass the folder itself as `directory`, or let that be the link."
+            )
+
+    def _found(self) -> list[tuple[int, Path]]:
+        """Find the folders that look like checkpoints, oldest first; links are none."""
+        self._check_no_link()
+        try:
+            children = list(self.folder.iterdir())
+        except FileNotFoundError:
+            return []
+        named = [(_NAME.fullmatch(child.name), child) for child in children]
+        return sorted(
+            (int(match[1]), child) for match, child in named if match and _is_checkpoint(child)
+        )
+
+    def _remove_unfinished(self) -> None:
+        """Remove what an earlier process left half written; only one writes at a time."""
+        for path in self.folder.glob(".step-*.part"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()

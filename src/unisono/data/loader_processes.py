@@ -1,0 +1,227 @@
+"""Loader processes: forks of a worker that do its reading ahead, and what comes of each in order.
+
+::
+
+    worker   ── request k ──►  pipe  ──► process k mod N:  work(request)
+             ◄── result k ───  pipe  ◄──
+
+Requests are a few bytes and two a process at most, so sending one never blocks; a process whose
+result is not wanted yet waits in its pipe. Each pipe has one writer: where that dies, the reader
+sees the end at once. Invariant: no process outlives the worker (the kernel sees to that) or the
+call of :meth:`LoaderProcesses.close`.
+
+Why not torch's DataLoader: it raises from a signal handler, so maybe in the midst of an update,
+when one of its processes dies (without that handler it waits for ever where one dies while it
+writes), and it wants shared memory and named sockets for tensors.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+
+from unisono.data.parcel import read_parcel, write_parcel
+from unisono.errors import LoadingError
+from unisono.workers.lifeline import die_with
+
+# Requests that each process has: one is worked on, one is there when that is done.
+_AHEAD = 2
+_GRACE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """What a process says when it has no result: the error, and the traceback there."""
+
+    message: str
+    indices: tuple[int, ...]
+    traceback: str
+
+
+class _TracebackThere(Exception):
+    """Shows the traceback of another process as the cause of an error in this one."""
+
+    def __str__(self) -> str:
+        return f"in a loader process\n\n{self.args[0]}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    process: BaseProcess
+    requests_fd: int
+    results_fd: int
+
+
+class LoaderProcesses:
+    """N processes that do `work`. Final; :meth:`close` ends them.
+
+    Args:
+        work: takes a request to its result; both can be pickled. It is inherited, not pickled.
+        num_processes: N, at least 1.
+    """
+
+    def __init__(self, work: Callable[[Any], Any], num_processes: int) -> None:
+        self._work = work
+        self._loaders: list[_Loader] = []
+        self._num_sent = self._num_received = 0
+        try:
+            for _ in range(num_processes):
+                self._loaders.append(self._start())
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def room(self) -> int:
+        """How many more requests may be under way now."""
+        return _AHEAD * len(self._loaders) - (self._num_sent - self._num_received)
+
+    def send(self, request: Any) -> None:
+        """Have a request worked on, if there is room.
+
+        Raises:
+            LoadingError: the process has died.
+        """
+        loader = self._loaders[self._num_sent % len(self._loaders)]
+        assert self.room > 0
+        self._num_sent += 1
+        try:
+            write_parcel(loader.requests_fd, request)
+        except BrokenPipeError:
+            raise _died(loader.process) from None
+
+    def receive(self) -> Any:
+        """Wait for the result of the earliest request that has not been received.
+
+        Raises:
+            LoadingError: the work raised, or the process has died.
+        """
+        loader = self._loaders[self._num_received % len(self._loaders)]
+        try:
+            result = read_parcel(loader.results_fd)
+        except EOFError:
+            raise _died(loader.process) from None
+        self._num_received += 1
+        if isinstance(result, _Failed):
+            cause = _TracebackThere(result.traceback)
+            raise LoadingError(result.message, indices=result.indices) from cause
+        return result
+
+    def close(self) -> None:
+        """End all processes: at once those that wait, after a second those that do not."""
+        for loader in self._loaders:
+            os.close(loader.requests_fd)
+            os.close(loader.results_fd)
+        for loader in self._loaders:
+            loader.process.join(_GRACE_S)
+            if loader.process.is_alive():
+                loader.process.kill()
+            loader.process.join()
+            loader.process.close()
+        self._loaders.clear()
+
+    def _start(self) -> _Loader:
+        requests_there, requests_here = os.pipe()
+        results_here, results_there = os.pipe()
+        not_its = [fd for other in self._loaders for fd in (other.requests_fd, other.results_fd)]
+        process = multiprocessing.get_context("fork").Process(
+            target=_serve,
+            args=(self._work, requests_there, results_there, os.getpid()),
+            kwargs={"not_mine": [*not_its, requests_here, results_here]},
+            name="unisono-loader",
+            daemon=True,
+        )
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 warns of the threads of numerical libraries; a loader has one.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+        except BaseException:
+            os.close(requests_here)
+            os.close(results_here)
+            raise
+        finally:
+            os.close(requests_there)
+            os.close(results_there)
+        return _Loader(process, requests_here, results_here)
+
+
+def _serve(
+    work: Callable[[Any], Any],
+    requests_fd: int,
+    results_fd: int,
+    parent_pid: int,
+    *,
+    not_mine: list[int],
+) -> None:
+    """Be a loader process, until nobody sends requests or wants results."""
+    if not die_with(parent_pid):
+        return
+    _take_over(not_mine)
+    try:
+        while True:
+            request = read_parcel(requests_fd)
+            try:
+                result = work(request)
+                write_parcel(results_fd, result)
+            except BrokenPipeError:
+                raise
+            except Exception as error:
+                write_parcel(results_fd, _failed(error))
+    except (EOFError, BrokenPipeError):
+        # The worker does not want more.
+        return
+
+
+def _take_over(not_mine: list[int]) -> None:
+    for fd in not_mine:
+        os.close(fd)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Ctrl-C reaches all processes of a terminal, but it is the worker that says when it is over.
+    signal.signal(signal.SIGINT, lambda signum, frame: None)
+    # A progress bar stands before the streams, with a lock that its thread may have held.
+    sys.stdout = getattr(sys.stdout, "rich_proxied_file", sys.stdout)
+    sys.stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+    torch.set_num_threads(1)
+
+
+def _failed(error: Exception) -> _Failed:
+    if isinstance(error, LoadingError):
+        cause = error.__cause__ or error
+        return _Failed(str(error), error.indices, _traceback_of(cause))
+    name = type(error).__name__
+    message = (
+        f"a batch must be readable and must travel between processes, but that raised {name}: "
+        f"{error}: pass `loader_workers=0` to read in the worker itself."
+    )
+    return _Failed(message, (), _traceback_of(error))
+
+
+def _traceback_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)).rstrip("\n")
+
+
+def _died(process: BaseProcess) -> LoadingError:
+    process.join()
+    code = process.exitcode or 0
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    advice = (
+        "is there memory enough? Pass fewer `loader_workers`, or 0 to read in the worker itself"
+        if code == -signal.SIGKILL
+        else "pass `loader_workers=0` to see what happens there in the worker itself"
+    )
+    return LoadingError(
+        f"loader processes must live as long as the loop, but process {process.pid} {how}: "
+        f"{advice}."
+    )

@@ -1,0 +1,147 @@
+"""What can happen to those who compute together, and what can follow: the words of ``recovery``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.workers.control_block import Departure
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The program uses Unisono: it can be run again from its start to replace a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unready:
+    """From now on a lost worker cannot be made up for."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A worker was killed.
+
+    Attributes:
+        rank: which.
+        now: the time of a monotonic clock, in seconds.
+        had_begun: whether its program had begun; one that had not can always be run.
+        how: in words, such as "worker 1 was killed by SIGKILL".
+    """
+
+    rank: int
+    now: float
+    had_begun: bool = True
+    how: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A worker will do nothing with the others any more: its program has ended, or it has left."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A worker stands still and waits to be told who goes on."""
+
+    rank: int
+    arrivals: int
+    between_steps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A replacement asks what came of the `index`-th thing done together."""
+
+    rank: int
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """What came of the `index`-th thing done together, `name`; for a loop, where it ended."""
+
+    index: int
+    name: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoopBegan:
+    """A loop has begun that can be joined; `facts` are for whoever joins."""
+
+    index: int
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StopWanted:
+    """Somebody wants the job to end after the step under way."""
+
+
+Event = Ready | Unready | Lost | Gone | Stopped | Asked | Came | LoopBegan | StopWanted
+
+
+@dataclass(frozen=True, slots=True)
+class MarkDeparture:
+    """Tell all workers, on the control block, whether this one may still come."""
+
+    rank: int
+    how: Departure
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Record on the control block that a replacement has come to as many meetings as the others."""
+
+    rank: int
+    arrivals: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start a replacement."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer the request that a worker waits with."""
+
+    rank: int
+    header: Mapping[str, Any]
+    payload: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Tell all workers, on the control block, whether to stop between two steps."""
+
+    value: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Say in words that replacements belong to the membership now."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAndEnd:
+    """All stand still between two steps: write a checkpoint, then end the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The loss ends the job."""
+
+
+Action = MarkDeparture | Seat | Spawn | Answer | Wish | Joined | KeepAndEnd | GiveUp

@@ -1,0 +1,159 @@
+"""What does the kernel say of a run's workers, if they are here?
+
+An event file names processes by number, on a host. A number is believed only on that host, and only
+of a process that is as old as the line that names it: numbers come again. ::
+
+    named ──► here? ──► /proc/<pid>/stat    state, processor time, when it began
+                        /proc/<pid>/status  memory
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+_SLACK_S = 2.0  # between the kernel's clock and the one that events are written by
+_LOOKS = 5  # processor time is counted in hundredths of a second: too coarse from look to look
+_MAX_STAT_BYTES = 1 << 14
+
+
+class ProcessState(Enum):
+    """What a process does; the value is the word for it."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    GONE = "gone"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Named:
+    """A process as an event names it."""
+
+    pid: int
+    at_unix_s: float
+
+
+@dataclass(frozen=True)
+class Process:
+    """What a process does now.
+
+    Attributes:
+        state: unknown where nobody can tell from here.
+        cpu: processor time a second, so 1.0 for one core; None before the second look.
+        memory_bytes: what of it is in memory; shared memory counts for everybody who shares it.
+        peak_bytes: the most that this has been.
+        waits_for_disk: whether the kernel keeps it from running, for a disk mostly.
+    """
+
+    state: ProcessState
+    cpu: float | None = None
+    memory_bytes: int | None = None
+    peak_bytes: int | None = None
+    waits_for_disk: bool = False
+
+
+UNKNOWN = Process(ProcessState.UNKNOWN)
+GONE = Process(ProcessState.GONE)
+
+
+@dataclass(frozen=True)
+class Stat:
+    """What is used of /proc/<pid>/stat; times in ticks, ``started`` since the boot."""
+
+    letter: str
+    cpu: int
+    started: int
+
+
+class Processes:
+    """Looks at processes again and again. Final.
+
+    Args:
+        root: where the kernel tells of processes.
+        clock: seconds since the boot, as the kernel counts them.
+        wall: seconds since 1970.
+        ticks_per_s: the unit of the kernel's times.
+    """
+
+    def __init__(
+        self,
+        root: Path = Path("/proc"),
+        clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+        wall: Callable[[], float] = time.time,
+        ticks_per_s: int | None = None,
+    ) -> None:
+        self._root, self._clock, self._wall = root, clock, wall
+        self._ticks_per_s = ticks_per_s or os.sysconf("SC_CLK_TCK")
+        self._seen: dict[int, deque[tuple[float, Stat]]] = {}
+
+    def look(self, named: Mapping[int, Named]) -> dict[int, Process]:
+        """Tell what each rank's process does now."""
+        pids = {name.pid for name in named.values()}
+        self._seen = {pid: seen for pid, seen in self._seen.items() if pid in pids}
+        return {rank: self._look(name) for rank, name in named.items()}
+
+    def _look(self, name: Named) -> Process:
+        folder = self._root / str(name.pid)
+        stat = read_stat(_read(folder / "stat"))
+        if stat is None:
+            # Where others' processes are hidden, the first one is, too.
+            return GONE if (self._root / "1").exists() else UNKNOWN
+        if stat.letter in "ZX" or not self._is_meant(stat, name):
+            return GONE
+        memory_bytes, peak_bytes = read_memory(_read(folder / "status"))
+        return Process(
+            ProcessState.STOPPED if stat.letter in "Tt" else ProcessState.RUNNING,
+            self._cpu(name.pid, stat),
+            memory_bytes,
+            peak_bytes,
+            waits_for_disk=stat.letter == "D",
+        )
+
+    def _is_meant(self, stat: Stat, name: Named) -> bool:
+        """Whether a process may be the one that was named: it began before."""
+        age_s = self._clock() - stat.started / self._ticks_per_s
+        return self._wall() - age_s <= name.at_unix_s + _SLACK_S
+
+    def _cpu(self, pid: int, stat: Stat) -> float | None:
+        seen = self._seen.setdefault(pid, deque(maxlen=_LOOKS))
+        if seen and seen[-1][1].started != stat.started:
+            seen.clear()
+        seen.append((self._clock(), stat))
+        (first_s, first), (last_s, last) = seen[0], seen[-1]
+        if last_s <= first_s:
+            return None
+        return (last.cpu - first.cpu) / self._ticks_per_s / (last_s - first_s)
+
+
+def read_stat(text: str) -> Stat | None:
+    """Read /proc/<pid>/stat; None of anything else. The name in it may hold anything."""
+    fields = text[text.rfind(")") + 1 :].split()
+    try:  # source of the positions: proc(5), whose first two fields end at the bracket
+        return Stat(fields[0], int(fields[11]) + int(fields[12]), int(fields[19]))
+    except (IndexError, ValueError):
+        return None
+
+
+def read_memory(text: str) -> tuple[int | None, int | None]:
+    """Read from /proc/<pid>/status the bytes in memory, and the most they have been."""
+    found = {}
+    for line in text.splitlines():
+        key, _, rest = line.partition(":")
+        words = rest.split()
+        if key in ("VmRSS", "VmHWM") and len(words) == 2 and words[0].isdecimal():
+            found[key] = int(words[0]) * 1024
+    return found.get("VmRSS"), found.get("VmHWM")
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAX_STAT_BYTES).decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,128 @@
+"""What has a run come to, as far as its events say: who works, how far it is, how it ended?
+
+The one reading of events that a page, a trace and the live view share; each adds what it alone
+shows. Where steps come again, each counts once. ::
+
+    events       start   step 0 … 9   workers   went_back   step 8   step 9   step 10   end
+    num_done     0       10           10        8           9        10       11        11
+    ranks        0 1     0 1          0         0           0        0        0         0
+    is it new?           yes                                no       no       yes
+"""
+
+from __future__ import annotations
+
+import math
+
+from unisono.report.events import End, Event, Failure, Start, StepDone, WentBack, Workers
+
+
+class RunProgress:
+    """What a run has come to, as far as its events have been added. Final.
+
+    Attributes:
+        first: the first start; it says what the run is. None before it.
+        latest: the last start.
+        num_starts: how often a fit began.
+        ended: how the run ended; None while it has not, as far as events say.
+        num_done: steps done.
+        epoch: the epoch of the last of them, counted from 0.
+        last_step: that step, where the latest fit has done one.
+        num_steps: how many steps the events tell of, each counted once.
+        num_again: how many tell of a step that had been told of.
+        ranks: who computes.
+        lost: who was lost in the latest fit and not replaced.
+        num_lost: how many workers were lost.
+        num_went_back: how often steps came again.
+        began_unix_s: when the first line was written; NaN before it.
+        last_unix_s: when the last one was.
+        seconds: how long the fits lasted from line to line, without what was between them.
+    """
+
+    def __init__(self) -> None:
+        self.first: Start | None = None
+        self.latest: Start | None = None
+        self.num_starts = 0
+        self.ended: End | Failure | None = None
+        self.num_done = 0
+        self.epoch: int | None = None
+        self.last_step: StepDone | None = None
+        self.num_steps = 0
+        self.num_again = 0
+        self.ranks: tuple[int, ...] = ()
+        self.lost: set[int] = set()
+        self.num_lost = 0
+        self.num_went_back = 0
+        self.began_unix_s = math.nan
+        self.last_unix_s = math.nan
+        self.seconds = 0.0
+        self._furthest = -1
+
+    @property
+    def clock_at_unix_s(self) -> float | None:
+        """The time on the wall clock at which the latest fit's own clock stood at 0."""
+        if self.latest is None or self.latest.clock_s is None:
+            return None
+        at = self.latest.time_unix_s - self.latest.clock_s
+        return at if math.isfinite(at) else None
+
+    def add(self, event: Event) -> bool:
+        """Add the next event.
+
+        Returns:
+            Whether it says something new: a step up to which the run had been before says the
+            same as it did then.
+        """
+        self._add_time(event)
+        if isinstance(event, StepDone):
+            return self._add_step(event)
+        if isinstance(event, Start):
+            self._add_start(event)
+        elif isinstance(event, Workers):
+            self._add_workers(event)
+        elif isinstance(event, WentBack):
+            self.num_done = event.step
+            self.num_went_back += 1
+        elif isinstance(event, End | Failure):
+            self._add_last(event)
+        return True
+
+    def _add_time(self, event: Event) -> None:
+        if not math.isfinite(event.time_unix_s):
+            return
+        passed_s = event.time_unix_s - self.last_unix_s
+        if passed_s > 0 and not isinstance(event, Start):
+            self.seconds += passed_s
+        if math.isnan(self.began_unix_s):
+            self.began_unix_s = event.time_unix_s
+        self.last_unix_s = event.time_unix_s
+
+    def _add_start(self, start: Start) -> None:
+        self.first = self.first or start
+        self.latest, self.ended = start, None
+        self.num_starts += 1
+        self.num_done, self.epoch, self.last_step = start.step, start.epoch, None
+        self.ranks = start.ranks or self.ranks
+        self.lost = set()
+
+    def _add_step(self, step: StepDone) -> bool:
+        if isinstance(self.ended, Failure):
+            self.ended = None  # a replacement may fail, and the others go on
+        self.num_done, self.epoch, self.last_step = step.step + 1, step.epoch, step
+        self.ranks = step.ranks or self.ranks
+        if step.step <= self._furthest:
+            self.num_again += 1
+            return False
+        self._furthest = step.step
+        self.num_steps += 1
+        return True
+
+    def _add_workers(self, event: Workers) -> None:
+        self.ranks = event.ranks or self.ranks
+        self.lost = (self.lost | set(event.lost)) - set(event.ranks)
+        self.num_lost += len(event.lost)
+
+    def _add_last(self, event: End | Failure) -> None:
+        self.num_done = event.step
+        # Several workers may fail of the same; the first word counts.
+        if not (isinstance(event, Failure) and isinstance(self.ended, Failure)):
+            self.ended = event

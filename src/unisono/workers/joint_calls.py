@@ -1,0 +1,140 @@
+"""What have the workers done together so far? For a replacement to catch up.
+
+Outside of loops, workers do things together whose outcome every one of them sees: agreeing, taking
+up a checkpoint, evaluating, a digest. Each is counted, and its outcome told to the launcher. A
+replacement runs the same program from its start; where the others have been already it hears what
+came of it instead of doing it again. It belongs to the membership from where it has caught up::
+
+    worker 0   agree ─ loop ═══ step 812 ════════ step 813 ═══════
+    worker 1   agree ─ loop ═══ step 8✕
+    replaced            agree ─ loop (caught up: waits for the next step) ═ step 813 ═══
+
+What happens inside of a loop is not counted: a loop is joined between two of its steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from unisono.workers.supervisor import Live, Passed
+from unisono.workers.team import Team
+
+LOOP = "loop"
+_INNER_LOOPS_AT_MOST = 1 << 32
+
+
+class JointCalls:
+    """One worker's way through what all do together. Final.
+
+    Args:
+        team: the workers.
+        catches_up: whether this worker takes the place of a lost one.
+    """
+
+    @staticmethod
+    def of(team: Team) -> JointCalls:
+        """Give the history of a team, always the same where others are in it."""
+        return _history_of(team) if team.is_launched else JointCalls(team)
+
+    def __init__(self, team: Team, *, catches_up: bool = False) -> None:
+        self._team = team
+        self._catches_up = catches_up
+        self._index = 0
+        self._num_loops = 0
+        self._num_inner_loops = 0
+
+    def new_key(self) -> int:
+        """Name a memory for the loop that has just been entered: the same on every worker.
+
+        A loop inside of another has a key of its own; nobody joins it, so a count will do.
+        """
+        if self._num_loops > 1:
+            self._num_inner_loops += 1
+        return self._index * _INNER_LOOPS_AT_MOST + self._num_inner_loops
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the others have been already where this worker comes to, and it has not joined.
+
+        What is to be said or written once has been said and written there.
+        """
+        return self._catches_up
+
+    @property
+    def index(self) -> int:
+        """Count what has been done together before what is done now."""
+        return self._index
+
+    @property
+    def is_told(self) -> bool:
+        """Whether what is done together now is told to the launcher, for replacements."""
+        return not self._num_loops
+
+    def together(self, name: str, act: Callable[[], bytes]) -> bytes:
+        """Do something whose outcome is the same on every worker. Collective.
+
+        Args:
+            name: what it is; a replacement that comes to something else is told so.
+            act: does it, with the rest of the membership; not called where the others have been.
+        """
+        if self._num_loops:
+            return act()
+        if self._catches_up:
+            entry = self._entry(name)
+            if isinstance(entry, Passed):
+                self._index += 1
+                return entry.payload
+        try:
+            payload = act()
+        except Exception:
+            self._team.supervisor.give_up_recovery("an exception was raised outside of a loop")
+            raise
+        self._team.supervisor.note_result(self._index, name, payload)
+        self._index += 1
+        return payload
+
+    def enter_loop(self) -> Passed | Live | None:
+        """Come to a loop. Collective.
+
+        Returns:
+            None where it begins; else, for a replacement, what the others have made of it.
+        """
+        entry = None
+        if self._num_loops:
+            self._team.supervisor.give_up_recovery("one loop over steps runs inside of another")
+        elif self._catches_up:
+            entry = self._entry(LOOP)
+        if isinstance(entry, Passed):
+            self._index += 1
+        else:
+            self._num_loops += 1
+        return entry
+
+    def note_loop(self, facts: dict[str, Any]) -> None:
+        """Tell, from inside of a loop, that it can be joined. Every rank calls it."""
+        if self._num_loops == 1:
+            self._team.supervisor.note_loop(self._index, facts)
+
+    def leave_loop(self, payload: bytes | None) -> None:
+        """End a loop; `payload` says where, None that a replacement cannot go on from there."""
+        self._num_loops -= 1
+        if self._num_loops:
+            return
+        if payload is None:
+            self._team.supervisor.give_up_recovery("a loop was left before its end")
+        self._team.supervisor.note_end_of_loop(self._index, payload or b"")
+        self._index += 1
+
+    def _entry(self, kind: str) -> Passed | Live:
+        entry = self._team.supervisor.entry(self._index, kind)
+        if isinstance(entry, Live):
+            self._catches_up = False
+            self._team.join(entry.membership)
+        return entry
+
+
+@functools.cache
+def _history_of(team: Team) -> JointCalls:
+    return JointCalls(team, catches_up=team.is_replacement)

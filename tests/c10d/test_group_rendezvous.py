@@ -1,0 +1,163 @@
+"""How ranks find each other, also where an earlier run has left something in the store."""
+
+import dataclasses
+import mmap
+import os
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from unisono.c10d import group_rendezvous
+from unisono.c10d.group_rendezvous import MemoryAddress
+from unisono.c10d.layout import HEADER_BYTES, Layout
+from unisono.errors import RendezvousError
+from unisono.workers.proc import host_name
+
+
+def total(group, rank):
+    tensor = torch.tensor([rank + 1.0])
+    group.allreduce(tensor)
+    return tensor.item()
+
+
+def ended_process():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def left_over(**changes):
+    fields = {
+        "pid": os.getpid(),
+        "fd": 0,
+        "token": "00" * 16,
+        "heap_bytes": 4096,
+        "host": host_name(),
+    }
+    return MemoryAddress(**(fields | changes)).encode()
+
+
+@pytest.mark.parametrize("what", ["a process that ended", "another file", "another container"])
+def test_what_an_earlier_run_left_is_waited_out(as_ranks, what):
+    store = dist.HashStore()
+    entries = {
+        "a process that ended": left_over(pid=ended_process()),
+        "another file": left_over(),
+        "another container": left_over(host="elsewhere"),
+    }
+    store.set("unisono", entries[what])
+    assert as_ranks(3, total, store_of=lambda rank: store) == [6, 6, 6]
+
+
+def test_a_store_can_be_used_again_at_once(as_ranks):
+    store = dist.HashStore()
+    for _ in range(5):
+        assert as_ranks(2, total, store_of=lambda rank: store) == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ({"pid": 2**22 + 1}, "No such file"),
+        ({}, "is not the memory that was told of"),
+        ({"host": "elsewhere"}, "processes of one host only"),
+    ],
+)
+def test_a_left_over_that_nobody_replaces_is_explained(entry, reason):
+    store = dist.HashStore()
+    store.set("unisono", left_over(**entry))
+    with pytest.raises(RendezvousError, match=reason):
+        group_rendezvous.share(store, 1, 2, timeout_s=0.05)
+
+
+def test_the_memory_of_an_earlier_group_is_not_taken_for_this_ones():
+    store = dist.HashStore()
+    shared = group_rendezvous.share(store, 0, 2, timeout_s=1)
+    entry = MemoryAddress.decode(store.get("unisono").decode())
+    try:
+        store.set("unisono", dataclasses.replace(entry, token="00" * 16).encode())
+        with pytest.raises(RendezvousError, match="the memory of another group"):
+            group_rendezvous.share(store, 1, 2, timeout_s=0.05)
+        store.set("unisono", entry.encode())
+        with pytest.raises(RendezvousError, match="is memory of another size"):
+            group_rendezvous.share(store, 1, 3, timeout_s=0.05)
+        shared.mapping[shared.layout.line(1) + 8] = 1
+        with pytest.raises(RendezvousError, match="a rank 1 has already come"):
+            group_rendezvous.share(store, 1, 2, timeout_s=0.05)
+    finally:
+        shared.close_fd()
+
+
+def test_a_tcp_store_serves_as_well(as_ranks):
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    limit = timedelta(seconds=20)
+    server = dist.TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        timeout=limit,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
+
+    def client(rank):
+        return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
+
+    assert as_ranks(3, total, store_of=client) == [6, 6, 6]
+    assert as_ranks(2, total, store_of=client) == [3, 3]
+    assert server.check(["unisono"])
+
+
+def test_a_rank_0_that_never_comes_is_missed_in_words():
+    with pytest.raises(RendezvousError, match="rank 0 must publish"):
+        group_rendezvous.share(dist.HashStore(), 1, 2, timeout_s=0.05)
+
+
+def test_the_others_hear_at_once_that_rank_0_cannot_make_the_memory(monkeypatch):
+    def fail(fd, layout):
+        raise RendezvousError("no addresses are left")
+
+    store = dist.HashStore()
+    with monkeypatch.context() as patch:
+        patch.setattr(group_rendezvous, "_map", fail)
+        with pytest.raises(RendezvousError, match="no addresses"):
+            group_rendezvous.share(store, 0, 2, timeout_s=60)
+    with pytest.raises(RendezvousError, match="but failed: no addresses are left"):
+        group_rendezvous.share(store, 1, 2, timeout_s=60)
+
+
+def test_a_rank_0_that_has_failed_and_ended_is_a_left_over():
+    store = dist.HashStore()
+    store.set("unisono", f"failed {ended_process()} {host_name()} no addresses are left")
+    with pytest.raises(RendezvousError, match="rank 0 of an earlier group failed: no addresses"):
+        group_rendezvous.share(store, 1, 2, timeout_s=0.05)
+
+
+@pytest.mark.parametrize("world_size", [2, 16, 128])
+def test_a_program_may_have_a_hundred_groups_on_a_large_machine(world_size, monkeypatch):
+    real = os.sysconf
+    pages = {"SC_PHYS_PAGES": (2 << 40) // mmap.PAGESIZE}
+    monkeypatch.setattr(os, "sysconf", lambda name: pages.get(name) or real(name))
+    assert 100 * Layout.for_this_machine(world_size).num_bytes < 2**47
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_nothing_overlaps_in_the_layout(world_size):
+    layout = Layout.for_this_machine(world_size)
+    ranks = range(world_size)
+    starts = [
+        *(layout.line(rank) for rank in ranks),
+        *(layout.ring(source, destination) for source in ranks for destination in ranks),
+        *(layout.slot(rank, parity) for rank in ranks for parity in (0, 1)),
+        *(layout.heap(rank).start for rank in ranks),
+        layout.num_bytes,
+    ]
+    assert starts[0] == HEADER_BYTES
+    assert starts == sorted(set(starts))
+    assert all(start % 64 == 0 for start in starts)

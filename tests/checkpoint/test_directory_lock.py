@@ -1,0 +1,130 @@
+"""One job at a time in a run directory, whatever becomes of it."""
+
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import unisono
+from unisono.checkpoint.directory_lock import lock_directory
+from unisono.errors import CheckpointError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "a run"
+
+
+@pytest.fixture
+def in_use(folder):
+    """Hold the folder as another job would, without telling this process of it."""
+    folder.mkdir()
+    fd = os.open(folder, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    yield
+    os.close(fd)
+
+
+def test_within_a_process_all_claims_are_one_and_end_with_the_last(folder):
+    first, second = lock_directory(folder), lock_directory(folder)
+    assert first is second is not None
+    assert locked(folder)
+    del first
+    assert locked(folder)
+    del second
+    assert not locked(folder)
+    assert list(folder.iterdir()) == []
+
+
+def locked(folder):
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def test_a_forked_process_does_not_have_what_its_parent_holds(folder):
+    held = lock_directory(folder)
+    child = os.fork()
+    if child == 0:
+        try:
+            lock_directory(folder)
+        except CheckpointError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert held is not None
+    assert locked(folder)
+
+
+HOLD = """
+import os, sys
+from pathlib import Path
+from unisono.checkpoint.directory_lock import lock_directory
+held = lock_directory(Path(sys.argv[1]))
+if os.fork() == 0:
+    sys.stdin.read()  # a loader process, say, that outlives its parent
+    os._exit(0)
+print("held", flush=True)
+os.wait()
+"""
+
+
+def test_another_process_is_named_and_its_end_is_the_end_of_its_claim(folder):
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as other:
+        assert other.stdout.readline() == b"held\n"
+        words = rf"is in use by process {other.pid} \(`.*python.* -c .*`\): wait"
+        with pytest.raises(CheckpointError, match=re.compile(words, re.DOTALL)):
+            lock_directory(folder)
+        other.send_signal(signal.SIGKILL)
+        other.wait(20)
+        assert lock_directory(folder) is not None
+
+
+@pytest.mark.parametrize("place", ["file/run", "/proc/run"])
+def test_where_nothing_can_be_made_nobody_is_kept_out(tmp_path, place):
+    (tmp_path / "file").touch()
+    assert lock_directory(tmp_path / place) is None
+
+
+def train(directory):
+    model = torch.nn.Linear(4, 2)
+    data = TensorDataset(torch.ones(8, 4))
+    loss = lambda model, batch: model(batch[0]).square().mean()  # noqa: E731
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=2, directory=directory)
+    trainer.fit(data, batch_size=4, epochs=1)
+    return trainer.run.position.step
+
+
+def test_a_run_alone_does_not_begin_in_anothers_directory(folder, in_use):
+    with pytest.raises(CheckpointError, match="must belong to one job at a time"):
+        train(folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_workers_do_not_begin_in_anothers_directory(folder, in_use):
+    with pytest.raises(CheckpointError, match="must belong to one job at a time"):
+        unisono.launch(train, folder, workers=2)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_launched_job_has_its_directory_to_its_end_and_no_longer(folder):
+    def train_and_look():
+        return train(folder), train(folder), locked(folder)
+
+    assert unisono.launch(train_and_look, workers=2) == [(2, 2, True)] * 2
+    assert not locked(folder)
+    assert train(folder) == 2

@@ -1,0 +1,166 @@
+"""Snapshots become checkpoints in a thread, or it is said why not; never a mixture of two."""
+
+import errno
+import json
+import mmap
+import os
+import re
+import struct
+import threading
+import types
+
+import pytest
+
+from unisono.checkpoint import folder
+from unisono.checkpoint.places import Places
+from unisono.checkpoint.run_directory import RunDirectory
+from unisono.checkpoint.slots import write_blob
+from unisono.checkpoint.writer import CheckpointWriter, Kept, newest_kept
+
+PLACES = Places(7, 16384, 0, (4096, 8192), 4096, 64)
+NOTHING = json.dumps({"model.safetensors": [], "optimizer.safetensors": []}).encode()
+
+
+@pytest.fixture
+def memory():
+    with mmap.mmap(-1, PLACES.num_bytes) as mapping:
+        yield mapping
+
+
+def snapshot(memory, slot, step, mark):
+    facts = json.dumps({"position": {"step": step, "epoch": 0, "batch": 0}}).encode()
+    start = PLACES.slots_at[slot]
+    with memoryview(memory) as whole, whole[start : start + PLACES.slot_bytes] as view:
+        write_blob(view, PLACES.blob_at, facts, NOTHING)
+    memory[PLACES.mark_at(slot) : PLACES.mark_at(slot) + 8] = struct.pack("<Q", mark)
+
+
+def kept(slot, step, directory):
+    return Kept.of(PLACES, slot, step, str(directory), 3)
+
+
+def test_the_newest_whole_snapshot_is_found(memory, tmp_path):
+    loop = {**PLACES.as_json(), "directory": str(tmp_path), "keep": 2}
+    assert newest_kept(memory, loop) is None
+    snapshot(memory, 0, 5, mark=1)
+    assert newest_kept(memory, loop).step == 5
+    snapshot(memory, 1, 9, mark=2)
+    assert newest_kept(memory, loop).step == 9
+    snapshot(memory, 0, 5, mark=3)
+    assert newest_kept(memory, loop).step == 5
+
+
+def test_a_snapshot_is_written_and_marked_busy_meanwhile(memory, tmp_path, monkeypatch):
+    go_on, told = threading.Event(), []
+    write = folder._write_synced
+    monkeypatch.setattr(folder, "_write_synced", lambda *args: go_on.wait(10) and write(*args))
+    snapshot(memory, 0, 5, mark=1)
+    writer = CheckpointWriter(told.append)
+    writer.begin(memory, kept(0, 5, tmp_path))
+    assert PLACES.is_busy(0, lambda offset, count: memory[offset : offset + count])
+    go_on.set()
+    writer.wait()
+    assert not PLACES.is_busy(0, lambda offset, count: memory[offset : offset + count])
+    assert [(entry.step, entry.trouble) for entry in RunDirectory(tmp_path).entries()] == [(5, "")]
+    assert told == []
+
+
+@pytest.mark.parametrize("step", [4, 6])
+def test_a_slot_that_holds_another_step_is_not_written(memory, tmp_path, step):
+    told = []
+    snapshot(memory, 0, step, mark=1)
+    writer = CheckpointWriter(told.append)
+    writer.begin(memory, kept(0, 5, tmp_path))
+    writer.wait()
+    assert RunDirectory(tmp_path).entries() == []
+    assert "a snapshot must stay as it is" in told[0]
+
+
+def test_a_slot_that_is_not_whole_is_not_written(memory, tmp_path):
+    told = []
+    snapshot(memory, 0, 5, mark=0)
+    writer = CheckpointWriter(told.append)
+    writer.begin(memory, kept(0, 5, tmp_path))
+    writer.wait()
+    assert RunDirectory(tmp_path).entries() == []
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("mark", [0, 3])
+def test_a_slot_that_changes_while_it_is_written_leaves_nothing(
+    memory, tmp_path, monkeypatch, mark
+):
+    told = []
+    write = folder._write_synced
+
+    def change_and_write(path, content):
+        if path.name == "optimizer.safetensors":
+            snapshot(memory, 0, 7, mark=mark)
+        return write(path, content)
+
+    monkeypatch.setattr(folder, "_write_synced", change_and_write)
+    snapshot(memory, 0, 5, mark=1)
+    writer = CheckpointWriter(told.append)
+    writer.begin(memory, kept(0, 5, tmp_path))
+    writer.wait()
+    assert RunDirectory(tmp_path).entries() == []
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert "step 5: no checkpoint: a snapshot must stay as it is" in told[0]
+
+
+def test_the_disk_is_full_when_it_is_asked_to_be(memory, tmp_path):
+    told = []
+    writer = CheckpointWriter(told.append, lambda number: number == 1)
+    for step, mark in ((5, 1), (6, 3)):
+        snapshot(memory, 0, step, mark)
+        writer.begin(memory, kept(0, step, tmp_path))
+        writer.wait()
+    assert [entry.step for entry in RunDirectory(tmp_path).entries()] == [6]
+    assert len(told) == 1
+    needed = sum(path.stat().st_size for path in RunDirectory(tmp_path).entries()[0].path.iterdir())
+    assert f"must have about {needed:,} bytes free, but has 0 ({needed:,} too few)" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("code", "free_bytes", "free_inodes", "words"),
+    [
+        (errno.ENOSPC, 8192 * 512, 0, "must have room for 6 more files, but all its 70 inodes are"),
+        (errno.ENOSPC, 0, 40, r"must have about ([\d,]+) bytes free, but has 0 \([\d,]+ too few"),
+        (
+            errno.ENOSPC,
+            8192,
+            40,
+            r"about ([\d,]+) bytes free, but was .* \(now 4,194,304 are\)",
+        ),
+        (errno.EDQUOT, 8192, 40, r"your quota there must leave about ([\d,]+) bytes and 6 files"),
+        (errno.EIO, 8192, 40, "Input/output error; training goes on"),
+        (errno.EROFS, 8192, 40, "Read-only file system"),
+        (errno.ESTALE, 8192, 40, "Stale file handle"),
+    ],
+)
+def test_what_is_missing_is_said_of_the_files_and_not_of_the_memory(
+    memory, tmp_path, monkeypatch, code, free_bytes, free_inodes, words
+):
+    def fail(path, content):
+        raise OSError(code, os.strerror(code))
+
+    snapshot(memory, 0, 5, mark=1)
+    told = []
+    free = types.SimpleNamespace(
+        f_frsize=512, f_bavail=free_bytes, f_files=70, f_favail=free_inodes
+    )
+    monkeypatch.setattr(folder, "_write_synced", fail)
+    monkeypatch.setattr(os, "statvfs", lambda path: free)
+    writer = CheckpointWriter(told.append)
+    writer.begin(memory, kept(0, 5, tmp_path))
+    writer.wait()
+    found = re.search(words, told[0])
+    assert found
+    if found.groups():
+        monkeypatch.undo()
+        writer.begin(memory, kept(0, 5, tmp_path))
+        writer.wait()
+        (entry,) = RunDirectory(tmp_path).entries()
+        needed = sum(path.stat().st_size for path in entry.path.iterdir())
+        assert int(found[1].replace(",", "")) == needed
+    assert "training goes on, the next one is tried" in told[0]

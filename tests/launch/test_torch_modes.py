@@ -1,0 +1,78 @@
+"""A worker computes in the modes that the caller has set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import unisono
+from unisono.launch.torch_modes import caller_modes, set_modes
+
+
+@pytest.fixture(autouse=True)
+def modes_are_put_back() -> Iterator[None]:
+    before = caller_modes()
+    yield
+    # What users call, and set_modes, would load the compiler here, which takes seconds.
+    torch.set_deterministic_debug_mode(before["get_deterministic_debug_mode"])
+    set_modes(before)
+
+
+def seen():
+    return {
+        "dtype": torch.get_default_dtype(),
+        "grad": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "matmul": torch.get_float32_matmul_precision(),
+        "benchmark": torch.backends.cudnn.benchmark,
+        "onednn": torch.backends.mkldnn.enabled,
+    }
+
+
+def test_workers_have_the_callers_modes():
+    before = seen()
+    assert unisono.launch(seen, workers=1) == [before]
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+    torch.set_deterministic_debug_mode("warn")
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True
+    torch.backends.mkldnn.enabled = False
+    assert unisono.launch(seen, workers=2) == [seen()] * 2
+    assert {name for name, value in seen().items() if value != before[name]} == (set(before))
+    torch.set_deterministic_debug_mode("error")
+    assert unisono.launch(seen, workers=1) == [seen()]
+
+
+def precisions():
+    backends = torch.backends
+    return backends.cuda.matmul.fp32_precision, backends.mkldnn.matmul.fp32_precision
+
+
+def test_precisions_that_are_set_by_their_new_names_travel_too():
+    before = precisions()
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    assert unisono.launch(precisions, workers=1) == [(before[0], "bf16")]
+    set_modes(caller_modes())  # which the old names can no longer tell
+
+
+@pytest.mark.slow
+def test_what_the_caller_computes_in_float64_so_do_workers():
+    def train():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        trainer = unisono.Trainer(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            lambda model, batch: (model(batch[0]) ** 2).mean(),
+            shards=2,
+            callbacks=[],
+        )
+        data = torch.utils.data.TensorDataset(torch.randn(8, 2))
+        return trainer.fit(data, batch_size=4, epochs=1).digest, model.weight.dtype
+
+    torch.set_default_dtype(torch.float64)
+    assert unisono.launch(train, workers=2) == [train()] * 2

@@ -1,0 +1,96 @@
+"""What is said to the user never ends a program."""
+
+import errno
+import io
+import os
+import sys
+
+import pytest
+
+from unisono.notices import say, shown
+
+
+class Stream(io.StringIO):
+    def __init__(self, code=0, is_terminal=False):
+        super().__init__()
+        self._code, self._is_terminal = code, is_terminal
+
+    def write(self, text):
+        if self._code:
+            raise OSError(self._code, os.strerror(self._code))
+        return super().write(text)
+
+    def isatty(self):
+        return self._is_terminal
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "text"), [(False, "unisono: a line\n"), (True, "\r\x1b[2Kunisono: a line\n")]
+)
+def test_a_line_is_a_line_of_its_own(monkeypatch, is_terminal, text):
+    monkeypatch.setattr(sys, "stderr", Stream(is_terminal=is_terminal))
+    say("a line")
+    assert sys.stderr.getvalue() == text
+
+
+def closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+class Odd:
+    """What a program may put in the place of standard error: no more than `write`."""
+
+    def __init__(self, error=None):
+        self._error, self.text = error, ""
+
+    def write(self, text):
+        if self._error is not None:
+            raise self._error
+        self.text += text
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        lambda: Stream(errno.ENOSPC),
+        lambda: Stream(errno.EPIPE),
+        closed,
+        lambda: None,
+        lambda: Odd(RuntimeError("lost sys.stderr")),
+    ],
+)
+def test_where_nobody_takes_it_nothing_happens(monkeypatch, stream):
+    monkeypatch.setattr(sys, "stderr", stream())
+    say("a line")
+
+
+def test_a_line_cannot_steer_the_terminal(monkeypatch):
+    stream = Stream()
+    monkeypatch.setattr(sys, "stderr", stream)
+    say("runs/\x1b[2J\r\x07 is full\nand more")
+    assert stream.getvalue() == "unisono: runs/\\x1b[2J\\r\\x07 is full\nand more\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("layer.weight", "layer.weight"),
+        ("Gewicht ä 重み", "Gewicht ä 重み"),
+        ("a\nb\tc\0", r"a\nb\tc\x00"),
+        ("\x1b[31m\x9b", r"\x1b[31m\x9b"),
+        ("\u202eabc\u2028", r"\u202eabc\u2028"),
+        ("\udcff\ud800", r"\udcff\ud800"),
+        ("x" * 300, "x" * 199 + "…"),
+        ("", ""),
+    ],
+)
+def test_a_name_of_others_is_written_out(name, seen):
+    assert shown(name) == seen
+
+
+def test_a_stream_that_can_only_be_written_to_gets_the_line(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Odd())
+    say("a line")
+    assert sys.stderr.text == "unisono: a line\n"

@@ -1,0 +1,289 @@
+"""The barrier with ranks as threads: the control is the same, only the processes are missing."""
+
+import os
+import threading
+
+import pytest
+
+from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+from unisono.workers import futex
+from unisono.workers.barrier import Barrier
+from unisono.workers.control_block import MAILBOX_BYTES, ControlBlock, Departure
+
+
+@pytest.fixture
+def control_of():
+    pages = []
+
+    def make(world_size):
+        pages.append(ControlBlock.create(world_size))
+        return pages[-1]
+
+    yield make
+    for control in pages:
+        control.close()
+
+
+def as_ranks(world_size, work):
+    """Run `work(rank)` in a thread a rank; return what they returned or raised."""
+    results = [None] * world_size
+
+    def one(rank):
+        try:
+            results[rank] = work(rank)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def meet(barrier, purpose=""):
+    barrier.arrive(purpose)
+    return barrier.wait()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_nobody_goes_on_before_everybody_has_come(control_of, world_size):
+    control = control_of(world_size)
+    come = [0] * world_size
+
+    def work(rank):
+        barrier = Barrier(control, rank)
+        for round_ in range(1, 101):
+            come[rank] = round_
+            assert meet(barrier)
+            assert min(come) >= round_
+            assert meet(barrier)
+
+    assert as_ranks(world_size, work) == [None] * world_size
+
+
+def test_a_processor_that_reads_out_of_order_is_told_not_to(control_of, monkeypatch):
+    monkeypatch.setattr(futex, "_READS_STAY_IN_ORDER", False)
+    told = []
+    monkeypatch.setattr(
+        futex, "add_and_wake", lambda *args, do=futex.add_and_wake: told.append(args) or do(*args)
+    )
+    control = control_of(1)
+    assert meet(Barrier(control, 0))
+    assert [args[1:] for args in told] == [(), (0,)]  # come, and order reads
+    assert control.arrivals(0) == 1
+
+
+def test_arrivals_are_counted_past_the_end_of_32_bits(control_of):
+    control = control_of(2)
+    for rank in range(2):
+        control.come_back(rank, 2**32 - 3)
+
+    def work(rank):
+        barrier = Barrier(control, rank)
+        return [meet(barrier) for _ in range(10)]
+
+    assert as_ranks(2, work) == [[True] * 10] * 2
+    assert control.arrivals(0) == Barrier(control, 0).arrivals == 7
+
+
+@pytest.mark.parametrize("how", [Departure.FINISHED, Departure.FAILED])
+def test_who_waits_for_one_that_left_is_told(control_of, how):
+    control = control_of(3)
+    control.set_step(2, 41)
+
+    def work(rank):
+        if rank == 2:
+            control.leave(2, how)
+        else:
+            meet(Barrier(control, rank))
+
+    first, second, _ = as_ranks(3, work)
+    for error in (first, second):
+        assert isinstance(error, PeerLostError)
+        assert error.rank == 2
+        assert "last seen in step 41" in str(error)
+
+
+def test_a_departure_wakes_a_sleeper(control_of):
+    control = control_of(2)
+    asleep = threading.Event()
+    control_sleep = control.sleep_until_arrival
+
+    def sleep(rank, seen, timeout_s):
+        asleep.set()
+        control_sleep(rank, seen, timeout_s)
+
+    control.sleep_until_arrival = sleep
+
+    def work(rank):
+        if rank == 1:
+            asleep.wait()
+            control.leave(1, Departure.FAILED)
+        else:
+            meet(Barrier(control, 0))
+
+    assert isinstance(as_ranks(2, work)[0], PeerLostError)
+
+
+@pytest.mark.parametrize("how", [Departure.FINISHED, Departure.FAILED, Departure.LOST])
+def test_one_that_came_and_then_left_held_nobody_up(control_of, how):
+    control = control_of(2)
+    control.set_purpose(1, 1, b"the end")
+    control.arrive(1)
+    control.leave(1, how)
+    assert meet(Barrier(control, 0), "the end")
+
+
+def test_who_waits_for_a_lost_one_stops_without_an_error(control_of):
+    control = control_of(3)
+
+    def work(rank):
+        if rank == 2:
+            control.leave(2, Departure.LOST)
+            return None
+        barrier = Barrier(control, rank)
+        stopped = not meet(barrier)
+        barrier.set_membership([0, 1])
+        return stopped, barrier.wait(), barrier.arrivals
+
+    assert as_ranks(3, work) == [(True, True, 1), (True, True, 1), None]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "error"),
+    [
+        (Departure.LOST, Departure.PRESENT, None),
+        (Departure.PRESENT, Departure.LOST, None),
+        (Departure.FAILED, Departure.PRESENT, PeerLostError),
+        (Departure.FAILED, Departure.LOST, PeerLostError),
+        (Departure.LOST, Departure.FAILED, None),  # the first in rank order is told
+    ],
+)
+def test_one_of_several_missing_is_enough_to_stop(control_of, first, second, error):
+    control = control_of(3)
+    control.leave(1, first)
+    control.leave(2, second)
+
+    def work(rank):
+        return meet(Barrier(control, 0))
+
+    (seen,) = as_ranks(1, work)
+    assert seen is False if error is None else isinstance(seen, error)
+
+
+def test_a_lost_one_that_is_not_of_the_crew_holds_nobody_up(control_of):
+    control = control_of(2)
+    control.leave(1, Departure.LOST)
+    barrier = Barrier(control, 0)
+    barrier.set_membership([0])
+    assert [meet(barrier) for _ in range(3)] == [True] * 3
+
+
+@pytest.mark.parametrize("stale", [0, 40, 1000])
+def test_one_that_takes_the_place_of_another_counts_where_the_others_are(control_of, stale):
+    control = control_of(2)
+    control.come_back(0, 41)
+    control.come_back(1, stale)
+    control.leave(1, Departure.LOST)
+    control.come_back(1, 41)
+
+    def work(rank):
+        barrier = Barrier(control, rank)
+        return meet(barrier, "step 42"), barrier.arrivals
+
+    assert control.departure(1) == Departure.PRESENT
+    assert as_ranks(2, work) == [(True, 42)] * 2
+
+
+def test_those_who_come_for_different_reasons_are_told_so(control_of):
+    control = control_of(3)
+
+    def work(rank):
+        barrier = Barrier(control, rank)
+        meet(barrier, "digest")
+        meet(barrier, "save" if rank == 0 else "step 12")
+
+    for rank, error in enumerate(as_ranks(3, work)):
+        assert isinstance(error, MismatchError)
+        assert f"rank {rank} came to `{'step 12' if rank else 'save'}`" in str(error)
+
+
+def test_a_wait_ends_when_its_time_is_up_and_names_who_is_missing(control_of):
+    control = control_of(3)
+    control.set_step(0, 12)
+    control.arrive(1)
+    with pytest.raises(
+        WaitTimeoutError, match=r"rank 0 in step 12 .* rank 2 \(last seen in step"
+    ) as e:
+        meet(Barrier(control, 0, timeout_s=0.05))
+    assert e.value.missing == (2,)
+
+
+@pytest.mark.slow
+def test_a_long_wait_is_told_once_by_one_rank(control_of):
+    control = control_of(3)
+    said = []
+
+    def work(rank):
+        if rank != 2:
+            meet(Barrier(control, rank, timeout_s=0.5, notice_after_s=0.05, say=said.append))
+
+    as_ranks(3, work)
+    assert len(said) == 1
+    assert "rank 0" in said[0]
+    assert "rank 2" in said[0]
+
+
+def test_messages_pass_through_the_page(control_of):
+    control = control_of(2)
+    control.post(1, b"hello")
+    assert control.posted(1) == b"hello"
+    assert control.posted(0) == b""
+
+
+def test_a_plan_is_for_one_step_and_is_forgotten_with_the_next(control_of):
+    control = control_of(2)
+    assert [control.plan(0, step) for step in (1, 812, 813)] == [0, 0, 0]
+    control.set_plan(0, 812, 5)
+    assert [control.plan(0, step) for step in (811, 812, 813)] == [0, 5, 0]
+    assert control.plan(1, 812) == 0
+    control.set_plan(0, 813, 0)
+    assert [control.plan(0, step) for step in (812, 813)] == [0, 0]
+
+
+def test_what_the_launcher_wishes_is_seen_through_every_mapping(control_of):
+    control = control_of(2)
+    other = ControlBlock.attach(os.dup(control.fd), 2)
+    assert not other.wish
+    control.wish = True
+    assert other.wish
+    control.wish = False
+    assert not other.wish
+    assert other.end == 0
+    control.end = 15
+    assert (other.end, other.wish) == (15, False)
+    other.close()
+
+
+def test_lines_and_mailboxes_of_ranks_do_not_touch(control_of):
+    control = control_of(3)
+    full = MAILBOX_BYTES - 8
+    for rank in range(3):
+        control.come_back(rank, 10 + rank)
+        control.set_step(rank, -(2**62) + rank)
+        control.set_plan(rank, 2**62 + rank, 2**31 + rank)
+        control.set_purpose(rank, 0, b"%d" % rank * 40)
+        control.set_purpose(rank, 1, b"%d, then" % rank)
+        control.leave(rank, Departure(rank))
+        control.post(rank, b"%d" % rank * full)
+    control.wish = True
+    for rank in range(3):
+        assert control.arrivals(rank) == 10 + rank
+        assert control.step(rank) == -(2**62) + rank
+        assert control.plan(rank, 2**62 + rank) == 2**31 + rank
+        assert control.purpose(rank, 0) == b"%d" % rank * 24
+        assert control.purpose(rank, 1).strip() == b"%d, then" % rank
+        assert control.departure(rank) == Departure(rank)
+        assert control.posted(rank) == b"%d" % rank * full

@@ -1,0 +1,319 @@
+"""Workers of another launcher find each other, as real processes; a row for what can go wrong."""
+
+import atexit
+import functools
+import json
+import os
+import signal
+import time
+
+import pytest
+from tests.workers.forked import job  # noqa: F401
+
+import unisono
+import unisono.workers.host_rendezvous
+from unisono.workers.control_block import ControlBlock
+from unisono.workers.team import Team
+
+pytestmark = pytest.mark.slow
+
+
+def meet_once():
+    team = Team.from_environment()
+    heard = team.gather(str(os.getpid()).encode(), "who is there")
+    return {rank: int(pid) for rank, pid in heard.items()}
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("last", [0, 1])
+def test_whoever_comes_last_they_find_each_other(job, world_size, last):  # noqa: F811
+    order = [rank for rank in range(world_size) if rank != last] + [last]
+    forks = {rank: job.start(meet_once, rank, world_size) for rank in order}
+    said = {rank: fork.end() for rank, fork in forks.items()}
+    pids = {str(rank): fork.pid for rank, fork in forks.items()}
+    assert [said[rank].value for rank in order] == [pids] * world_size, said
+    assert job.words == []
+
+
+def test_all_runs_of_a_process_have_one_seat(job):  # noqa: F811
+    said = job.run(lambda rank: Team.from_environment() is Team.from_environment(), 2)
+    assert [one.value for one in said] == [True, True]
+
+
+def test_two_jobs_at_once_do_not_mix(job):  # noqa: F811
+    forks = [
+        job.start(meet_once, rank, 2, MASTER_PORT=port) for rank in (0, 1) for port in ("1", "2")
+    ]
+    said = [fork.end() for fork in forks]
+    pids = [fork.pid for fork in forks]
+    assert said[0].value == said[2].value == {"0": pids[0], "1": pids[2]}, said
+    assert said[1].value == said[3].value == {"0": pids[1], "1": pids[3]}, said
+
+
+def test_a_second_job_of_the_same_name_follows_the_first(job):  # noqa: F811
+    for _ in range(3):
+        said = job.run(lambda rank: len(meet_once()), 2)
+        assert [one.value for one in said] == [2, 2], said
+
+
+def test_a_word_left_over_by_a_killed_rank_0_is_replaced(job):  # noqa: F811
+    first = job.start(meet_once, 0, 2)
+    job.wait_for_word()
+    first.kill()
+    assert first.end().exit_code == -signal.SIGKILL
+    assert len(job.words) == 1
+    rank_1 = job.start(meet_once, 1, 2)  # looks at the left-over until rank 0 comes
+    rank_0 = job.start(meet_once, 0, 2)
+    assert rank_1.end().value == rank_0.end().value == {"0": rank_0.pid, "1": rank_1.pid}
+    assert job.words == []
+
+
+def test_left_overs_of_other_jobs_are_removed(job):  # noqa: F811
+    first = job.start(meet_once, 0, 2, MASTER_PORT="7")
+    job.wait_for_word()
+    first.kill()
+    first.end()
+    assert [one.error for one in job.run(lambda rank: len(meet_once()), 2)] == ["", ""]
+    assert job.words == []
+
+
+def test_where_an_earlier_rank_has_died_nobody_sits_down(job):  # noqa: F811
+    # Rank 0 of the earlier job is stopped, so it neither leaves nor takes back its word.
+    rank_0 = job.start(meet_once, 0, 3)
+    job.wait_for_word()
+    rank_0.kill(signal.SIGSTOP)
+    rank_1 = job.start(meet_once, 1, 3)
+    control = _page_of(rank_0.pid, 3)
+    while control.process(1)[0] != rank_1.pid:
+        time.sleep(0.001)
+    control.close()
+    rank_1.kill()
+    rank_1.end()
+    again = job.start(meet_once, 1, 3, UNISONO_MEETING_TIMEOUT="0.3")
+    said = again.end()
+    assert said.error == "WaitTimeoutError"
+    assert "an earlier rank 1 has died there" in said.text
+
+
+def _page_of(pid, world_size):
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{fd}"
+        if os.readlink(path).startswith("/memfd:unisono-control"):
+            try:
+                control = ControlBlock.attach(os.open(path, os.O_RDWR), world_size)
+            except ValueError:
+                continue  # of another size: one that other tests have left open
+            if control.process(0)[0] == pid:
+                return control
+            control.close()
+    raise AssertionError("no control")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "\0", '{"pid": "x"}'])
+def test_a_word_that_says_nothing_is_not_believed(job, text):  # noqa: F811
+    here = job.folder / f"unisono-{os.geteuid()}"
+    first = job.start(meet_once, 0, 2)
+    job.wait_for_word()
+    name = job.words[0]
+    first.kill()
+    first.end()
+    (here / name).write_text(text)
+    assert [one.error for one in job.run(lambda rank: len(meet_once()), 2)] == ["", ""]
+
+
+def test_a_word_of_another_container_is_refused(job):  # noqa: F811
+    def elsewhere():
+        unisono.workers.host_rendezvous.host_name = lambda: "another"
+        meet_once()
+
+    rank_0 = job.start(meet_once, 0, 2, UNISONO_MEETING_TIMEOUT="20")
+    said = job.start(elsewhere, 1, 2).end()
+    rank_0.kill()
+    rank_0.end()
+    assert said.error == "RendezvousError"
+    assert "several hosts are not supported yet" in said.text
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_second_process_of_the_same_rank_is_refused(job, rank):  # noqa: F811
+    first = [job.start(meet_once, one, 3) for one in (0, 1)]
+    job.wait_for_word()
+    control = _page_of(first[0].pid, 3)
+    while not control.process(1)[0]:
+        time.sleep(0.001)
+    control.close()
+
+    def soon():
+        unisono.workers.host_rendezvous._TAKEN_AT_MOST_S = 0.1
+        meet_once()
+
+    said = job.start(soon, rank, 3).end()
+    assert said.error == "RendezvousError"
+    assert f"another process has come as rank {rank} of 3" in said.text
+    last = job.start(meet_once, 2, 3)  # the others are not disturbed
+    assert [fork.end().error for fork in (*first, last)] == ["", "", ""]
+
+
+@pytest.mark.parametrize(("come", "missing"), [((0, 2), "rank 1"), ((1, 2), "rank 0")])
+def test_who_does_not_come_is_named(job, come, missing):  # noqa: F811
+    forks = [job.start(meet_once, rank, 3, UNISONO_MEETING_TIMEOUT="0.4") for rank in come]
+    said = [fork.end() for fork in forks]
+    assert {one.error for one in said} <= {"WaitTimeoutError", "PeerLostError"}
+    # Whoever gives up first names the one; then the other may learn of that first.
+    gave_up = [one.text for one in said if one.error == "WaitTimeoutError"]
+    assert gave_up
+    for text in gave_up:
+        assert f"for {missing}" in text
+        assert "started by somebody, MASTER_ADDR=127.0.0.1, MASTER_PORT=1" in text
+        assert f"the same folder ({job.folder}/unisono-" in text
+    assert job.words == []
+
+
+def test_who_dies_before_all_have_come_is_named(job):  # noqa: F811
+    forks = [job.start(meet_once, rank, 3) for rank in (0, 1)]
+    job.wait_for_word()
+    control = _page_of(forks[0].pid, 3)
+    while not control.process(1)[0]:
+        time.sleep(0.001)
+    control.close()
+    forks[1].kill()
+    said = forks[0].end()
+    assert said.error == "PeerLostError"
+    assert "rank 1 has ended before" in said.text
+    assert job.words == []
+
+
+def lose(how):
+    """Rank 1 leaves after the first meeting; the others wait for it."""
+
+    def work(rank):
+        team = Team.from_environment()
+        team.note_step(41)
+        team.meet("first")
+        if rank == 1:
+            how()
+            return None
+        start = time.monotonic()
+        try:
+            team.meet("second")
+        except Exception as error:
+            return type(error).__name__, str(error), time.monotonic() - start
+        return None
+
+    return work
+
+
+def fail():
+    raise ValueError("mine")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "rank 1 has died, its process "),
+        (lambda: os._exit(0), "rank 1 has died, its process "),
+        (lambda: None, "rank 1 has finished its program"),
+        (fail, "rank 1 has failed"),
+    ],
+)
+def test_who_is_lost_is_named_to_those_who_wait(job, how, words):  # noqa: F811
+    said = job.run(lose(how), 3)
+    for rank in (0, 2):
+        name, text, _ = said[rank].value
+        assert name == "PeerLostError"
+        assert words in text
+        assert "last seen in step 41" in text
+
+
+def test_one_that_came_and_then_died_held_nobody_up(job):  # noqa: F811
+    def work(rank):
+        team = Team.from_environment()
+        if rank == 1:
+            team._barrier.arrive("last")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return team.meet("last")
+
+    assert [one.value for one in job.run(work, 3)] == [True, None, True]
+
+
+def test_what_a_worker_forks_has_no_seat_and_ends_alone(job):  # noqa: F811
+    def in_a_fork(act):
+        pid = os.fork()
+        if not pid:
+            try:
+                act()
+            except RuntimeError as error:
+                os._exit(7 if "must not train in its place" in str(error) else 8)
+            finally:
+                atexit._run_exitfuncs()  # as an interpreter does
+            os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def work(rank):
+        team = Team.from_environment()
+        codes = [in_a_fork(Team.from_environment), in_a_fork(lambda: None)]
+        team.meet("after")
+        return codes
+
+    assert [one.value for one in job.run(work, 2)] == [[7, 0]] * 2
+
+
+def test_what_a_worker_starts_before_it_has_come_may_be_the_worker(job):  # noqa: F811
+    def in_a_wrapper():
+        fork = os.fork()
+        if not fork:
+            os._exit(0 if len(meet_once()) == 2 else 1)
+        return os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+
+    assert [one.value for one in job.run(lambda rank: in_a_wrapper(), 2)] == [0, 0]
+
+
+def test_memory_is_shared_and_zero_at_first(job):  # noqa: F811
+    def work(rank):
+        team = Team.from_environment()
+        memories = [team.memory(key, 1000 + key) for key in (5, 6)]
+        team.meet("there")
+        was_zero = not any(memories[1].read(0, memories[1].num_bytes))
+        team.meet("looked at")
+        memories[1].write(rank, bytes([rank + 1]))
+        team.meet("written")
+        return was_zero, list(memories[1].read(0, 4)), list(memories[0].read(0, 4))
+
+    assert [one.value for one in job.run(work, 3)] == [[True, [1, 2, 3, 0], [0] * 4]] * 3
+
+
+def test_memories_of_different_sizes_are_refused_on_every_worker(job):  # noqa: F811
+    said = job.run(lambda rank: Team.from_environment().memory(0, 100 + (rank == 2)), 3)
+    for one in said:
+        assert one.error == "MismatchError"
+        assert "request 0 of rank 0 is for 100 bytes" in one.text
+        assert "of rank 2 for 101" in one.text
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "words"),
+    [
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, "RuntimeError", "of 2 that somebody has"),
+        ({"UNISONO_PID": "1"}, "RuntimeError", "must not train in its place"),
+        ({"UNISONO_MEETING_TIMEOUT": "soon"}, "ValueError", "above 0, but is 'soon'"),
+        ({"UNISONO_MEETING_TIMEOUT": "-1"}, "ValueError", "above 0, but is '-1'"),
+    ],
+)
+def test_who_cannot_take_a_seat_is_told_why(job, more, error, words):  # noqa: F811
+    said = job.start(meet_once, 1, 2, **more).end()
+    assert said.error == error
+    assert words in said.text
+
+
+def test_launching_inside_of_a_worker_is_refused(job):  # noqa: F811
+    launch = functools.partial(unisono.launch, len, (), workers=1)
+    said = job.start(launch, 1, 2, TORCHELASTIC_RUN_ID="x").end()
+    assert said.error == "RuntimeError"
+    assert "torchrun has started this process as rank 1 of 2" in said.text
+
+
+def test_an_entry_is_read_as_it_was_written():
+    entry = unisono.workers.host_rendezvous.Entry(1, 2, "ff", "here")
+    assert unisono.workers.host_rendezvous.Entry.decode(entry.encode()) == entry
+    with pytest.raises(ValueError):
+        unisono.workers.host_rendezvous.Entry.decode(json.dumps({"pid": 1}))

@@ -1,0 +1,84 @@
+"""What a job is called: the same for all its workers, another for every other job."""
+
+import itertools
+
+import pytest
+
+from unisono.workers.jobname import job_name, num_restarts
+from unisono.world import OPEN_MPI, SLURM, SOMEBODY, TORCHRUN, World
+
+TORCH = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+}
+JOB = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+MASTER = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+NAMESPACE = {"PMIX_NAMESPACE": "prterun-host-1@1"}
+
+
+def name_of(environ, started_by, world_size=3, rank=0, session=1):
+    here = World(rank, world_size, rank, world_size, started_by)
+    return job_name(environ, here, session=session).name
+
+
+DIFFERENT = [
+    (TORCH, TORCHRUN),
+    ({**TORCH, "TORCHELASTIC_RUN_ID": "5"}, TORCHRUN),
+    ({**TORCH, "MASTER_PORT": "29501"}, TORCHRUN),
+    ({**TORCH, "TORCHELASTIC_RESTART_COUNT": "1"}, TORCHRUN),
+    (JOB, SLURM),
+    ({**JOB, "SLURM_JOB_ID": "8"}, SLURM),
+    ({**JOB, "SLURM_STEP_ID": "1"}, SLURM),
+    ({**JOB, "SLURM_RESTART_COUNT": "1"}, SLURM),
+    (NAMESPACE, OPEN_MPI),
+    ({"PMIX_NAMESPACE": "prterun-host-2@1"}, OPEN_MPI),
+    ({"OMPI_MCA_ess_base_jobid": "99"}, OPEN_MPI),
+    (MASTER, SOMEBODY),
+    ({**MASTER, "MASTER_PORT": "1"}, SOMEBODY),
+    ({**MASTER, "MASTER_ADDR": "127.0.0.1"}, SOMEBODY),
+    ({}, SOMEBODY),
+    ({}, SLURM),
+]
+
+
+def test_different_jobs_have_different_names():
+    names = [name_of(*job) for job in DIFFERENT]
+    names += [name_of(TORCH, TORCHRUN, world_size=4), name_of({}, SOMEBODY, session=2)]
+    for one, other in itertools.combinations(names, 2):
+        assert one != other
+
+
+@pytest.mark.parametrize(("environ", "started_by"), DIFFERENT)
+def test_all_workers_of_a_job_find_the_same_name(environ, started_by):
+    own = {"RANK": "1", "SLURM_PROCID": "1", "SLURM_TASK_PID": "9", "PMIX_RANK": "1", "X": "y"}
+    assert name_of({**environ, **own}, started_by, rank=1) == name_of(environ, started_by)
+
+
+@pytest.mark.parametrize(
+    ("environ", "started_by"),
+    [(TORCH, TORCHRUN), (JOB, SLURM), (NAMESPACE, OPEN_MPI), (MASTER, SOMEBODY), (MASTER, SLURM)],
+)
+def test_what_names_a_job_counts_more_than_where_it_was_started(environ, started_by):
+    one, other = (name_of(environ, started_by, session=number) for number in (1, 2))
+    assert one == other
+
+
+def test_a_name_says_what_it_was_made_of_and_is_fit_for_a_file():
+    job = job_name({**MASTER, "MASTER_ADDR": "a/../b"}, World(0, 2, 0, 2, SOMEBODY), session=1)
+    assert job.told == "MASTER_ADDR=a/../b, MASTER_PORT=29500"
+    assert job.name.removeprefix("job-").isalnum()
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, 0),
+        (TORCH, 0),
+        ({"TORCHELASTIC_RESTART_COUNT": "2"}, 2),
+        ({"SLURM_RESTART_COUNT": "1"}, 1),
+    ],
+)
+def test_restarts_are_counted_by_the_launcher(environ, expected):
+    assert num_restarts(environ) == expected

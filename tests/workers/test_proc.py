@@ -1,0 +1,60 @@
+"""Other processes and their memory: what is there, and what is not there any more."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from unisono.workers.proc import NotThereError, host_name, open_memory, started_at
+
+
+@pytest.fixture
+def memory():
+    fd = os.memfd_create("unisono-test")
+    os.ftruncate(fd, 4096)
+    yield fd
+    os.close(fd)
+
+
+def test_a_process_is_told_from_a_later_one_of_the_same_number():
+    assert started_at(os.getpid()) == started_at(os.getpid())
+    assert started_at(1) < started_at(os.getpid())
+
+
+def test_one_that_has_ended_has_no_start():
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    assert started_at(ended.pid) is None  # nobody has asked for its exit status yet
+    ended.wait()
+    assert started_at(ended.pid) is None
+
+
+def test_two_processes_of_one_host_agree_on_its_name():
+    code = "from unisono.workers.proc import host_name; print(host_name())"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == host_name()
+
+
+def test_memory_is_opened_by_its_place(memory):
+    mine = open_memory(os.getpid(), memory, "unisono-test", 4096)
+    os.pwrite(mine, b"seen", 0)
+    assert os.pread(memory, 4, 0) == b"seen"
+    os.close(mine)
+
+
+@pytest.mark.parametrize(
+    ("pid", "fd", "name", "size", "words"),
+    [
+        (None, None, "unisono-other", 4096, "is not the memory that was told of"),
+        (None, None, "unisono-test", 8192, "is memory of another size"),
+        (None, 0, "unisono-test", 4096, "is not the memory"),
+        (None, 99_999, "unisono-test", 4096, "cannot be opened .No such file"),
+        (2**22 + 1, 3, "unisono-test", 4096, "cannot be opened .No such file"),
+    ],
+)
+def test_what_is_something_else_is_not_opened(memory, pid, fd, name, size, words):
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(NotThereError, match=words):
+        open_memory(pid or os.getpid(), memory if fd is None else fd, name, size)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,102 @@
+import pytest
+import torch
+import torch.distributed as dist
+from tests.workers.test_barrier import as_ranks, control_of  # noqa: F401
+
+from unisono.errors import MismatchError
+from unisono.train.trainer import Trainer
+from unisono.workers.external import refuse_larger_group
+from unisono.workers.single_process import SingleProcess
+from unisono.workers.team import Team
+from unisono.world import World
+
+
+@pytest.fixture
+def teams(control_of):  # noqa: F811
+    def make(world_size):
+        control = control_of(world_size)
+        worlds = [World(r, world_size, r, world_size) for r in range(world_size)]
+        return [Team(world, control, SingleProcess()) for world in worlds]
+
+    return make
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 63_000, 64_512, 200_000])
+def test_everybody_hears_everybody_whatever_the_length(teams, num_bytes):
+    ours = teams(3)
+    messages = [bytes([rank]) * (num_bytes // (rank + 1)) for rank in range(3)]
+    assert (
+        as_ranks(3, lambda rank: ours[rank].gather(messages[rank], "test"))
+        == [dict(enumerate(messages))] * 3
+    )
+
+
+def test_teams_agree_or_are_told_the_first_difference(teams):
+    ours = teams(2)
+    assert as_ranks(2, lambda rank: ours[rank].agree({"`seed`": 1, "n": [1]})) == [None, None]
+    errors = as_ranks(2, lambda rank: ours[rank].agree({"`seed`": 1, "`batch_size`": 32 + rank}))
+    for error in errors:
+        assert isinstance(error, MismatchError)
+        assert "`batch_size` must be the same" in str(error)
+        assert "32 on rank 0 and 33 on rank 1" in str(error)
+
+
+def test_a_team_of_one_waits_for_nobody(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    team = Team.from_environment()
+    assert team.meet("alone")
+    assert team.gather(b"alone", "alone") == {0: b"alone"}
+    assert team.hear_leader(lambda: b"alone", "alone") == b"alone"
+    assert team.memory(3, 100).num_bytes == 100
+    assert (team.is_leader, team.position, team.size, team.is_launched) == (True, 0, 1, False)
+    team.plan(5, 3)
+    assert [team.planned(step) for step in (4, 5, 6)] == [0, 3, 0]
+    team.pause()
+    assert not team.is_asked_to_stop
+
+
+@pytest.fixture
+def group_of():
+    """Let torch believe in a process group, whose ranks are all here."""
+
+    def make(rank, world_size):
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+    yield make
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_one_of_a_process_group_of_which_nobody_told_us_is_refused(group_of, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    group_of(1, 2)
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(ValueError, match=r"has 2 \(this process is rank 1\)") as raised:
+        Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda model, batch: None)
+    assert '`os.environ["RANK"] = "1"`' in str(raised.value)
+    assert "unisono run -n 2" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("here", "group", "is_refused"),
+    [
+        (World(), None, False),
+        (World(), (0, 1), False),
+        (World(1, 2, 1, 2), (0, 1), False),  # each has one of its own
+        (World(1, 2, 1, 2), (1, 2), False),
+        (World(1, 2, 1, 2), (0, 2), False),  # in another order
+        (World(0, 4, 0, 4), (1, 3), False),
+        (World(), (0, 2), True),
+        (World(1, 2, 1, 2), (3, 4), True),
+    ],
+)
+def test_a_process_group_holds_at_most_the_workers(group_of, here, group, is_refused):
+    if group is not None:
+        group_of(*group)
+    if is_refused:
+        with pytest.raises(ValueError, match=f"tell of {here.world_size}:"):
+            refuse_larger_group(here)
+    else:
+        refuse_larger_group(here)
