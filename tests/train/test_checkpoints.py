@@ -20,7 +20,7 @@ import unisono
 from unisono.checkpoint import folder
 from unisono.checkpoint.directory_lock import lock_directory
 from unisono.train import boundary
-from unisono.train.checkpoints import compare
+from unisono.train.identity import compare
 
 PROGRAM = Path(__file__).with_name("resumable.py")
 

@@ -78,11 +78,9 @@ def test_reading_and_waiting_for_the_others_do_not_count_as_a_pass(monkeypatch):
     monkeypatch.setattr(passes, "in_a_fork", lambda measure, timeout_s: together.append(timeout_s))
     watch = passes.PassWatch(nn.Linear(1, 1), lambda model, batch: None, unisono.World(0, 1), 2)
     for _ in range(8):
-        with watch.watching():
-            for batch in watch.taking(read()):
-                now_s[0] += 0.5
-                watch.note(batch)
-            now_s[0] += 100.0  # the others are slow
+        for _batch in watch.timed(read()):
+            now_s[0] += 0.5
+        now_s[0] += 100.0  # the others are slow
         watch.advice()
     assert together == [10 * 5 * 1.0 + 1.0]  # ten times what the five passes of a step last
 
@@ -94,11 +92,9 @@ def watch_of(monkeypatch, passes_in_step, slow_s=0.0):
     watch = passes.PassWatch(nn.Linear(1, 1), lambda model, batch: None, unisono.World(0, 2), 4)
     said = []
     for num_passes in passes_in_step:
-        with watch.watching():
-            for batch in watch.taking(iter([torch.ones(1)] * num_passes)):
-                now_s[0] += 0.5
-                watch.note(batch)
-            now_s[0] += slow_s
+        for _batch in watch.timed(iter([torch.ones(1)] * num_passes)):
+            now_s[0] += 0.5
+        now_s[0] += slow_s
         said.append(watch.advice())
         now_s[0] += slow_s
     return said
@@ -180,9 +176,8 @@ def test_batches_that_cannot_be_joined_give_no_advice():
     model = nn.Linear(1, 1)
     watch = passes.PassWatch(model, lambda model, batch: None, unisono.World(0, 1), 2)
     for _ in range(8):
-        with watch.watching():
-            for batch in watch.taking(iter([object(), "odd"])):
-                watch.note(batch)
+        for _batch in watch.timed(iter([object(), "odd"])):
+            pass
         assert watch.advice() is None
 
 
@@ -192,9 +187,8 @@ def test_a_step_that_raised_leaves_no_batch_to_the_next(monkeypatch):
     watch = passes.PassWatch(nn.Linear(1, 1), lambda model, batch: None, unisono.World(0, 1), 2)
     for _ in range(8):
         for raises in (True, False):
-            with contextlib.suppress(ArithmeticError), watch.watching():
-                for batch in watch.taking(iter([torch.ones(1)] * 2)):
-                    watch.note(batch)
+            with contextlib.suppress(ArithmeticError):
+                for _batch in watch.timed(iter([torch.ones(1)] * 2)):
                     if raises:
                         raise ArithmeticError
         watch.advice()

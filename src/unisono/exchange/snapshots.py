@@ -8,6 +8,7 @@ schedules, what the user keeps) is written beside it by the leader, as plain JSO
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,27 +29,36 @@ _SHARE_ALIGNMENT = 4096
 
 
 class Snapshots:
-    """The two slots of one arena, as one worker sees them. Final."""
+    """The two slots of one arena, as one worker sees them. Final.
+
+    Attributes:
+        places: where they lie.
+    """
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._places = arena.places
+        self.places = arena.places
         self._memory = arena.memory
+
+    @property
+    def mapping(self) -> mmap.mmap:
+        """The bytes of the memory that they lie in."""
+        return self._memory.mapping
 
     @property
     def newest(self) -> int | None:
         """The slot of the newest whole snapshot."""
-        return self._places.newest(self._memory.read)
+        return self.places.newest(self._memory.read)
 
     @property
     def next_is_busy(self) -> bool:
         """Whether the slot that comes next is still being written to the disk."""
-        return self._places.is_busy(self._next(), self._memory.read)
+        return self.places.is_busy(self._next(), self._memory.read)
 
     @property
     def is_writing(self) -> bool:
         """Whether any slot is still being written to the disk."""
-        return any(self._places.is_busy(slot, self._memory.read) for slot in (0, 1))
+        return any(self.places.is_busy(slot, self._memory.read) for slot in (0, 1))
 
     def copy(self, copy_of_buffers: int, position: int, size: int) -> int:
         """Copy one worker's share of the state into the slot that comes next.
@@ -68,12 +78,12 @@ class Snapshots:
     def begin(self) -> int:
         """Begin a snapshot in the slot that comes next, which holds none from here on."""
         slot = self._next()
-        self._memory.write(self._places.mark_at(slot), bytes(8))
+        self._memory.write(self.places.mark_at(slot), bytes(8))
         return slot
 
     def parameters(self, slot: int) -> list[torch.Tensor]:
         """View where a slot keeps parameters: those that are updated, then the others."""
-        arena, at = self._arena, self._places.slots_at[slot]
+        arena, at = self._arena, self.places.slots_at[slot]
         regions = ("parameters", arena.plan.parameters), ("fixed", arena.plan.fixed)
         return [
             self._memory.tensor(
@@ -87,7 +97,7 @@ class Snapshots:
         """Copy one of the two copies of the buffers into a slot or back."""
         spans = self._arena.state_spans(copy_of_buffers)
         start, stop = spans[1]
-        at = self._places.slots_at[slot] + spans[0][1] - spans[0][0]
+        at = self.places.slots_at[slot] + spans[0][1] - spans[0][0]
         live = self._memory.flat(start, stop - start, torch.uint8)
         kept = self._memory.flat(at, stop - start, torch.uint8)
         kept.copy_(live) if into_slot else live.copy_(kept)
@@ -107,16 +117,14 @@ class Snapshots:
             ValueError: it does not fit.
         """
         data = [as_bytes(tensor) for tensor in extra]
-        write_blob(
-            self._slot(slot), self._places.blob_at, json.dumps(facts).encode(), tensors, data
-        )
+        write_blob(self._slot(slot), self.places.blob_at, json.dumps(facts).encode(), tensors, data)
 
     def complete(self, slot: int) -> None:
         """Note that a slot is whole; everybody who knows it may say so."""
-        newest = max(self._places.marks(self._memory.read))
-        mine = self._places.marks(self._memory.read)[slot]
+        newest = max(self.places.marks(self._memory.read))
+        mine = self.places.marks(self._memory.read)[slot]
         if not mine:
-            self._memory.write(self._places.mark_at(slot), (newest + 1).to_bytes(8, "little"))
+            self._memory.write(self.places.mark_at(slot), (newest + 1).to_bytes(8, "little"))
 
     def put_back(self, slot: int, copy_of_buffers: int, position: int, size: int) -> None:
         """Copy one worker's share of a snapshot back into the arena."""
@@ -124,15 +132,15 @@ class Snapshots:
 
     def facts(self, slot: int) -> dict[str, Any]:
         """Read what :meth:`describe` wrote."""
-        return read_facts(self._slot(slot), self._places.blob_at)
+        return read_facts(self._slot(slot), self.places.blob_at)
 
     def extra(self, slot: int) -> dict[str, torch.Tensor]:
         """Read the tensors that are not in the arena, by name."""
         view = self._slot(slot)
         found = {}
-        for described in read_tensors(view, self._places.blob_at)["optimizer.safetensors"]:
+        for described in read_tensors(view, self.places.blob_at)["optimizer.safetensors"]:
             if described["in"] == "extra":
-                data = bytearray(read_extra(view, self._places.blob_at, described))
+                data = bytearray(read_extra(view, self.places.blob_at, described))
                 found[described["name"]] = from_bytes(data, described)
         return found
 
@@ -141,12 +149,12 @@ class Snapshots:
         return 0 if newest is None else 1 - newest
 
     def _slot(self, slot: int) -> memoryview:
-        return self._memory.view(self._places.slots_at[slot], self._places.slot_bytes)
+        return self._memory.view(self.places.slots_at[slot], self.places.slot_bytes)
 
     def _copy(
         self, slot: int, copy_of_buffers: int, position: int, size: int, *, into_slot: bool
     ) -> None:
-        at = self._places.slots_at[slot]
+        at = self.places.slots_at[slot]
         for start, stop in self._arena.state_spans(copy_of_buffers):
             first, last = _share(stop - start, position, size)
             if last > first:

@@ -108,6 +108,13 @@ class SamplePlan:
         stop = self.bounds(batch)[1]
         return max(0, -(-(stop - self.first_position(batch, shard)) // self.shards))
 
+    def shard_sizes(self, batch: int) -> list[int]:
+        """Count the samples of each shard of one global batch."""
+        start, stop = self.bounds(batch)
+        size, longer = divmod(stop - start, self.shards)
+        # Shards take turns, beginning with the one that has the position `start`.
+        return [size + ((shard - start) % self.shards < longer) for shard in range(self.shards)]
+
     def num_batch_samples(self, batch: int) -> int:
         """Count the samples of one global batch, all shards together."""
         start, stop = self.bounds(batch)

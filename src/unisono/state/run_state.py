@@ -99,6 +99,10 @@ class RunState:
         }
         return facts, {**tensors, **own}
 
+    def note_modes(self) -> None:
+        """Note the model's modes at a snapshot that another worker describes."""
+        self._modes_now(was_left=False)
+
     def check_keepable(self) -> None:
         """Refuse, before any training, what cannot be kept.
 

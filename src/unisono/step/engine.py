@@ -17,14 +17,14 @@ is lost behind it depends on the exchange. World size 1 takes the same way.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.c10d.forbidden import IN_AN_UPDATE, forbid
+from unisono.c10d.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
 from unisono.device import seed_generators
 from unisono.exchange.protocol import Exchange
 from unisono.plan.seeds import seed_of
@@ -32,15 +32,15 @@ from unisono.step.bound_model import BoundModel
 from unisono.step.clipping import Clipping, norm_of
 from unisono.step.gradients import GradientStack
 from unisono.step.loss import (
-    ShardLoss,
     check_differentiable,
     is_finite,
     non_finite,
     non_finite_norm,
     non_finite_unscaled,
+    read_loss,
 )
 from unisono.step.phase_timers import Phase, PhaseTimers
-from unisono.step.records import Form, Records, StepTotals, non_finite_shard
+from unisono.step.records import Form, Records, non_finite_shard
 from unisono.step.scaling import SMALLEST, LossScaling
 from unisono.step.update import SlicedUpdate, Update, WholeUpdate, pass_for_stepped
 from unisono.workers.team import Team
@@ -90,7 +90,7 @@ class StepEngine:
         self.timers = PhaseTimers()
         self.gradient_norm: float | None = None
         self._copied: int | None = None
-        self._keeper: int | None = None
+        self._step, self._first_shard = 0, 0
         self._follow()
 
     @property
@@ -98,69 +98,88 @@ class StepEngine:
         """Those that this worker computes, as long as nobody is lost."""
         return self.exchange.division.shards
 
-    def begin(self, step: int, keeper: int) -> None:
-        """Start a step whose first non-empty shard is `keeper`."""
+    def begin(self, step: int, first_shard: int) -> None:
+        """Start a step.
+
+        Args:
+            step: counted over the whole run.
+            first_shard: the first one that has samples in this step.
+        """
+        self._step, self._first_shard = step, first_shard
         if self.exchange.division.is_outdated:
             self.exchange.divide()
             self._follow()
         self._bound.begin()
-        self._keeper = keeper
         self.exchange.buffers.begin()
-        self._team.note_step(step)
         self._team.faults.meet("begin", step)
         self._stack.discard()
         self._bound.clear_gradients()
         self._bound.placeholders.begin(step)
         self.timers.begin()
 
-    def start_shard(self, step: int, shard: int) -> None:
-        """Prepare generators and buffers for one shard's forward pass."""
-        self._team.faults.meet("shard", step)
-        seed_generators(seed_of("train", self._seed, step * self._num_shards + shard))
+    def begin_passes(self) -> Sequence[int]:
+        """Give this worker's shards; collectives are refused until :meth:`end_passes`."""
+        forbid(IN_A_PASS)
+        return self.shards
+
+    def end_passes(self) -> None:
+        """Allow collectives again."""
+        forbid("")
+
+    def start_shard(self, shard: int) -> None:
+        """Prepare generators and buffers for one shard's forward pass, once it has been read."""
+        self.timers.lap(Phase.LOADING)
+        self._team.faults.meet("shard", self._step)
+        seed_generators(seed_of("train", self._seed, self._step * self._num_shards + shard))
         self.exchange.buffers.restore()
         self._bound.placeholders.remove()
 
-    def finish_shard(self, step: int, shard: int, loss: ShardLoss, share: float) -> None:
+    def finish_shard(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
         """Differentiate one shard's loss and take its gradients.
 
         Args:
-            step: counted over the whole run.
             shard: which one.
-            loss: what the loss function returned.
+            returned: what the loss function returned.
+            num_samples: of the shard.
             share: the shard's part of the global batch's samples, the weight of a mean.
 
         Raises:
+            TypeError: `returned` is no loss.
             RuntimeError: something else has called ``backward``.
-            ValueError: the loss depends on no parameter.
+            ValueError: the loss is no scalar, or depends on no parameter.
         """
+        self.timers.lap(Phase.FORWARD)
+        loss = read_loss(returned, num_samples)
         self._bound.placeholders.check()
         self._records.write(shard, loss)
         if self._scaling is None and not is_finite(loss):
             # Everybody will read the record and raise the same error; nobody updates anything.
             self._stack.push_nothing(shard)
-            return
-        check_differentiable(loss)
-        weight = 1.0 if loss.is_sum else share
-        tensor = loss.tensor if self._scaling is None else self._scaling.scaled(loss.tensor)
-        torch.autograd.backward(tensor, torch.full_like(tensor, weight))
-        self._stack.push(shard)
-        self._bound.clear_fixed()
-        if shard == self._keeper:
-            self.exchange.buffers.keep()
-        self._bound.placeholders.set()
+        else:
+            check_differentiable(loss)
+            weight = 1.0 if loss.is_sum else share
+            tensor = loss.tensor if self._scaling is None else self._scaling.scaled(loss.tensor)
+            torch.autograd.backward(tensor, torch.full_like(tensor, weight))
+            self._stack.push(shard)
+            self._bound.clear_fixed()
+            if shard == self._first_shard:
+                self.exchange.buffers.keep()
+            self._bound.placeholders.set()
+        self.timers.lap(Phase.BACKWARD)
 
     def skip_shard(self, shard: int) -> None:
         """Take into account that a shard has no samples in this step."""
         self._stack.push_nothing(shard)
         self._records.write(shard, None)
 
-    def arrive(self, step: int) -> list[int] | None:
+    def arrive(self) -> list[int] | None:
         """Meet the others once the own shards are done. Collective.
 
         Returns:
             None when the shards of the whole step are done. Else somebody was lost, and these are
             to be computed here too, maybe none; then this is called again.
         """
+        step = self._step
         self._bound.check_passes()
         self._team.faults.meet("gradients", step)
         if self._team.faults.flips(step):
@@ -181,23 +200,19 @@ class StepEngine:
         self._plan_update()
         return [shard for part in more for shard in range(part.lo, part.hi)]
 
-    def finish(self, step: int, plan_next: int) -> tuple[StepTotals, bool]:
+    def finish(self) -> tuple[dict[str, float], bool]:
         """Sum and update. Collective: every rank calls it once the step's shards are done.
 
-        Args:
-            step: counted over the whole run.
-            plan_next: what the leader plans before the next step; others say 0.
-
         Returns:
-            What the step had to say, and whether it is done; if not, somebody was lost in the
-            midst of the update, and :meth:`go_back` must be called.
+            The means by name, and whether the step is done; if not, somebody was lost in the midst
+            of the update, and :meth:`go_back` must be called.
 
         Raises:
             NonFiniteLossError: the loss of a shard is NaN or infinite, or, where losses are scaled,
                 gradients are with any scale; nothing was updated.
             RuntimeError: something else changed the parameters meanwhile.
         """
-        exchange = self.exchange
+        exchange, step = self.exchange, self._step
         self._bound.check_untouched()
         self._bound.check_update()
         self._bound.placeholders.remove()
@@ -209,27 +224,26 @@ class StepEngine:
             raise non_finite(value, step, shard)
         totals = self._records.totals(records)
         if exchange.is_lost:
-            return totals, False
+            return totals.means, False
         present = exchange.add_up()
         if totals.form == Form.SUM:
             self._divide_sums(present, totals.weight)
         if not self._unscale(present, step, bad) or not self._clip(present, step):
-            return totals, False
+            return totals.means, False
         self.timers.lap(Phase.SUMMING)
         if exchange.homes is None and not self._have_all_sums(step):
-            return totals, False
+            return totals.means, False
         self._team.faults.meet("update", step)
         if self.is_skipped:
             pass_for_stepped(self._optimizer)
         else:
             self._apply(present)
         self._team.faults.meet("updated", step)
-        self._team.plan(step + 1, plan_next)
         self.timers.lap(Phase.UPDATING)
         is_shared = exchange.share(f"update of step {step}")
         self.timers.lap(Phase.WAITING)
         if not is_shared:
-            return totals, False
+            return totals.means, False
         self._update.commit()
         exchange.buffers.commit()
         if self._scaling is not None:
@@ -237,18 +251,22 @@ class StepEngine:
         self._bound.remember()
         seed_generators(seed_of("between", self._seed, step))
         self.timers.lap(Phase.UPDATING)
-        self._team.note_times(step, self.timers.times)
         self._team.faults.meet("commit", step)
-        return totals, True
+        return totals.means, True
 
     def take_snapshot(
-        self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, wait: bool
+        self,
+        step: int,
+        describe: Callable[[], tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]],
+        *,
+        wait: bool,
     ) -> int | None:
         """Copy the whole state. Collective, between two steps.
 
         Args:
-            facts: what is to be known beside it, plain JSON.
-            tensors: what is to be kept beside what the exchange has.
+            step: the next one.
+            describe: gives what is to be known beside the exchange's state: plain JSON, and
+                tensors. Called on the leader alone.
             wait: meet the others, so that it is whole when this returns; else it is after the
                 next step's shards are done.
 
@@ -256,8 +274,9 @@ class StepEngine:
             The slot; None if meanwhile the leader was lost with what it alone had.
         """
         while not self.exchange.is_lost:
+            facts, tensors = describe() if self._team.is_leader else ({}, {})
             slot = self.exchange.save(facts, tensors)
-            self._team.faults.meet("snapshot", facts["position"]["step"])
+            self._team.faults.meet("snapshot", step)
             if not wait:
                 self._copied = slot
                 return slot

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from unisono.errors import CheckpointError
-from unisono.state.position import Position
-from unisono.state.run_state import RunState
+from unisono.plan.samples import SamplePlan
 from unisono.step.engine import StepEngine
-from unisono.train.checkpoints import Checkpoints
+from unisono.train.identity import identity
 from unisono.train.interrupts import Interrupts
+from unisono.train.run_context import RunContext
 from unisono.workers.barrier import NOTICE_AFTER_S
-from unisono.workers.team import Team
 
 COST_AT_MOST = 0.01
 _POLL_S = 0.001
@@ -40,57 +39,42 @@ class Boundary:
     """The place between two steps of one loop. Final.
 
     Args:
-        team: the workers.
-        engine: has the state.
-        kept: what is kept with it.
-        identity: the run's.
-        checkpoints: where checkpoints go; None: nowhere.
+        run: whose loop it is.
+        engine: computes its steps.
+        plan: which samples are computed where.
         interrupts: whether this process is to end, where nobody launched it.
-        before_snapshot: called before the state is kept.
-        before_pause: called before all stand still, which may be the end of the job.
+
+    Attributes:
+        engine: computes the loop's steps.
+        is_between_steps: no step is under way.
+        has_ended: what the loop has led to is kept.
     """
 
     def __init__(
-        self,
-        team: Team,
-        engine: StepEngine,
-        kept: RunState,
-        identity: Mapping[str, Any],
-        checkpoints: Checkpoints | None,
-        interrupts: Interrupts,
-        before_snapshot: Callable[[], None],
-        before_pause: Callable[[], None],
+        self, run: RunContext, engine: StepEngine, plan: SamplePlan, interrupts: Interrupts
     ) -> None:
-        self._team, self._engine, self._exchange = team, engine, engine.exchange
-        self._kept, self._identity = kept, identity
-        self._checkpoints = checkpoints
+        self.engine = engine
+        self.is_between_steps = True
+        self.has_ended = False
+        self._run, self._kept, self._team, self._plan = run, run.kept, run.team, plan
+        self._checkpoints = run.checkpoints
+        self._exchange, self._memory = engine.exchange, engine.exchange.memory
+        self._identity = identity(plan, run.fixed)
         self._interrupts = interrupts
-        self._before_snapshot, self._before_pause = before_snapshot, before_pause
+        self._planned = BoundaryTasks.NOTHING
         self._next_at_s = 0.0
         self._has_acted = self._is_checked = False
-        self._recovers = team.supervisor.can_replace
+        self._recovers = run.team.supervisor.can_replace
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a worker that joins the loop has to know."""
+        return {**self._memory.snapshots.places.as_json(), "shards": self._plan.shards}
 
     def forgo_recovery(self, reason: str) -> None:
         """Do without snapshots where only recovery would have use for them."""
         self._recovers = False
         self._team.supervisor.give_up_recovery(reason)
-
-    def plan(self, after: Position) -> BoundaryTasks:
-        """Say, as the leader, what is to be done once the run has come to `after`."""
-        if not self._team.is_leader:
-            return BoundaryTasks.NOTHING
-        plan = BoundaryTasks.NOTHING
-        if self._checkpoints is not None and self._checkpoints.is_due(after):
-            plan |= BoundaryTasks.SNAPSHOT | BoundaryTasks.CHECKPOINT
-        if self._team.is_asked_to_stop:
-            plan |= BoundaryTasks.SNAPSHOT | BoundaryTasks.STOP
-        if self._interrupts.asked_by is not None:
-            plan |= BoundaryTasks.SNAPSHOT | BoundaryTasks.CHECKPOINT | BoundaryTasks.STOP
-        if plan:
-            self._wait_for_disk()
-        elif self._recovers and time.monotonic() >= self._next_at_s:
-            plan = BoundaryTasks.NOTHING if self._is_busy else BoundaryTasks.SNAPSHOT
-        return plan
 
     def begin(self) -> bool:
         """Take the first snapshot of a loop, if snapshots are of use. Collective.
@@ -115,36 +99,122 @@ class Boundary:
             self._exchange.trust_leader()
         return True
 
-    def act(self, plan: BoundaryTasks, step: int) -> None:
-        """Do what was planned before `step`. Collective.
+    def begin_step(self, step: int) -> None:
+        """Note that a step is under way."""
+        self.is_between_steps = False
+        self._team.note_step(step)
+
+    def plan_next(self) -> None:
+        """Say what is to be done after the step under way; only the leader's word counts."""
+        self._team.plan(self._kept.position.step + 1, self._due_next())
+
+    def count(self, means: Mapping[str, float]) -> None:
+        """Count a step that is done."""
+        position = self._kept.position
+        self._team.note_times(position.step, self.engine.timers.times)
+        position.advance(self._plan.steps_per_epoch)
+        self._kept.last["means"] = dict(means)
+        self._planned = BoundaryTasks(self._team.planned(position.step))
+        self.is_between_steps = True
+
+    def act(self) -> bool:
+        """Do what was planned before the next step. Collective.
+
+        Returns:
+            Whether the next step is still the next; False if the run had to go back.
 
         Raises:
             CheckpointError: the optimizer has made state that cannot be kept.
         """
+        planned, self._planned = self._planned, BoundaryTasks.NOTHING
+        if not self._exchange.is_lost:
+            self._carry_out(planned)
+        if self._exchange.is_lost:
+            self.go_back()
+            return False
+        return True
+
+    def go_back(self) -> None:
+        """Go back to the newest snapshot, as a worker was lost in the midst of an update."""
+        self.engine.go_back()
+        self.undo()
+        self._planned = BoundaryTasks.NOTHING
+        self.is_between_steps = True
+
+    def undo(self) -> None:
+        """Put back what an exchange does not: what the program changed after a lost step, say."""
+        self._kept.apply_beside(*self._memory.newest())
+
+    def end(self) -> bool:
+        """Keep what the loop has led to, at its end. Collective.
+
+        Returns:
+            Whether it is kept; False if the run has to go back first, or a step is under way.
+        """
+        if self.is_between_steps and not self._exchange.is_lost:
+            self.has_ended = self._keep_end()
+        return self.has_ended
+
+    def leave(self) -> None:
+        """Keep what a loop has led to that the program leaves early.
+
+        Not collective: whether by `break`, everywhere alike, or by an exception that this worker
+        alone has, cannot be told here. The leader does what there is to do: nobody changes the
+        shared state any more, and it copies all of it.
+        """
+        if not self.is_between_steps or self._exchange.is_lost:
+            return
+        if self._keeps and self._team.is_leader:
+            self._wait_for_disk()
+            slot = self._exchange.save(*self._collect(was_left=True), alone=True)
+            self._memory.snapshots.complete(slot)
+            self._checkpoint(slot, wait=True)
+        # Else only the leader has the optimizer's state now, and could be lost with it.
+        self.has_ended = self._exchange.have_all or not self._keeps
+
+    @property
+    def _keeps(self) -> bool:
+        return self._recovers or self._checkpoints is not None
+
+    def _due_next(self) -> BoundaryTasks:
+        if not self._team.is_leader:
+            return BoundaryTasks.NOTHING
+        due = BoundaryTasks.NOTHING
+        if self._checkpoints is not None:
+            after = self._kept.position.after(self._plan.steps_per_epoch)
+            if self._checkpoints.is_due(after):
+                due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.CHECKPOINT
+        if self._team.is_asked_to_stop:
+            due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.STOP
+        if self._interrupts.asked_by is not None:
+            due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.CHECKPOINT | BoundaryTasks.STOP
+        if due:
+            self._wait_for_disk()
+        elif self._recovers and time.monotonic() >= self._next_at_s:
+            is_busy = self._memory.snapshots.next_is_busy
+            due = BoundaryTasks.NOTHING if is_busy else BoundaryTasks.SNAPSHOT
+        return due
+
+    def _carry_out(self, planned: BoundaryTasks) -> None:
         if self._keeps and not self._is_checked and self._has_acted:
             self._is_checked = True
             self._kept.check_keepable()
         self._has_acted = True
-        if not plan & BoundaryTasks.SNAPSHOT:
+        if not planned & BoundaryTasks.SNAPSHOT:
             return
         is_last = self._interrupts.asked_by is not None
-        slot = self._snapshot(wait=bool(plan & (BoundaryTasks.CHECKPOINT | BoundaryTasks.STOP)))
+        slot = self._snapshot(wait=bool(planned & (BoundaryTasks.CHECKPOINT | BoundaryTasks.STOP)))
         if slot is None:
             return
-        if plan & BoundaryTasks.CHECKPOINT and self._checkpoints is not None:
-            self._checkpoints.keep(self._exchange.memory.arena, slot, step, wait=is_last)
+        if planned & BoundaryTasks.CHECKPOINT:
+            self._checkpoint(slot, wait=is_last)
         if is_last:
             self._interrupts.end()
-        if plan & BoundaryTasks.STOP:
-            self._before_pause()
+        if planned & BoundaryTasks.STOP:
+            self._run.observer.before_pause()
             self._team.pause()
 
-    def end(self, step: int) -> bool:
-        """Keep what a loop has led to, `step` steps of the run. Collective.
-
-        Returns:
-            False if the leader was lost with what it alone had.
-        """
+    def _keep_end(self) -> bool:
         if not self._keeps:
             self._exchange.hand_round()
             return True
@@ -154,58 +224,36 @@ class Boundary:
             return False
         self._exchange.hand_out()
         if self._checkpoints is not None:
-            while True:
-                self._checkpoints.keep(self._exchange.memory.arena, slot, step, wait=True)
-                if self._team.meet("last checkpoint"):
-                    break
+            self._checkpoint(slot, wait=True)
+            while not self._team.meet("last checkpoint"):
                 # The leader was lost, perhaps before it could ask; the next one does.
+                self._checkpoint(slot, wait=True)
         return True
 
-    def leave(self, step: int) -> bool:
-        """Keep, without the others, what a loop has led to that is left after `step` steps.
-
-        Nobody changes the shared state any more; the leader copies all of it.
-
-        Returns:
-            Whether a replacement may go on from there.
-        """
-        exchange = self._exchange
-        if not self._keeps:
-            return True
-        if self._team.is_leader:
-            self._wait_for_disk()
-            slot = exchange.save(*self._collect(was_left=True), alone=True)
-            exchange.memory.snapshots.complete(slot)
-            if self._checkpoints is not None:
-                self._checkpoints.keep(exchange.memory.arena, slot, step, wait=True)
-        # Else only the leader has the optimizer's state now, and could be lost with it.
-        return exchange.have_all
-
-    @property
-    def _keeps(self) -> bool:
-        return self._recovers or self._checkpoints is not None
-
-    @property
-    def _is_busy(self) -> bool:
-        return self._exchange.memory.snapshots.next_is_busy
+    def _checkpoint(self, slot: int, *, wait: bool) -> None:
+        if self._checkpoints is not None:
+            step = self._kept.position.step
+            self._checkpoints.keep(self._memory.snapshots, slot, step, wait=wait)
 
     def _snapshot(self, *, wait: bool) -> int | None:
-        self._before_snapshot()
+        self._run.observer.before_snapshot()
         start_s = time.monotonic()
-        slot = self._engine.take_snapshot(*self._collect(), wait=wait)
+        if not self._team.is_leader:
+            self._kept.note_modes()
+        slot = self.engine.take_snapshot(self._kept.position.step, self._collect, wait=wait)
         now_s = time.monotonic()
         self._next_at_s = now_s + (now_s - start_s) / COST_AT_MOST
         return slot
 
     def _collect(self, *, was_left: bool = False) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        with_optimizer = self._exchange.homes is None and self._team.is_leader
+        with_optimizer = self._exchange.homes is None
         return self._kept.collect(self._identity, with_optimizer=with_optimizer, was_left=was_left)
 
     def _wait_for_disk(self) -> None:
         """Wait until the checkpoint before is on the disk, which sets the pace then."""
         start_s = time.monotonic()
         is_told = False
-        while self._exchange.memory.snapshots.is_writing:
+        while self._memory.snapshots.is_writing:
             time.sleep(_POLL_S)
             if not is_told and time.monotonic() - start_s >= NOTICE_AFTER_S:
                 is_told = True

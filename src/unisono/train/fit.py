@@ -1,10 +1,11 @@
-"""One call of ``Trainer.fit``: the step loop, with everything that takes notice of it.
+"""One call of ``Trainer.fit``: the loop over steps, with everything that follows from a step.
 
 ::
 
-    for each step     what changed since the last one ─► callbacks
-                      compute ─► callbacks ─► schedule by steps ─► validation ─► callbacks
-                      ─► schedule by validations, by epochs ─► callbacks
+    before a step   what changed since the last one ─► callbacks
+    the step        (loop.py, step.py)
+    after it        callbacks ─► schedule by steps ─► validation ─► callbacks
+                    ─► schedule by validations, by epochs ─► callbacks
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,10 @@ from torch.optim import Optimizer
 from unisono.callbacks.callback import Callbacks, Times
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary, told
-from unisono.plan.samples import SamplePlan
 from unisono.state.digest import digest_of
-from unisono.train.checkpoints import identity
+from unisono.train.identity import identity
 from unisono.train.interrupts import interruption
+from unisono.train.loop_plan import LoopPlan
 from unisono.train.run import Run
 from unisono.train.schedule import Schedule
 from unisono.train.step import Step
@@ -39,32 +41,30 @@ _NOBODY = Membership((), leader=-1, generation=-1)
 
 
 class FitUnderWay:
-    """A :class:`unisono.callbacks.callback.Fit`. Final; used for one call.
+    """A :class:`unisono.callbacks.callback.Fit`, and the run's observer. Final; for one call.
 
     Args:
         run: which is trained.
-        plan: which samples are computed where.
-        callbacks: what takes notice, the one that shows progress among them.
+        plan: what its loop goes over.
+        callbacks: the one that shows progress among them.
         validation: what is validated, and when.
         schedule: of learning rates.
-        facts: what else is to be known of the run.
     """
 
     def __init__(
         self,
         run: Run,
-        plan: SamplePlan,
+        plan: LoopPlan,
         callbacks: Callbacks,
         validation: Validation,
         schedule: Schedule,
-        facts: Mapping[str, Any],
     ) -> None:
         self._run, self._plan, self._callbacks = run, plan, callbacks
-        self._validation, self._schedule, self._more_facts = validation, schedule, facts
+        self._validation, self._schedule = validation, schedule
         self._progress = next(c for c in callbacks if isinstance(c, Progress))
         self._said: set[str] = set()
         self._membership = run.team.membership
-        self._has_begun = False
+        self._has_begun = self._is_over = False
         self._next = 0
         self._kept_step: int | None = None
         self._has_skipped = False
@@ -72,8 +72,37 @@ class FitUnderWay:
         self.has_ended = False
         self.model: nn.Module = run.model
         self.optimizer: Optimizer = run.optimizer
-        run.say = self.say
-        run.before_snapshot, run.before_pause = self._snapshot, self._pause
+
+    def go_through(
+        self, compute: Callable[[Step], None], computing: Callable[[], AbstractContextManager[None]]
+    ) -> Summary:
+        """Compute all steps. Collective: every rank calls it.
+
+        Args:
+            compute: computes one.
+            computing: a block within which to do so.
+        """
+        run, plan = self._run, self._plan
+        steps = run.begin_loop(plan, observer=self)
+        self.end_step = plan.totals.end_step(plan.samples, run.position)
+        try:
+            if not run.is_ahead and run.last.get("stopped_by") not in self._callbacks.names:
+                run.go_on()
+            self._validation.begin()
+            self._tally = Tally(run.position, plan.samples)
+            with computing():
+                for step in steps:
+                    self._before(step)
+                    compute(step)
+                    self._after(step)
+            self._tally.pause()
+            return self._end()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            steps.close()
+            self._is_over = True
 
     @property
     def directory(self) -> Path | None:
@@ -118,7 +147,7 @@ class FitUnderWay:
     @functools.cached_property
     def facts(self) -> Mapping[str, Any]:
         """See :class:`Fit`."""
-        run, plan = self._run, self._plan
+        run, plan = self._run, self._plan.samples
         return {
             "steps_per_epoch": plan.steps_per_epoch,
             "num_samples": plan.num_samples,
@@ -128,7 +157,7 @@ class FitUnderWay:
             "world_size": run.world.world_size,
             "num_parameters": sum(p.numel() for p in run.model.parameters()),
             "identity": identity(plan, run.fixed),
-            **self._more_facts,
+            "loader_workers": self._plan.loader_workers,
             **surroundings(),
         }
 
@@ -164,39 +193,33 @@ class FitUnderWay:
         self._run.last["stopped_by"] = self._callbacks.calling
         self._say_once(why)
 
-    def go_through(
-        self,
-        loop: Iterator[Step],
-        end_step: int,
-        compute: Callable[[Step], None],
-    ) -> Summary:
-        """Compute all steps. Collective: every rank calls it.
+    def before_snapshot(self) -> None:
+        """See :class:`Observer`."""
+        if self._has_begun and not self._is_over:  # a loop begins with one
+            self._callbacks.call("on_snapshot", self)
 
-        Args:
-            loop: the steps; the run has taken up what it goes on from.
-            end_step: see :class:`Fit`.
-            compute: computes one.
-        """
-        run, self.end_step = self._run, end_step
-        if not run.is_ahead and run.last.get("stopped_by") not in self._callbacks.names:
-            run.go_on()
-        self._validation.begin()
-        self._tally = Tally(run.position)
-        self._tally.begin()
-        for step in loop:
-            if not self._has_begun:
-                self._begin()
-            self._look_around(step)
-            self._callbacks.call("on_step_begin", self)
-            compute(step)
-            # Now: somebody else may have come by the time the next one begins.
-            self._check_membership()
-            if step.is_done:
-                self._count(step)
-        self._tally.pause()
-        return self._end()
+    def before_pause(self) -> None:
+        """See :class:`Observer`."""
+        if self._is_over:
+            return
+        self._callbacks.call("on_pause", self)
+        if signum := self._run.team.is_ended_by:
+            # The launcher ends this process in the pause.
+            self._fail(interruption(signum))
 
-    def fail(self, error: BaseException) -> None:
+    def _before(self, step: Step) -> None:
+        if not self._has_begun:
+            self._begin()
+        self._look_around(step)
+        self._callbacks.call("on_step_begin", self)
+
+    def _after(self, step: Step) -> None:
+        # Now: somebody else may have come by the time the next one begins.
+        self._check_membership()
+        if step.is_done:
+            self._count(step)
+
+    def _fail(self, error: BaseException) -> None:
         """Tell callbacks that the call ends with an exception; theirs are of no account now."""
         for callback in self._callbacks:
             try:
@@ -206,16 +229,6 @@ class FitUnderWay:
                     f"the callback {callback.name} failed in `on_error`: "
                     f"{type(another).__name__}: {another}"
                 )
-
-    def _snapshot(self) -> None:
-        if self._has_begun:  # a loop begins with one
-            self._callbacks.call("on_snapshot", self)
-
-    def _pause(self) -> None:
-        self._callbacks.call("on_pause", self)
-        if signum := self._run.team.is_ended_by:
-            # The launcher ends this process in the pause.
-            self.fail(interruption(signum))
 
     def _begin(self) -> None:
         run = self._run
@@ -246,15 +259,23 @@ class FitUnderWay:
 
     def _summary(self) -> Summary:
         """Sum the call up; the leader's state and the leader's clock are everybody's."""
-        run, plan, tally = self._run, self._plan, self._tally
+        run, tally = self._run, self._tally
 
         def speak() -> bytes:
             digest = digest_of(run.model, run.optimizer)
-            told = {"digest": digest, "seconds": tally.seconds(run.position, plan)}
-            return json.dumps(told).encode()
+            return json.dumps({"digest": digest, "seconds": tally.seconds(run.position)}).encode()
 
         heard = run.joint_calls.together("summary", lambda: run.team.hear_leader(speak, "summary"))
-        return tally.summary(run, plan, **json.loads(heard))
+        samples = tally.samples_until(run.position)
+        return Summary(
+            steps=run.position.step - tally.begun_at.step,
+            samples=samples,
+            shards=run.shards,
+            workers=run.world.world_size,
+            means=run.last.get("means", {}) if samples else {},
+            validation=run.last.get("validation"),
+            **json.loads(heard),
+        )
 
     def _look_around(self, step: Step) -> None:
         """See what has changed since the last step."""

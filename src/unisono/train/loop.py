@@ -1,189 +1,163 @@
-"""One loop over steps: from the moment the workers share the model to the moment they do not."""
+"""One loop over steps, from the moment the workers share the model to the moment they do not.
+
+::
+
+    begin       the workers share the model; the first snapshot, or join where the others are
+    ┌► over?    keep what the loop has led to, and end
+    │  epoch    do all workers take its samples in the same order?
+    │  boundary what the leader has planned: a snapshot, a checkpoint, a stop    (boundary.py)
+    │  step     the program's `with step:` block: shards, sum, update            (step.py)
+    └─ lost?    back to the newest snapshot
+    end         each worker's model is its own again
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 from unisono.c10d.forbidden import collectives_watched
+from unisono.data.fetch import Fetch
 from unisono.device import generators_put_back, num_threads
-from unisono.plan.samples import SamplePlan
-from unisono.state.run_state import RunState
+from unisono.exchange.choice import chosen
 from unisono.step.engine import StepEngine
-from unisono.train.boundary import Boundary, BoundaryTasks
-from unisono.train.checkpoints import Checkpoints
+from unisono.train.alternation import open_loop
+from unisono.train.boundary import Boundary
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.interrupts import Interrupts, gentle_interrupts
-from unisono.workers.joint_calls import JointCalls
-from unisono.workers.supervisor import Live
-from unisono.workers.team import Team
+from unisono.train.loop_plan import LoopPlan
+from unisono.train.order import SamplerOrder
+from unisono.train.run_context import RunContext
+from unisono.train.start import tell_over
+from unisono.train.step import Step
+from unisono.workers.supervisor import Live, Passed
 from unisono.world import threads_per_worker
 
 
-class Loop:
-    """A loop under way. Final; made by :func:`loop`.
+def steps_of(
+    run: RunContext, plan: LoopPlan, order: SamplerOrder, fetch: Fetch
+) -> Generator[Step, None, None]:
+    """Give the steps of one loop, one after the other.
 
-    Attributes:
-        engine: computes its steps.
-        is_between_steps: no step is under way.
-        has_ended: what it has led to is kept.
+    Collective: every rank calls it and uses every step, in the same order.
+
+    Args:
+        run: which has been started, see :func:`unisono.train.start.start`.
+        plan: what the loop goes over.
+        order: in which order.
+        fetch: reads batches.
     """
-
-    def __init__(
-        self, engine: StepEngine, boundary: Boundary, team: Team, kept: RunState, plan: SamplePlan
-    ) -> None:
-        self.engine = engine
-        self.is_between_steps = True
-        self.has_ended = False
-        self._boundary, self._team, self._kept, self._plan = boundary, team, kept, plan
-        self._planned = BoundaryTasks.NOTHING
-
-    def act(self) -> bool:
-        """Do what was planned before the next step. Collective.
-
-        Returns:
-            Whether the next step is still the next; False if the run had to go back.
-        """
-        planned, self._planned = self._planned, BoundaryTasks.NOTHING
-        if not self.engine.exchange.is_lost:
-            self._boundary.act(planned, self._kept.position.step)
-        if self.engine.exchange.is_lost:
-            self.go_back()
-            return False
-        return True
-
-    def undo(self) -> None:
-        """Put back what the program has changed behind the block of a step that was not done."""
-        self._kept.apply_beside(*self.engine.exchange.memory.newest())
-
-    def end(self) -> bool:
-        """Keep what the loop has led to, at its end or where it is left. Collective.
-
-        Returns:
-            Whether it is kept; False if the run has to go back first, or a step is under way.
-        """
-        if self.is_between_steps and not self.engine.exchange.is_lost:
-            self.has_ended = self._boundary.end(self._kept.position.step)
-        return self.has_ended
-
-    def leave(self) -> None:
-        """Keep what a loop has led to that the program leaves early.
-
-        Not collective: whether by `break`, everywhere alike, or by an exception that this worker
-        alone has, cannot be told here. The leader does what there is to do.
-        """
-        if self.is_between_steps and not self.engine.exchange.is_lost:
-            self.has_ended = self._boundary.leave(self._kept.position.step)
-
-    def plan(self) -> BoundaryTasks:
-        """Say what is to be done after the step under way; only the leader's word counts."""
-        return self._boundary.plan(self._kept.position.after(self._plan.steps_per_epoch))
-
-    def count(self, means: Mapping[str, float]) -> None:
-        """Count a step that is done."""
-        position = self._kept.position
-        position.advance(self._plan.steps_per_epoch)
-        self._kept.last["means"] = dict(means)
-        self._planned = BoundaryTasks(self._team.planned(position.step))
-        self.is_between_steps = True
-
-    def go_back(self) -> None:
-        """Go back to the newest snapshot, as a worker was lost in the midst of an update."""
-        self.engine.go_back()
-        self._kept.apply_beside(*self.engine.exchange.memory.newest())
-        self._planned = BoundaryTasks.NOTHING
-        self.is_between_steps = True
+    if run.is_over(plan.totals):
+        tell_over(run, plan.totals)
+        return
+    if run.engine is not None:
+        raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
+    entry = run.joint_calls.enter_loop()
+    if isinstance(entry, Passed):
+        run.kept.apply_ended(entry, run.team)
+        return
+    # Who joins a loop under way comes behind what the others have agreed on.
+    run.has_joined = is_agreed = entry is not None and entry.loop is not None
+    with (
+        _under_way(run, plan, entry) as boundary,
+        plan.loader(fetch, run.kept.position) as loader,
+        open_loop(
+            recovers=run.team.supervisor.can_replace, has_directory=run.checkpoints is not None
+        ) as opened,
+    ):
+        order.check()
+        while True:
+            is_over = run.is_over(plan.totals)
+            if is_over and boundary.end():
+                return
+            if not is_over and run.kept.position.batch == 0:
+                order.begin_epoch(is_agreed=is_agreed)
+            is_agreed = False
+            if not boundary.act() or run.is_over(plan.totals):
+                continue
+            step = Step(boundary, plan.samples, loader, run.kept.position)
+            yield step
+            opened.check_is_inmost()
+            step.check_finished()
+            if not step.is_done:
+                boundary.undo()
 
 
 @contextmanager
-def loop(
-    make_engine: Callable[[], StepEngine],
-    live: Live | None,
-    *,
-    team: Team,
-    joint_calls: JointCalls,
-    kept: RunState,
-    plan: SamplePlan,
-    identity: Mapping[str, Any],
-    checkpoints: Checkpoints | None,
-    say: Callable[[str], None],
-    before_snapshot: Callable[[], None],
-    before_pause: Callable[[], None],
-) -> Iterator[Loop]:
+def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[Boundary]:
     """Share the model among the workers, with generators and threads put back after. Collective.
 
     Args:
-        make_engine: binds the model to shared memory.
+        run: which trains.
+        plan: what the loop goes over.
         live: how this worker joins a loop that the others are in; None: it begins with them.
-        team, joint_calls: the workers, and what they have done together.
-        kept: what belongs to the run beside its tensors.
-        plan: which samples are computed where.
-        identity: what fixes the run's bits, for its checkpoints.
-        checkpoints: where checkpoints go; None: nowhere.
-        say: where words for the user go.
-        before_snapshot, before_pause: see :class:`unisono.train.boundary.Boundary`.
     """
-    under_way: Loop | None = None
+    kept = run.kept
+    boundary: Boundary | None = None
     try:
         with ExitStack() as stack:
             stack.enter_context(generators_put_back())
             stack.enter_context(num_threads(threads_per_worker()))
             stack.enter_context(every_shape_compiled())
             stack.enter_context(collectives_watched())
-            engine = make_engine()
+            run.engine = engine = _engine(run, plan, live)
             stack.callback(engine.exchange.unbind)
             interrupts = Interrupts()
-            if checkpoints is not None and not team.is_launched:
-                interrupts = stack.enter_context(gentle_interrupts(say))
-            boundary = Boundary(
-                team,
-                engine,
-                kept,
-                identity,
-                checkpoints,
-                interrupts,
-                before_snapshot,
-                before_pause,
-            )
-            under_way = Loop(engine, boundary, team, kept, plan)
+            if run.checkpoints is not None and not run.team.is_launched:
+                interrupts = stack.enter_context(gentle_interrupts(run.say))
+            boundary = Boundary(run, engine, plan.samples, interrupts)
             if live is not None and live.loop is not None:
-                kept.apply_beside(*engine.exchange.memory.newest())
-                team.faults.meet("join", kept.position.step)
+                boundary.undo()
+                run.team.faults.meet("join", kept.position.step)
             else:
-                _begin(boundary, engine, joint_calls, kept, checkpoints, say)
+                _begin(run, boundary)
             try:
-                yield under_way
+                yield boundary
             except GeneratorExit:
-                under_way.leave()
+                boundary.leave()
                 raise
     finally:
+        run.engine = None
         end = json.dumps({"position": kept.position.as_json(), "last": kept.last}).encode()
-        joint_calls.leave_loop(end if under_way is not None and under_way.has_ended else None)
+        has_ended = boundary is not None and boundary.has_ended
+        run.joint_calls.leave_loop(end if has_ended else None)
 
 
-def _begin(
-    boundary: Boundary,
-    engine: StepEngine,
-    joint_calls: JointCalls,
-    kept: RunState,
-    checkpoints: Checkpoints | None,
-    say: Callable[[str], None],
-) -> None:
+def _engine(run: RunContext, plan: LoopPlan, live: Live | None) -> StepEngine:
+    """Bind the model to what carries gradients."""
+    model, optimizer = run.kept.model, run.kept.optimizer
+    exchange = chosen()(
+        model,
+        optimizer,
+        shards=plan.samples.shards,
+        team=run.team,
+        new_key=run.joint_calls.new_key(),
+        previous=run.memory,
+        live=live,
+    )
+    run.memory = exchange.memory
+    return StepEngine(
+        model,
+        optimizer,
+        exchange,
+        seed=plan.samples.seed,
+        team=run.team,
+        clipping=run.options.clipping,
+        scaling=run.scaling,
+    )
+
+
+def _begin(run: RunContext, boundary: Boundary) -> None:
     """Take the first snapshot, and tell those who may join where it is."""
-    if kept.has_lost_schedule:
+    if run.kept.has_lost_schedule:
         trouble = (
             "a schedule of learning rates steps with the optimizer, but is not kept with the run: "
             'write `run.state["schedule"] = schedule` before the loop'
         )
         boundary.forgo_recovery(trouble)
-        if checkpoints is not None:
-            say(f"{trouble}; without it a run that is resumed has other learning rates.")
+        if run.checkpoints is not None:
+            run.say(f"{trouble}; without it a run that is resumed has other learning rates.")
     if boundary.begin():
-        facts = {
-            **engine.exchange.memory.arena.places.as_json(),
-            "shards": engine.exchange.division.num_shards,
-        }
-        where = {"directory": None} if checkpoints is None else checkpoints.facts
-        joint_calls.note_loop({**facts, **where})
+        where = {"directory": None} if run.checkpoints is None else run.checkpoints.facts
+        run.joint_calls.note_loop({**boundary.facts, **where})

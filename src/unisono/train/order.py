@@ -85,12 +85,12 @@ class SamplerOrder:
             )
 
     def begin_epoch(self, *, is_agreed: bool) -> None:
-        """Begin an epoch, if the next step is its first. Collective, unless that is agreed on.
+        """Begin an epoch, whose first step is the next. Collective, unless that is agreed on.
 
         Raises:
             MismatchError: the workers' samplers say different orders.
         """
-        if self._plan.sampler is None or self._kept.position.batch:
+        if self._plan.sampler is None:
             return
         order = self.facts
         if not is_agreed:

@@ -14,7 +14,6 @@ import math
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -48,41 +47,32 @@ class PassWatch:
         self._steps_to_go = _WARMUP_STEPS + _TIMED_STEPS if is_of_use else 0
         self._batches: list[Any] = []
         self._timed: list[tuple[int, float]] = []  # steps: how many passes, in seconds
-        self._num_passes = 0
-        self._began_at_s = self._passed_at_s = 0.0
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Time the passes of one step."""
+    @property
+    def is_watching(self) -> bool:
+        """Whether there are steps to time yet."""
+        return self._steps_to_go > 0
+
+    def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Give the batches of one step on and time their passes; not how long reading takes.
+
+        The batches of the last step that is watched are kept.
+        """
         # A step before this one may have ended with an exception that the program has caught.
-        self._began_at_s, self._num_passes, self._batches = time.perf_counter(), 0, []
-        yield
-        if 0 < self._steps_to_go <= _TIMED_STEPS:
-            self._timed.append((self._num_passes, self._passed_at_s - self._began_at_s))
-
-    def taking(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Give batches on; the time that it takes to read them does not count."""
-        while True:
-            asked_at_s = time.perf_counter()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            self._began_at_s += time.perf_counter() - asked_at_s
+        self._batches, num_passes, seconds = [], 0, 0.0
+        for batch in batches:
+            begun_at_s = time.perf_counter()
             yield batch
-
-    def note(self, batch: Any) -> None:
-        """Take notice of a pass, after it; keep its batch in the last step that is watched."""
-        # Not when the block ends: by then this worker has waited for the others.
-        self._passed_at_s = time.perf_counter()
-        self._num_passes += 1
-        if self._steps_to_go == 1:
-            self._batches.append(batch)
+            # Not when the block ends: by then this worker has waited for the others.
+            seconds += time.perf_counter() - begun_at_s
+            num_passes += 1
+            if self._steps_to_go == 1:
+                self._batches.append(batch)
+        if self._steps_to_go <= _TIMED_STEPS:
+            self._timed.append((num_passes, seconds))
 
     def advice(self) -> str | None:
         """Count a step; after the last one that is watched, say whether fewer shards are faster."""
-        if self._steps_to_go == 0:
-            return None
         self._steps_to_go -= 1
         batches, self._batches = self._batches, []
         if self._steps_to_go > 0 or len(batches) < 2:

@@ -11,10 +11,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +22,25 @@ from torch.optim import Optimizer
 
 from unisono.data.collating import Collate
 from unisono.data.epoch_order import Sampler
-from unisono.data.fetch import fetcher
-from unisono.data.fingerprint import REMEDY, fingerprint
-from unisono.data.length import length_of
-from unisono.data.loader import Loader
-from unisono.device import drawn_without_seed, notices
-from unisono.exchange.choice import chosen
-from unisono.exchange.run_memory import RunMemory
-from unisono.notices import say
-from unisono.plan.samples import NUM_SEEDS, SamplePlan
-from unisono.plan.shards import assign
-from unisono.state.contents import check_contents, signature
+from unisono.device import drawn_without_seed
+from unisono.plan.samples import SamplePlan
+from unisono.state.contents import check_contents
 from unisono.state.extra_state import ExtraState
-from unisono.state.modes import told_modes
 from unisono.state.position import Position
 from unisono.state.run_state import RunState
-from unisono.step.clipping import Clipping
-from unisono.step.engine import StepEngine
 from unisono.step.scaling import LossScaling
-from unisono.train.alternation import open_loop
-from unisono.train.checkpoints import Checkpoints, fixed_by, identity
-from unisono.train.loop import Loop, loop
-from unisono.train.order import SamplerOrder, plan_samples
-from unisono.train.resume import Resumption, take_up
+from unisono.train.checkpoints import Checkpoints
+from unisono.train.identity import fixed_by
+from unisono.train.loop import steps_of
+from unisono.train.loop_plan import LoopPlan
+from unisono.train.order import plan_samples
+from unisono.train.run_context import Observer, RunContext
+from unisono.train.run_options import RunOptions
+from unisono.train.start import start
 from unisono.train.step import Step
 from unisono.train.totals import Totals
-from unisono.whole import check_whole
 from unisono.workers.joint_calls import JointCalls
-from unisono.workers.supervisor import Live, Passed
 from unisono.workers.team import Team
-from unisono.world import num_devices, threads_per_worker
 
 SCALER_KEY = "grad_scaler"
 EXTRA_STATE_KEY = "extra_state"
@@ -132,62 +119,54 @@ class Run:
         clip_value: float | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        self._clipping = Clipping(clip_norm, clip_value)
-        self.fixed: dict[str, Any] = {"clip_norm": clip_norm, "clip_value": clip_value}
+        self._set_up(model, optimizer, RunOptions.among(locals()))
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: Optimizer, options: RunOptions) -> Run:
+        """Make a run of its options, which are the arguments of the same names."""
+        run = cls.__new__(cls)
+        run._set_up(model, optimizer, options)
+        return run
+
+    def _set_up(self, model: nn.Module, optimizer: Optimizer, options: RunOptions) -> None:
         self.team = Team.from_environment()
         self.world = self.team.world
-        if shards is None:
-            shards = max(num_devices(), self.world.world_size)
-        shards = check_whole("shards", shards, at_least=1)
-        seed = check_whole("seed", seed, at_least=0, below=NUM_SEEDS)
-        assign(shards, self.world.world_size)
+        self.shards, self.seed = options.num_shards(self.world.world_size), options.seed
         check_contents(model, optimizer)
-        self._clipping.check_fits(optimizer)
-        self.fixed.update(fixed_by(model, optimizer))
-        self._scaling = LossScaling.of(grad_scaler, optimizer)
-        self.fixed["grad_scaler"] = None if self._scaling is None else self._scaling.rule
-        if directory is None and checkpoint_every is not None:
-            raise ValueError(
-                "`directory` must say where checkpoints go when `checkpoint_every` is given, but "
-                'is None: pass `directory="runs/mnist"`, say.'
-            )
+        options.clipping.check_fits(optimizer)
+        scaling = LossScaling.of(options.grad_scaler, optimizer)
         self.model, self.optimizer = model, optimizer
-        self.shards, self.seed = shards, seed
-        self._is_unseeded = drawn_without_seed()
-        self._kept = RunState(model, optimizer, resume_options)
-        if self._scaling is not None:
-            self.state[SCALER_KEY] = grad_scaler
+        fixed = {
+            "clip_norm": options.clip_norm,
+            "clip_value": options.clip_value,
+            **fixed_by(model, optimizer),
+            "grad_scaler": None if scaling is None else scaling.rule,
+        }
+        self.joint_calls = JointCalls.of(self.team)
+        self._context = RunContext(
+            options,
+            RunState(model, optimizer, options.resume_options),
+            self.team,
+            self.joint_calls,
+            scaling,
+            fixed,
+            drawn_without_seed(),
+        )
+        if scaling is not None:
+            self.state[SCALER_KEY] = options.grad_scaler
         extra_state = ExtraState(model)
         if not extra_state.is_empty:
             self.state[EXTRA_STATE_KEY] = extra_state
-        self.say: Callable[[str], None] = say
-        self.before_snapshot: Callable[[], None] = lambda: None
-        self.before_pause: Callable[[], None] = lambda: None
-        self.checkpoints = (
-            None
-            if directory is None
-            else Checkpoints(
-                self.team,
-                Path(directory),
-                checkpoint_every,
-                keep,
-                resume,
-                lambda line: self.say(line),
-            )
-        )
-        self.joint_calls = JointCalls.of(self.team)
-        self._engine: StepEngine | None = None
-        self._memory: RunMemory | None = None
-        self._plan: SamplePlan | None = None
-        self._has_looked = self._has_told_slow = False
-        self._goes_on = False
-        self.has_joined = self.is_ahead = False
+        self.checkpoints: Checkpoints | None = None
+        if options.directory is not None:
+            self.checkpoints = Checkpoints(self.team, Path(options.directory), options, self.say)
+            self._context.checkpoints = self.checkpoints
         self.team.supervisor.note_ready()
 
     @property
     def position(self) -> Position:
         """How far the run has come."""
-        return self._kept.position
+        return self._context.kept.position
 
     @property
     def state(self) -> dict[str, Any]:
@@ -198,12 +177,27 @@ class Run:
         workers, and in steps that come again. What modules give in torch's `get_extra_state` is
         there already.
         """
-        return self._kept.state
+        return self._context.kept.state
 
     @property
     def last(self) -> dict[str, Any]:
         """What the last step said (``"means"``), and what else the trainer notes; plain JSON."""
-        return self._kept.last
+        return self._context.kept.last
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """What else fixes the run's bits, by name, as plain JSON."""
+        return self._context.fixed
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether this worker has joined the newest loop under way, in the place of a lost one."""
+        return self._context.has_joined
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the run goes on from a checkpoint of a later loop, so that this one is over."""
+        return self._context.is_ahead
 
     def steps(
         self,
@@ -244,38 +238,25 @@ class Run:
             MismatchError: the workers do not agree.
             CheckpointError: the newest checkpoint belongs to another run.
         """
-        plan = self.plan(dataset, batch_size, shuffle, sampler)
-        loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
+        samples = self.plan(dataset, batch_size, shuffle, sampler)
         totals = Totals(epochs, steps)
-        self._take_up(plan, totals)
-        if self._goes_on:
-            self.last.pop("stopped_at", None)
-        if self.position.batch and plan != self._plan and not self.is_ahead:
-            raise ValueError(
-                f"dataset length, `batch_size`, `shards`, `shuffle` and `sampler` must stay within "
-                f"an epoch, but were {self._plan} and are {plan}, after {self.position.batch} "
-                f"steps of epoch {self.position.epoch}: finish the epoch first."
-            )
-        if not self.is_ahead:
-            self._plan = plan
-        self._tell_unseeded()
-        order = SamplerOrder(plan, self._kept, self.team)
-
-        def agree() -> bytes:
-            return self._agree(plan, order, totals, self._known(dataset, loader_workers))
-
-        self.joint_calls.together("start of a loop", agree)
-        fetch = fetcher(
-            dataset,
-            seed=self.seed,
-            collate_fn=collate_fn,
-            batch_size=plan.batch_size,
-            shards=self.shards,
+        return self.begin_loop(
+            LoopPlan(dataset, samples, totals, loader_workers, collate_fn, pin_memory)
         )
-        make_loader = functools.partial(
-            Loader, fetch, plan, num_processes=loader_workers, pin_memory=bool(pin_memory)
-        )
-        return self._steps(plan, order, totals, make_loader)
+
+    def begin_loop(
+        self, plan: LoopPlan, observer: Observer | None = None
+    ) -> Generator[Step, None, None]:
+        """Begin a loop; see :meth:`steps`.
+
+        Args:
+            plan: what it goes over.
+            observer: follows the run from here on; None: whoever did before.
+        """
+        if observer is not None:
+            self._context.observer = observer
+        order = start(self._context, plan)
+        return steps_of(self._context, plan, order, plan.fetch())
 
     def stop(self) -> None:
         """End the loop under way after the step under way, as if that were its last.
@@ -284,17 +265,12 @@ class Run:
         nothing more, also after a restart from its checkpoint, until :meth:`go_on` is called.
         """
         self.last["stopped_at"] = self.position.step
-        self._goes_on = False
+        self._context.goes_on = False
 
     def go_on(self) -> None:
         """Take back that the run was stopped, now or before it was started again. Collective."""
         self.last.pop("stopped_at", None)
-        self._goes_on = True
-
-    @property
-    def _is_stopped(self) -> bool:
-        stopped_at = self.last.get("stopped_at")
-        return isinstance(stopped_at, int) and self.position.step >= stopped_at
+        self._context.goes_on = True
 
     def plan(
         self,
@@ -308,198 +284,6 @@ class Run:
             dataset, batch_size, shuffle, sampler, shards=self.shards, seed=self.seed
         )
 
-    def _steps(
-        self,
-        plan: SamplePlan,
-        order: SamplerOrder,
-        totals: Totals,
-        make_loader: Callable[..., Loader],
-    ) -> Generator[Step, None, None]:
-        if self._is_stopped and self.team.position == 0 and not self.is_ahead:
-            self.say(
-                f"the run was stopped at step {self.position.step} and stays there: call the "
-                f"run's `go_on()` first, or leave out the callback that stopped it"
-            )
-        if self._is_over(totals):
-            self._tell_finished(totals)
-            return
-        if self._engine is not None:
-            raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
-        entry = self.joint_calls.enter_loop()
-        if isinstance(entry, Passed):
-            self._kept.apply_ended(entry, self.team)
-            return
-        # Who joins a loop under way comes behind what the others have agreed on.
-        self.has_joined = is_agreed = entry is not None and entry.loop is not None
-        with (
-            self._loop(plan, entry) as under_way,
-            make_loader(num_batches=totals.num_batches(plan, self.position)) as loader,
-            open_loop(
-                recovers=self.team.supervisor.can_replace,
-                has_directory=self.checkpoints is not None,
-            ) as opened,
-        ):
-            order.check()
-            while True:
-                is_over = self._is_over(totals)
-                if is_over and under_way.end():
-                    return
-                if not is_over:
-                    order.begin_epoch(is_agreed=is_agreed)
-                is_agreed = False
-                if not under_way.act() or self._is_over(totals):
-                    continue
-                step = Step(under_way.engine, plan, loader, self.position, under_way)
-                yield step
-                opened.check_is_inmost()
-                step.check_finished()
-                if not step.is_done:
-                    under_way.undo()
-
-    def _tell_unseeded(self) -> None:
-        """Say once that weights are others in each start, where this is a start."""
-        is_mine = self.team.position == 0 and not self.joint_calls.is_behind
-        if not (self._is_unseeded and is_mine) or self.position.step or self.is_ahead:
-            return
-        line = (
-            f"random numbers were drawn without a seed before this run was made, so weights that "
-            f"come from them differ from one start to the next, and so will its result; `seed` "
-            f"covers training alone: write `torch.manual_seed({self.seed})` before the model is "
-            f"made"
-        )
-        if not notices():
-            notices().add(line)
-            self.say(line)
-
-    def _tell_finished(self, totals: Totals) -> None:
-        """Say why a loop gives nothing, unless that is said elsewhere."""
-        is_told = self._is_stopped or self.is_ahead or self.joint_calls.is_behind
-        if is_told or self.team.position or not self.position.step:
-            return
-        asked = " and ".join(
-            f"`{name}={total}`"
-            for name, total in (("epochs", totals.epochs), ("steps", totals.steps))
-            if total is not None
-        )
-        more = "totals count from the beginning of a run, so pass higher ones to go on"
-        if totals.are_passed(self.position):
-            self.say(f"the run has come to step {self.position.step}, past {asked}: {more}")
-        else:
-            self.say(
-                f"the run is already finished: nothing to do, as it has come to step "
-                f"{self.position.step}, which is all of {asked}; {more}"
-            )
-
-    def _is_over(self, totals: Totals) -> bool:
-        return self._is_stopped or totals.are_reached(self.position)
-
-    @contextmanager
-    def _loop(self, plan: SamplePlan, live: Live | None) -> Iterator[Loop]:
-        def make_engine() -> StepEngine:
-            exchange = chosen()(
-                self.model,
-                self.optimizer,
-                shards=self.shards,
-                team=self.team,
-                new_key=self.joint_calls.new_key(),
-                previous=self._memory,
-                live=live,
-            )
-            self._memory = exchange.memory
-            self._engine = StepEngine(
-                self.model,
-                self.optimizer,
-                exchange,
-                seed=self.seed,
-                team=self.team,
-                clipping=self._clipping,
-                scaling=self._scaling,
-            )
-            return self._engine
-
-        try:
-            with loop(
-                make_engine,
-                live,
-                team=self.team,
-                joint_calls=self.joint_calls,
-                kept=self._kept,
-                plan=plan,
-                identity=identity(plan, self.fixed),
-                checkpoints=self.checkpoints,
-                say=lambda line: self.say(line),
-                before_snapshot=lambda: self.before_snapshot(),
-                before_pause=lambda: self.before_pause(),
-            ) as under_way:
-                yield under_way
-        finally:
-            self._engine = None
-
-    def _take_up(self, plan: SamplePlan, totals: Totals) -> None:
-        """Go on from the newest checkpoint, at the first loop it is not ahead of. Collective."""
-        if self.checkpoints is None:
-            return
-        if self._has_looked:
-            self.checkpoints.take_turn()
-            return
-        if self.is_ahead and totals.are_passed(self.position):
-            return
-        fixed = identity(plan, self.fixed)
-        taken_up = take_up(
-            *(self.checkpoints, self._kept, plan, totals, fixed, self.team, self.joint_calls),
-            is_first=not self.is_ahead,
-        )
-        if taken_up is Resumption.HERE:
-            self._plan = plan
-        self.is_ahead = taken_up is Resumption.AHEAD
-        self._has_looked = not self.is_ahead
-
-    def _known(self, dataset: Any, loader_workers: int) -> dict[str, object]:
-        """Look at the data set, where there are other workers to compare it with."""
-        length = length_of(dataset)
-        if self.team.size == 1 or self.is_ahead:
-            return {"dataset length": length}
-        seen = fingerprint(
-            dataset,
-            length,
-            seed=self.seed,
-            stream="train",
-            epoch=self.position.epoch,
-            in_fork=loader_workers > 0,
-        )
-        if seen.is_slow and self.team.position == 0 and not self._has_told_slow:
-            self._has_told_slow = True
-            self.say(
-                "samples are not compared between the workers, as to read one takes more than "
-                "0.1 s; that all have the same data set is known by its length alone"
-            )
-        return {"dataset length": length, **seen.facts}
-
-    def _agree(
-        self,
-        plan: SamplePlan,
-        order: SamplerOrder,
-        totals: Totals,
-        known: dict[str, object],
-    ) -> bytes:
-        self.team.agree(
-            {
-                "the step that the run has come to": self.position.step,
-                "`batch_size`": plan.batch_size,
-                "`shards`": plan.shards,
-                "`seed`": plan.seed,
-                **{f"`{name}`": value for name, value in self.fixed.items()},
-                "`shuffle`": plan.shuffle,
-                "`sampler`": plan.sampler,
-                **order.facts,
-                "`epochs`": totals.epochs,
-                "`steps`": totals.steps,
-                "the model with its optimizer": signature(self.model, self.optimizer),
-                **told_modes(self.model, self.optimizer),
-                "the number of threads": threads_per_worker(),
-                "torch's version": torch.__version__,
-            },
-            known={**known, "samples of an epoch": plan.num_samples},
-            remedy=REMEDY,
-        )
-        return b""
+    def say(self, line: str) -> None:
+        """Show the user one line, where whoever follows the run shows them."""
+        self._context.say(line)

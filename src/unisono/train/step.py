@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-from unisono.c10d.forbidden import IN_A_PASS, forbid
 from unisono.data.loader import Loader, Place
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
-from unisono.step.engine import StepEngine
-from unisono.step.loss import read_loss
-from unisono.step.phase_timers import Phase
-
-
-class StepLoop(Protocol):
-    """What a step has to do with the loop it belongs to."""
-
-    is_between_steps: bool
-
-    def plan(self) -> int:
-        """Say what is to be done after the step under way; only the leader's word counts."""
-
-    def count(self, means: Mapping[str, float]) -> None:
-        """Count a step that is done."""
-
-    def go_back(self) -> None:
-        """Go back to the newest snapshot."""
+from unisono.train.boundary import Boundary
 
 
 class Step:
@@ -51,21 +33,16 @@ class Step:
     """
 
     def __init__(
-        self,
-        engine: StepEngine,
-        plan: SamplePlan,
-        loader: Loader,
-        position: Position,
-        loop: StepLoop,
+        self, boundary: Boundary, plan: SamplePlan, loader: Loader, position: Position
     ) -> None:
         self.number, self.epoch, self.batch = position.step, position.epoch, position.batch
         self.num_samples = plan.num_batch_samples(self.batch)
         self.means: dict[str, float] = {}
-        self._engine, self._plan, self._loader = engine, plan, loader
         self.gradient_norm: float | None = None
         self.is_skipped = False
         self.is_done = False
-        self._loop = loop
+        self._boundary, self._engine, self._loader = boundary, boundary.engine, loader
+        self._shard_sizes = plan.shard_sizes(self.batch)
         self._waiting: int | None = None
         self._entered = False
         self._taken = False
@@ -98,27 +75,25 @@ class Step:
         return self._batches()
 
     def _batches(self) -> Iterator[Any]:
-        more: Sequence[int] | None = self._engine.shards
-        forbid(IN_A_PASS)
+        more: Sequence[int] | None = self._engine.begin_passes()
         while more is not None:
             yield from self._compute(more)
             # Whoever was lost meanwhile has left shards, which the others compute now.
-            more = self._engine.arrive(self.number)
-        forbid("")
+            more = self._engine.arrive()
+        self._engine.end_passes()
         self._have_all_arrived = True
 
     def _compute(self, shards: Sequence[int]) -> Iterator[Any]:
         for shard in shards:
             self._check_differentiated()
-            if self._plan.shard_size(self.batch, shard) == 0:
+            if self._shard_sizes[shard] == 0:
                 self._engine.skip_shard(shard)
                 self._done.add(shard)
                 continue
             place = Place(self.epoch, self.batch, shard)
             batch = self._loader.batch(place, self._engine.shards)
-            self._engine.timers.lap(Phase.LOADING)
             # After reading: what a dataset draws never shifts what the model draws.
-            self._engine.start_shard(self.number, shard)
+            self._engine.start_shard(shard)
             self._waiting = shard
             yield batch
         self._check_differentiated()
@@ -144,11 +119,8 @@ class Step:
                 "`step.backward` must be called once for each batch of `step.shards`, but there "
                 "is no batch without its loss now: call it inside the loop over `step.shards`."
             )
-        self._engine.timers.lap(Phase.FORWARD)
-        num_samples = self._plan.shard_size(self.batch, shard)
-        share = num_samples / self.num_samples
-        self._engine.finish_shard(self.number, shard, read_loss(loss, num_samples), share)
-        self._engine.timers.lap(Phase.BACKWARD)
+        num_samples = self._shard_sizes[shard]
+        self._engine.finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
         self._waiting = None
         self._done.add(shard)
 
@@ -162,13 +134,9 @@ class Step:
     def __enter__(self) -> Step:
         if self._entered:
             raise RuntimeError(f"a step must be entered once, but step {self.number} is again.")
-        writer = next(
-            shard
-            for shard in range(self._plan.shards)
-            if self._plan.shard_size(self.batch, shard) > 0
-        )
-        self._loop.is_between_steps = False
-        self._engine.begin(self.number, writer)
+        first = next(shard for shard, size in enumerate(self._shard_sizes) if size)
+        self._boundary.begin_step(self.number)
+        self._engine.begin(self.number, first)
         self._entered = True
         return self
 
@@ -178,7 +146,7 @@ class Step:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        forbid("")
+        self._engine.end_passes()
         if kind is not None:
             return
         missing = [shard for shard in self._engine.shards if shard not in self._done]
@@ -187,20 +155,20 @@ class Step:
                 f"`step.backward` must be called for every batch of `step.shards`, but shards "
                 f"{missing} of step {self.number} have no loss: loop over all of `step.shards`."
             )
-        if not self._have_all_arrived and self._engine.arrive(self.number) is not None:
+        if not self._have_all_arrived and self._engine.arrive() is not None:
             # The lost shards would have come at the end of `step.shards`, which is behind us.
             self._is_finished = True
-            self._loop.go_back()
+            self._boundary.go_back()
             return
-        totals, self.is_done = self._engine.finish(self.number, self._loop.plan())
-        self.means = totals.means
+        self._boundary.plan_next()
+        self.means, self.is_done = self._engine.finish()
         self.gradient_norm = self._engine.gradient_norm
         self.is_skipped = self._engine.is_skipped
         self._is_finished = True
         if self.is_done:
-            self._loop.count(self.means)
+            self._boundary.count(self.means)
         else:
-            self._loop.go_back()
+            self._boundary.go_back()
 
     def _check_differentiated(self) -> None:
         if self._waiting is not None:

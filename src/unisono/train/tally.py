@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from unisono.callbacks.summary import Summary
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
-from unisono.train.run import Run
 from unisono.train.step import Step
 
 
@@ -19,18 +17,18 @@ class Tally:
     """Counts what a call of ``fit`` does. Final.
 
     A replacement that joins the others late counts what it sees; what the call did is told by how
-    far the run has come, and the time by the leader.
+    far the run has come, and the time by the leader. The clock starts at once.
+
+    Args:
+        begun_at: where the call begins.
+        plan: which samples are computed where.
     """
 
-    def __init__(self, begun_at: Position) -> None:
-        self.begun_at = replace(begun_at)
+    def __init__(self, begun_at: Position, plan: SamplePlan) -> None:
+        self.begun_at, self._plan = replace(begun_at), plan
         self._samples = 0
         self._last = begun_at.step - 1
         self._seconds = 0.0
-        self._resumed_at_s = 0.0
-
-    def begin(self) -> None:
-        """Start the clock."""
         self._resumed_at_s = time.perf_counter()
 
     def pause(self) -> None:
@@ -44,7 +42,7 @@ class Tally:
         """Leave something out of the time."""
         self.pause()
         yield
-        self.begin()
+        self._resumed_at_s = time.perf_counter()
 
     def count(self, step: Step) -> None:
         """Count a step that is done, unless it has come before a worker was lost."""
@@ -52,35 +50,21 @@ class Tally:
             self._last = step.number
             self._samples += step.num_samples
 
-    def seconds(self, position: Position, plan: SamplePlan) -> float:
+    def seconds(self, position: Position) -> float:
         """Tell how long it took to come to `position`; NaN if this worker has seen no step of it.
 
         One that has seen some of the steps takes the others to have been as fast.
         """
-        samples = self._samples_until(position, plan)
+        samples = self.samples_until(position)
         if not samples:
             return self._seconds
         return self._seconds * samples / self._samples if self._samples else math.nan
 
-    def summary(self, run: Run, plan: SamplePlan, digest: str, seconds: float) -> Summary:
-        """Say what the call did, with the digest and the time that the leader has told."""
-        samples = self._samples_until(run.position, plan)
-        return Summary(
-            run.position.step - self.begun_at.step,
-            samples,
-            seconds,
-            run.shards,
-            run.world.world_size,
-            digest,
-            run.last.get("means", {}) if samples else {},
-            run.last.get("validation"),
-        )
+    def samples_until(self, position: Position) -> int:
+        """Count the samples of the call's steps until `position`."""
+        return self._samples_before(position) - self._samples_before(self.begun_at)
 
-    def _samples_until(self, position: Position, plan: SamplePlan) -> int:
-        return _samples(position, plan) - _samples(self.begun_at, plan)
-
-
-def _samples(position: Position, plan: SamplePlan) -> int:
-    """Count the samples before a position."""
-    in_epoch = min(position.batch * plan.batch_size, plan.num_samples)
-    return position.epoch * plan.num_samples + in_epoch
+    def _samples_before(self, position: Position) -> int:
+        plan = self._plan
+        in_epoch = min(position.batch * plan.batch_size, plan.num_samples)
+        return position.epoch * plan.num_samples + in_epoch

@@ -18,17 +18,19 @@ from unisono.callbacks.event_log import EventLog
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary
 from unisono.data.collating import Collate
-from unisono.data.epoch_order import EpochOrder, Sampler
+from unisono.data.epoch_order import Sampler
 from unisono.state.digest import digest_of, digest_of_weights
 from unisono.state.weights import check_weights, save_weights
 from unisono.train.computing import Computing
 from unisono.train.evaluate import evaluate
 from unisono.train.fit import FitUnderWay
+from unisono.train.loop_plan import LoopPlan
 from unisono.train.metrics import Metrics, outputs_and_targets
 from unisono.train.passes import PassWatch
 from unisono.train.precision import scaler_for
 from unisono.train.predict import Forward, Predictor, forward_inputs
 from unisono.train.run import Run
+from unisono.train.run_options import RunOptions
 from unisono.train.schedule import KEY, Schedule
 from unisono.train.step import Step
 from unisono.train.totals import Totals
@@ -128,20 +130,8 @@ class Trainer:
         self._computing = Computing(
             precision=precision, channels_last=channels_last, tf32=tf32, compile=compile
         )
-        self.run = Run(
-            model,
-            optimizer,
-            shards=shards,
-            seed=seed,
-            directory=directory,
-            checkpoint_every=checkpoint_every,
-            keep=keep,
-            resume=resume,
-            resume_options=resume_options,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            grad_scaler=scaler_for(precision, grad_scaler),
-        )
+        scaler = scaler_for(precision, grad_scaler)
+        self.run = Run.of(model, optimizer, RunOptions.among(locals(), grad_scaler=scaler))
         self.run.fixed.update(self._computing.fixed)
         self._computing.prepare(model)
         self._schedule = Schedule(schedule, schedule_every, optimizer, schedule_monitor)
@@ -151,12 +141,8 @@ class Trainer:
         self.callbacks = list(Callbacks(list(callbacks), self.directory))
         self._keep_states()
         self._loss = self._computing.of(loss)
-        self._passes = PassWatch(
-            model,
-            self._loss,
-            self.run.world,
-            0 if self.run.team.is_replacement or compile else self.run.shards,
-        )
+        shards_watched = 0 if self.run.team.is_replacement or compile else self.run.shards
+        self._passes = PassWatch(model, self._loss, self.run.world, shards_watched)
 
     def fit(
         self,
@@ -220,13 +206,13 @@ class Trainer:
             CheckpointError: the newest checkpoint belongs to another run.
         """
         run = self.run
-        plan = run.plan(dataset, batch_size, shuffle, sampler)
         reading: dict[str, Any] = {
             "loader_workers": loader_workers,
             "collate_fn": collate_fn,
             "pin_memory": pin_memory,
         }
-
+        samples = run.plan(dataset, batch_size, shuffle, sampler)
+        plan = LoopPlan(dataset, samples, Totals(epochs, steps), **reading)
         metrics: dict[str, Any] = {"metrics": validate_metrics, "forward": validate_forward}
         self._metrics(**metrics)
 
@@ -244,31 +230,10 @@ class Trainer:
                 validation.must_be(f"{callback.name}, which looks at validations")
         self._forget_other_runs()
         self._keep_states()
-        fit = FitUnderWay(
-            run, plan, callbacks, validation, self._schedule, {"loader_workers": loader_workers}
-        )
         if not run.is_ahead:
             run.model.train()
-        loop = self._computing.while_under_way(
-            run.steps(
-                dataset,
-                batch_size=batch_size,
-                epochs=epochs,
-                steps=steps,
-                shuffle=shuffle,
-                sampler=plan.order_of if isinstance(plan.order_of, EpochOrder) else sampler,
-                **reading,
-            )
-        )
-        end_step = Totals(epochs, steps).end_step(plan, run.position)
-        try:
-            return fit.go_through(loop, end_step, self._compute)
-        except BaseException as error:
-            fit.fail(error)
-            raise
-        finally:
-            loop.close()
-            run.before_snapshot = run.before_pause = lambda: None
+        fit = FitUnderWay(run, plan, callbacks, validation, self._schedule)
+        return fit.go_through(self._compute, self._computing.under_way)
 
     def evaluate(
         self,
@@ -388,7 +353,7 @@ class Trainer:
             plan,
             run.team,
             None if path is None else Path(path),
-            lambda line: run.say(line),
+            run.say,
             loader_workers=loader_workers,
             collate_fn=collate_fn,
             pin_memory=pin_memory,
@@ -456,12 +421,11 @@ class Trainer:
         return None if metrics is None else Metrics(metrics, self._computing.of(forward))
 
     def _compute(self, step: Step) -> None:
-        with step, self._passes.watching():
-            for batch in self._passes.taking(step.shards):
+        with step:
+            shards = step.shards
+            for batch in self._passes.timed(shards) if self._passes.is_watching else shards:
                 step.backward(self._loss(self.run.model, batch))
-                self._passes.note(batch)
-        advice = self._passes.advice()
-        if advice:
+        if self._passes.is_watching and (advice := self._passes.advice()):
             self.run.say(advice)
 
     def _model_or(self, model: nn.Module | None) -> nn.Module:

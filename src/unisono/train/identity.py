@@ -1,0 +1,77 @@
+"""What fixes the bits of a run? Compared between workers, and with a checkpoint.
+
+Its code and its data belong to it, too, but are not compared here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from unisono import device
+from unisono.errors import CheckpointError
+from unisono.plan.samples import SamplePlan
+from unisono.state.contents import updated_parameters
+from unisono.world import threads_per_worker
+
+_OF_ONE_LOOP = ("batch_size", "shuffle", "sampler", "dataset length")
+_MUST_STAY = ("seed", "shards", *_OF_ONE_LOOP, "optimizer")
+
+
+def identity(plan: SamplePlan, fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """Say what fixes a run's bits; `fixed` is what the run adds."""
+    return {
+        "seed": plan.seed,
+        "shards": plan.shards,
+        "batch_size": plan.batch_size,
+        "sampler": plan.sampler,
+        "shuffle": plan.shuffle,
+        "dataset length": plan.num_samples,
+        **fixed,
+        "threads": threads_per_worker(),
+        "torch": torch.__version__,
+        "processor": device.facts(),
+    }
+
+
+def fixed_by(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Say what of an optimizer belongs to a run's identity: what it is, and what it updates."""
+    names = list(updated_parameters(model, optimizer))
+    return {
+        "optimizer": type(optimizer).__qualname__,
+        "updated parameters": f"{len(names)} from `{names[0]}` to `{names[-1]}`",
+    }
+
+
+def of_every_loop(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out of a run's identity what another loop of it may have otherwise."""
+    return {name: value for name, value in identity.items() if name not in _OF_ONE_LOOP}
+
+
+def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Compare the identity of a checkpoint with that of the run that resumes from it.
+
+    Returns:
+        Warnings: what differs and changes bits, but not what is trained on.
+
+    Raises:
+        CheckpointError: what decides over samples or updates differs; names old and new value.
+    """
+    warnings = []
+    for name, value in new.items():
+        if name not in old or old[name] == value:
+            continue
+        if name in _MUST_STAY:
+            raise CheckpointError(
+                f"`{name}` must be {old[name]!r:.200} as in the checkpoint, but is {value!r}: "
+                f'pass the old value, another `directory`, or `resume="never"`.'
+            )
+        warnings.append(
+            f"{name} was {old[name]!r:.200} in the checkpoint and is {value!r} now: the run goes "
+            f"on, but its bits will not be those of a run without a stop."
+        )
+    return warnings

@@ -1,0 +1,101 @@
+"""What the parts of one run share: its state, its workers, its checkpoints, its observer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from unisono.exchange.run_memory import RunMemory
+from unisono.notices import say
+from unisono.plan.samples import SamplePlan
+from unisono.state.run_state import RunState
+from unisono.step.engine import StepEngine
+from unisono.step.scaling import LossScaling
+from unisono.train.checkpoints import Checkpoints
+from unisono.train.run_options import RunOptions
+from unisono.train.totals import Totals
+from unisono.workers.joint_calls import JointCalls
+from unisono.workers.team import Team
+
+
+class Observer(Protocol):
+    """Follows a run: shows its messages, and is called where its state is saved."""
+
+    def say(self, line: str) -> None:
+        """Show the user one line."""
+
+    def before_snapshot(self) -> None:
+        """Called on every worker before the state of the run is copied."""
+
+    def before_pause(self) -> None:
+        """Called on every worker before all stop between two steps, maybe for good."""
+
+
+class Unobserved:
+    """The :class:`Observer` of custom training loops: messages go to the standard error. Final."""
+
+    def say(self, line: str) -> None:
+        """See :class:`Observer`."""
+        say(line)
+
+    def before_snapshot(self) -> None:
+        """See :class:`Observer`."""
+
+    def before_pause(self) -> None:
+        """See :class:`Observer`."""
+
+
+@dataclass(slots=True)
+class RunContext:
+    """One run, as its parts see it. Final.
+
+    Attributes:
+        options: what the program passed.
+        kept: how far the run has come, and all that is saved with it.
+        team: the workers.
+        joint_calls: what they have done together.
+        fixed: what fixes the run's bits, by name, beside samples and versions.
+        scaling: how losses are scaled; None: not at all.
+        checkpoints: where they go; None: nowhere.
+        observer: who follows the run now.
+        engine: computes the steps of the loop under way; None between loops.
+        memory: of the newest loop.
+        plan: which samples the epoch under way has.
+        has_resumed: whether no checkpoint is to be looked for any more.
+        has_joined, is_ahead: see :class:`unisono.Run`.
+        goes_on: whether :meth:`unisono.Run.go_on` was called after the last stop.
+        is_unseeded: whether random numbers were drawn without a seed before the run was made.
+        has_told_slow: whether it was said that samples are not compared.
+    """
+
+    options: RunOptions
+    kept: RunState
+    team: Team
+    joint_calls: JointCalls
+    scaling: LossScaling | None
+    fixed: dict[str, Any]
+    is_unseeded: bool
+    checkpoints: Checkpoints | None = None
+    observer: Observer = field(default_factory=Unobserved)
+    engine: StepEngine | None = None
+    memory: RunMemory | None = None
+    plan: SamplePlan | None = None
+    has_resumed: bool = False
+    has_joined: bool = False
+    is_ahead: bool = False
+    goes_on: bool = False
+    has_told_slow: bool = False
+
+    def say(self, line: str) -> None:
+        """Show the user one line."""
+        self.observer.say(line)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the run was stopped where it stands."""
+        stopped_at = self.kept.last.get("stopped_at")
+        return isinstance(stopped_at, int) and self.kept.position.step >= stopped_at
+
+    def is_over(self, totals: Totals) -> bool:
+        """Tell whether the run goes no further."""
+        return self.is_stopped or totals.are_reached(self.kept.position)

@@ -1,0 +1,82 @@
+"""The arguments that `Run` and `Trainer` have in common: their defaults, and what each may be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+from unisono.checkpoint.every import Every
+from unisono.plan.samples import NUM_SEEDS
+from unisono.plan.shards import assign
+from unisono.step.clipping import Clipping
+from unisono.whole import check_whole
+from unisono.world import num_devices
+
+RESUME = ("auto", "never")
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a run computes and where it is kept; :class:`unisono.Run` documents each.
+
+    Attributes:
+        clipping: what follows from `clip_norm` and `clip_value`.
+        every: what follows from `checkpoint_every`.
+
+    Raises:
+        TypeError: an option is of the wrong kind.
+        ValueError: an option does not fit; the message says what to do.
+    """
+
+    shards: int | None = None
+    seed: int = 0
+    directory: str | os.PathLike[str] | None = None
+    checkpoint_every: int | str | None = None
+    keep: int = 3
+    resume: str = "auto"
+    resume_options: str = "checkpoint"
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    grad_scaler: torch.amp.GradScaler | None = None
+    clipping: Clipping = field(init=False)
+    every: Every | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._set("clipping", Clipping(self.clip_norm, self.clip_value))
+        if self.shards is not None:
+            self._set("shards", check_whole("shards", self.shards, at_least=1))
+        self._set("seed", check_whole("seed", self.seed, at_least=0, below=NUM_SEEDS))
+        if self.directory is not None:
+            self._set("keep", check_whole("keep", self.keep, at_least=1))
+            if self.resume not in RESUME:
+                raise ValueError(f"`resume` must be one of {RESUME}, but is {self.resume!r}.")
+        if self.checkpoint_every is not None:
+            if self.directory is None:
+                raise ValueError(
+                    "`directory` must say where checkpoints go when `checkpoint_every` is given, "
+                    'but is None: pass `directory="runs/mnist"`, say.'
+                )
+            self._set("every", Every.read(self.checkpoint_every))
+
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any], **others: Any) -> RunOptions:
+        """Take the options out of a function's arguments; `others` replace some of them."""
+        names = [option.name for option in fields(cls) if option.init]
+        return cls(**{name: arguments[name] for name in names} | others)
+
+    def num_shards(self, world_size: int) -> int:
+        """Give S: what was asked for, or else one shard for each core or worker.
+
+        Raises:
+            ValueError: there are more workers than shards.
+        """
+        shards = max(num_devices(), world_size) if self.shards is None else self.shards
+        assign(shards, world_size)
+        return shards
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)

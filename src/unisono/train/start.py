@@ -1,0 +1,144 @@
+"""Before the first step of a loop: where does the run resume, and do all workers mean the same?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from unisono.data.fingerprint import REMEDY, fingerprint
+from unisono.data.length import length_of
+from unisono.device import notices
+from unisono.state.contents import signature
+from unisono.state.modes import told_modes
+from unisono.train.loop_plan import LoopPlan
+from unisono.train.order import SamplerOrder
+from unisono.train.resume import resume
+from unisono.train.run_context import RunContext
+from unisono.train.totals import Totals
+from unisono.world import threads_per_worker
+
+_TOO_SLOW = (
+    "samples are not compared between the workers, as to read one takes more than 0.1 s; that all "
+    "have the same data set is known by its length alone"
+)
+
+
+def start(run: RunContext, plan: LoopPlan) -> SamplerOrder:
+    """Bring a run to where the loop begins, and see that all workers begin the same one.
+
+    Collective: every rank calls it.
+
+    Returns:
+        The order that a sampler says.
+
+    Raises:
+        ValueError: another sample plan in the midst of an epoch.
+        MismatchError: the workers do not agree.
+        CheckpointError: the newest checkpoint belongs to another run.
+    """
+    resume(run, plan)
+    if run.goes_on:
+        run.kept.last.pop("stopped_at", None)
+    position = run.kept.position
+    if position.batch and plan.samples != run.plan and not run.is_ahead:
+        raise ValueError(
+            f"dataset length, `batch_size`, `shards`, `shuffle` and `sampler` must stay within "
+            f"an epoch, but were {run.plan} and are {plan.samples}, after {position.batch} "
+            f"steps of epoch {position.epoch}: finish the epoch first."
+        )
+    if not run.is_ahead:
+        run.plan = plan.samples
+    _tell_unseeded(run)
+    order = SamplerOrder(plan.samples, run.kept, run.team)
+    run.joint_calls.together("start of a loop", lambda: _agree(run, plan, order))
+    return order
+
+
+def tell_over(run: RunContext, totals: Totals) -> None:
+    """Say why a loop gives nothing, unless that is said elsewhere."""
+    position = run.kept.position
+    if run.team.position or run.is_ahead:
+        return
+    if run.is_stopped:
+        run.say(
+            f"the run was stopped at step {position.step} and stays there: call the run's "
+            f"`go_on()` first, or leave out the callback that stopped it"
+        )
+        return
+    if run.joint_calls.is_behind or not position.step:
+        return
+    asked = " and ".join(
+        f"`{name}={total}`"
+        for name, total in (("epochs", totals.epochs), ("steps", totals.steps))
+        if total is not None
+    )
+    more = "totals count from the beginning of a run, so pass higher ones to go on"
+    if totals.are_passed(position):
+        run.say(f"the run has come to step {position.step}, past {asked}: {more}")
+    else:
+        run.say(
+            f"the run is already finished: nothing to do, as it has come to step "
+            f"{position.step}, which is all of {asked}; {more}"
+        )
+
+
+def _tell_unseeded(run: RunContext) -> None:
+    """Say once that weights are others in each start, where this is a start."""
+    is_mine = run.team.position == 0 and not run.joint_calls.is_behind
+    if not (run.is_unseeded and is_mine) or run.kept.position.step or run.is_ahead:
+        return
+    line = (
+        f"random numbers were drawn without a seed before this run was made, so weights that "
+        f"come from them differ from one start to the next, and so will its result; `seed` "
+        f"covers training alone: write `torch.manual_seed({run.options.seed})` before the model "
+        f"is made"
+    )
+    if not notices():
+        notices().add(line)
+        run.say(line)
+
+
+def _agree(run: RunContext, plan: LoopPlan, order: SamplerOrder) -> bytes:
+    samples, totals, kept = plan.samples, plan.totals, run.kept
+    known = _known(run, plan)
+    run.team.agree(
+        {
+            "the step that the run has come to": kept.position.step,
+            "`batch_size`": samples.batch_size,
+            "`shards`": samples.shards,
+            "`seed`": samples.seed,
+            **{f"`{name}`": value for name, value in run.fixed.items()},
+            "`shuffle`": samples.shuffle,
+            "`sampler`": samples.sampler,
+            **order.facts,
+            "`epochs`": totals.epochs,
+            "`steps`": totals.steps,
+            "the model with its optimizer": signature(kept.model, kept.optimizer),
+            **told_modes(kept.model, kept.optimizer),
+            "the number of threads": threads_per_worker(),
+            "torch's version": torch.__version__,
+        },
+        known={**known, "samples of an epoch": samples.num_samples},
+        remedy=REMEDY,
+    )
+    return b""
+
+
+def _known(run: RunContext, plan: LoopPlan) -> dict[str, Any]:
+    """Look at the data set, where there are other workers to compare it with."""
+    length = length_of(plan.dataset)
+    if run.team.size == 1 or run.is_ahead:
+        return {"dataset length": length}
+    seen = fingerprint(
+        plan.dataset,
+        length,
+        seed=plan.samples.seed,
+        stream="train",
+        epoch=run.kept.position.epoch,
+        in_fork=plan.loader_workers > 0,
+    )
+    if seen.is_slow and run.team.position == 0 and not run.has_told_slow:
+        run.has_told_slow = True
+        run.say(_TOO_SLOW)
+    return {"dataset length": length, **seen.facts}
