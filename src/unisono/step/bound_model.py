@@ -2,6 +2,10 @@
 
 Nobody but the optimizer writes to parameters, gradients come from the shards' losses alone, and the
 model keeps its layers. Each is looked at once a step or once a shard, and refused in words.
+
+To have a placeholder stand for each gradient costs a small model's step some percent. So all stand
+in the first steps of a loop, and then in one step of 64; in others one parameter in turn has its
+own, which is enough to notice what is done to all.
 """
 
 from __future__ import annotations
@@ -15,10 +19,11 @@ from torch.optim import Optimizer
 
 from unisono.state.contents import updated_parameters
 from unisono.state.optimizers import is_surrounded
-from unisono.step.placeholders import Placeholders
+from unisono.step.placeholders import Placeholder, another_backward, refusal
 from unisono.step.structure import Structure
 
-_VERSION = operator.attrgetter("_version")
+_VERSION, _GRADIENT = operator.attrgetter("_version"), operator.attrgetter("grad")
+_FULL_AT_FIRST, _FULL_EVERY = 2, 64  # steps
 
 
 class BoundModel:
@@ -28,9 +33,6 @@ class BoundModel:
         model, optimizer: the user's.
         fixed: the parameters that the optimizer does not update.
         is_sliced: whether workers update pieces.
-
-    Attributes:
-        placeholders: what stands for gradients that have been taken.
     """
 
     def __init__(
@@ -43,7 +45,13 @@ class BoundModel:
     ) -> None:
         self._optimizer, self._is_sliced = optimizer, is_sliced
         updated = updated_parameters(model, optimizer)
-        self.placeholders = Placeholders(updated)
+        self._names, self._parameters = list(updated), list(updated.values())
+        self._placeholders = [Placeholder(name, p) for name, p in updated.items()]
+        self._none: list[Placeholder | None] = [None] * len(updated)
+        self._left: Sequence[Placeholder | None] = self._none  # what is to be found
+        self._everywhere = range(len(updated))
+        self._where = self._everywhere[:0]
+        self._num_steps = self._turn = 0
         self._fixed = fixed
         self._all = [*updated.values(), *fixed]
         self._structure = Structure(model)
@@ -59,6 +67,43 @@ class BoundModel:
         """Have the next backward pass allocate every gradient."""
         for parameter in self._all:
             parameter.grad = None
+
+    def begin_passes(self, step: int) -> None:
+        """Begin the passes of a step, with no gradients."""
+        self.clear_gradients()
+        self._num_steps += 1
+        self._is_full = self._num_steps <= _FULL_AT_FIRST or step % _FULL_EVERY == 0
+        self._left, self._where = self._none, self._everywhere[:0]
+
+    def set_placeholders(self) -> None:
+        """Let placeholders stand for the gradients that have been taken."""
+        if self._where:
+            return
+        if self._is_full:
+            self._left, self._where = self._placeholders, self._everywhere
+        else:
+            self._turn = (self._turn + 1) % len(self._placeholders)
+            self._where = self._everywhere[self._turn : self._turn + 1]
+            self._left = self._none.copy()
+            self._left[self._turn] = self._placeholders[self._turn]
+        for at in self._where:
+            self._parameters[at].grad = self._placeholders[at]
+
+    def remove_placeholders(self) -> None:
+        """Leave no gradient where they stand, so that a backward pass makes its own.
+
+        Raises:
+            RuntimeError: the program has put something else there.
+        """
+        if not self._where:
+            return
+        if self._is_full:
+            self.check_gradients()
+        for at in self._where:
+            parameter = self._parameters[at]
+            if parameter.grad is self._placeholders[at]:  # else the next check tells
+                parameter.grad = None
+        self._left, self._where = self._none, self._everywhere[:0]
 
     def clear_fixed(self) -> None:
         """Forget the gradients of what the optimizer does not update."""
@@ -77,8 +122,29 @@ class BoundModel:
             RuntimeError: they have.
         """
         self.check_untouched()
-        self.placeholders.check()
+        self.check_gradients()
         self._structure.check()
+
+    def check_gradients(self) -> None:
+        """Refuse gradients that no shard's loss has led to, or that were put or taken away.
+
+        `optimizer.zero_grad()` may take all away, as programs do from habit.
+
+        Raises:
+            RuntimeError: there is something else than was left there.
+        """
+        gradients = list(map(_GRADIENT, self._parameters))
+        if all(map(operator.is_, gradients, self._left)):
+            return
+        if not any(gradient is not None for gradient in gradients):
+            return
+        for name, there, left in zip(self._names, gradients, self._left, strict=True):
+            if there is not left:
+                raise (
+                    another_backward()
+                    if left is None
+                    else refusal(name, "it was taken away" if there is None else "it was replaced")
+                )
 
     def check_untouched(self) -> None:
         """Refuse to go on after others than the optimizer have changed what all workers share."""

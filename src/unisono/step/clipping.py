@@ -74,7 +74,8 @@ class Clipping:
 
     def clip_values(self, gradients: list[torch.Tensor]) -> None:
         """Clamp each element."""
-        if self.value is not None and gradients:
+        assert self.value is not None
+        if gradients:
             torch._foreach_clamp_min_(gradients, -self.value)
             torch._foreach_clamp_max_(gradients, self.value)
 

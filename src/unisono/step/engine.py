@@ -28,9 +28,10 @@ from unisono.c10d.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
 from unisono.device import seed_generators
 from unisono.exchange.protocol import Exchange
 from unisono.plan.seeds import seed_of
+from unisono.plan.summation import Node
 from unisono.step.bound_model import BoundModel
 from unisono.step.clipping import Clipping, norm_of
-from unisono.step.gradients import GradientStack
+from unisono.step.gradients import Gradients, GradientStack
 from unisono.step.loss import (
     check_differentiable,
     is_finite,
@@ -113,8 +114,7 @@ class StepEngine:
         self.exchange.buffers.begin()
         self._team.faults.meet("begin", step)
         self._stack.discard()
-        self._bound.clear_gradients()
-        self._bound.placeholders.begin(step)
+        self._bound.begin_passes(step)
         self.timers.begin()
 
     def begin_passes(self) -> Sequence[int]:
@@ -132,7 +132,7 @@ class StepEngine:
         self._team.faults.meet("shard", self._step)
         seed_generators(seed_of("train", self._seed, self._step * self._num_shards + shard))
         self.exchange.buffers.restore()
-        self._bound.placeholders.remove()
+        self._bound.remove_placeholders()
 
     def finish_shard(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
         """Differentiate one shard's loss and take its gradients.
@@ -150,26 +150,26 @@ class StepEngine:
         """
         self.timers.lap(Phase.FORWARD)
         loss = read_loss(returned, num_samples)
-        self._bound.placeholders.check()
+        self._bound.check_gradients()
         self._records.write(shard, loss)
         if self._scaling is None and not is_finite(loss):
             # Everybody will read the record and raise the same error; nobody updates anything.
-            self._stack.push_nothing(shard)
+            self._publish(self._stack.push_nothing(shard))
         else:
             check_differentiable(loss)
             weight = 1.0 if loss.is_sum else share
             tensor = loss.tensor if self._scaling is None else self._scaling.scaled(loss.tensor)
             torch.autograd.backward(tensor, torch.full_like(tensor, weight))
-            self._stack.push(shard)
+            self._publish(self._stack.push(shard))
             self._bound.clear_fixed()
             if shard == self._first_shard:
                 self.exchange.buffers.keep()
-            self._bound.placeholders.set()
+            self._bound.set_placeholders()
         self.timers.lap(Phase.BACKWARD)
 
     def skip_shard(self, shard: int) -> None:
         """Take into account that a shard has no samples in this step."""
-        self._stack.push_nothing(shard)
+        self._publish(self._stack.push_nothing(shard))
         self._records.write(shard, None)
 
     def arrive(self) -> list[int] | None:
@@ -191,11 +191,11 @@ class StepEngine:
             if self._copied is not None:
                 self.exchange.memory.snapshots.complete(self._copied)
                 self._copied = None
-            self._bound.placeholders.set()  # also where no shard of this worker's had samples
+            self._bound.set_placeholders()  # also where no shard of this worker's had samples
             return None
         # The snapshot is not known to be whole; the one before it still is.
         self._copied = None
-        self._stack = GradientStack(self.exchange.parameters, more, self.exchange.publish)
+        self._stack = GradientStack(self.exchange.parameters, more)
         # Now, while nobody updates: what it reads of the optimizer's state must be this step's.
         self._plan_update()
         return [shard for part in more for shard in range(part.lo, part.hi)]
@@ -215,7 +215,7 @@ class StepEngine:
         exchange, step = self.exchange, self._step
         self._bound.check_untouched()
         self._bound.check_update()
-        self._bound.placeholders.remove()
+        self._bound.remove_placeholders()
         records = self._records.read()
         bad = non_finite_shard(records)
         if bad is not None and self._scaling is None:
@@ -299,7 +299,7 @@ class StepEngine:
     def _follow(self) -> None:
         """Be ready for what is this worker's now."""
         exchange = self.exchange
-        self._stack = GradientStack(exchange.parameters, exchange.division.mine, exchange.publish)
+        self._stack = GradientStack(exchange.parameters, exchange.division.mine)
         self._plan_update()
 
     def _plan_update(self) -> None:
@@ -315,6 +315,10 @@ class StepEngine:
                 exchange.totals,
             )
         )
+
+    def _publish(self, finished: tuple[Node, Gradients] | None) -> None:
+        if finished is not None:
+            self.exchange.publish(*finished)
 
     def _flip_a_bit(self) -> None:
         """Damage what this worker has computed, for tests."""
@@ -364,7 +368,8 @@ class StepEngine:
         if self.is_skipped:
             self.gradient_norm = None if self._clipping.norm is None else math.inf
             return True
-        self._clipping.clip_values(self._totals(present))
+        if self._clipping.value is not None:
+            self._clipping.clip_values(self._totals(present))
         if self._clipping.norm is None:
             return True
         if not self._have_all_sums(step):

@@ -6,7 +6,7 @@ got no gradient from a shard adds nothing to the sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -21,16 +21,10 @@ class GradientStack:
     Args:
         parameters: those that the optimizer updates.
         parts: the worker's parts, from left to right.
-        publish: takes each part when it is finished.
     """
 
-    def __init__(
-        self,
-        parameters: Sequence[torch.nn.Parameter],
-        parts: Sequence[Node],
-        publish: Callable[[Node, Gradients], None],
-    ) -> None:
-        self._parameters, self._publish = parameters, publish
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], parts: Sequence[Node]) -> None:
+        self._parameters = parameters
         self._additions = {
             shard: count
             for part in parts
@@ -43,30 +37,29 @@ class GradientStack:
         """Forget what a step that will not be finished has pushed."""
         self._stack.clear()
 
-    def push_nothing(self, shard: int) -> None:
-        """Take an empty shard into account."""
-        self._push(shard, [None] * len(self._parameters))
+    def push_nothing(self, shard: int) -> tuple[Node, Gradients] | None:
+        """Take an empty shard into account; see :meth:`push`."""
+        return self._push(shard, [None] * len(self._parameters))
 
-    def push(self, shard: int) -> None:
+    def push(self, shard: int) -> tuple[Node, Gradients] | None:
         """Take the gradients that a backward pass has just left in ``.grad``.
 
-        Raises:
-            TypeError: a gradient is sparse.
+        Returns:
+            The part that ends with this shard, if one does, and its sums.
         """
         gradients: Gradients = []
         for parameter in self._parameters:
             gradients.append(parameter.grad)
             parameter.grad = None
-        self._push(shard, gradients)
+        return self._push(shard, gradients)
 
-    def _push(self, shard: int, gradients: Gradients) -> None:
+    def _push(self, shard: int, gradients: Gradients) -> tuple[Node, Gradients] | None:
         self._stack.append(gradients)
         for _ in range(self._additions[shard]):
             right, left = self._stack.pop(), self._stack.pop()
             self._stack.append(_add(left, right))
         part = self._part_ending.get(shard)
-        if part is not None:
-            self._publish(part, self._stack.pop())
+        return None if part is None else (part, self._stack.pop())
 
 
 def _add(left: Gradients, right: Gradients) -> Gradients:

@@ -2,19 +2,16 @@
 
 A gradient that a program clips, masks or zeroes there would change nothing: what counts is the sum
 over all shards, which is complete when the step's block ends. So each use of it is refused, where
-the program makes it.
+the program makes it. :class:`unisono.step.bound_model.BoundModel` puts them there.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-_GRADIENT = operator.attrgetter("grad")
-_FULL_AT_FIRST, _FULL_EVERY = 2, 64  # steps
 _ACCUMULATION = ("aten::add_", "aten::add")
 
 
@@ -55,84 +52,6 @@ class Placeholder(torch.Tensor):
         if func._schema.name in _ACCUMULATION:
             raise another_backward()
         raise refusal(_name_in([args, kwargs]), f"`{func}` was used on it")
-
-
-class Placeholders:
-    """The placeholders of a run's parameters. Final.
-
-    To have all of them stand costs a small model's step some percent. So they do in the first steps
-    of a loop, and then in one step of 64; in others one parameter in turn has its own, which is
-    enough to notice what is done to all.
-
-    Args:
-        parameters: those that the optimizer updates, by name.
-    """
-
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        self._names, self._parameters = list(parameters), list(parameters.values())
-        self._all = [Placeholder(name, p) for name, p in parameters.items()]
-        self._none: list[Placeholder | None] = [None] * len(self._all)
-        self._left: Sequence[Placeholder | None] = self._none  # what is to be found
-        self._everywhere = range(len(self._all))
-        self._where = self._everywhere[:0]
-        self._num_steps = self._turn = 0
-
-    def begin(self, step: int) -> None:
-        """Begin a step; no parameter has a gradient."""
-        self._num_steps += 1
-        self._is_full = self._num_steps <= _FULL_AT_FIRST or step % _FULL_EVERY == 0
-        self._left, self._where = self._none, self._everywhere[:0]
-
-    def set(self) -> None:
-        """Let them stand for the gradients that have been taken."""
-        if self._where:
-            return
-        if self._is_full:
-            self._left, self._where = self._all, self._everywhere
-        else:
-            self._turn = (self._turn + 1) % len(self._all)
-            self._where = self._everywhere[self._turn : self._turn + 1]
-            self._left = self._none.copy()
-            self._left[self._turn] = self._all[self._turn]
-        for at in self._where:
-            self._parameters[at].grad = self._all[at]
-
-    def remove(self) -> None:
-        """Leave no gradient where they stand, so that a backward pass makes its own.
-
-        Raises:
-            RuntimeError: the program has put something else there.
-        """
-        if not self._where:
-            return
-        if self._is_full:
-            self.check()
-        for at in self._where:
-            parameter = self._parameters[at]
-            if parameter.grad is self._all[at]:  # else the next check tells
-                parameter.grad = None
-        self._left, self._where = self._none, self._everywhere[:0]
-
-    def check(self) -> None:
-        """Refuse gradients that no shard's loss has led to, or that were put or taken away.
-
-        `optimizer.zero_grad()` may take all away, as programs do from habit.
-
-        Raises:
-            RuntimeError: there is something else than was left there.
-        """
-        gradients = list(map(_GRADIENT, self._parameters))
-        if all(map(operator.is_, gradients, self._left)):
-            return
-        if not any(gradient is not None for gradient in gradients):
-            return
-        for name, there, left in zip(self._names, gradients, self._left, strict=True):
-            if there is not left:
-                raise (
-                    another_backward()
-                    if left is None
-                    else refusal(name, "it was taken away" if there is None else "it was replaced")
-                )
 
 
 def refusal(name: str, done: str) -> RuntimeError:

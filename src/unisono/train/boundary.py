@@ -10,12 +10,14 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
+from unisono.state.position import Position
 from unisono.step.engine import StepEngine
 from unisono.train.identity import identity
 from unisono.train.interrupts import Interrupts
@@ -56,7 +58,8 @@ class Boundary:
         self.engine = engine
         self.is_between_steps = True
         self.has_ended = False
-        self._run, self._kept, self._team, self._plan = run, run.kept, run.team, plan
+        self._run, self._kept, self._team = run, run.kept, run.team
+        self._shards, self._steps_per_epoch = plan.shards, plan.steps_per_epoch
         self._checkpoints = run.checkpoints
         self._exchange, self._memory = engine.exchange, engine.exchange.memory
         self._identity = identity(plan, run.fixed)
@@ -69,7 +72,7 @@ class Boundary:
     @property
     def facts(self) -> dict[str, Any]:
         """What a worker that joins the loop has to know."""
-        return {**self._memory.snapshots.places.as_json(), "shards": self._plan.shards}
+        return {**self._memory.snapshots.places.as_json(), "shards": self._shards}
 
     def forgo_recovery(self, reason: str) -> None:
         """Do without snapshots where only recovery would have use for them."""
@@ -112,7 +115,7 @@ class Boundary:
         """Count a step that is done."""
         position = self._kept.position
         self._team.note_times(position.step, self.engine.timers.times)
-        position.advance(self._plan.steps_per_epoch)
+        self._advance(position)
         self._kept.last["means"] = dict(means)
         self._planned = BoundaryTasks(self._team.planned(position.step))
         self.is_between_steps = True
@@ -176,12 +179,19 @@ class Boundary:
     def _keeps(self) -> bool:
         return self._recovers or self._checkpoints is not None
 
+    def _advance(self, position: Position) -> None:
+        position.step += 1
+        position.batch += 1
+        if position.batch == self._steps_per_epoch:
+            position.epoch, position.batch = position.epoch + 1, 0
+
     def _due_next(self) -> BoundaryTasks:
         if not self._team.is_leader:
             return BoundaryTasks.NOTHING
         due = BoundaryTasks.NOTHING
         if self._checkpoints is not None:
-            after = self._kept.position.after(self._plan.steps_per_epoch)
+            after = replace(self._kept.position)
+            self._advance(after)
             if self._checkpoints.is_due(after):
                 due |= BoundaryTasks.SNAPSHOT | BoundaryTasks.CHECKPOINT
         if self._team.is_asked_to_stop:

@@ -37,21 +37,19 @@ class PassWatch:
         loss: its loss function.
         world: this worker's place; others than rank 0 watch nothing.
         shards: S.
+
+    Attributes:
+        is_watching: whether there are steps to time yet.
     """
 
     def __init__(
         self, model: nn.Module, loss: Callable[[nn.Module, Any], Any], world: World, shards: int
     ) -> None:
         self._model, self._loss, self._world, self._shards = model, loss, world, shards
-        is_of_use = world.rank == 0 and shards > world.world_size
-        self._steps_to_go = _WARMUP_STEPS + _TIMED_STEPS if is_of_use else 0
+        self.is_watching = world.rank == 0 and shards > world.world_size
+        self._steps_to_go = _WARMUP_STEPS + _TIMED_STEPS
         self._batches: list[Any] = []
         self._timed: list[tuple[int, float]] = []  # steps: how many passes, in seconds
-
-    @property
-    def is_watching(self) -> bool:
-        """Whether there are steps to time yet."""
-        return self._steps_to_go > 0
 
     def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Give the batches of one step on and time their passes; not how long reading takes.
@@ -74,6 +72,7 @@ class PassWatch:
     def advice(self) -> str | None:
         """Count a step; after the last one that is watched, say whether fewer shards are faster."""
         self._steps_to_go -= 1
+        self.is_watching = self._steps_to_go > 0
         batches, self._batches = self._batches, []
         if self._steps_to_go > 0 or len(batches) < 2:
             return None
