@@ -18,19 +18,22 @@ import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class OpenLoop:
     """One loop under way. Final; made by :func:`open_loop`.
 
-    Args:
-        others: all that are under way in this thread, this one as well.
+    Attributes:
+        under_way: all of this thread, this one as well, the one that began last at the end.
         recovers: whether lost workers are made up for.
         has_directory: whether its run has checkpoints.
     """
 
-    def __init__(self, others: list[OpenLoop], recovers: bool, has_directory: bool) -> None:
-        self._loops, self._recovers, self._has_directory = others, recovers, has_directory
+    under_way: list[OpenLoop]
+    recovers: bool
+    has_directory: bool
 
     def check_is_inmost(self) -> None:
         """Refuse to go on, behind a step, while a loop that began later is under way.
@@ -38,17 +41,17 @@ class OpenLoop:
         Raises:
             RuntimeError: lost workers are made up for, or one of these runs has a directory.
         """
-        if self._loops[-1] is self:
+        if self.under_way[-1] is self:
             return
-        inner = self._loops[self._loops.index(self) :]
+        inner = self.under_way[self.under_way.index(self) :]
         wanted = "a loop over steps must end before the one around it goes on"
-        if any(loop._has_directory for loop in inner):
+        if any(loop.has_directory for loop in inner):
             raise RuntimeError(
                 f"{wanted} where a run has a `directory`, as its checkpoints are of one run and "
                 f"the two would go on from different steps, but two loops take turns step by step: "
                 f"leave `directory` out of both runs, and save what they have led to yourself."
             )
-        if self._recovers:
+        if self.recovers:
             raise RuntimeError(
                 f"{wanted} where lost workers are made up for, as a replacement can join only one "
                 f"of them, but two loops take turns step by step: start the job with "
@@ -60,23 +63,16 @@ class OpenLoop:
 @contextmanager
 def open_loop(*, recovers: bool, has_directory: bool) -> Iterator[OpenLoop]:
     """Have a loop known as under way until it ends, however it does."""
-    loops = _loops().under_way
-    loop = OpenLoop(loops, recovers, has_directory)
-    loops.append(loop)
+    under_way: list[OpenLoop] = _of_this_thread().__dict__.setdefault("loops", [])
+    loop = OpenLoop(under_way, recovers, has_directory)
+    under_way.append(loop)
     try:
         yield loop
     finally:
         # Of two that take turns the first one ends first.
-        loops.remove(loop)
-
-
-class _Loops(threading.local):
-    """The loops of each thread, the one that began last at the end. Final."""
-
-    def __init__(self) -> None:
-        self.under_way: list[OpenLoop] = []
+        under_way.remove(loop)
 
 
 @functools.cache
-def _loops() -> _Loops:
-    return _Loops()
+def _of_this_thread() -> threading.local:
+    return threading.local()

@@ -1,22 +1,27 @@
-"""How are passes through a model computed? What a run is told about it, in one place.
+"""How are passes through a model computed? Precision, layout, compilation: what a trainer is told.
 
-Whatever changes bits belongs to the run's identity.
+Whatever changes bits belongs to the run's identity. With a lower precision torch's autocast runs
+the loss function; parameters, gradients, sums and updates stay as they are. Small gradients vanish
+in float16, so the loss is scaled up there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
+from unisono import device
 from unisono.train.channels import lay_out_channels_last, with_channels_last
 from unisono.train.compiling import compile_forward, compiled_in_this_thread, find_compiler
-from unisono.train.precision import DTYPES, in_precision
-from unisono.train.step import Step
 from unisono.train.tf32 import tf32_switched
+
+DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +86,42 @@ class Computing:
         """Have a loss or a forward function computed so."""
         if self.channels_last:
             compute = with_channels_last(compute)
-        return in_precision(self.precision, compute)
+        dtype = DTYPES[self.precision]
+        if dtype is None:
+            return compute
+
+        @functools.wraps(compute)
+        def autocast(model: nn.Module, batch: Any) -> Any:
+            # One region a shard: what autocast keeps of the weights ends with it.
+            with device.autocast(dtype):
+                return compute(model, batch)
+
+        return autocast
+
+    def scaler(self, grad_scaler: torch.amp.GradScaler | None) -> torch.amp.GradScaler | None:
+        """Find what scales the loss: in ``"fp16"`` torch's scaler or the user's, else nothing.
+
+        Raises:
+            ValueError: the user's does not fit the precision.
+        """
+        is_given = isinstance(grad_scaler, torch.amp.GradScaler)
+        is_enabled = isinstance(grad_scaler, torch.amp.GradScaler) and grad_scaler.is_enabled()
+        if self.precision != "fp16" and is_enabled:
+            raise ValueError(
+                f'`grad_scaler` must be left out unless `precision="fp16"`, but precision is '
+                f"{self.precision!r}: its gradients do not vanish."
+            )
+        if self.precision == "fp16" and is_given and not is_enabled:
+            raise ValueError(
+                '`grad_scaler` must be enabled with `precision="fp16"`, but is not: pass '
+                '`torch.amp.GradScaler("cpu")`, say, or leave it out.'
+            )
+        if self.precision == "fp16" and grad_scaler is None:
+            return device.grad_scaler()
+        return grad_scaler
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
         """Have torch's switches set within a block, and put back after it."""
         with tf32_switched(self.tf32), compiled_in_this_thread() if self.compile else nullcontext():
             yield
-
-    def while_under_way(self, steps: Generator[Step, None, None]) -> Generator[Step, None, None]:
-        """Have torch's switches set as long as a loop over steps is under way."""
-        with self.under_way():
-            yield from steps

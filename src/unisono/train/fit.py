@@ -176,12 +176,11 @@ class FitUnderWay:
 
     def once(self, work: Callable[[], str], purpose: str) -> str:
         """See :class:`Fit`."""
-        run = self._run
 
-        def act() -> bytes:
-            return run.team.hear_leader(lambda: work().encode(errors="backslashreplace"), purpose)
+        def speak() -> bytes:
+            return work().encode(errors="backslashreplace")
 
-        return run.joint_calls.together(purpose, act).decode()
+        return self._run.joint_calls.hear_leader(speak, purpose).decode()
 
     def check_directory(self) -> str:
         """See :class:`Fit`."""
@@ -265,7 +264,7 @@ class FitUnderWay:
             digest = digest_of(run.model, run.optimizer)
             return json.dumps({"digest": digest, "seconds": tally.seconds(run.position)}).encode()
 
-        heard = run.joint_calls.together("summary", lambda: run.team.hear_leader(speak, "summary"))
+        heard = run.joint_calls.hear_leader(speak, "summary")
         samples = tally.samples_until(run.position)
         return Summary(
             steps=run.position.step - tally.begun_at.step,

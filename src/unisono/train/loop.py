@@ -27,7 +27,7 @@ from unisono.train.boundary import Boundary
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.interrupts import Interrupts, gentle_interrupts
 from unisono.train.loop_plan import LoopPlan
-from unisono.train.order import SamplerOrder
+from unisono.train.order import begin_epoch, check_order
 from unisono.train.run_context import RunContext
 from unisono.train.start import tell_over
 from unisono.train.step import Step
@@ -35,9 +35,7 @@ from unisono.workers.supervisor import Live, Passed
 from unisono.world import threads_per_worker
 
 
-def steps_of(
-    run: RunContext, plan: LoopPlan, order: SamplerOrder, fetch: Fetch
-) -> Generator[Step, None, None]:
+def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, None, None]:
     """Give the steps of one loop, one after the other.
 
     Collective: every rank calls it and uses every step, in the same order.
@@ -45,7 +43,6 @@ def steps_of(
     Args:
         run: which has been started, see :func:`unisono.train.start.start`.
         plan: what the loop goes over.
-        order: in which order.
         fetch: reads batches.
     """
     if run.is_over(plan.totals):
@@ -66,13 +63,13 @@ def steps_of(
             recovers=run.team.supervisor.can_replace, has_directory=run.checkpoints is not None
         ) as opened,
     ):
-        order.check()
+        check_order(run, plan.samples)
         while True:
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
                 return
             if not is_over and run.kept.position.batch == 0:
-                order.begin_epoch(is_agreed=is_agreed)
+                begin_epoch(run, plan.samples, is_agreed=is_agreed)
             is_agreed = False
             if not boundary.act() or run.is_over(plan.totals):
                 continue

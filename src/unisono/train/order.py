@@ -13,9 +13,8 @@ from unisono.data.epoch_order import EpochOrder, Sampler
 from unisono.data.length import is_stream, length_of
 from unisono.errors import MismatchError
 from unisono.plan.samples import SamplePlan
-from unisono.state.run_state import RunState
+from unisono.train.run_context import RunContext
 from unisono.whole import check_whole
-from unisono.workers.team import Team
 
 
 def plan_samples(
@@ -50,52 +49,40 @@ def plan_samples(
     return SamplePlan(order.num_samples, batch_size, shards, False, seed, order.name, order)
 
 
-class SamplerOrder:
-    """The order that a sampler says, in one loop; without a sampler there is nothing to do. Final.
+def facts_of_order(samples: SamplePlan, epoch: int) -> dict[str, str]:
+    """Tell the order that a sampler says for an epoch apart from others; empty without one."""
+    if samples.sampler is None:
+        return {}
+    return {f"the sampler's order of epoch {epoch}": samples.digest(epoch)}
 
-    Args:
-        plan: has the sampler.
-        kept: how far the run has come, and in which order its epoch has begun.
-        team: the workers.
+
+def check_order(run: RunContext, samples: SamplePlan) -> None:
+    """Refuse to go on in the midst of an epoch in another order than it has begun in.
+
+    Raises:
+        MismatchError: the sampler says another.
     """
+    position = run.kept.position
+    order = facts_of_order(samples, position.epoch)
+    if order and position.batch and run.kept.last.get("order", order) != order:
+        raise MismatchError(
+            f"`sampler` must give the order again in which epoch {position.epoch} has begun, but "
+            f"{samples.sampler} gives another: give it what it was given, or begin anew with "
+            f'`resume="never"`.'
+        )
 
-    def __init__(self, plan: SamplePlan, kept: RunState, team: Team) -> None:
-        self._plan, self._kept, self._team = plan, kept, team
 
-    @property
-    def facts(self) -> dict[str, str]:
-        """Tell the order of the epoch under way apart from others; empty without a sampler."""
-        if self._plan.sampler is None:
-            return {}
-        epoch = self._kept.position.epoch
-        return {f"the sampler's order of epoch {epoch}": self._plan.digest(epoch)}
+def begin_epoch(run: RunContext, samples: SamplePlan, *, is_agreed: bool) -> None:
+    """Begin the epoch of the next step. Collective, unless its order is agreed on.
 
-    def check(self) -> None:
-        """Refuse to go on in the midst of an epoch in another order than it has begun in.
-
-        Raises:
-            MismatchError: the sampler says another.
-        """
-        order, position = self.facts, self._kept.position
-        if order and position.batch and self._kept.last.get("order", order) != order:
-            raise MismatchError(
-                f"`sampler` must give the order again in which epoch {position.epoch} has "
-                f"begun, but {self._plan.sampler} gives another: give it what it was given, or "
-                f'begin anew with `resume="never"`.'
-            )
-
-    def begin_epoch(self, *, is_agreed: bool) -> None:
-        """Begin an epoch, whose first step is the next. Collective, unless that is agreed on.
-
-        Raises:
-            MismatchError: the workers' samplers say different orders.
-        """
-        if self._plan.sampler is None:
-            return
-        order = self.facts
+    Raises:
+        MismatchError: the workers' samplers say different orders.
+    """
+    order = facts_of_order(samples, run.kept.position.epoch)
+    if order:
         if not is_agreed:
-            self._team.agree(order, "order of an epoch")
-        self._kept.last["order"] = order
+            run.team.agree(order, "order of an epoch")
+        run.kept.last["order"] = order
 
 
 def _check_order_is_its_own(dataset: Any, shuffle: bool | None, sampler: Sampler | None) -> None:

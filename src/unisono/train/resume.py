@@ -43,7 +43,7 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
         answer, found = _find(run, checkpoints, plan)
         return json.dumps(answer).encode()
 
-    heard = run.joint_calls.together("taking up", lambda: run.team.hear_leader(speak, "taking up"))
+    heard = run.joint_calls.hear_leader(speak, "taking up")
     answer = json.loads(heard)
     if "error" in answer:
         raise CheckpointError(answer["error"])

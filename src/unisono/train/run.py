@@ -255,8 +255,8 @@ class Run:
         """
         if observer is not None:
             self._context.observer = observer
-        order = start(self._context, plan)
-        return steps_of(self._context, plan, order, plan.fetch())
+        start(self._context, plan)
+        return steps_of(self._context, plan, plan.fetch())
 
     def stop(self) -> None:
         """End the loop under way after the step under way, as if that were its last.

@@ -12,7 +12,7 @@ from unisono.device import notices
 from unisono.state.contents import signature
 from unisono.state.modes import told_modes
 from unisono.train.loop_plan import LoopPlan
-from unisono.train.order import SamplerOrder
+from unisono.train.order import facts_of_order
 from unisono.train.resume import resume
 from unisono.train.run_context import RunContext
 from unisono.train.totals import Totals
@@ -24,13 +24,10 @@ _TOO_SLOW = (
 )
 
 
-def start(run: RunContext, plan: LoopPlan) -> SamplerOrder:
+def start(run: RunContext, plan: LoopPlan) -> None:
     """Bring a run to where the loop begins, and see that all workers begin the same one.
 
     Collective: every rank calls it.
-
-    Returns:
-        The order that a sampler says.
 
     Raises:
         ValueError: another sample plan in the midst of an epoch.
@@ -50,9 +47,7 @@ def start(run: RunContext, plan: LoopPlan) -> SamplerOrder:
     if not run.is_ahead:
         run.plan = plan.samples
     _tell_unseeded(run)
-    order = SamplerOrder(plan.samples, run.kept, run.team)
-    run.joint_calls.together("start of a loop", lambda: _agree(run, plan, order))
-    return order
+    run.joint_calls.together("start of a loop", lambda: _agree(run, plan))
 
 
 def tell_over(run: RunContext, totals: Totals) -> None:
@@ -99,7 +94,7 @@ def _tell_unseeded(run: RunContext) -> None:
         run.say(line)
 
 
-def _agree(run: RunContext, plan: LoopPlan, order: SamplerOrder) -> bytes:
+def _agree(run: RunContext, plan: LoopPlan) -> bytes:
     samples, totals, kept = plan.samples, plan.totals, run.kept
     known = _known(run, plan)
     run.team.agree(
@@ -111,7 +106,7 @@ def _agree(run: RunContext, plan: LoopPlan, order: SamplerOrder) -> bytes:
             **{f"`{name}`": value for name, value in run.fixed.items()},
             "`shuffle`": samples.shuffle,
             "`sampler`": samples.sampler,
-            **order.facts,
+            **facts_of_order(samples, kept.position.epoch),
             "`epochs`": totals.epochs,
             "`steps`": totals.steps,
             "the model with its optimizer": signature(kept.model, kept.optimizer),

@@ -27,7 +27,6 @@ from unisono.train.fit import FitUnderWay
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.metrics import Metrics, outputs_and_targets
 from unisono.train.passes import PassWatch
-from unisono.train.precision import scaler_for
 from unisono.train.predict import Forward, Predictor, forward_inputs
 from unisono.train.run import Run
 from unisono.train.run_options import RunOptions
@@ -130,7 +129,7 @@ class Trainer:
         self._computing = Computing(
             precision=precision, channels_last=channels_last, tf32=tf32, compile=compile
         )
-        scaler = scaler_for(precision, grad_scaler)
+        scaler = self._computing.scaler(grad_scaler)
         self.run = Run.of(model, optimizer, RunOptions.among(locals(), grad_scaler=scaler))
         self.run.fixed.update(self._computing.fixed)
         self._computing.prepare(model)
@@ -387,9 +386,7 @@ class Trainer:
                 return str(caught).encode(errors="backslashreplace")
             return b""
 
-        heard = self.run.joint_calls.together(
-            "save", lambda: self.run.team.hear_leader(speak, "save")
-        )
+        heard = self.run.joint_calls.hear_leader(speak, "save")
         if failure is not None:
             raise failure
         if heard:
@@ -408,9 +405,7 @@ class Trainer:
         def speak() -> bytes:
             return digest_of(run.model, run.optimizer).encode()
 
-        return run.joint_calls.together(
-            "digest", lambda: run.team.hear_leader(speak, "digest")
-        ).decode()
+        return run.joint_calls.hear_leader(speak, "digest").decode()
 
     @property
     def directory(self) -> Path | None:

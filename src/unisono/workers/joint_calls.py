@@ -95,6 +95,13 @@ class JointCalls:
         self._index += 1
         return payload
 
+    def hear_leader(self, speak: Callable[[], bytes], purpose: str) -> bytes:
+        """Have the leader call `speak`, and everybody hear what it says, replacements too.
+
+        Collective, as :meth:`Team.hear_leader` is.
+        """
+        return self.together(purpose, lambda: self._team.hear_leader(speak, purpose))
+
     def enter_loop(self) -> Passed | Live | None:
         """Come to a loop. Collective.
 
