@@ -47,7 +47,9 @@ def file_of(frame):
 
 def hops():
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)
+    )
     optimizer = torch.optim.Adam(model.parameters())
     data = TensorDataset(torch.randn(40, 3), torch.randint(0, 2, (40,)))
     seen = Hops()

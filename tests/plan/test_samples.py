@@ -31,6 +31,7 @@ def test_shards_take_every_s_th_sample_and_the_last_batch_is_short(batch, expect
     order = plan.order(0)
     assert [plan.shard_indices(order, batch, shard).tolist() for shard in range(3)] == expected
     assert [plan.shard_size(batch, shard) for shard in range(3)] == [len(e) for e in expected]
+    assert plan.shard_sizes(batch) == [len(e) for e in expected]
 
 
 @pytest.mark.slow
@@ -55,6 +56,7 @@ def test_shards_of_a_batch_are_the_batch(plan, epoch):
         parts = [plan.shard_indices(order, batch, shard).tolist() for shard in range(plan.shards)]
         assert sorted(sum(parts, [])) == sorted(order[start:stop].tolist())
         assert [plan.shard_size(batch, v) for v in range(plan.shards)] == [len(p) for p in parts]
+        assert plan.shard_sizes(batch) == [len(p) for p in parts]
         assert plan.num_batch_samples(batch) == stop - start
 
 

@@ -1,0 +1,84 @@
+"""`Run` and `Trainer` take the same options, which one value checks for both."""
+
+import inspect
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+import torch
+
+import unisono
+from unisono.train.loop_plan import LoopPlan
+from unisono.train.run_options import RunOptions
+from unisono.train.totals import Totals
+
+OPTIONS = [option for option in fields(RunOptions) if option.init]
+
+
+@pytest.mark.parametrize("kind", [unisono.Run, unisono.Trainer])
+def test_run_and_trainer_have_every_option_with_the_same_default(kind):
+    parameters = inspect.signature(kind).parameters
+    for option in OPTIONS:
+        parameter = parameters[option.name]
+        assert (parameter.default, parameter.annotation) == (option.default, option.type)
+        assert f"        {option.name}: " in kind.__doc__
+
+
+def test_options_are_taken_from_a_functions_arguments():
+    def call(model, *, shards=3, seed=1):
+        arguments = {option.name: option.default for option in OPTIONS} | locals()
+        return RunOptions.among(arguments, seed=2)
+
+    assert call(None) == RunOptions(shards=3, seed=2)
+    with pytest.raises(FrozenInstanceError):
+        call(None).seed = 3
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"shards": 0}, ValueError, "`shards` must be at least 1"),
+        ({"seed": -1}, ValueError, "`seed` must be at least 0"),
+        ({"seed": 0.5}, TypeError, "`seed` must be a whole number"),
+        ({"checkpoint_every": 1}, ValueError, "`directory` must say where checkpoints go"),
+        ({"directory": "here", "checkpoint_every": "soon"}, ValueError, "`checkpoint_every` must"),
+        ({"directory": "here", "keep": 0}, ValueError, "`keep` must be at least 1"),
+        ({"directory": "here", "resume": "maybe"}, ValueError, "`resume` must be one of"),
+        ({"clip_norm": 1.0, "clip_value": 1.0}, ValueError, "clipped in one way"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(given, error, words):
+    with pytest.raises(error, match=words):
+        RunOptions(**given)
+
+
+def test_without_shards_there_are_as_many_as_cores_or_workers(monkeypatch):
+    monkeypatch.setattr("unisono.train.run_options.num_devices", lambda: 4)
+    assert [RunOptions().num_shards(workers) for workers in (1, 4, 6)] == [4, 4, 6]
+    with pytest.raises(ValueError, match=r"at least the number of workers \(3\), but is 2"):
+        RunOptions(shards=2).num_shards(3)
+
+
+def test_an_observer_follows_a_run_until_another_one_does():
+    class Observer:
+        def __init__(self):
+            self.seen = []
+
+        def say(self, line):
+            self.seen.append(line)
+
+        def before_snapshot(self):
+            self.seen.append("snapshot")
+
+        def before_pause(self):
+            self.seen.append("pause")
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1)
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=1)
+    observers = [Observer(), Observer()]
+    data = torch.utils.data.TensorDataset(torch.ones(4, 1))
+    plan = LoopPlan(data, run.plan(data, 2, None), Totals(None, 1))
+    for observer in observers:
+        run.begin_loop(plan, observer).close()
+        run.say("hello")
+    assert [observer.seen for observer in observers] == [["hello"], ["hello"]]
