@@ -207,16 +207,42 @@ class FitUnderWay:
             self._fail(interruption(signum))
 
     def _before(self, step: Step) -> None:
+        """Tell callbacks what has changed since the last step, and that one begins."""
         if not self._has_begun:
             self._begin()
-        self._look_around(step)
+        self._check_membership()
+        if step.number < self._next:
+            from_step, self._next = self._next, step.number
+            if self._kept_step is not None and self._kept_step > self.step:
+                self._kept_step = None
+            self._callbacks.call("on_went_back", self, from_step)
+        self._look_for_checkpoints()
         self._callbacks.call("on_step_begin", self)
 
     def _after(self, step: Step) -> None:
+        """Draw all conclusions from a step."""
         # Now: somebody else may have come by the time the next one begins.
         self._check_membership()
-        if step.is_done:
-            self._count(step)
+        if not step.is_done:
+            return
+        self._next = step.number + 1
+        self._tally.count(step)
+        if step.is_skipped and not self._has_skipped:
+            self._has_skipped = True
+            self.say(
+                f"step {step.number} is skipped: its gradients overflow in float16; the scale of "
+                f"the loss is lowered until they do not (this is told once)"
+            )
+        self._callbacks.call("on_step_end", self, step)
+        self._schedule.after_step()
+        has_ended = self._run.position.batch == 0
+        if self._validation.is_due():
+            self._validate(f"epoch {self.epoch}" if has_ended else f"step {self.step}")
+            if self._validation.newest is not None:
+                self._schedule.after_validation(self._validation.newest)
+        if has_ended:
+            self._schedule.after_epoch()
+            self._callbacks.call("on_epoch_end", self)
 
     def _fail(self, error: BaseException) -> None:
         """Tell callbacks that the call ends with an exception; theirs are of no account now."""
@@ -276,16 +302,6 @@ class FitUnderWay:
             **json.loads(heard),
         )
 
-    def _look_around(self, step: Step) -> None:
-        """See what has changed since the last step."""
-        self._check_membership()
-        if step.number < self._next:
-            from_step, self._next = self._next, step.number
-            if self._kept_step is not None and self._kept_step > self.step:
-                self._kept_step = None
-            self._callbacks.call("on_went_back", self, from_step)
-        self._look_for_checkpoints()
-
     def _check_membership(self) -> None:
         if self._run.joint_calls.is_behind:
             return
@@ -300,27 +316,6 @@ class FitUnderWay:
         if self._kept_step != self.step:
             self._kept_step = self.step
             self._callbacks.call("on_checkpoint", self, self.step)
-
-    def _count(self, step: Step) -> None:
-        """Draw all conclusions from a step that is done."""
-        self._next = step.number + 1
-        self._tally.count(step)
-        if step.is_skipped and not self._has_skipped:
-            self._has_skipped = True
-            self.say(
-                f"step {step.number} is skipped: its gradients overflow in float16; the scale of "
-                f"the loss is lowered until they do not (this is told once)"
-            )
-        self._callbacks.call("on_step_end", self, step)
-        self._schedule.after_step()
-        if self._validation.is_due():
-            has_ended = self._run.position.batch == 0
-            self._validate(f"epoch {self.epoch}" if has_ended else f"step {self.step}")
-            if self._validation.newest is not None:
-                self._schedule.after_validation(self._validation.newest)
-        if self._run.position.batch == 0:
-            self._schedule.after_epoch()
-            self._callbacks.call("on_epoch_end", self)
 
     def _validate(self, when: str) -> None:
         if not self._validation.has_data:

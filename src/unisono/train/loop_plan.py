@@ -53,7 +53,7 @@ class LoopPlan:
         return Loader(
             fetch,
             self.samples,
-            num_processes=self.loader_workers,
+            num_processes=int(self.loader_workers),
             num_batches=self.totals.num_batches(self.samples, position),
             pin_memory=bool(self.pin_memory),
         )
