@@ -15,7 +15,7 @@ import unisono
 
 PACKAGE = Path(unisono.__file__).parent
 PAGE = PACKAGE.parents[1] / "docs" / "architecture.md"
-ROW = re.compile(r"^(\S+\.py) +→ (\S+\.py) ", re.MULTILINE)
+ROW = re.compile(r"^(\S+\.py) +→ (\S+\.py)", re.MULTILINE)
 
 
 class Hops(unisono.callbacks.Callback):
@@ -76,5 +76,5 @@ def test_one_batch_takes_few_hops_and_changes_of_package():
     found = hops()
     folders = [(caller.rpartition("/")[0], callee.rpartition("/")[0]) for caller, callee in found]
     changes = {(here, there) for here, there in folders if here != there and here and there}
-    assert len(found) <= 30
+    assert len(found) <= 35
     assert len(changes) <= 8

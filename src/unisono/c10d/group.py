@@ -27,13 +27,13 @@ from unisono.c10d.call_checks import (
     rooted_call,
 )
 from unisono.c10d.calls import encode, kind_of
-from unisono.c10d.forbidden import check_allowed
 from unisono.c10d.group_member import GroupMember
 from unisono.c10d.meeting import NO_NOTE
 from unisono.c10d.options import listed, nested, reduction_of, timeout_s
 from unisono.c10d.uncompiled import never_compiled
 from unisono.c10d.vectors import Vectors, as_vector, check_movable, parts, rows
 from unisono.c10d.work import Finished, GoingOn, Receiving, together
+from unisono.forbidden import check_allowed
 from unisono.workers.allocator import keep_freed_memory
 
 Tensor = torch.Tensor

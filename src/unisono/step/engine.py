@@ -24,9 +24,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.c10d.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
 from unisono.device import seed_generators
 from unisono.exchange.protocol import Exchange
+from unisono.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
 from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
 from unisono.step.bound_model import BoundModel

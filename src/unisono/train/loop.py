@@ -17,10 +17,10 @@ import json
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 
-from unisono.c10d.forbidden import collectives_watched
 from unisono.data.fetch import Fetch
 from unisono.device import generators_put_back, num_threads
 from unisono.exchange.choice import chosen
+from unisono.forbidden import collectives_watched
 from unisono.step.engine import StepEngine
 from unisono.train.alternation import open_loop
 from unisono.train.boundary import Boundary

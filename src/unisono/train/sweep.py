@@ -16,12 +16,12 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from unisono.c10d.forbidden import IN_A_PASS, collectives_watched, forbid
 from unisono.data.collating import Collate
 from unisono.data.fetch import fetcher
 from unisono.data.fingerprint import REMEDY, fingerprint
 from unisono.data.loader import Loader, Place
 from unisono.device import generators_put_back, num_threads, seed_generators
+from unisono.forbidden import IN_A_PASS, collectives_watched, forbid
 from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
 from unisono.state.model_buffers import buffers_put_back
