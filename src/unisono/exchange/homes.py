@@ -53,23 +53,14 @@ class Homes:
     Args:
         arena: where all of it lies.
         keys: for each parameter, its state's names and where they lie.
+
+    Attributes:
+        known: which parameters have optimizer state: a byte for each, 1 for those.
     """
 
     def __init__(self, arena: Arena, keys: Sequence[dict[str, StateKey]]) -> None:
         self._arena, self.keys = arena, keys
-
-    @property
-    def known(self) -> bytes:
-        """Which parameters have optimizer state: a byte for each, 1 for those."""
-        return self._arena.whose
-
-    @known.setter
-    def known(self, flags: bytes) -> None:
-        self._arena.whose = flags
-
-    def note_state(self, index: int) -> None:
-        """Note that one parameter has optimizer state."""
-        self._arena.note_state(index)
+        self.known = arena.whose
 
     def parameter(self, piece: Piece) -> torch.Tensor:
         """View a piece of a parameter, as a vector."""

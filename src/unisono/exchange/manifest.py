@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from unisono.exchange.arena import Arena
 from unisono.exchange.homes import StateKey
-from unisono.exchange.snapshots import describe_extras, describe_tensor
-from unisono.state.contents import named_parameters
+from unisono.exchange.snapshots import describe_extras, described
+from unisono.state.contents import named_parameters, updated_parameters
 from unisono.state.model_buffers import homes_of_buffers
 
 
@@ -33,46 +33,47 @@ class Manifest:
         arena: Arena,
         keys: Sequence[dict[str, StateKey]],
     ) -> None:
-        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        named = named_parameters(model, optimizer)
-        updated_names = [name for name, p in named.items() if id(p) in updated]
-        fixed_names = [name for name, p in named.items() if id(p) not in updated]
+        updated = list(updated_parameters(model, optimizer))
+        fixed = [name for name in named_parameters(model, optimizer) if name not in updated]
         self._model = [
-            describe_tensor(name, slot, arena.offset_in_snapshot(region, slot))
-            for region, names in (
-                ("parameters", updated_names),
-                ("fixed", fixed_names),
-                ("buffers", list(homes_of_buffers(model))),
-            )
-            for name, slot in zip(names, getattr(arena.plan, region), strict=True)
+            *_describe(arena, "parameters", updated),
+            *_describe(arena, "fixed", fixed),
+            *_describe(arena, "buffers", homes_of_buffers(model)),
         ]
+        places = {
+            place.at: f"{key}/{name}"
+            for name, of_parameter in zip(updated, keys, strict=True)
+            for key, place in of_parameter.items()
+        }
+        states = _describe(arena, "states", [places[at] for at in sorted(places)])
         self._states = [
-            [
-                describe_tensor(f"{key}/{name}", slot, arena.offset_in_snapshot("states", slot))
-                for key, place in states.items()
-                for slot in (arena.plan.states[place.at],)
-            ]
-            for name, states in zip(updated_names, keys, strict=True)
+            [states[place.at] for place in of_parameter.values()] for of_parameter in keys
         ]
         self._known: tuple[bytes, str] = (b"", "")
         self._written = b""
 
-    def tensors(self, whose: bytes, extras: Mapping[str, torch.Tensor]) -> bytes:
-        """Describe all tensors, as ``checkpoint.slots`` has it, in JSON.
+    def files(self, whose: bytes, extras: Mapping[str, torch.Tensor]) -> bytes:
+        """Describe the tensors of both files, as ``checkpoint.slots`` has it, in JSON.
 
         Args:
             whose: which parameters have optimizer state now.
             extras: what is kept beside the arena.
         """
-        described: list[dict[str, Any]] = describe_extras(extras)
-        key = (whose, json.dumps(described))
+        beside = describe_extras(extras)
+        key = (whose, json.dumps(beside))
         if key != self._known or not self._written:
             states = [
                 one for has, some in zip(whose, self._states, strict=True) if has for one in some
             ]
-            files = {
-                "model.safetensors": self._model,
-                "optimizer.safetensors": states + described,
-            }
+            files = {"model.safetensors": self._model, "optimizer.safetensors": states + beside}
             self._known, self._written = key, json.dumps(files).encode()
         return self._written
+
+
+def _describe(arena: Arena, name: str, names: Iterable[str]) -> list[dict[str, Any]]:
+    """Describe the tensors of a region, which have these names."""
+    region = arena.region(name)
+    return [
+        described(name, slot.dtype, slot.shape, slot.stride, region.start + slot.offset, "state")
+        for name, slot in zip(names, region.slots, strict=True)
+    ]

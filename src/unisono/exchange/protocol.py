@@ -8,30 +8,45 @@
     all_sums, agree   where something needs more than its own pieces: a norm, a vote
     share             ─── all meet ───  what was updated is everybody's
 
-Records, buffers and snapshots are in the host's memory whatever the exchange is, so it is known who
-has done what when a worker is lost (:class:`RunMemory`). Which exchange a run uses is not part of
-its identity: one may save what another loads.
+Published parts, records, buffers and snapshots are in the host's memory whatever the exchange is,
+so it is known who has done what when a worker is lost (:class:`RunMemory`). Which exchange a run
+uses is not part of its identity: one may save what another loads.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from unisono.exchange.buffers import Buffers
 from unisono.exchange.division import Division
-from unisono.exchange.homes import Homes
+from unisono.exchange.homes import Homes, StateKey
+from unisono.exchange.ordered_sum import OrderedSum
+from unisono.exchange.parts import Gradients, Parts
 from unisono.exchange.run_memory import RunMemory
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
+from unisono.state.contents import fixed_parameters, updated_parameters
+from unisono.workers.supervisor import Live
+from unisono.workers.team import Team
 
-Gradients = Sequence["torch.Tensor | None"]
 
+class Exchange(ABC):
+    """Carries the gradients of one loop. Every method but `publish` and `add_up` is collective.
 
-class Exchange(Protocol):
-    """Carries the gradients of one loop. Every method but `publish` and `totals` is collective.
+    Args:
+        model: whose parameters and buffers the exchange keeps alike while it is bound.
+        optimizer: the user's.
+        shards: S.
+        team: the workers.
+        new_key: names the memory, where a new one is needed.
+        previous: the memory of an earlier loop of the same run.
+        live: how this worker joins a loop that the others are in; None: it begins with them.
 
     Attributes:
         parameters: those that the optimizer updates, in an order that is the same everywhere.
@@ -41,33 +56,73 @@ class Exchange(Protocol):
         memory: what the workers of this host share.
         homes: where parameters and optimizer state lie in pieces; None: whoever updates does so
             with whole parameters and the state that its own optimizer has.
+        pieces: what this worker adds up: pieces of the parameters, or all of them whole.
+        totals: the sums over `pieces`, as vectors.
+        whole: the sums of all parameters, as those lie; see :meth:`all_sums`.
     """
 
-    parameters: list[torch.nn.Parameter]
-    fixed: list[torch.nn.Parameter]
-    buffers: Buffers
-    division: Division
-    memory: RunMemory
-    homes: Homes | None
+    homes: Homes | None = None
+    pieces: Sequence[Piece]
+    totals: Sequence[torch.Tensor]
+    whole: list[torch.Tensor]
+    _sum: OrderedSum
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        shards: int,
+        team: Team,
+        new_key: int,
+        previous: RunMemory | None = None,
+        live: Live | None = None,
+    ) -> None:
+        self._model, self._optimizer, self._team = model, optimizer, team
+        self.parameters = list(updated_parameters(model, optimizer).values())
+        self.fixed = fixed_parameters(model, optimizer)
+        self._all = [*self.parameters, *self.fixed]
+        self.buffers = Buffers(model)
+        keys, states = self._plan_state()
+        loop = None if live is None else live.loop
+        self.memory = RunMemory(
+            model,
+            optimizer,
+            self.parameters,
+            self.fixed,
+            self.buffers,
+            keys,
+            states,
+            shards=shards,
+            team=team,
+            key=None if loop is None else loop["key"],
+            previous=previous,
+            new_key=new_key,
+        )
+        self._parts = Parts(self.memory.arena)
+        self._bind(keys, None if loop is None else live)
+        self.division = Division(team, shards, [p.numel() for p in self.parameters])
+        self._plan_sum()
 
     @property
+    @abstractmethod
     def acts(self) -> bool:
         """Whether this worker updates."""
 
     @property
-    def whole(self) -> list[torch.Tensor]:
-        """The sums of all parameters, as those lie; see :meth:`all_sums`."""
-
-    @property
+    @abstractmethod
     def is_lost(self) -> bool:
         """Whether what only one worker had was lost with it, and the run has to go back."""
 
     @property
+    @abstractmethod
     def have_all(self) -> bool:
         """Whether every worker has the whole state, so that the leader may be lost at any time."""
 
     def divide(self) -> None:
         """Divide the work anew among those who are members now."""
+        self.division.divide()
+        self._plan_sum()
 
     def publish(self, part: Node, gradients: Gradients) -> None:
         """Show the others a part of this worker's, which may be lost from here on.
@@ -75,6 +130,7 @@ class Exchange(Protocol):
         Raises:
             TypeError: a gradient is sparse.
         """
+        self._parts.publish(part, gradients)
 
     def gather(self, purpose: str) -> list[Node] | None:
         """Meet the others once the own parts are published.
@@ -83,14 +139,11 @@ class Exchange(Protocol):
             None once everybody's are. Else somebody was lost, and these are to be published, too,
             maybe none; then this is called again.
         """
-
-    @property
-    def pieces(self) -> Sequence[Piece]:
-        """What this worker adds up: pieces of the parameters, or all of them whole."""
-
-    @property
-    def totals(self) -> Sequence[torch.Tensor]:
-        """The sums over :attr:`pieces`, as vectors."""
+        if self._team.meet(purpose):
+            return None
+        more = self.division.take_over()
+        self._plan_sum()
+        return more
 
     def add_up(self) -> tuple[bool, ...]:
         """Add up this worker's pieces of all parts, in tree order.
@@ -99,7 +152,9 @@ class Exchange(Protocol):
             For each parameter, whether any shard had a gradient for it; only then are its sums
             defined.
         """
+        return self._sum.add()
 
+    @abstractmethod
     def all_sums(self, purpose: str) -> bool:
         """Wait until :attr:`whole` has everybody's sums.
 
@@ -107,6 +162,7 @@ class Exchange(Protocol):
             Whether it has; False if somebody was lost.
         """
 
+    @abstractmethod
     def are_read(self, purpose: str) -> bool:
         """Wait until everybody has read :attr:`whole`, before own sums are changed.
 
@@ -114,6 +170,7 @@ class Exchange(Protocol):
             Whether everybody has; False if somebody was lost.
         """
 
+    @abstractmethod
     def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
         """Hear what those say whose sums this worker does not have; the same list for all.
 
@@ -121,6 +178,7 @@ class Exchange(Protocol):
             None if somebody was lost.
         """
 
+    @abstractmethod
     def share(self, purpose: str) -> bool:
         """Have what this worker has updated, and what the others have, be everybody's.
 
@@ -128,6 +186,7 @@ class Exchange(Protocol):
             Whether it is; False if somebody was lost and :meth:`load` has to be called.
         """
 
+    @abstractmethod
     def save(
         self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, alone: bool = False
     ) -> int:
@@ -142,23 +201,40 @@ class Exchange(Protocol):
             The slot; it is whole once everybody has done so.
         """
 
-    def trust_leader(self) -> None:
-        """Take what the leader has, and others may not have, for that of the run."""
-
+    @abstractmethod
     def load(self) -> None:
         """Make the newest snapshot the present state."""
 
+    @abstractmethod
+    def trust_leader(self) -> None:
+        """Take what the leader has, and others may not have, for that of the run."""
+
+    @abstractmethod
     def hand_out(self) -> None:
         """Give every worker the state that only one had, from the newest snapshot, at a loop's end.
 
         Not collective.
         """
 
+    @abstractmethod
     def hand_round(self) -> None:
         """Give every worker the state that only one had, where there is no snapshot.
 
         State that cannot be kept stays where it is.
         """
 
+    @abstractmethod
     def unbind(self) -> None:
         """Give the model tensors of its own again; not collective. Values stay as they are."""
+
+    def _plan_state(self) -> tuple[list[dict[str, StateKey]], list[torch.Tensor]]:
+        """List the optimizer state that is to lie in memory that all see; by default none does."""
+        return [{} for _ in self.parameters], []
+
+    @abstractmethod
+    def _bind(self, keys: Sequence[dict[str, StateKey]], live: Live | None) -> None:
+        """Begin the loop with the others, or join it, so that all have the same state."""
+
+    @abstractmethod
+    def _plan_sum(self) -> None:
+        """Be ready to add up what is this worker's now."""

@@ -33,7 +33,7 @@ class RunMemory:
     Args:
         model, optimizer: whose tensors have names.
         parameters, fixed: those that the optimizer updates, and the others.
-        buffers: the model's.
+        buffers: the model's, which are moved here.
         keys, states: the optimizer state that lies here: names, and an example of each tensor.
         shards: S.
         team: the workers.
@@ -44,7 +44,6 @@ class RunMemory:
     Attributes:
         arena: where everything lies.
         snapshots: both slots of them.
-        buffers: the model's.
     """
 
     def __init__(
@@ -63,9 +62,9 @@ class RunMemory:
         previous: RunMemory | None,
         new_key: int,
     ) -> None:
-        slots, fixed_slots = tuple(lay_out(parameters)), tuple(lay_out(fixed))
+        slots, fixed_slots = lay_out(parameters), lay_out(fixed)
         room = _BLOB_BYTES + _BLOB_TIMES_PARAMETERS * (size_of(slots) + size_of(fixed_slots))
-        plan = Plan(slots, fixed_slots, tuple(lay_out(states)), buffers.slots, shards, room)
+        plan = Plan(slots, fixed_slots, lay_out(states), buffers.slots, shards, room)
         arena: Arena | None = None if previous is None else previous.arena
         if key is not None or not _have_all(arena, team):
             arena = None
@@ -73,26 +72,18 @@ class RunMemory:
             key = new_key if key is None else key
             arena = Arena(team.memory(key, Arena.num_bytes(plan)), plan, key)
         self.arena: Arena = arena
-        self.buffers = buffers
         self.snapshots = Snapshots(arena)
+        self._buffers = buffers
         self._manifest = Manifest(model, optimizer, arena, keys)
         buffers.bind(arena)
-
-    def write_record(self, shard: int, record: bytes) -> None:
-        """Publish what one shard has to say about this step, at most ``ROW_BYTES`` bytes."""
-        self.arena.write_row(shard, record)
-
-    def read_record(self, shard: int, num_bytes: int) -> bytes:
-        """Read the first bytes of what a shard has said."""
-        return self.arena.read_row(shard, num_bytes)
 
     def describe(
         self, slot: int, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
     ) -> None:
         """Write, as the leader, what a snapshot means, and the tensors that lie nowhere else."""
-        more = {"copy of buffers": self.buffers.now, "strides": strides_of(tensors)}
-        described = self._manifest.tensors(self.arena.whose, tensors)
-        self.snapshots.describe(slot, {**facts, **more}, described, list(tensors.values()))
+        more = {"copy of buffers": self._buffers.now, "strides": strides_of(tensors)}
+        files = self._manifest.files(bytes(self.arena.whose), tensors)
+        self.snapshots.describe(slot, {**facts, **more}, files, tensors.values())
 
     def newest(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Read what is kept beside the newest snapshot: facts and tensors."""

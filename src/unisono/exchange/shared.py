@@ -15,88 +15,20 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from unisono.errors import CheckpointError
-from unisono.exchange.buffers import Buffers
-from unisono.exchange.division import Division
-from unisono.exchange.homes import Homes, plan_state
+from unisono.exchange.homes import Homes, StateKey, plan_state
 from unisono.exchange.ordered_sum import OrderedSum
-from unisono.exchange.parts import Gradients, Parts
-from unisono.exchange.run_memory import RunMemory
-from unisono.plan.slices import Piece
-from unisono.plan.summation import Node
-from unisono.state.contents import fixed_parameters, named_parameters, updated_parameters
+from unisono.exchange.protocol import Exchange
+from unisono.state.contents import named_parameters
 from unisono.state.optimizer_state import apply_state, check_told, group_options, take_state
 from unisono.state.optimizers import is_elementwise
 from unisono.state.saved import apply_groups
 from unisono.workers.supervisor import Live
-from unisono.workers.team import Team
 
 
-class SharedExchange:
-    """An :class:`unisono.exchange.protocol.Exchange` through memory that all see. Final.
-
-    Args:
-        model: shared by all workers while bound.
-        optimizer: the user's.
-        shards: S.
-        team: the workers.
-        new_key: names the memory, where a new one is needed.
-        previous: the memory of an earlier loop of the same run.
-        live: how this worker joins a loop that the others are in; None: it begins with them.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        shards: int,
-        team: Team,
-        new_key: int,
-        previous: RunMemory | None = None,
-        live: Live | None = None,
-    ) -> None:
-        self._model, self._optimizer, self._team = model, optimizer, team
-        self.parameters = list(updated_parameters(model, optimizer).values())
-        self.fixed = fixed_parameters(model, optimizer)
-        self._all = [*self.parameters, *self.fixed]
-        self.buffers = Buffers(model)
-        is_sliced = is_elementwise(optimizer)
-        keys, states = (
-            plan_state(optimizer, self.parameters)
-            if is_sliced
-            else ([{} for _ in self.parameters], [])
-        )
-        loop = None if live is None else live.loop
-        self.memory = RunMemory(
-            model,
-            optimizer,
-            self.parameters,
-            self.fixed,
-            self.buffers,
-            keys,
-            states,
-            shards=shards,
-            team=team,
-            key=None if loop is None else loop["key"],
-            previous=previous,
-            new_key=new_key,
-        )
-        arena = self.memory.arena
-        self._shared = Homes(arena, keys)
-        self.homes = self._shared if is_sliced else None
-        self._places = [*arena.parameters.tensors(), *arena.fixed.tensors()]
-        self._parts = Parts(arena)
-        self.whole = arena.gradients[0].tensors()
-        if live is not None and loop is not None:
-            self._join(is_alone=live.is_alone)
-        else:
-            self._begin()
-        self.trust_leader()
-        self.division = Division(team, shards, [p.numel() for p in self.parameters])
-        self._plan_sum()
+class SharedExchange(Exchange):
+    """An exchange through memory that all see. Final; arguments as of :class:`Exchange`."""
 
     @property
     def acts(self) -> bool:
@@ -112,37 +44,6 @@ class SharedExchange:
     def have_all(self) -> bool:
         """See :class:`Exchange`."""
         return self.homes is not None
-
-    @property
-    def pieces(self) -> Sequence[Piece]:
-        """See :class:`Exchange`."""
-        return self._sum.pieces
-
-    @property
-    def totals(self) -> Sequence[torch.Tensor]:
-        """See :class:`Exchange`."""
-        return self._sum.totals
-
-    def divide(self) -> None:
-        """See :class:`Exchange`."""
-        self.division.divide()
-        self._plan_sum()
-
-    def publish(self, part: Node, gradients: Gradients) -> None:
-        """See :class:`Exchange`."""
-        self._parts.publish(part, gradients)
-
-    def gather(self, purpose: str) -> list[Node] | None:
-        """See :class:`Exchange`."""
-        if self._team.meet(purpose):
-            return None
-        more = self.division.take_over()
-        self._plan_sum()
-        return more
-
-    def add_up(self) -> tuple[bool, ...]:
-        """See :class:`Exchange`."""
-        return self._sum.add()
 
     def all_sums(self, purpose: str) -> bool:
         """See :class:`Exchange`."""
@@ -166,9 +67,10 @@ class SharedExchange:
         self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, alone: bool = False
     ) -> int:
         """See :class:`Exchange`."""
-        team = self._team
-        share = (0, 1) if alone else (team.position, team.size)
-        slot = self.memory.snapshots.copy(self.buffers.now, *share)
+        team, snapshots = self._team, self.memory.snapshots
+        position, size = (0, 1) if alone else (team.position, team.size)
+        slot = snapshots.begin()
+        snapshots.copy(slot, self.buffers.now, position, size, into_slot=True)
         if team.is_leader:
             self.memory.describe(slot, facts, tensors)
         return slot
@@ -224,11 +126,30 @@ class SharedExchange:
                     state[name] = value.clone()
         self.buffers.unbind()
 
+    def _plan_state(self) -> tuple[list[dict[str, StateKey]], list[torch.Tensor]]:
+        self._is_sliced = is_elementwise(self._optimizer)
+        if self._is_sliced:
+            return plan_state(self._optimizer, self.parameters)
+        return super()._plan_state()
+
+    def _bind(self, keys: Sequence[dict[str, StateKey]], live: Live | None) -> None:
+        arena = self.memory.arena
+        if self._is_sliced:
+            self.homes = Homes(arena, keys)
+        self._places = [*arena.parameters.tensors(), *arena.fixed.tensors()]
+        self.whole = arena.gradients[0].tensors()
+        if live is None:
+            self._begin()
+        else:
+            self._join(is_alone=live.is_alone)
+        self.trust_leader()
+
     def _plan_sum(self) -> None:
         division = self.division
         self._sum = OrderedSum(
             self._parts, division.parts, division.num_shards, division.pieces, in_place=True
         )
+        self.pieces, self.totals = self._sum.pieces, self._sum.totals
 
     def _begin(self) -> None:
         """Put the leader's values into the arena and let every worker's model look at them."""
@@ -239,7 +160,8 @@ class SharedExchange:
                 with torch.no_grad():
                     for place, parameter in zip(self._places, self._all, strict=True):
                         place.copy_(parameter)
-                    self._share_optimizer()
+                    if self.homes is not None:
+                        self._share_optimizer(self.homes)
                 self.buffers.give()
             team.meet("sharing parameters")
             if team.membership.leader == leader:
@@ -264,7 +186,8 @@ class SharedExchange:
         team, memory = self._team, self.memory
         slot, copy_of_buffers = memory.newest_slot, memory.copy_of_buffers
         while True:
-            memory.snapshots.put_back(slot, copy_of_buffers, team.position, team.size)
+            share = (team.position, team.size)
+            memory.snapshots.copy(slot, copy_of_buffers, *share, into_slot=False)
             if team.meet("putting back"):
                 return
 
@@ -283,11 +206,11 @@ class SharedExchange:
         """Name the parameters whose optimizer state is not in the arena."""
         return {} if self.homes is not None else named_parameters(self._model, self._optimizer)
 
-    def _share_optimizer(self) -> None:
+    def _share_optimizer(self, homes: Homes) -> None:
         flags = bytearray(len(self.parameters))
         for index, parameter in enumerate(self.parameters):
             state = self._optimizer.state.get(parameter, {})
-            keys = self._shared.keys[index]
+            keys = homes.keys[index]
             there = {name for name in keys if state.get(name) is not None}
             if there and there != keys.keys():
                 raise ValueError(
@@ -297,6 +220,6 @@ class SharedExchange:
                 )
             if there:
                 flags[index] = 1
-                for name, home in self._shared.state(index).items():
+                for name, home in homes.state(index).items():
                     home.copy_(state[name])
-        self._shared.known = bytes(flags)
+        homes.known[:] = flags

@@ -21,109 +21,21 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
-from unisono.exchange.buffers import Buffers
-from unisono.exchange.division import Division
-from unisono.exchange.homes import Homes
+from unisono.exchange.homes import StateKey
 from unisono.exchange.ordered_sum import OrderedSum
-from unisono.exchange.parts import Gradients, Parts
-from unisono.exchange.run_memory import RunMemory
+from unisono.exchange.protocol import Exchange
 from unisono.plan.slices import Piece, cut
-from unisono.plan.summation import Node
-from unisono.state.contents import fixed_parameters, named_parameters, updated_parameters
+from unisono.state.contents import named_parameters
 from unisono.state.optimizer_state import apply_state, take_state
 from unisono.workers.supervisor import Live
-from unisono.workers.team import Team
 
 
-class StagedExchange:
-    """An :class:`unisono.exchange.protocol.Exchange` of replicas. Final.
+class StagedExchange(Exchange):
+    """An exchange of replicas. Final; arguments as of :class:`Exchange`."""
 
-    Args:
-        model, optimizer, shards, team, new_key, previous, live: as for
-            :class:`unisono.exchange.shared.SharedExchange`.
-    """
-
-    homes: Homes | None = None
     acts = have_all = True
     is_lost = False
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        shards: int,
-        team: Team,
-        new_key: int,
-        previous: RunMemory | None = None,
-        live: Live | None = None,
-    ) -> None:
-        self._model, self._optimizer, self._team = model, optimizer, team
-        self.parameters = list(updated_parameters(model, optimizer).values())
-        self.fixed = fixed_parameters(model, optimizer)
-        self._all = [*self.parameters, *self.fixed]
-        self._numels = [parameter.numel() for parameter in self._all]
-        self.buffers = Buffers(model)
-        loop = None if live is None else live.loop
-        self.memory = RunMemory(
-            model,
-            optimizer,
-            self.parameters,
-            self.fixed,
-            self.buffers,
-            [{} for _ in self.parameters],
-            [],
-            shards=shards,
-            team=team,
-            key=None if loop is None else loop["key"],
-            previous=previous,
-            new_key=new_key,
-        )
-        self._parts = Parts(self.memory.arena)
-        for parameter in self._all:
-            # Laid out as everybody's are, whatever the program has made of it.
-            parameter.data = parameter.data.clone()
-        if loop is None:
-            self._begin()
-        else:
-            self._load()
-        numels = [parameter.numel() for parameter in self.parameters]
-        self.division = Division(team, shards, numels)
-        self._everything = [Piece(index, 0, numel) for index, numel in enumerate(numels)]
-        self._plan_sum()
-
-    @property
-    def pieces(self) -> Sequence[Piece]:
-        """See :class:`Exchange`."""
-        return self._everything
-
-    @property
-    def totals(self) -> Sequence[torch.Tensor]:
-        """See :class:`Exchange`."""
-        return self._sum.totals
-
-    def divide(self) -> None:
-        """See :class:`Exchange`."""
-        self.division.divide()
-        self._plan_sum()
-
-    def publish(self, part: Node, gradients: Gradients) -> None:
-        """See :class:`Exchange`."""
-        self._parts.publish(part, gradients)
-
-    def gather(self, purpose: str) -> list[Node] | None:
-        """See :class:`Exchange`."""
-        if self._team.meet(purpose):
-            return None
-        more = self.division.take_over()
-        self._plan_sum()
-        return more
-
-    def add_up(self) -> tuple[bool, ...]:
-        """See :class:`Exchange`."""
-        return self._sum.add()
 
     def all_sums(self, purpose: str) -> bool:
         """See :class:`Exchange`; they are all here."""
@@ -150,9 +62,8 @@ class StagedExchange:
         team, snapshots = self._team, self.memory.snapshots
         position, size = (0, 1) if alone else (team.position, team.size)
         slot = snapshots.begin()
-        self._copy_replica(slot, cut(self._numels, size)[position], into_slot=True)
-        if position == 0:
-            snapshots.copy_buffers(slot, self.buffers.now, into_slot=True)
+        self._copy_replica(slot, position, size, into_slot=True)
+        snapshots.copy(slot, self.buffers.now, position, size, into_slot=True, buffers_alone=True)
         if team.is_leader:
             self.memory.describe(slot, facts, tensors)
         return slot
@@ -177,18 +88,29 @@ class StagedExchange:
             parameter.grad = None
         self.buffers.unbind()
 
+    def _bind(self, keys: Sequence[dict[str, StateKey]], live: Live | None) -> None:
+        for parameter in self._all:
+            # Laid out as everybody's are, whatever the program has made of it.
+            parameter.data = parameter.data.clone()
+        self.pieces = [Piece(n, 0, p.numel()) for n, p in enumerate(self.parameters)]
+        if live is None:
+            self._begin()
+        else:
+            self._load()
+
     def _plan_sum(self) -> None:
         division = self.division
         self._sum = OrderedSum(
             self._parts,
             division.parts,
             division.num_shards,
-            self._everything,
+            self.pieces,
             in_place=self._team.size == 1,
         )
+        self.totals = self._sum.totals
         self.whole = [
             total.as_strided(parameter.shape, parameter.stride())
-            for total, parameter in zip(self._sum.totals, self.parameters, strict=True)
+            for total, parameter in zip(self.totals, self.parameters, strict=True)
         ]
 
     def _begin(self) -> None:
@@ -197,7 +119,7 @@ class StagedExchange:
         while True:
             leader, slot = team.membership.leader, memory.snapshots.begin()
             if team.is_leader:
-                self._copy_replica(slot, cut(self._numels, 1)[0], into_slot=True)
+                self._copy_replica(slot, 0, 1, into_slot=True)
                 tensors, numbers = take_state(self._optimizer, self._named())
                 memory.describe(slot, {"numbers": numbers}, tensors)
                 self.buffers.give()
@@ -213,20 +135,21 @@ class StagedExchange:
         """Take all from the newest snapshot."""
         memory, slot = self.memory, self.memory.newest_slot
         copy_of_buffers = memory.copy_of_buffers
-        memory.snapshots.copy_buffers(slot, copy_of_buffers, into_slot=False)
+        memory.snapshots.copy(slot, copy_of_buffers, 0, 1, into_slot=False, buffers_alone=True)
         self.buffers.load(copy_of_buffers)
         self._take(slot)
 
     def _take(self, slot: int) -> None:
         """Take parameters and the optimizer's state from a slot."""
-        self._copy_replica(slot, cut(self._numels, 1)[0], into_slot=False)
+        self._copy_replica(slot, 0, 1, into_slot=False)
         snapshots = self.memory.snapshots
         self._optimizer.state.clear()
         apply_state(self._optimizer, self._named(), snapshots.facts(slot), snapshots.extra(slot))
 
-    def _copy_replica(self, slot: int, pieces: Sequence[Piece], *, into_slot: bool) -> None:
-        """Copy pieces of parameters to or from a snapshot; fixed ones are counted behind others."""
+    def _copy_replica(self, slot: int, position: int, size: int, *, into_slot: bool) -> None:
+        """Copy a share of all parameters to or from a snapshot, `fixed` ones counted last."""
         kept = self.memory.snapshots.parameters(slot)
+        pieces = cut([parameter.numel() for parameter in self._all], size)[position]
         with torch.no_grad():
             for piece in pieces:
                 elements = slice(piece.start, piece.stop)

@@ -80,7 +80,7 @@ class StepEngine:
         self._optimizer, self._team, self._seed = optimizer, team, seed
         self.exchange = exchange
         self._num_shards = exchange.division.num_shards
-        self._records = Records(exchange.memory, self._num_shards)
+        self._records = Records(exchange.memory.arena.rows)
         self._bound = BoundModel(
             model,
             optimizer,

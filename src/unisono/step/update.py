@@ -102,7 +102,7 @@ class SlicedUpdate:
 
     def commit(self) -> None:
         """Show the user's optimizer the whole state of parameters that have got theirs."""
-        known = self._homes.known
+        known = bytes(self._homes.known)
         if known == self._known:
             return
         for index, parameter in enumerate(self._parameters):
@@ -162,7 +162,7 @@ class SlicedUpdate:
                 home.copy_(state[name].reshape(home.shape))
                 state[name] = home
         if piece.is_first:
-            self._homes.note_state(piece.index)
+            self._homes.known[piece.index] = 1
         self._strangers.discard(position)
 
 
