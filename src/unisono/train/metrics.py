@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,8 +21,7 @@ from torch import nn
 
 from unisono.plan.samples import SamplePlan
 from unisono.train.metric_states import MetricState, Reduction, States, merged
-
-Forward = Callable[[nn.Module, Any], Any]
+from unisono.train.sweep import Forward
 
 
 def outputs_and_targets(model: nn.Module, batch: Any) -> Any:

@@ -16,11 +16,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Sequence
 from pathlib import Path
 
 from unisono.plainfile import check_plain, is_at, open_plain
-from unisono.train.predictions import Field, header_of, size_of
 
 
 def check_path(path: Path) -> None:
@@ -46,15 +44,20 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
 
 
-def make_memory(fields: Sequence[Field], num_samples: int) -> int:
-    """Make a file without a name for predictions; return its descriptor."""
+def make_memory(content: bytes, num_bytes: int) -> int:
+    """Make a file without a name that begins with some bytes; return its descriptor."""
     fd = os.memfd_create("unisono-predictions", os.MFD_CLOEXEC)
-    _fill(fd, fields, num_samples)
+    _fill(fd, content, num_bytes)
     return fd
 
 
-def make_file(partial: Path, fields: Sequence[Field], num_samples: int) -> int:
+def make_file(partial: Path, content: bytes, num_bytes: int) -> int:
     """Make the file in which predictions are collected; return its descriptor.
+
+    Args:
+        partial: its name.
+        content: what it begins with.
+        num_bytes: its size.
 
     Raises:
         OSError: the folder cannot be written, or has not that much room.
@@ -63,9 +66,9 @@ def make_file(partial: Path, fields: Sequence[Field], num_samples: int) -> int:
         partial.unlink()  # of a leader that was lost
     fd = open_plain(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
-        _fill(fd, fields, num_samples)
+        _fill(fd, content, num_bytes)
         # Now, where an error can be told: a mapped file on a full disk ends the process.
-        os.posix_fallocate(fd, 0, os.fstat(fd).st_size)
+        os.posix_fallocate(fd, 0, num_bytes)
     except BaseException:
         os.close(fd)
         partial.unlink()
@@ -128,6 +131,7 @@ def identity_of(fd: int) -> list[int]:
     return [seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns]
 
 
-def _fill(fd: int, fields: Sequence[Field], num_samples: int) -> None:
-    os.write(fd, header_of(fields, num_samples))
-    os.ftruncate(fd, size_of(fields, num_samples))
+def _fill(fd: int, content: bytes, num_bytes: int) -> None:
+    with open(fd, "wb", closefd=False) as file:
+        file.write(content)
+    os.ftruncate(fd, num_bytes)
