@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from unisono.c10d.forbidden import IN_A_PASS, collectives_watched, forbid
 from unisono.data.collating import Collate
 from unisono.data.fetch import fetcher
-from unisono.data.fingerprint import REMEDY, fingerprint
+from unisono.data.fingerprint import REMEDY, Fingerprints
 from unisono.data.loader import Loader, Place
 from unisono.device import generators_put_back, num_threads, seed_generators
 from unisono.plan.samples import SamplePlan
@@ -54,6 +54,7 @@ class Sweep:
         dataset: as for training.
         plan: of the dataset, without shuffling.
         team: the workers.
+        fingerprints: the run's.
         loader_workers, collate_fn, pin_memory: as for training.
         facts: what must not differ between the workers, by name.
     """
@@ -62,6 +63,7 @@ class Sweep:
     dataset: Any
     plan: SamplePlan
     team: Team
+    fingerprints: Fingerprints
     loader_workers: int
     collate_fn: Collate | None
     pin_memory: bool
@@ -80,9 +82,10 @@ class Sweep:
         plan = self.plan
         known: dict[str, object] = {"dataset length": plan.num_samples}
         if self.team.size > 1:
-            known |= fingerprint(
+            known |= self.fingerprints.of(
                 self.dataset,
                 plan.num_samples,
+                self.team.membership,
                 seed=plan.seed,
                 stream="evaluate",
                 epoch=0,

@@ -449,8 +449,17 @@ class Trainer:
         chosen = self._model_or(model)
         # One that is not the trained one may differ between the workers.
         facts = {} if model is None else {"the digest of `model`": digest_of_weights(model)}
-        reading = (loader_workers, collate_fn, pin_memory)
-        return Sweep(chosen, dataset, plan, self.run.team, *reading, facts)
+        return Sweep(
+            chosen,
+            dataset,
+            plan,
+            self.run.team,
+            self.run.fingerprints,
+            loader_workers,
+            collate_fn,
+            pin_memory,
+            facts,
+        )
 
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
         return None if metrics is None else Metrics(metrics, self._computing.of(forward))
