@@ -54,13 +54,6 @@ class EpochOrder:
         self._order = functools.lru_cache(maxsize=2)(self._work_out)
         self.num_samples = len(self(0))
 
-    @staticmethod
-    def of(sampler: Sampler, seed: int, dataset_length: int) -> EpochOrder:
-        """Ask a sampler, unless that has been done; raises as making one does."""
-        if isinstance(sampler, EpochOrder):
-            return sampler
-        return EpochOrder(sampler, seed, dataset_length)
-
     def __call__(self, epoch: int) -> torch.Tensor:
         """Give the indices of an epoch: int64 of shape (num_samples,).
 

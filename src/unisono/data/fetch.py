@@ -95,10 +95,7 @@ def sample_reader(
         length: how many samples it has.
         seed, stream: see :func:`fetcher`.
     """
-    leaf = dataset
-    while type(leaf) is Subset:
-        leaf = leaf.dataset
-    reader = _Reader(leaf, None, Collator(seed, stream, None, length))
+    reader = _Reader(leaf_of(dataset), None, Collator(seed, stream, None, length))
 
     def read(number: int, epoch: int) -> Any:
         within: Any = dataset
@@ -110,12 +107,24 @@ def sample_reader(
     return read
 
 
+def leaf_of(dataset: Any) -> Any:
+    """Look through every ``Subset``."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return dataset
+
+
+def lies_in_memory(leaf: Any) -> bool:
+    """Tell whether samples of a dataset that is no ``Subset`` are read without any code."""
+    return type(leaf) in (TensorDataset, list, tuple)
+
+
 class _Reader:
     """A :class:`Fetch` for datasets that are asked for samples. Final."""
 
     def __init__(self, dataset: Any, chosen: torch.Tensor | None, collator: Collator) -> None:
         self._dataset, self._chosen, self._collator = dataset, chosen, collator
-        self._draws = type(dataset) not in (TensorDataset, list, tuple)
+        self._draws = not lies_in_memory(dataset)
         self._takes_many = self._draws and callable(getattr(dataset, "__getitems__", None))
 
     def __call__(

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Subset
 
-from unisono.data.fetch import sample_reader
+from unisono.data.fetch import leaf_of, lies_in_memory, sample_reader
 from unisono.data.fork import said_by_fork
 from unisono.data.length import is_stream
 from unisono.device import bytes_of, generators_put_back, is_computed_on
@@ -99,7 +99,7 @@ class Fingerprints:
         except Exception:
             return Fingerprint()
         numbers = [seed_of("fingerprint", seed, place) % length for place in range(_SAMPLES)]
-        in_memory = type(_leaf(dataset)) in (TensorDataset, list, tuple)
+        in_memory = lies_in_memory(leaf_of(dataset))
 
         def look() -> tuple[dict[str, str], bool]:
             return _samples(lambda number: read(number, epoch), numbers, in_memory=in_memory)
@@ -123,13 +123,6 @@ class Fingerprints:
             if said:
                 self._kept[id(dataset)] = weakref.ref(dataset), key, said
         return said
-
-
-def _leaf(dataset: Any) -> Any:
-    """Look through every ``Subset``."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return dataset
 
 
 def _samples(

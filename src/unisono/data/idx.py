@@ -72,22 +72,21 @@ def _read(
     dtype = np.dtype(_DTYPES[code])
     values_bytes = math.prod(shape) * dtype.itemsize
     header_bytes = 4 + 4 * len(shape)
-    must = f"an IDX file of shape {shape} must be {header_bytes + values_bytes:,} bytes long"
-    if size_bytes is not None and size_bytes > header_bytes + values_bytes:
-        raise DataFormatError(f"{path}: {must}, but is {size_bytes:,}: {_AGAIN}")
-    if size_bytes is not None and size_bytes < header_bytes + values_bytes:
-        raise DataFormatError(f"{path}: {must}, but ends after {size_bytes:,}: {_AGAIN}")
+    wanted_bytes = header_bytes + values_bytes
+    must = f"{path}: an IDX file of shape {shape} must be {wanted_bytes:,} bytes long"
+    if size_bytes is not None and size_bytes != wanted_bytes:
+        seen = "is" if size_bytes > wanted_bytes else "ends after"
+        raise DataFormatError(f"{must}, but {seen} {size_bytes:,}: {_AGAIN}")
     if max_values_bytes is not None and values_bytes > max_values_bytes:
         raise DataFormatError(
             f"{path}: a packed file may hold at most {max_values_bytes:,} bytes, but its header "
             f"announces {values_bytes:,}: unpack it with gunzip, or pass `max_unpacked_bytes`."
         )
     values = _read_at_most(file, values_bytes + 1)
-    if len(values) > values_bytes:
-        raise DataFormatError(f"{path}: {must}, but goes on after that: {_AGAIN}")
-    if len(values) < values_bytes:
-        seen_bytes = header_bytes + len(values)
-        raise DataFormatError(f"{path}: {must}, but ends after {seen_bytes:,}: {_AGAIN}")
+    if len(values) != values_bytes:
+        is_cut = len(values) < values_bytes
+        seen = f"ends after {header_bytes + len(values):,}" if is_cut else "goes on after that"
+        raise DataFormatError(f"{must}, but {seen}: {_AGAIN}")
     array = np.frombuffer(values, dtype).astype(dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(array).reshape(shape)
 
