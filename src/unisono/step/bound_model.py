@@ -50,10 +50,12 @@ class BoundModel:
         self._places = list(map(torch.Tensor.data_ptr, self._all))
         self.remember()
 
-    def begin(self) -> None:
+    def begin(self, step: int) -> None:
         """Look at the model when a step begins, and have its passes allocate every gradient."""
         self.check_untouched()
         self._structure.begin()
+        self.clear_gradients()
+        self.placeholders.begin(step)
 
     def clear_gradients(self) -> None:
         """Have the next backward pass allocate every gradient."""

@@ -83,8 +83,3 @@ class Clipping:
         assert self.norm is not None
         if gradients and math.isfinite(self.norm):
             torch._foreach_mul_(gradients, torch.clamp(self.norm / (norm + _TINY), max=1.0))
-
-
-def norm_of(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Compute the norm of all gradients together as torch does: the norm of their norms."""
-    return torch.nn.utils.get_total_norm(gradients)

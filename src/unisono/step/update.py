@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -16,20 +16,6 @@ from torch.optim import Optimizer
 from unisono.exchange.homes import Homes
 from unisono.plan.slices import Piece
 from unisono.state.optimizers import bare_step
-
-
-class Update(Protocol):
-    """One way to apply the summed gradients."""
-
-    def apply(self, present: Sequence[bool]) -> None:
-        """Update this worker's share of the parameters that have a gradient.
-
-        Args:
-            present: for each parameter, whether it has a gradient in this step.
-        """
-
-    def commit(self) -> None:
-        """Take notice, after everybody has updated, of what the others did."""
 
 
 def pass_for_stepped(optimizer: Optimizer) -> None:
@@ -72,7 +58,11 @@ class SlicedUpdate:
         self.commit()
 
     def apply(self, present: Sequence[bool]) -> None:
-        """See :meth:`Update.apply`."""
+        """Update this worker's pieces of the parameters that have a gradient.
+
+        Args:
+            present: for each parameter, whether it has a gradient in this step.
+        """
         if not (self._dense and all(present)):
             for leaf, piece, total in zip(self._leaves, self._pieces, self._totals, strict=True):
                 leaf.grad = total if present[piece.index] else None
@@ -190,7 +180,7 @@ class WholeUpdate:
         self._acts = acts
 
     def apply(self, present: Sequence[bool]) -> None:
-        """See :meth:`Update.apply`; the caller lets everybody's sums be finished first."""
+        """Update the parameters that have a gradient, once everybody's sums are finished."""
         if not self._acts:
             pass_for_stepped(self._optimizer)  # elsewhere it has
             return
@@ -203,4 +193,4 @@ class WholeUpdate:
                 parameter.grad = None
 
     def commit(self) -> None:
-        """See :meth:`Update.commit`; there is nothing to notice."""
+        """Nothing remains to be done once everybody has updated."""
