@@ -27,9 +27,11 @@ from unisono.errors import CheckpointError
 from unisono.exchange.buffers import Buffers
 from unisono.exchange.division import Division
 from unisono.exchange.homes import Homes, StateKey
+from unisono.exchange.manifest import Manifest
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Gradients, Parts
-from unisono.exchange.run_memory import RunMemory
+from unisono.exchange.run_memory import RunMemory, plan_of
+from unisono.exchange.snapshots import strides_of
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
 from unisono.state.contents import fixed_parameters, named_parameters, updated_parameters
@@ -92,19 +94,14 @@ class Exchange(ABC):
         keys, states = self._plan_state()
         loop = None if live is None else live.loop
         self.memory = RunMemory(
-            model,
-            optimizer,
-            self.parameters,
-            self.fixed,
-            self.buffers,
-            keys,
-            states,
-            shards=shards,
-            team=team,
+            plan_of(self.parameters, self.fixed, states, self.buffers.slots, shards),
+            team,
             key=None if loop is None else loop["key"],
             previous=previous,
             new_key=new_key,
         )
+        self.buffers.bind(self.memory.arena)
+        self._manifest = Manifest(model, optimizer, self.memory.arena, keys)
         self._parts = Parts(self.memory.arena)
         self._bind(keys, None if loop is None else live)
         self.trust_leader()
@@ -210,7 +207,7 @@ class Exchange(ABC):
         slot = self.memory.snapshots.begin()
         self._copy(slot, self.buffers.now, position, size, into_slot=True)
         if team.is_leader:
-            self.memory.describe(slot, facts, tensors)
+            self._describe(slot, facts, tensors)
         return slot
 
     def load(self) -> None:
@@ -240,7 +237,7 @@ class Exchange(ABC):
                 check_told(self._optimizer)
                 tensors, numbers = take_state(self._optimizer, self._named_whole())
                 facts = {"numbers": numbers, "groups": group_options(self._optimizer)}
-                self.memory.describe(0, facts, tensors)
+                self._describe(0, facts, tensors)
             except (CheckpointError, ValueError):
                 return b""
             return b"described"
@@ -255,6 +252,14 @@ class Exchange(ABC):
         for parameter in self._all:
             parameter.grad = None
         self.buffers.unbind()
+
+    def _describe(
+        self, slot: int, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Write, as the leader, what a snapshot means, and the tensors that lie nowhere else."""
+        more = {"copy of buffers": self.buffers.now, "strides": strides_of(tensors)}
+        files = self._manifest.files(bytes(self.memory.arena.whose), tensors)
+        self.memory.snapshots.describe(slot, {**facts, **more}, files, tensors.values())
 
     def _take_optimizer(
         self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]

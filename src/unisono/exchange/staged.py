@@ -83,7 +83,7 @@ class StagedExchange(Exchange):
                 self.buffers.give()
                 self._copy(slot, 0, 0, 1, into_slot=True)
                 tensors, numbers = take_state(self._optimizer, self._named_whole())
-                memory.describe(slot, {"numbers": numbers}, tensors)
+                self._describe(slot, {"numbers": numbers}, tensors)
             team.meet("sharing parameters")
             if team.membership.leader == leader:
                 break
