@@ -58,7 +58,7 @@ class Metrics:
         self._template.reset()
         for _, metric in _metrics_in(self._template):
             # A program may have a process group besides; states are exchanged by us.
-            metric.distributed_available_fn = _never
+            metric.distributed_available_fn = lambda: False
 
     @property
     def facts(self) -> dict[str, str]:
@@ -199,7 +199,3 @@ def _plain(name: str, value: Any) -> Any:
             f"the result of a metric must be numbers, but that of {name!r} is of type "
             f"{type(value).__name__}: compute it from the rows that `predict` gives."
         ) from None
-
-
-def _never() -> bool:
-    return False

@@ -26,9 +26,7 @@ from unisono.train.rowsfile import (
     finish_file,
     identity_of,
     make_file,
-    make_memory,
     open_file,
-    open_memory,
     partial_path,
     remove,
 )
@@ -107,7 +105,7 @@ class Predictor:
         if self._path is not None:
             fd = _open_again(self._path, said["file"])
         elif said["is_kept"]:
-            fd = make_memory(rows, len(rows))
+            fd = make_file(None, rows, len(rows))
         else:
             raise MismatchError(
                 "a replacement must be given what was predicted outside of loops, but these "
@@ -176,7 +174,7 @@ class Predictor:
             output = self._forward(self._sweep.model, first.data)
             rows = taken_apart(output, first.num_samples)
             content = header_of(rows, self._sweep.plan.num_samples)
-            made.append(make_memory(*content) if partial is None else make_file(partial, *content))
+            made.append(make_file(partial, *content))
             stack.callback(os.close, made[-1])
             place = [self._team.world.rank, os.getpid(), made[-1]]
             return {"names": list(rows), "form": form_of(output), "place": place}
@@ -187,11 +185,8 @@ class Predictor:
             maker, pid, made_fd = said.pop("place")
             fd, trouble = -1, ""
             try:
-                if made:
-                    fd = made[-1]
-                else:
-                    fd = open_memory(pid, made_fd) if partial is None else open_file(partial)
-                    stack.callback(os.close, fd)
+                fd = os.dup(made[-1]) if made else open_file(partial, pid, made_fd)
+                stack.callback(os.close, fd)
             except OSError as error:
                 trouble = str(error)
             words = trouble.encode(errors="backslashreplace")
