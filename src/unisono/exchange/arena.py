@@ -14,7 +14,7 @@ own dtype and strides.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -31,6 +31,7 @@ _BUFFERS = ("buffers", "other buffers")  # regions
 class Slot:
     """The place of one tensor: `offset` bytes from its region's start."""
 
+    name: str
     offset: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -43,12 +44,12 @@ class Slot:
         return self.offset + aligned(self.numel * self.dtype.itemsize)
 
 
-def lay_out(tensors: Iterable[torch.Tensor]) -> tuple[Slot, ...]:
+def lay_out(named: Mapping[str, torch.Tensor]) -> tuple[Slot, ...]:
     """Place tensors one after the other."""
     slots: list[Slot] = []
-    for t in tensors:
+    for name, t in named.items():
         offset = slots[-1].end if slots else 0
-        slots.append(Slot(offset, tuple(t.shape), t.stride(), t.dtype, t.numel()))
+        slots.append(Slot(name, offset, tuple(t.shape), t.stride(), t.dtype, t.numel()))
     return tuple(slots)
 
 

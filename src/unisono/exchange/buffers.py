@@ -28,7 +28,7 @@ class Buffers:
         self._homes = list(named.values())
         self._lazy = lazy_homes(model)
         self._tensors = [buffer_at(homes[0]) for homes in self._homes]
-        self.slots = lay_out(self._tensors)
+        self.slots = lay_out(dict(zip(named, self._tensors, strict=True)))
         self._block = torch.zeros(size_of(self.slots), dtype=torch.uint8)
         self._start = torch.zeros_like(self._block)
         self._shared: tuple[torch.Tensor, torch.Tensor] | None = None

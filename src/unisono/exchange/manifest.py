@@ -3,52 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from unisono.exchange.arena import Arena
-from unisono.exchange.homes import StateKey
+from unisono.exchange.homes import StateKeys
 from unisono.exchange.snapshots import describe_extras, described
-from unisono.state.contents import named_parameters, updated_parameters
-from unisono.state.model_buffers import homes_of_buffers
 
 
 class Manifest:
     """Describes the tensors of one arena. Final.
 
     Args:
-        model, optimizer: whose names they have.
         arena: where they lie.
-        keys: for each parameter that is updated, its state's names and where they lie.
+        keys: of the optimizer's state that lies there.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        arena: Arena,
-        keys: Sequence[dict[str, StateKey]],
-    ) -> None:
-        updated = list(updated_parameters(model, optimizer))
-        fixed = [name for name in named_parameters(model, optimizer) if name not in updated]
-        self._model = [
-            *_describe(arena, "parameters", updated),
-            *_describe(arena, "fixed", fixed),
-            *_describe(arena, "buffers", homes_of_buffers(model)),
-        ]
-        places = {
-            place.at: f"{key}/{name}"
-            for name, of_parameter in zip(updated, keys, strict=True)
-            for key, place in of_parameter.items()
-        }
-        states = _describe(arena, "states", [places[at] for at in sorted(places)])
-        self._states = [
-            [states[place.at] for place in of_parameter.values()] for of_parameter in keys
-        ]
+    def __init__(self, arena: Arena, keys: StateKeys) -> None:
+        model = (_describe(arena, name) for name in ("parameters", "fixed", "buffers"))
+        self._model = [one for region in model for one in region]
+        states = _describe(arena, "states")
+        self._states = [[states[key.at] for key in of_one.values()] for of_one in keys]
         self._known: tuple[bytes, str] = (b"", "")
         self._written = b""
 
@@ -70,10 +47,9 @@ class Manifest:
         return self._written
 
 
-def _describe(arena: Arena, name: str, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Describe the tensors of a region, which have these names."""
+def _describe(arena: Arena, name: str) -> list[dict[str, Any]]:
     region = arena.region(name)
     return [
-        described(name, slot.dtype, slot.shape, slot.stride, region.start + slot.offset, "state")
-        for name, slot in zip(names, region.slots, strict=True)
+        described(one.name, one.dtype, one.shape, one.stride, region.start + one.offset, "state")
+        for one in region.slots
     ]

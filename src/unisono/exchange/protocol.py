@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from unisono.errors import CheckpointError
 from unisono.exchange.buffers import Buffers
 from unisono.exchange.division import Division
-from unisono.exchange.homes import Homes, StateKey
+from unisono.exchange.homes import Homes, StateKeys
 from unisono.exchange.manifest import Manifest
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Gradients, Parts
@@ -34,7 +34,7 @@ from unisono.exchange.run_memory import RunMemory, plan_of
 from unisono.exchange.snapshots import strides_of
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
-from unisono.state.contents import fixed_parameters, named_parameters, updated_parameters
+from unisono.state.contents import named_parameters, updated_parameters
 from unisono.state.optimizer_state import apply_state, check_told, group_options, take_state
 from unisono.state.saved import apply_groups
 from unisono.workers.supervisor import Live
@@ -87,21 +87,23 @@ class Exchange(ABC):
         live: Live | None = None,
     ) -> None:
         self._model, self._optimizer, self._team = model, optimizer, team
-        self.parameters = list(updated_parameters(model, optimizer).values())
-        self.fixed = fixed_parameters(model, optimizer)
+        updated = updated_parameters(model, optimizer)
+        named = named_parameters(model, optimizer)
+        fixed = {name: named[name] for name in named if name not in updated}
+        self.parameters, self.fixed = list(updated.values()), list(fixed.values())
         self._all = [*self.parameters, *self.fixed]
         self.buffers = Buffers(model)
-        keys, states = self._plan_state()
+        keys, states = self._plan_state(updated)
         loop = None if live is None else live.loop
         self.memory = RunMemory(
-            plan_of(self.parameters, self.fixed, states, self.buffers.slots, shards),
+            plan_of(updated, fixed, states, self.buffers.slots, shards),
             team,
             key=None if loop is None else loop["key"],
             previous=previous,
             new_key=new_key,
         )
         self.buffers.bind(self.memory.arena)
-        self._manifest = Manifest(model, optimizer, self.memory.arena, keys)
+        self._manifest = Manifest(self.memory.arena, keys)
         self._parts = Parts(self.memory.arena)
         self._bind(keys, None if loop is None else live)
         self.trust_leader()
@@ -271,12 +273,14 @@ class Exchange(ABC):
         """Name the parameters whose optimizer state is not in the arena."""
         return {} if self.homes is not None else named_parameters(self._model, self._optimizer)
 
-    def _plan_state(self) -> tuple[list[dict[str, StateKey]], list[torch.Tensor]]:
+    def _plan_state(
+        self, parameters: Mapping[str, nn.Parameter]
+    ) -> tuple[StateKeys, dict[str, torch.Tensor]]:
         """List the optimizer state that is to lie in memory that all see; by default none does."""
-        return [{} for _ in self.parameters], []
+        return [{} for _ in parameters], {}
 
     @abstractmethod
-    def _bind(self, keys: Sequence[dict[str, StateKey]], live: Live | None) -> None:
+    def _bind(self, keys: StateKeys, live: Live | None) -> None:
         """Begin the loop with the others, or join it, so that all have the same state."""
 
     @abstractmethod

@@ -6,11 +6,10 @@ what it had finished is read from here; a replacement takes the run's state from
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from unisono.exchange.arena import Arena, Plan, Slot, lay_out, size_of
 from unisono.exchange.snapshots import Snapshots
@@ -24,9 +23,9 @@ _BLOB_TIMES_PARAMETERS = 8
 
 
 def plan_of(
-    parameters: Sequence[nn.Parameter],
-    fixed: Sequence[nn.Parameter],
-    states: Sequence[torch.Tensor],
+    parameters: Mapping[str, torch.Tensor],
+    fixed: Mapping[str, torch.Tensor],
+    states: Mapping[str, torch.Tensor],
     buffers: tuple[Slot, ...],
     shards: int,
 ) -> Plan:

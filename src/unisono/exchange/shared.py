@@ -10,11 +10,12 @@ all and alone has their state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
+from torch import nn
 
-from unisono.exchange.homes import Homes, StateKey, plan_state
+from unisono.exchange.homes import Homes, StateKeys, plan_state
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.protocol import Exchange
 from unisono.state.optimizer_state import apply_state
@@ -54,13 +55,15 @@ class SharedExchange(Exchange):
                     state[name] = value.clone()
         super().unbind()
 
-    def _plan_state(self) -> tuple[list[dict[str, StateKey]], list[torch.Tensor]]:
+    def _plan_state(
+        self, parameters: Mapping[str, nn.Parameter]
+    ) -> tuple[StateKeys, dict[str, torch.Tensor]]:
         self._is_sliced = is_elementwise(self._optimizer)
         if self._is_sliced:
-            return plan_state(self._optimizer, self.parameters)
-        return super()._plan_state()
+            return plan_state(self._optimizer, parameters)
+        return super()._plan_state(parameters)
 
-    def _bind(self, keys: Sequence[dict[str, StateKey]], live: Live | None) -> None:
+    def _bind(self, keys: StateKeys, live: Live | None) -> None:
         arena = self.memory.arena
         self.have_all = self._is_sliced
         if self._is_sliced:

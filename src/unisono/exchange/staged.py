@@ -16,11 +16,9 @@ The way of devices that do not see the host's memory. On CPUs it is slower than
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from unisono.exchange.homes import StateKey
+from unisono.exchange.homes import StateKeys
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.protocol import Exchange
 from unisono.plan.slices import Piece, cut
@@ -49,7 +47,7 @@ class StagedExchange(Exchange):
         self._team.meet(purpose)
         return True
 
-    def _bind(self, keys: Sequence[dict[str, StateKey]], live: Live | None) -> None:
+    def _bind(self, keys: StateKeys, live: Live | None) -> None:
         for parameter in self._all:
             # Laid out as everybody's are, whatever the program has made of it.
             parameter.data = parameter.data.clone()
