@@ -1,7 +1,7 @@
-"""Where everything of a run lies in shared memory.
+"""The layout of a run's shared memory.
 
-One memory per run. The slots of all shards are reserved, but only the slots of the parts that
-somebody computes are ever written, and unwritten pages do not exist::
+One memory per run. The slots of all shards are reserved, but only the slots of parts that somebody
+computes are ever written, and unwritten pages do not exist::
 
     parameters │ fixed │ optimizer state │ whose │ buffers ×2 │ rows │ flags │ marks │ snapshots ×2
     gradients 0 … S−1

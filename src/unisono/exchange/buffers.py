@@ -1,8 +1,8 @@
-"""Buffers of the model (BatchNorm's statistics, say): every shard starts from the same ones.
+"""The model's buffers (for example BatchNorm's statistics): every shard starts from the same ones.
 
-Those that the first non-empty shard leaves behind are kept, as DDP keeps rank 0's. The arena
-holds them twice: a step reads one copy and writes the other, then the two change places. A buffer
-keeps its identity, as a parameter does; only its memory is exchanged.
+Those that the first non-empty shard leaves are kept, as DDP keeps rank 0's. The arena holds them
+twice: a step reads one copy and writes the other, then the two change places. A buffer keeps its
+identity, as a parameter does; only its memory is exchanged.
 """
 
 from __future__ import annotations

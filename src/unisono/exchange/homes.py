@@ -1,4 +1,4 @@
-"""Where the optimizer's state of element-wise optimizers lies, for workers that update pieces."""
+"""Where the state of element-wise optimizers lies, for workers that update pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensor lies where in a snapshot, by the names that a checkpoint's files give them."""
+"""Describe where each tensor lies in a snapshot, under its name in a checkpoint's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam between a step and whatever carries its gradients: what every exchange can do.
+"""The seam between a step and whatever carries its gradients: what every exchange does.
 
 ::
 
@@ -9,8 +9,8 @@
     share             ─── all meet ───  what was updated is everybody's
 
 Published parts, records, buffers and snapshots are in the host's memory whatever the exchange is,
-so it is known who has done what when a worker is lost (:class:`RunMemory`). Which exchange a run
-uses is not part of its identity: one may save what another loads.
+so it is known who has done what when a worker is lost (:class:`RunMemory`). The exchange is not
+part of a run's identity: one may save what another loads.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Exchange(ABC):
         return not self.have_all and self._team.membership.leader != self._leader
 
     def trust_leader(self) -> None:
-        """Take what the leader has, and others may not have, for that of the run."""
+        """Treat the present leader's state as the run's."""
         self._leader = self._team.membership.leader
 
     def divide(self) -> None:
@@ -130,7 +130,7 @@ class Exchange(ABC):
         self._plan_sum()
 
     def publish(self, part: Node, gradients: Gradients) -> None:
-        """Show the others a part of this worker's, which may be lost from here on.
+        """Show the others a part of this worker's, which may be lost from now on.
 
         Raises:
             TypeError: a gradient is sparse.
@@ -138,11 +138,11 @@ class Exchange(ABC):
         self._parts.publish(part, gradients)
 
     def gather(self, purpose: str) -> list[Node] | None:
-        """Meet the others once the own parts are published.
+        """Meet the others once this worker's parts are published.
 
         Returns:
-            None once everybody's are. Else somebody was lost, and these are to be published, too,
-            maybe none; then this is called again.
+            None if all parts are there. Else a worker was lost: publish these, too (maybe none),
+            and call this again.
         """
         if self._team.meet(purpose):
             return None
@@ -177,7 +177,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
-        """Hear what those say whose sums this worker does not have; the same list for all.
+        """Collect a value from all whose sums this worker does not have; the same list for all.
 
         Returns:
             None if somebody was lost.
@@ -185,7 +185,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def share(self, purpose: str) -> bool:
-        """Have what this worker has updated, and what the others have, be everybody's.
+        """Make what this worker and the others have updated everybody's.
 
         Returns:
             Whether it is; False if somebody was lost and :meth:`load` has to be called.

@@ -1,8 +1,8 @@
-"""Workers of one host that share everything: one copy of the parameters, in shared memory.
+"""An exchange for workers of one host: one copy of the parameters, in shared memory.
 
 Each worker adds up and updates its pieces where they lie, and nothing has to be sent. While a loop
-is under way parameters' ``.data`` are views of the arena. Between the two meetings of a step they
-change; a worker that is lost there leaves them torn, and the newest snapshot is put back.
+runs, parameters' ``.data`` are views of the arena. They change between the two meetings of a step;
+a worker that is lost there leaves them torn, and the newest snapshot is put back.
 
 Optimizers that are not element-wise cannot work on pieces: the leader updates whole parameters for
 all and alone has their state.
@@ -58,15 +58,14 @@ class SharedExchange(Exchange):
     def _plan_state(
         self, parameters: Mapping[str, nn.Parameter]
     ) -> tuple[StateKeys, dict[str, torch.Tensor]]:
-        self._is_sliced = is_elementwise(self._optimizer)
-        if self._is_sliced:
+        self.have_all = is_elementwise(self._optimizer)
+        if self.have_all:
             return plan_state(self._optimizer, parameters)
         return super()._plan_state(parameters)
 
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
         arena = self.memory.arena
-        self.have_all = self._is_sliced
-        if self._is_sliced:
+        if self.have_all:
             self.homes = Homes(arena, keys)
         self._places = [*arena.parameters.tensors(), *arena.fixed.tensors()]
         self.whole = arena.gradients[0].tensors()

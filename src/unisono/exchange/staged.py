@@ -1,4 +1,4 @@
-"""Workers that each have a replica; parts travel through the host's memory, and everybody updates.
+"""An exchange of replicas: parts travel through the host's memory, and every worker updates.
 
 ::
 
@@ -6,12 +6,12 @@
     worker 1   part ──►│ host's memory  │──► all parts, added in tree order ──► update of the whole
                        └────────────────┘
 
-Every worker makes the same additions and the same update, so replicas stay the same, bit for bit.
-No replica is ever torn: once all parts are gathered, whoever is lost takes nothing with it, and the
-others go on without going back. Whoever joins takes its replica from the newest snapshot.
+Every worker makes the same additions and the same update, so replicas stay the same, bit for bit,
+and none is ever torn: a worker that is lost after all parts are gathered had nothing of its own, so
+the others need not go back. A worker that joins takes its replica from the newest snapshot.
 
-The way of devices that do not see the host's memory. On CPUs it is slower than
-:mod:`unisono.exchange.shared`, as everybody adds up and updates everything.
+For devices that do not see the host's memory. On CPUs it is slower than
+:mod:`unisono.exchange.shared`, as every worker adds up and updates everything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What must stay as it is while a loop is under way: the model, its parameters, its optimizer.
+"""Checks that nobody but the optimizer changes the model while a loop runs.
 
-Nobody but the optimizer writes to parameters, gradients come from the shards' losses alone, and the
-model keeps its layers. Each is looked at once a step or once a shard, and refused in words.
+Once a step or once a shard: parameters are written by the optimizer alone, gradients come from the
+shards' losses alone, and the model keeps its layers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BoundModel:
         is_sliced: whether workers update pieces.
 
     Attributes:
-        placeholders: what stands for gradients that have been taken.
+        placeholders: stand in ``.grad`` for gradients that the run has taken.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class BoundModel:
         self.remember()
 
     def begin(self, step: int) -> None:
-        """Look at the model when a step begins, and have its passes allocate every gradient."""
+        """Check the model when a step begins, and have its passes allocate every gradient."""
         self.check_untouched()
         self._structure.begin()
         self.clear_gradients()
@@ -73,17 +73,13 @@ class BoundModel:
         self._num_groups = len(self._optimizer.param_groups)
 
     def check_passes(self) -> None:
-        """Refuse what passes must not have done.
-
-        Raises:
-            RuntimeError: they have.
-        """
+        """Do the checks that are due once a worker's passes are done; raises RuntimeError."""
         self.check_untouched()
         self.placeholders.check()
         self._structure.check()
 
     def check_untouched(self) -> None:
-        """Refuse to go on after others than the optimizer have changed what all workers share."""
+        """Refuse to go on if anything but the optimizer has changed parameters or groups."""
         if list(map(_VERSION, self._all)) != self._versions or (
             list(map(torch.Tensor.data_ptr, self._all)) != self._places
         ):
@@ -100,7 +96,7 @@ class BoundModel:
             )
 
     def check_update(self) -> None:
-        """Refuse to update pieces with an optimizer that somebody has put code around meanwhile."""
+        """Refuse to update pieces if code was put around the optimizer's `step` within the loop."""
         if self._is_sliced and is_surrounded(self._optimizer):
             raise RuntimeError(
                 "hooks of an optimizer's `step`, and what is put around it, must be there before "

@@ -1,10 +1,10 @@
-"""What every shard tells about a step besides its gradients: its loss and scalars, exactly summed.
+"""A shard's loss and scalars of a step, read by all workers and summed exactly alike.
 
-A record is written by the worker that computed the shard and read by all::
+A record is written by the worker that computed the shard::
 
     form u32 │ number of names u32 │ bytes of names u32 │ – │ (sum f64, weight f64)… │ names, JSON
 
-Sums over shards are taken in the canonical order, so that means have the same bits everywhere.
+Sums over shards are taken in the canonical order, so means have the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Form(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepTotals:
-    """What all shards of a step had to say together.
+    """The records of all shards of a step, added up.
 
     Attributes:
         form: the form of the loss, the same for every shard that is not empty.

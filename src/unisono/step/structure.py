@@ -1,9 +1,8 @@
-"""Does a model keep its layers, parameters and buffers while a loop is under way?
+"""Checks that a model keeps its layers, parameters and buffers while a loop runs.
 
-What a forward pass adds is nobody's but its worker's: it has no place in the arena and in
-snapshots, and the optimizer does not know it. Once a step that is looked for, by the identity of
-everything that modules hold; names are compared only where that has changed, as layers without
-tensors may come and go.
+What a forward pass adds has no place in the arena and in snapshots, and the optimizer does not know
+it. Once a step the identity of everything that modules hold is compared; names only where that has
+changed, as layers without tensors may come and go.
 """
 
 from __future__ import annotations
@@ -15,11 +14,7 @@ from torch import nn
 
 
 class Structure:
-    """What a model consists of when a loop begins. Final.
-
-    Attributes:
-        modules: the model's, in its order.
-    """
+    """What a model consists of when a loop begins. Final."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -27,7 +22,7 @@ class Structure:
         self._note()
 
     def begin(self) -> None:
-        """Let evaluation between two steps have made buffers of its own: masks, say."""
+        """Accept buffers that evaluation between two steps has made, for example masks."""
         if [*map(len, self._buffers)] != self._num_buffers:
             self._names = {**_named_buffers(self._model), **self._names}
             self._note()
@@ -50,9 +45,8 @@ class Structure:
         self._note()
 
     def _note(self) -> None:
-        # TorchScript keeps what a module holds elsewhere, and it cannot change.
-        self.modules = [*self._model.modules()]
-        modules = [m for m in self.modules if isinstance(m._parameters, dict)]
+        # TorchScript keeps what a module holds elsewhere, where it cannot change.
+        modules = [m for m in self._model.modules() if isinstance(m._parameters, dict)]
         self._tables: list[dict[str, Any]] = [
             table for m in modules for table in (m._modules, m._parameters)
         ]

@@ -1,7 +1,7 @@
-"""From summed gradients to new parameters: in pieces by all workers, or whole by one.
+"""Update parameters from summed gradients: in pieces by all workers, or whole.
 
-Both use the optimizer that the user made, hooks and schedules and all; for the time of its
-``step()`` its parameters and state are those of this worker.
+Both use the optimizer that the user made, with its hooks and schedules; during ``step()`` its
+parameters and state are those of this worker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unisono.state.optimizers import bare_step
 
 
 def pass_for_stepped(optimizer: Optimizer) -> None:
-    """Have an optimizer say that it has stepped; a schedule asks for that."""
+    """Mark an optimizer as stepped, which schedules check."""
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
@@ -75,7 +75,7 @@ class SlicedUpdate:
             self._adopt_new(position)
 
     def _check_state(self) -> None:
-        """Refuse state that was not there when the loop began, and so has no place to be kept."""
+        """Refuse state that was not there when the loop began, and so has no place in the arena."""
         sizes = [len(state) for state in self._state.values()]
         if sizes == self._sizes:
             return
