@@ -27,11 +27,9 @@ from unisono.errors import CheckpointError
 from unisono.exchange.buffers import Buffers
 from unisono.exchange.division import Division
 from unisono.exchange.homes import Homes, StateKeys
-from unisono.exchange.manifest import Manifest
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Gradients, Parts
 from unisono.exchange.run_memory import RunMemory, plan_of
-from unisono.exchange.snapshots import strides_of
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
 from unisono.state.contents import named_parameters, updated_parameters
@@ -97,13 +95,13 @@ class Exchange(ABC):
         loop = None if live is None else live.loop
         self.memory = RunMemory(
             plan_of(updated, fixed, states, self.buffers.slots, shards),
+            keys,
             team,
             key=None if loop is None else loop["key"],
             previous=previous,
             new_key=new_key,
         )
         self.buffers.bind(self.memory.arena)
-        self._manifest = Manifest(self.memory.arena, keys)
         self._parts = Parts(self.memory.arena)
         self._bind(keys, None if loop is None else live)
         self.trust_leader()
@@ -258,10 +256,8 @@ class Exchange(ABC):
     def _describe(
         self, slot: int, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
     ) -> None:
-        """Write, as the leader, what a snapshot means, and the tensors that lie nowhere else."""
-        more = {"copy of buffers": self.buffers.now, "strides": strides_of(tensors)}
-        files = self._manifest.files(bytes(self.memory.arena.whose), tensors)
-        self.memory.snapshots.describe(slot, {**facts, **more}, files, tensors.values())
+        facts = {**facts, "copy of buffers": self.buffers.now}
+        self.memory.snapshots.describe(slot, facts, tensors)
 
     def _take_optimizer(
         self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]

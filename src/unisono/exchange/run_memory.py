@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from unisono.exchange.arena import Arena, Plan, Slot, lay_out, size_of
+from unisono.exchange.homes import StateKeys
 from unisono.exchange.snapshots import Snapshots
 from unisono.workers.team import Team
 
@@ -40,6 +41,7 @@ class RunMemory:
 
     Args:
         plan: what it holds.
+        keys: of the optimizer's state that lies there.
         team: the workers.
         key: names the memory; None: `previous` is used again where all have it and it fits.
         previous: of an earlier loop of the same run.
@@ -53,6 +55,7 @@ class RunMemory:
     def __init__(
         self,
         plan: Plan,
+        keys: StateKeys,
         team: Team,
         *,
         key: int | None,
@@ -66,7 +69,7 @@ class RunMemory:
             key = new_key if key is None else key
             arena = Arena(team.memory(key, Arena.num_bytes(plan)), plan, key)
         self.arena: Arena = arena
-        self.snapshots = Snapshots(arena)
+        self.snapshots = Snapshots(arena, keys)
 
     def newest(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Read what is kept beside the newest snapshot: facts and tensors."""
