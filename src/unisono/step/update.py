@@ -101,15 +101,12 @@ class SlicedUpdate:
         self._known = known
 
     def _group_leaves(self) -> list[list[torch.nn.Parameter]]:
-        group_of = {
-            id(parameter): which
-            for which, group in enumerate(self._optimizer.param_groups)
-            for parameter in group["params"]
-        }
-        groups: list[list[torch.nn.Parameter]] = [[] for _ in self._optimizer.param_groups]
-        for leaf, piece in zip(self._leaves, self._pieces, strict=True):
-            groups[group_of[id(self._parameters[piece.index])]].append(leaf)
-        return groups
+        owners = [id(self._parameters[piece.index]) for piece in self._pieces]
+        groups = [set(map(id, group["params"])) for group in self._optimizer.param_groups]
+        return [
+            [leaf for leaf, owner in zip(self._leaves, owners, strict=True) if owner in group]
+            for group in groups
+        ]
 
     def _step_in_place_of_the_whole(self) -> None:
         optimizer = self._optimizer

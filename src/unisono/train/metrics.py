@@ -4,9 +4,8 @@
 
     Metrics.start ─► ShardMetrics, one a shard ─► states ─► all workers ─► Metrics.finish ─► results
 
-What is computed in the end is computed from the same state on every worker, so it has the same bits
-there, whoever held which shard. torchmetrics itself is never imported here: where a program has an
-object of it, it is loaded.
+Every worker computes the results from the same merged state, so they have the same bits everywhere.
+torchmetrics is never imported here: if a program has an object of it, it is loaded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Predictions for a dataset, one row a sample, in dataset order, whoever computed them.
+"""Predictions for a dataset: one row a sample, in dataset order.
 
 The leader computes one batch to see what a row is, and makes the file (see ``rowsfile``); then
-every worker writes the rows of its shards, each once (see ``predictions``). A leader that is lost
-before the others have opened the file is followed by another one, which makes it anew.
+every worker writes the rows of its shards, each once (see ``predictions``). If the leader is lost
+before the others have opened the file, the next leader makes it anew.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from unisono.train.sweep import Forward, PartsOf, Sweep
 from unisono.workers.joint_calls import JointCalls
 
 Said = dict[str, Any]
-"""What a leader has said of a file: how rows are named and put together, which file it is."""
+"""What the leader says of the file: how rows are named and put together, and which file it is."""
 
 
 def forward_inputs(model: nn.Module, batch: Any) -> Any:
@@ -43,12 +43,11 @@ def forward_inputs(model: nn.Module, batch: Any) -> Any:
 
 
 class Predictor:
-    """One prediction. Collective: every rank makes one and calls :meth:`once`. Final.
+    """One prediction. Final.
 
     Args:
         sweep: the pass.
-        forward: (model, batch) → a tensor, or a tuple or dict of tensors, one row a sample.
-        path: the safetensors file to write; None: memory.
+        forward, path: see :meth:`Trainer.predict`.
         say: tells the user something; called on one worker.
     """
 
@@ -60,17 +59,9 @@ class Predictor:
         self._path = None if path is None else path.parent.resolve() / path.name
 
     def once(self, joint_calls: JointCalls) -> Any:
-        """Compute every row, or, in the place of a lost worker, take over what came of it.
+        """Compute every row; the replacement of a lost worker takes over the rows instead.
 
-        Collective: every rank calls it.
-
-        Returns:
-            What `forward` returns, with a row for every sample; this worker's own.
-
-        Raises:
-            TypeError, ValueError: `forward` returns something else than rows.
-            OSError: the file cannot be made or found by all workers.
-            MismatchError: a replacement cannot have the rows any more.
+        Collective: every rank calls it. Returns and raises as :meth:`Trainer.predict`.
         """
         found: list[Any] = []
 
@@ -87,7 +78,7 @@ class Predictor:
         return found[0] if found else self._take_over(joint_calls, json.loads(words), rows)
 
     def _keep(self, joint_calls: JointCalls, fd: int) -> tuple[bool, bytes]:
-        """Say whether replacements can take over the rows, and what the launcher keeps of them."""
+        """Decide whether replacements can take over the rows, and what the launcher keeps."""
         ledger = Ledger.of(joint_calls)
         if self._path is not None:
             ledger.note_file(self._path, self._say_once, is_kept=joint_calls.is_told)
@@ -214,7 +205,7 @@ class Predictor:
         return {"file": identity_of(fd)}
 
     def _tell(self, act: Callable[[], Said]) -> Said:
-        """Have the leader do something with the file and tell all what came of it. Collective.
+        """Have the leader do something with the file, and tell everybody the result. Collective.
 
         Raises:
             OSError: it could not be written.

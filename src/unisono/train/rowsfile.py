@@ -1,4 +1,4 @@
-"""In which file do predictions lie, and is it still the one that was spoken of?
+"""The file that predictions lie in.
 
 With a path, rows are collected beside it in a file whose name no other prediction has, which gets
 its own name when every row is on the disk::
@@ -6,9 +6,9 @@ its own name when every row is on the disk::
     rows.safetensors.3f9c02d1a7b4e856.partial ──► rows.safetensors
 
 So two jobs that predict to one path do not touch each other's rows; the later one's file stays. The
-launcher removes a partial file when its job ends before that; only a job that is killed as a whole
-leaves one behind, or one that has no launcher of ours. Without a path the file has no name:
-it is a memfd of the leader, which the others open through its process.
+launcher removes a partial file when its job ends early; one is left only by a job that is killed as
+a whole, or that has no launcher of ours. Without a path the file has no name: it is a memfd of the
+leader, which the others open through its process.
 """
 
 from __future__ import annotations
