@@ -140,9 +140,7 @@ class Arena:
         plan: what it holds.
         key: the memory's name among all that the workers share.
         places: where snapshots lie.
-        parameters: the parameters that the optimizer updates.
-        fixed: those that it does not.
-        states: the optimizer's tensors, arrays and scalars.
+        parameters, fixed, states: regions of the plan.
         whose: which parameters have optimizer state: a byte for each, 1 for those.
         buffers: the model's buffers twice: those of this step and of the next.
         gradients: one region per shard; a part lies in the slot of its first shard.

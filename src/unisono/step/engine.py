@@ -43,7 +43,7 @@ from unisono.step.loss import (
 from unisono.step.phase_timers import Phase, PhaseTimers
 from unisono.step.records import Form, Records, StepTotals, non_finite_shard
 from unisono.step.scaling import SMALLEST, LossScaling
-from unisono.step.update import SlicedUpdate, WholeUpdate, pass_for_stepped
+from unisono.step.update import pass_for_stepped, update_of
 from unisono.workers.team import Team
 
 Met = TypeVar("Met")
@@ -172,7 +172,7 @@ class StepEngine:
         self._copied = None
         self._stack = GradientStack(self.exchange.parameters, more, self.exchange.publish)
         # Now, while nobody updates: what it reads of the optimizer's state must be this step's.
-        self._plan_update()
+        self._update = update_of(self._optimizer, self.exchange)
         return [shard for part in more for shard in range(part.lo, part.hi)]
 
     def finish(self, step: int, plan_next: int) -> tuple[StepTotals, bool]:
@@ -238,8 +238,7 @@ class StepEngine:
         """Copy the whole state. Collective, between two steps.
 
         Args:
-            facts: what is to be known beside it, plain JSON.
-            tensors: what is to be kept beside what the exchange has.
+            facts, tensors: see :meth:`Exchange.save`.
             wait: meet the others, so that it is whole when this returns; else it is after the
                 next step's shards are done.
 
@@ -258,10 +257,7 @@ class StepEngine:
         return None
 
     def go_back(self) -> None:
-        """Put the newest snapshot back, after a worker was lost in the midst of an update.
-
-        Collective. What the exchange does not have is the caller's to put back.
-        """
+        """Put back what the exchange has of the newest snapshot. Collective."""
         self._copied = None
         self._bound.clear_gradients()
         self.exchange.load()
@@ -272,17 +268,7 @@ class StepEngine:
         """Be ready for what is this worker's now."""
         exchange = self.exchange
         self._stack = GradientStack(exchange.parameters, exchange.division.mine, exchange.publish)
-        self._plan_update()
-
-    def _plan_update(self) -> None:
-        exchange, optimizer = self.exchange, self._optimizer
-        parameters, homes = exchange.parameters, exchange.homes
-        self._update: SlicedUpdate | WholeUpdate
-        if homes is None:
-            self._update = WholeUpdate(optimizer, parameters, exchange.whole, acts=exchange.acts)
-        else:
-            pieces, totals = exchange.pieces, exchange.totals
-            self._update = SlicedUpdate(optimizer, parameters, homes, pieces, totals)
+        self._update = update_of(self._optimizer, self.exchange)
 
     def _flip_a_bit(self) -> None:
         """Damage what this worker has computed, for tests."""
@@ -292,8 +278,7 @@ class StepEngine:
 
     def _divide_sums(self, present: Sequence[bool], weight: float) -> None:
         """Turn sums into means over the true weight."""
-        totals = self._totals(present)
-        if totals:
+        if totals := self._totals(present):
             torch._foreach_div_(totals, weight)
 
     def _apply(self, present: Sequence[bool]) -> None:

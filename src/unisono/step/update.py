@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from unisono.exchange.homes import Homes
-from unisono.plan.slices import Piece
+from unisono.exchange.protocol import Exchange
 from unisono.state.optimizers import bare_step
 
 
@@ -23,30 +23,21 @@ def pass_for_stepped(optimizer: Optimizer) -> None:
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
+def update_of(optimizer: Optimizer, exchange: Exchange) -> SlicedUpdate | WholeUpdate:
+    """Be ready to update, with the user's optimizer, what an exchange says is this worker's now."""
+    if exchange.homes is None:
+        return WholeUpdate(optimizer, exchange)
+    return SlicedUpdate(optimizer, exchange, exchange.homes)
+
+
 class SlicedUpdate:
-    """Element-wise optimizers: each worker updates its pieces; state lies with them. Final.
+    """Element-wise optimizers: each worker updates its pieces; state lies with them. Final."""
 
-    Args:
-        optimizer: the user's.
-        parameters: those that it updates.
-        homes: where their values and, where that is known, their state lie.
-        pieces: this worker's.
-        totals: the summed gradients of those pieces.
-    """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        parameters: Sequence[torch.nn.Parameter],
-        homes: Homes,
-        pieces: Sequence[Piece],
-        totals: Sequence[torch.Tensor],
-    ) -> None:
-        self._optimizer = optimizer
-        self._parameters = parameters
+    def __init__(self, optimizer: Optimizer, exchange: Exchange, homes: Homes) -> None:
+        self._optimizer, self._parameters = optimizer, exchange.parameters
         self._homes, self._keys = homes, homes.keys
-        self._pieces = pieces
-        self._totals = totals
+        pieces = exchange.pieces
+        self._pieces, self._totals = pieces, exchange.totals
         self._leaves = [torch.nn.Parameter(homes.parameter(piece)) for piece in pieces]
         self._state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
         self._groups = self._group_leaves()
@@ -156,25 +147,12 @@ class SlicedUpdate:
 class WholeUpdate:
     """Whole parameters, by one worker for all or by each worker for its replica. Final.
 
-    Args:
-        optimizer: the user's; its state stays in the processes of those who update.
-        parameters: those that it updates.
-        totals: their summed gradients.
-        acts: whether this worker updates.
+    The optimizer's state stays in the processes of those who update.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        parameters: Sequence[torch.nn.Parameter],
-        totals: Sequence[torch.Tensor],
-        *,
-        acts: bool,
-    ) -> None:
-        self._optimizer = optimizer
-        self._parameters = parameters
-        self._totals = totals
-        self._acts = acts
+    def __init__(self, optimizer: Optimizer, exchange: Exchange) -> None:
+        self._optimizer, self._parameters = optimizer, exchange.parameters
+        self._totals, self._acts = exchange.whole, exchange.acts
 
     def apply(self, present: Sequence[bool]) -> None:
         """Update the parameters that have a gradient, once everybody's sums are finished."""
