@@ -1,8 +1,7 @@
-"""What stands in ``.grad`` once a run has taken a shard's gradients: nothing that can be edited.
+"""Placeholders in ``.grad``, which refuse to be edited.
 
-A gradient that a program clips, masks or zeroes there would change nothing: what counts is the sum
-over all shards, which is complete when the step's block ends. So each use of it is refused, where
-the program makes it. :class:`unisono.step.bound_model.BoundModel` puts them there.
+Clipping, masking or zeroing a gradient there would change nothing: what counts is the sum over all
+shards, which is complete when the step's block ends. Each use is refused where it is made.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Placeholder(torch.Tensor):
 
 
 def refusal(name: str, done: str) -> RuntimeError:
-    """Say that the gradient of the parameter `name` is the run's, and what to do instead."""
+    """Make the error for a use of the gradient of the parameter `name`."""
     return RuntimeError(
         f"the gradient of `{name}` must be left to the run while a step is under way, since it is "
         f"one shard's part of a sum that is complete when the block ends, but {done}: to clip, "
@@ -66,7 +65,7 @@ def refusal(name: str, done: str) -> RuntimeError:
 
 
 def another_backward() -> RuntimeError:
-    """Say that gradients of another backward pass are no part of a step."""
+    """Make the error for gradients of another backward pass."""
     return RuntimeError(
         "gradients must come from the loss that is returned, or given to `step.backward`, "
         "but another `backward` has left some: return the sum of all losses, or find "

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from unisono.data.collating import Collate
 from unisono.data.epoch_order import Sampler
+from unisono.data.fingerprint import Fingerprints
 from unisono.device import drawn_without_seed
 from unisono.plan.samples import SamplePlan
 from unisono.state.contents import check_contents
@@ -188,6 +189,11 @@ class Run:
     def fixed(self) -> dict[str, Any]:
         """What else fixes the run's bits, by name, as plain JSON."""
         return self._context.fixed
+
+    @property
+    def fingerprints(self) -> Fingerprints:
+        """Those of the data sets that the workers have compared."""
+        return self._context.fingerprints
 
     @property
     def has_joined(self) -> bool:

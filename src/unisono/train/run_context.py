@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from unisono.data.fingerprint import Fingerprints
 from unisono.exchange.run_memory import RunMemory
 from unisono.notices import say
 from unisono.plan.samples import SamplePlan
@@ -61,6 +62,7 @@ class RunContext:
         engine: computes the steps of the loop under way; None between loops.
         memory: of the newest loop.
         plan: which samples the epoch under way has.
+        fingerprints: of the data sets that the workers have compared.
         has_resumed: whether no checkpoint is to be looked for any more.
         has_joined, is_ahead: see :class:`unisono.Run`.
         goes_on: whether :meth:`unisono.Run.go_on` was called after the last stop.
@@ -80,6 +82,7 @@ class RunContext:
     engine: StepEngine | None = None
     memory: RunMemory | None = None
     plan: SamplePlan | None = None
+    fingerprints: Fingerprints = field(default_factory=Fingerprints)
     has_resumed: bool = False
     has_joined: bool = False
     is_ahead: bool = False

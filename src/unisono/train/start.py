@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from unisono.data.fingerprint import REMEDY, fingerprint
+from unisono.data.fingerprint import REMEDY
 from unisono.data.length import length_of
 from unisono.device import notices
 from unisono.state.contents import signature
@@ -125,9 +125,10 @@ def _known(run: RunContext, plan: LoopPlan) -> dict[str, Any]:
     length = length_of(plan.dataset)
     if run.team.size == 1 or run.is_ahead:
         return {"dataset length": length}
-    seen = fingerprint(
+    seen = run.fingerprints.of(
         plan.dataset,
         length,
+        run.team.membership,
         seed=plan.samples.seed,
         stream="train",
         epoch=run.kept.position.epoch,
