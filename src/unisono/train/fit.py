@@ -28,6 +28,7 @@ from unisono.state.digest import digest_of
 from unisono.train.identity import identity
 from unisono.train.interrupts import interruption
 from unisono.train.loop_plan import LoopPlan
+from unisono.train.passes import PassWatch
 from unisono.train.run import Run
 from unisono.train.schedule import Schedule
 from unisono.train.step import Step
@@ -46,6 +47,8 @@ class FitUnderWay:
     Args:
         run: which is trained.
         plan: what its loop goes over.
+        loss: the loss function.
+        passes: times the first steps.
         callbacks: the one that shows progress among them.
         validation: what is validated, and when.
         schedule: of learning rates.
@@ -55,11 +58,14 @@ class FitUnderWay:
         self,
         run: Run,
         plan: LoopPlan,
+        loss: Callable[[nn.Module, Any], Any],
+        passes: PassWatch,
         callbacks: Callbacks,
         validation: Validation,
         schedule: Schedule,
     ) -> None:
         self._run, self._plan, self._callbacks = run, plan, callbacks
+        self._loss, self._passes = loss, passes
         self._validation, self._schedule = validation, schedule
         self._progress = next(c for c in callbacks if isinstance(c, Progress))
         self._said: set[str] = set()
@@ -73,15 +79,8 @@ class FitUnderWay:
         self.model: nn.Module = run.model
         self.optimizer: Optimizer = run.optimizer
 
-    def go_through(
-        self, compute: Callable[[Step], None], computing: Callable[[], AbstractContextManager[None]]
-    ) -> Summary:
-        """Compute all steps. Collective: every rank calls it.
-
-        Args:
-            compute: computes one.
-            computing: a block within which to do so.
-        """
+    def go_through(self, computing: AbstractContextManager[None]) -> Summary:
+        """Compute all steps within `computing`. Collective: every rank calls it."""
         run, plan = self._run, self._plan
         steps = run.begin_loop(plan, observer=self)
         self.end_step = plan.totals.end_step(plan.samples, run.position)
@@ -90,10 +89,10 @@ class FitUnderWay:
                 run.go_on()
             self._validation.begin()
             self._tally = Tally(run.position, plan.samples)
-            with computing():
+            with computing:
                 for step in steps:
                     self._before(step)
-                    compute(step)
+                    self._compute(step)
                     self._after(step)
             self._tally.pause()
             return self._end()
@@ -218,6 +217,14 @@ class FitUnderWay:
             self._callbacks.call("on_went_back", self, from_step)
         self._look_for_checkpoints()
         self._callbacks.call("on_step_begin", self)
+
+    def _compute(self, step: Step) -> None:
+        with step:
+            shards = step.shards
+            for batch in self._passes.timed(shards) if self._passes.is_watching else shards:
+                step.backward(self._loss(self.model, batch))
+        if self._passes.is_watching and (advice := self._passes.advice()):
+            self.say(advice)
 
     def _after(self, step: Step) -> None:
         """Draw all conclusions from a step."""

@@ -32,7 +32,6 @@ from unisono.train.predict import Predictor, forward_inputs
 from unisono.train.run import Run
 from unisono.train.run_options import RunOptions
 from unisono.train.schedule import KEY, Schedule
-from unisono.train.step import Step
 from unisono.train.sweep import Forward, Sweep
 from unisono.train.totals import Totals
 from unisono.train.validation import Validation
@@ -233,8 +232,10 @@ class Trainer:
         self._keep_states()
         if not run.is_ahead:
             run.model.train()
-        fit = FitUnderWay(run, plan, callbacks, validation, self._schedule)
-        return fit.go_through(self._compute, self._computing.under_way)
+        fit = FitUnderWay(
+            run, plan, self._loss, self._passes, callbacks, validation, self._schedule
+        )
+        return fit.go_through(self._computing.under_way())
 
     def evaluate(
         self,
@@ -423,14 +424,6 @@ class Trainer:
 
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
         return None if metrics is None else Metrics(metrics, self._computing.of(forward))
-
-    def _compute(self, step: Step) -> None:
-        with step:
-            shards = step.shards
-            for batch in self._passes.timed(shards) if self._passes.is_watching else shards:
-                step.backward(self._loss(self.run.model, batch))
-        if self._passes.is_watching and (advice := self._passes.advice()):
-            self.run.say(advice)
 
     def _model_or(self, model: nn.Module | None) -> nn.Module:
         if model is None:
