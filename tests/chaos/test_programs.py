@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 
 import pytest
@@ -50,3 +51,21 @@ def test_a_program_that_goes_wrong_is_named(monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "3 workers: NOT EQUAL\ndigest must be 1, but is 2" in said
     assert "-m tests.chaos.programs --seed 1234\n" in said
+
+
+def test_another_version_is_another_one(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["programs", "--seed", "5", "--against", sys.executable])
+    with pytest.raises(SystemExit):
+        main()
+    assert "must name another version's Python" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_another_version_finds_is_compared(tmp_path):
+    (tmp_path / "run").mkdir()
+    python = tmp_path / "python"  # this version under another name
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    ways = list(runner.run_against(5, tmp_path / "run", str(python)))
+    assert [way.trouble for way in ways] == [""] * 3
+    assert "then" in ways[-1].name
