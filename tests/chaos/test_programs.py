@@ -8,6 +8,7 @@ from dataclasses import asdict
 import pytest
 from tests.chaos.programs import choices, runner
 from tests.chaos.programs.__main__ import main
+from tests.chaos.programs.blocks import Model
 
 
 def test_a_seed_fixes_a_program():
@@ -34,6 +35,16 @@ def test_everything_that_can_be_chosen_is():
     # Most programs have batches so short that some shards are empty.
     empty = [one for one in drawn if 0 < one.num_samples % one.batch_size < one.shards]
     assert len(empty) > 1000
+
+
+@pytest.mark.parametrize("seed", [5, 322, 700, 701, 702])
+def test_something_is_left_to_train(seed):
+    chosen = choices.choose(seed)
+    model = Model(chosen)
+    if chosen.freezes_at >= 0:
+        model.first.requires_grad_(False)
+    used = [model.first, *model.blocks, model.last]
+    assert any(p.requires_grad for layer in used for p in layer.parameters())
 
 
 @pytest.mark.slow
