@@ -39,12 +39,6 @@ def updated_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.P
     return {name: parameter for name, parameter in named.items() if id(parameter) in updated}
 
 
-def fixed_parameters(model: nn.Module, optimizer: Optimizer) -> list[nn.Parameter]:
-    """List the parameters of a model that the optimizer does not update."""
-    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return [parameter for parameter in model.parameters() if id(parameter) not in updated]
-
-
 def check_contents(model: nn.Module, optimizer: Optimizer) -> None:
     """Refuse what cannot be trained here, before any training.
 
