@@ -2,7 +2,7 @@
 
 from tests.report.synthetic import BEGAN_UNIX_S, step_line, to_bytes
 
-from unisono.report.reading import read_event
+from unisono.report.events import read_event
 from unisono.report.status import RunStatus
 
 # Seconds in each phase; what is not waiting is eight milliseconds.

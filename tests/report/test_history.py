@@ -5,10 +5,9 @@ import math
 import pytest
 from tests.report.synthetic import start_line, step_line, to_bytes, write_run
 
-from unisono.report.events import End, Failure
+from unisono.report.events import End, Failure, read_event
 from unisono.report.history import MAX_METRICS, History, gather
 from unisono.report.marks import Kind
-from unisono.report.reading import read_event
 
 
 def folded(*lines):

@@ -4,8 +4,8 @@ import pytest
 from tests.report.lines import event, step, workers
 from tests.report.synthetic import start_line, to_bytes
 
+from unisono.report.events import read_event
 from unisono.report.marks import Kind, mark_of
-from unisono.report.reading import read_event
 
 
 @pytest.mark.parametrize(

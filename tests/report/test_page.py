@@ -11,11 +11,11 @@ from tests.report.synthetic import run_lines, start_line, step_line, to_bytes, w
 from unisono.cli import main
 from unisono.report import curves, document, times
 from unisono.report.comparison import digests_in_words
+from unisono.report.events import read_event
 from unisono.report.figure import Figure, as_json, badges
 from unisono.report.history import History, gather
 from unisono.report.marks import Kind, Mark
 from unisono.report.page import command_line, report
-from unisono.report.reading import read_event
 from unisono.report.timeline import timelines
 from unisono.report.times import in_words
 

@@ -4,9 +4,8 @@ import pytest
 from tests.report.synthetic import step_line, to_bytes
 
 from unisono.report import phases
-from unisono.report.events import PHASES
+from unisono.report.events import PHASES, read_event
 from unisono.report.phases import MAX_WORKERS, PhaseTimes, Spent, slowest
-from unisono.report.reading import read_event
 
 
 def step(number, **change):

@@ -7,9 +7,8 @@ import pytest
 from tests.report.lines import event, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line, to_bytes
 
-from unisono.report.events import End, Failure
+from unisono.report.events import End, Failure, read_event
 from unisono.report.history import History
-from unisono.report.reading import read_event
 from unisono.report.run_progress import RunProgress
 from unisono.report.status import RunStatus
 from unisono.report.trace import trace_parts

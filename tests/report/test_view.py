@@ -6,8 +6,8 @@ import pytest
 from tests.report.lines import event, standing, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line, to_bytes
 
+from unisono.report.events import read_event
 from unisono.report.process_status import GONE, Process, ProcessState
-from unisono.report.reading import read_event
 from unisono.report.status import RunStatus
 from unisono.report.view import Condition, see
 

@@ -48,10 +48,10 @@ def _said(event: Event) -> tuple[Kind, str] | None:
     if isinstance(event, WentBack):
         return Kind.WENT_BACK, _back_in_words(event)
     if isinstance(event, Interrupted):
-        return Kind.ENDED, f"{event.error} {event.message}"
+        return Kind.ENDED, f"interrupted {event.in_words}"
     if isinstance(event, Failure):
         whose = "" if event.rank is None else f"worker {event.rank}: "
-        return Kind.FAILED, f"{whose}{event.error}: {event.message}"
+        return Kind.FAILED, f"{whose}{event.in_words}"
     if isinstance(event, End) and event.stopped_early:
         return Kind.ENDED, f"stopped early after {event.step} steps"
     return None

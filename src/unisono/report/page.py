@@ -101,10 +101,10 @@ def _header(history: History) -> str:
 def _last_words(course: RunProgress) -> str:
     """Say why a run has ended, or that nothing says so."""
     if isinstance(course.ended, Interrupted):
-        return f"<p>{in_page(f'Interrupted {course.ended.message}')}.</p>"
+        return f"<p>{in_page(f'Interrupted {course.ended.in_words}')}.</p>"
     if isinstance(course.ended, Failure):
         whose = "" if course.ended.rank is None else f"Worker {course.ended.rank}: "
-        told = f"{whose}{course.ended.error}: {course.ended.message}"
+        told = f"{whose}{course.ended.in_words}"
         return f'<p class="error">{in_page(told)}</p>'
     if course.ended is None:
         return (

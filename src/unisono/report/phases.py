@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
-from unisono.report.events import PHASES, Column, StepDone
+from unisono.report.events import PHASES, StepDone
 from unisono.report.series import Buckets
 
 MAX_CREWS = 1000  # only a made-up file has more
@@ -119,7 +119,7 @@ class PhaseTimes:
     def add(self, step: StepDone) -> None:
         """Add a step; one without any columns is passed over."""
         membership = step.ranks
-        seconds: list[Any] = list(chain.from_iterable(map(step.phase, PHASES)))
+        seconds: list[Any] = list(chain.from_iterable(step.phases))
         is_whole = len(seconds) == len(membership) * len(PHASES) and None not in seconds
         if membership not in self._by_membership or not is_whole:
             membership, seconds = self._with_a_row(spent_by_rank(step))
@@ -194,8 +194,8 @@ def _by_rank(by_membership: Mapping[Crew, Spent]) -> dict[int, Spent]:
 
 def spent_by_rank(step: StepDone) -> dict[int, Spent]:
     """Return what each worker spent in a step; whoever has no entry was lost in it."""
-    nothing: Column = (None,) * len(step.ranks)
-    columns = [step.phase(name) or nothing for name in PHASES]
+    nothing: tuple[float | None, ...] = (None,) * len(step.ranks)
+    columns = [column or nothing for column in step.phases]
     return {
         rank: Spent([entry or 0.0 for entry in entries], 1)
         for rank, entries in zip(step.ranks, zip(*columns, strict=True), strict=True)

@@ -231,10 +231,10 @@ def _message(
     standing: RunStatus, condition: Condition, workers: tuple[WorkerLine, ...], now_unix_s: float
 ) -> str:
     if isinstance(ended := standing.course.ended, Interrupted):
-        return f"interrupted {_line(ended.message)} after {_plural(ended.step, 'step')}"
+        return f"interrupted {_line(ended.in_words)} after {_plural(ended.step, 'step')}"
     if isinstance(ended, Failure):
         whose = "the run" if ended.rank is None else f"worker {ended.rank}"
-        return f"{whose} failed at step {ended.step:,}: {_line(f'{ended.error}: {ended.message}')}"
+        return f"{whose} failed at step {ended.step:,}: {_line(ended.in_words)}"
     if ended is not None:
         digest = f", digest {name(ended.digest)[:16]}" if ended.digest else ""
         return f"{_plural(ended.step, 'step')} in {duration(ended.seconds)}{digest}"

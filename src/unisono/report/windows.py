@@ -104,7 +104,7 @@ class Windows:
 
     def add(self, step: StepDone, clock_at_unix_s: float | None) -> None:
         """Add the next step; ``clock_at_unix_s`` is as for :func:`step_times`."""
-        if not any(step.phase(name) for name in PHASES):
+        if not any(step.phases):
             return
         self._last.append((step, clock_at_unix_s))
         self._since_start += 1
