@@ -9,7 +9,7 @@ from unisono.report.status import RunStatus
 ROW = [0.001, 0.002, 0.004, 0.002, 0.0005, 0.0005]
 
 
-def standing(*lines):
+def status_of(*lines):
     made = RunStatus()
     for line in lines:
         made.add(read_event(to_bytes(line)))

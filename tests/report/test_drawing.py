@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.report.lines import event, standing, step, workers
+from tests.report.lines import event, status_of, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line
 
 from unisono.report.drawing import draw
@@ -23,7 +23,7 @@ STOPPED = Process(ProcessState.STOPPED, 0.0, 290_000_000, 310_000_000)
 def view(num_workers=2, *lines, processes=None, at_s=4.0):
     rows = [ROW] * (num_workers - 1) + [SLOW_ROW]
     ranks = range(num_workers)
-    made = standing(
+    made = status_of(
         start_line(num_workers=num_workers, shards=num_workers, command=["train.py", "--lr=0.1"]),
         step(198, 0.5, ranks=ranks, rows=rows),
         event("checkpoint", 100, 0.6),
@@ -147,7 +147,7 @@ LINES = list(run_lines(num_steps=40, lost_at=20, fails=True))
     state=st.sampled_from([BUSY, STOPPED, GONE]),
 )
 def test_nothing_is_wider_or_higher_than_the_terminal(num_lines, width, height, at_s, state):
-    made = standing(*LINES[:num_lines])
+    made = status_of(*LINES[:num_lines])
     what = see(made, dict.fromkeys(range(3), state), BEGAN_UNIX_S + at_s)
     what = replace(what, title="一" * 40)  # two cells each
     lines = draw(what, width, height).split("\n", allow_blank=True)
