@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
-from rich.text import Text
 
 from unisono.report.drawing import draw
 from unisono.report.follow import FILE_NAME, EventReader, events_file
@@ -143,13 +142,13 @@ def _until_a_signal(watch: Watch, live: Live, console: Console) -> tuple[View, i
             return view, found.si_signo
 
 
-def _drawn(view: View, console: Console, height: int | None) -> Text:
+def _drawn(view: View, console: Console, height: int | None) -> Group:
     has_unicode = not console.options.ascii_only
     return draw(view, console.width, height, has_unicode=has_unicode)
 
 
 def _print(view: View, console: Console) -> None:
-    console.print(_drawn(view, console, None), highlight=False, markup=False)
+    console.print(_drawn(view, console, None))
 
 
 @contextmanager
