@@ -22,7 +22,7 @@ import unisono
 from unisono.callbacks import Callback, EventLog, Times, event_log, journal
 from unisono.callbacks.event_log import encode, place_of, step_line
 from unisono.callbacks.journal import Journal
-from unisono.report.reading import read_event
+from unisono.report.events import read_event
 from unisono.train.fit import FitUnderWay
 
 ODD = st.sampled_from([*sys.float_info, math.nan, -math.inf, 10**400, -1, 2**63, "\ud800\0", True])
