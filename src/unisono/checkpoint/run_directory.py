@@ -11,11 +11,10 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from unisono.checkpoint.folder import (
-    FILES,
     Content,
     TooLargeError,
     check_folder,
-    read_file,
+    read_folder,
     write_folder,
 )
 from unisono.errors import CheckpointError
@@ -58,7 +57,13 @@ class RunDirectory:
 
     def entries(self) -> list[CheckpointEntry]:
         """List all checkpoints, newest first, each checked to the last byte."""
-        return [self._entry(path, step) for step, path in reversed(self._found())]
+        entries = []
+        for step, path in reversed(self._found()):
+            try:
+                entries.append(CheckpointEntry(path, step, sum(check_folder(path).values()), ""))
+            except CheckpointError as error:
+                entries.append(CheckpointEntry(path, step, 0, str(error)))
+        return entries
 
     def has(self, step: int) -> bool:
         """Tell whether step `step` has a checkpoint; its name says that it was written whole."""
@@ -119,28 +124,18 @@ class RunDirectory:
         """
         passed_over: list[CheckpointEntry] = []
         for step, path in reversed(self._found()):
-            entry = self._entry(path, step, at_most)
-            if not entry.trouble:
-                try:
-                    contents = read({name: read_file(path, name) for name in FILES})
-                    return contents, entry, passed_over
-                except CheckpointError as error:
-                    entry = CheckpointEntry(path, step, 0, str(error))
-            passed_over.append(entry)
+            try:
+                files = read_folder(path, at_most)
+                entry = CheckpointEntry(path, step, sum(map(len, files.values())), "")
+                return read(files), entry, passed_over
+            except TooLargeError as error:
+                raise TooLargeError(f"{path.name}: {error}") from None
+            except CheckpointError as error:
+                passed_over.append(CheckpointEntry(path, step, 0, str(error)))
         return None, None, passed_over
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:012}"
-
-    def _entry(
-        self, path: Path, step: int, at_most: Mapping[str, int] = MappingProxyType({})
-    ) -> CheckpointEntry:
-        try:
-            return CheckpointEntry(path, step, sum(check_folder(path, at_most).values()), "")
-        except TooLargeError as error:
-            raise TooLargeError(f"{path.name}: {error}") from None
-        except CheckpointError as error:
-            return CheckpointEntry(path, step, 0, str(error))
 
     def _check_no_link(self) -> None:
         """Refuse to rename and remove in somebody else's folder.

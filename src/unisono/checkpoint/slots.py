@@ -28,6 +28,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
+from unisono.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE, RUN_FILE
 from unisono.checkpoint.safetensors_stream import (
     ITEM_BYTES,
     ITEM_BYTES_IN_MEMORY,
@@ -37,8 +38,7 @@ from unisono.checkpoint.safetensors_stream import (
 )
 
 ALIGNMENT_BYTES = 64
-TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
-RUN_FILE = "run.json"
+TENSOR_FILES = (MODEL_FILE, OPTIMIZER_FILE)
 
 _DIMENSIONS_AT_MOST = 64  # torch's and numpy's
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from unisono.checkpoint.directory_lock import DirectoryLocks
-from unisono.checkpoint.folder import FILES, commit_of
+from unisono.checkpoint.folder import FILES, RUN_FILE, commit_of
 from unisono.checkpoint.places import Places
 from unisono.checkpoint.room import NO_ROOM, told_missing, told_room
 from unisono.checkpoint.run_directory import RunDirectory
 from unisono.checkpoint.safetensors_stream import Data
-from unisono.checkpoint.slots import RUN_FILE, files_of, read_facts
+from unisono.checkpoint.slots import files_of, read_facts
 from unisono.errors import CheckpointError
 
 BUSY, FREE = b"\1", b"\0"

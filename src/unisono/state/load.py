@@ -18,15 +18,14 @@ from safetensors.torch import load as from_safetensors
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from unisono.checkpoint.folder import COMMIT, TooLargeError, check_folder, check_size, read_file
+from unisono.checkpoint.folder import COMMIT, MODEL_FILE, TooLargeError, check_size, read_folder
 from unisono.checkpoint.run_directory import RunDirectory
 from unisono.device import HOST, is_computed_on
 from unisono.errors import CheckpointError
 from unisono.notices import shown
-from unisono.state.file_bounds import bytes_of_model, memory_bytes
+from unisono.state.saved import bytes_at_most
 from unisono.state.weights import place_of, plain_names, tensors_of
 
-_MODEL_FILE = "model.safetensors"
 _NAMES_AT_MOST = 4  # in a message
 _NOT_OF_THE_MODEL = "optimizer."  # parameters that only the optimizer of a checkpoint's run has
 
@@ -53,7 +52,7 @@ def load_model(
     """
     path = Path(path)
     tensors = tensors_of(model)
-    weights = _read(path, _bytes_at_most(model, strict))
+    weights = _read(path, bytes_at_most(model, strict=strict)[MODEL_FILE])
     kept_elsewhere = _only_in_checkpoints(model, tensors)
     targets = {**tensors, **kept_elsewhere}
     if path.is_dir():
@@ -78,15 +77,10 @@ def load_model(
     return missing, foreign
 
 
-def _bytes_at_most(model: nn.Module, strict: bool) -> int:
-    """Say how large a file may be: one of which not all is loaded, as large as memory."""
-    return min(bytes_of_model(model), memory_bytes()) if strict else memory_bytes()
-
-
 def _read(path: Path, at_most: int) -> dict[str, torch.Tensor]:
     """Read what `path` is, believing only what is seen."""
     if path.is_dir():
-        return _from_safetensors(path, _read_checkpoint(path, {_MODEL_FILE: at_most}))
+        return _from_safetensors(path, _read_checkpoint(path, {MODEL_FILE: at_most}))
     if not path.is_file():
         raise FileNotFoundError(
             f"`path` must name a file of weights, a checkpoint or a run directory, but "
@@ -103,8 +97,7 @@ def _read(path: Path, at_most: int) -> dict[str, torch.Tensor]:
 def _read_checkpoint(path: Path, at_most: Mapping[str, int]) -> bytes:
     if os.path.lexists(path / COMMIT):
         try:
-            check_folder(path, at_most)
-            return read_file(path, _MODEL_FILE)
+            return read_folder(path, at_most, wanted=(MODEL_FILE,))[MODEL_FILE]
         except TooLargeError:
             raise
         except CheckpointError as error:
@@ -113,7 +106,7 @@ def _read_checkpoint(path: Path, at_most: Mapping[str, int]) -> bytes:
                 f"({str(error).removesuffix('.')}): pass the run directory, of which the newest "
                 f"whole one is taken, or another path."
             ) from None
-    data, _, passed_over = RunDirectory(path).newest(lambda files: files[_MODEL_FILE], at_most)
+    data, _, passed_over = RunDirectory(path).newest(lambda files: files[MODEL_FILE], at_most)
     if data is None:
         seen = "; ".join(f"{entry.path.name}: {entry.trouble}" for entry in passed_over[:2])
         raise CheckpointError(

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from unisono.errors import CheckpointError
 from unisono.notices import shown
-from unisono.state.keys import STATE_PREFIX
-from unisono.state.packing import MALFORMED, check_plain, keep_in, labels_in, pack, unpack
+from unisono.state.packing import check_plain, keep_in, pack, unpack
+from unisono.state.program_state import STATE_PREFIX
 
 _MISSING = object()
 _PLAIN = (bool, int, float, str, tuple)
@@ -60,21 +60,22 @@ def join_state(
 ) -> dict[str, dict[str, Any]]:
     """Put together, by parameter and key, what :func:`take_state` took apart.
 
+    Args:
+        tensors: copied; those of the program are left out.
+        rest: by parameter and key.
+
     Raises:
         CheckpointError: it is not of the form that it gives.
     """
-    try:
-        states = {
-            name: {key: unpack(value, tensors) for key, value in state.items()}
-            for name, state in rest.items()
-        }
-        within = {label for state in rest.values() for label in labels_in(dict(state))}
-    except MALFORMED as error:
-        raise CheckpointError(
-            f"the optimizer's state must have the form that this version writes, but has not "
-            f"({error!r:.200})."
-        ) from None
-    for label in tensors.keys() - within:
+    own = {label: one for label, one in tensors.items() if not label.startswith(STATE_PREFIX)}
+    direct = dict(own)
+
+    def take(label: str) -> torch.Tensor:
+        direct.pop(label, None)
+        return own[label].clone()
+
+    states = {name: unpack(state, take, "the optimizer's state") for name, state in rest.items()}
+    for label, tensor in direct.items():
         key, slash, name = label.partition("/")
         if not slash:
             raise CheckpointError(
@@ -82,7 +83,7 @@ def join_state(
                 f"`{shown(label, 80)}`."
             )
         # A copy lies where torch would put it; products may depend on that.
-        states.setdefault(name, {})[key] = tensors[label].clone()
+        states.setdefault(name, {})[key] = tensor.clone()
     return states
 
 
@@ -130,8 +131,7 @@ def apply_state(
         named: those parameters.
         facts, tensors: what is kept beside the snapshot.
     """
-    own = {label: one for label, one in tensors.items() if not label.startswith(STATE_PREFIX)}
-    put_back_state(optimizer, named, join_state(own, facts["numbers"]))
+    put_back_state(optimizer, named, join_state(tensors, facts["numbers"]))
 
 
 def check_told(optimizer: Optimizer) -> None:

@@ -1,4 +1,4 @@
-"""What a program wants kept with its run (``run.state``): as JSON and tensors, there and back.
+"""What a program wants kept with its run (``run.state``): to JSON and tensors, and back.
 
 Values are what :mod:`unisono.state.packing` knows, or objects with ``state_dict`` and
 ``load_state_dict``: a schedule of learning rates, an average of weights. Objects stay the same
@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from unisono.errors import CheckpointError
 from unisono.state import packing
-from unisono.state.keys import STATE_PREFIX
+
+STATE_PREFIX = "run.state/"
+"""Comes before the names of the program's tensors, which lie among the optimizer's."""
 
 
 def pack(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -59,13 +60,7 @@ def unpacked(packed: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> 
     Raises:
         CheckpointError: it is not of the form that :func:`pack` gives.
     """
-    try:
-        return {key: packing.unpack(value, tensors) for key, value in packed.items()}
-    except packing.MALFORMED as error:
-        raise CheckpointError(
-            f"`run.state` must have the form that this version writes, but has not "
-            f"({error!r:.200})."
-        ) from None
+    return packing.unpack(packed, lambda label: tensors[label].clone(), "`run.state`")
 
 
 def _told(path: str) -> str:

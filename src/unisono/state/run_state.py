@@ -23,14 +23,13 @@ from unisono.checkpoint.slots import files_of, read_facts
 from unisono.errors import UnisonoError
 from unisono.state.contents import named_parameters
 from unisono.state.given import Given
-from unisono.state.keys import FORMAT, STATE_PREFIX
 from unisono.state.model_buffers import named_buffers
 from unisono.state.modes import apply_modes, modes_of
 from unisono.state.optimizer_state import check_told, group_options, take_state
 from unisono.state.packing import check_dtype
 from unisono.state.position import Position
 from unisono.state.program_state import pack, unpack, unpacked
-from unisono.state.saved import Snapshot, apply, apply_groups, check_groups
+from unisono.state.saved import FORMAT, Snapshot, apply, apply_groups, check_groups
 from unisono.workers.supervisor import Passed
 from unisono.workers.team import Team
 
@@ -121,10 +120,9 @@ class RunState:
         Raises:
             CheckpointError: it does not fit model and optimizer; nothing has changed then.
         """
-        tensors = {STATE_PREFIX + key: tensor for key, tensor in snapshot.state_tensors.items()}
-        unpacked(snapshot.facts["state"], tensors)
+        unpacked(snapshot.facts["state"], snapshot.others)
         apply(snapshot, self.model, self.optimizer)
-        self._apply_rest(snapshot.facts, tensors)
+        self._apply_rest(snapshot.facts, snapshot.others)
 
     def apply_beside(self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over what is beside a snapshot whose tensors an exchange has loaded."""
