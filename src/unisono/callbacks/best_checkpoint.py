@@ -10,7 +10,7 @@ from typing import Any
 
 from unisono.callbacks.callback import Callback, Fit
 from unisono.callbacks.early_stopping import check_better, is_better, monitored
-from unisono.callbacks.place import trouble_at
+from unisono.callbacks.place import place_of, trouble_at
 from unisono.plainfile import check_plain
 from unisono.state.weights import save_weights
 
@@ -57,7 +57,7 @@ class BestCheckpoint(Callback):
         if not min_delta >= 0.0:
             raise ValueError(f"`min_delta` must be at least 0, but is {min_delta}.")
         self._given = None if path is None else Path(path)
-        self._at: Path | None = None  # within one fit, whatever folder the program goes to
+        self._path = Path()  # of the call of `fit` under way
         self._monitor, self._better, self._min_delta = monitor, better, float(min_delta)
         self.best: float | None = None
         self.step: int | None = None
@@ -72,10 +72,10 @@ class BestCheckpoint(Callback):
 
     def on_begin(self, fit: Fit) -> None:
         """See that there is a place for the file."""
-        self._at = None
-        path = self._at = self._path(fit).absolute()
+        example = 'BestCheckpoint("best.safetensors")'
+        self._path = place_of(self, fit, "the best weights go", example)
         if not fit.has_joined:
-            check_plain(path, is_replaced=True)
+            check_plain(self._path, is_replaced=True)
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Keep the weights if they are the best so far."""
@@ -101,19 +101,8 @@ class BestCheckpoint(Callback):
         same = state["rule"] == self._rule
         self.best, self.step = (state["best"], state["step"]) if same else (None, None)
 
-    def _path(self, fit: Fit) -> Path:
-        if self._at is not None:
-            return self._at
-        path = self.writes_to(fit.directory)
-        if path is None:
-            raise ValueError(
-                "`path` must say where the best weights go if the run has no directory, but is "
-                'None: pass `BestCheckpoint("best.safetensors")`, or `directory=` to the trainer.'
-            )
-        return path
-
     def _save(self, fit: Fit) -> str:
-        path = self._path(fit)
+        path = self._path
         try:
             if trouble := trouble_at(fit, path):
                 raise OSError(trouble)

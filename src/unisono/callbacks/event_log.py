@@ -32,10 +32,9 @@ from typing import Any
 
 from unisono.callbacks.callback import Callback, DoneStep, Fit, Times
 from unisono.callbacks.journal import Journal
-from unisono.callbacks.place import trouble_at
+from unisono.callbacks.place import say_alone, trouble_at
 from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
-from unisono.callbacks.worker_notices import say_alone
 from unisono.errors import PeerLostError
 from unisono.plainfile import check_plain
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from unisono.callbacks.callback import Callback, DoneStep, Fit
-from unisono.callbacks.place import trouble_at
-from unisono.callbacks.rates import rates_of
+from unisono.callbacks.place import place_of, say_alone, trouble_at
+from unisono.callbacks.rates import named_rates
 from unisono.callbacks.summary import Summary
-from unisono.callbacks.worker_notices import say_alone
 from unisono.notices import shown
 from unisono.plainfile import check_own_folder
 from unisono.whole import check_whole
@@ -55,7 +54,7 @@ class TensorBoard(Callback):
     def __init__(self, path: str | os.PathLike[str] | None = None, *, every: int = 1) -> None:
         _check_installed()
         self._given = None if path is None else Path(path)
-        self._at: Path | None = None  # within one fit, whatever folder the program goes to
+        self._path = Path()  # of the call of `fit` under way
         self._every = check_whole("every", every, at_least=1)
         self.writer: Any = None
         # The newest steps: what the worker that writes may have been lost over.
@@ -70,10 +69,9 @@ class TensorBoard(Callback):
 
     def on_begin(self, fit: Fit) -> None:
         """Go on where the run goes on."""
-        self._at = None
-        path = self._at = self._path(fit).absolute()
+        self._path = place_of(self, fit, "the curves go", 'TensorBoard("runs/mine")')
         if self._given is None and not fit.has_joined:
-            check_own_folder(path)
+            check_own_folder(self._path)
         self._known.clear()
         self._has_begun, self._has_complained = True, False
         self._look_who_writes(fit)
@@ -84,9 +82,7 @@ class TensorBoard(Callback):
         if step.number % self._every:
             return
         values = {f"train/{name}": mean for name, mean in step.means.items()}
-        rates = rates_of(fit.optimizer)
-        for at, rate in enumerate(rates):
-            values["learning_rate" if len(rates) == 1 else f"learning_rate/{at}"] = rate
+        values |= named_rates(fit.optimizer, "/")
         if step.gradient_norm is not None:
             values["gradient_norm"] = step.gradient_norm
         self._add(fit, Scalars(step.number, time.time(), values))
@@ -118,17 +114,6 @@ class TensorBoard(Callback):
         self._has_begun = False
         self._close()
 
-    def _path(self, fit: Fit) -> Path:
-        if self._at is not None:
-            return self._at
-        path = self.writes_to(fit.directory)
-        if path is None:
-            raise ValueError(
-                "`path` must say where the curves go if the run has no directory, but is None: "
-                'pass `TensorBoard("runs/mine")`, or `directory=` to the trainer.'
-            )
-        return path
-
     def _look_who_writes(self, fit: Fit) -> None:
         """Begin to write, or leave it to another."""
         if not fit.is_leader:
@@ -138,9 +123,9 @@ class TensorBoard(Callback):
             first = min((one.step for one in self._known), default=fit.step)
             try:
                 if self._given is None:
-                    check_own_folder(self._path(fit))
-                self.writer = _open(self._path(fit), first)
-                self._file = max(_files(self._path(fit)), default=None)
+                    check_own_folder(self._path)
+                self.writer = _open(self._path, first)
+                self._file = max(_files(self._path), default=None)
                 for one in self._known:
                     one.write(self.writer)
             except OSError as error:
@@ -175,14 +160,13 @@ class TensorBoard(Callback):
 
     def _begin_anew(self, fit: Fit) -> None:
         self._close()
-        path = self._path(fit)
-        if trouble := trouble_at(fit, path):
+        if trouble := trouble_at(fit, self._path):
             self._complain(fit, OSError(trouble))
             return
         say_alone(
             fit,
-            f"the file of curves in {shown(path, 1000)} was removed while it was written: what "
-            f"follows is in a new one.",
+            f"the file of curves in {shown(self._path, 1000)} was removed while it was written: "
+            f"what follows is in a new one.",
         )
         self._look_who_writes(fit)
 
@@ -191,7 +175,7 @@ class TensorBoard(Callback):
         self._has_complained = True
         say_alone(
             fit,
-            f"{shown(self._path(fit), 1000)} must be writable, but is not "
+            f"{shown(self._path, 1000)} must be writable, but is not "
             f"({error.strerror or error}): curves are missing there; training goes on.",
         )
 
