@@ -1,4 +1,4 @@
-"""How far is a run, and when is it time to show it again? For displays of all kinds."""
+"""How far a run is, and when it is time to show that again. For displays of all kinds."""
 
 from __future__ import annotations
 
@@ -46,13 +46,18 @@ class DisplayState:
         """
         return before is None or before.is_over or (self.steps == 0 and self.total != before.total)
 
+    @property
+    def epoch_and_loss(self) -> tuple[str, str]:
+        """The newest step's, in words."""
+        return f"epoch {(self.epoch or 0) + 1}", f"loss {self.loss:.4f}"
+
     def __str__(self) -> str:
         share = self.done / self.total if self.total else 1.0
         full = min(_BAR_WIDTH, int(_BAR_WIDTH * share))
         words = ["━" * full + "─" * (_BAR_WIDTH - full), f"{self.done:,}/{self.total:,} steps"]
         if self.epoch is not None:
-            words.insert(0, f"epoch {self.epoch + 1}")
-            words.append(f"loss {self.loss:.4f}")
+            epoch, loss = self.epoch_and_loss
+            words = [epoch, *words, loss]
         if self.steps and self.seconds > 0:
             words.append(f"{self.samples / self.seconds:,.0f} samples/s")
         if self.steps and not self.is_over:
@@ -75,7 +80,7 @@ class Count:
         self._newest: tuple[int | None, float] = (None, math.nan)
 
     @property
-    def sight(self) -> DisplayState:
+    def state(self) -> DisplayState:
         """How far the run is."""
         epoch, loss = self._newest
         return DisplayState(
@@ -94,7 +99,7 @@ class Count:
         self._begun_with, self._total = done, total
         self._steps = self._samples = 0
         self._newest = (None, math.nan)
-        return self.sight
+        return self.state
 
     def step(self, epoch: int, loss: float, num_samples: int) -> DisplayState | None:
         """Count one step.
@@ -108,7 +113,7 @@ class Count:
         if self._now - self._shown_at < self._every_s:
             return None
         self._shown_at = self._now
-        return self.sight
+        return self.state
 
 
 def _time(seconds: float) -> str:
