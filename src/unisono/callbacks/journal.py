@@ -1,18 +1,17 @@
-"""A file of lines, some for each step, that stays right whatever becomes of the run.
+"""A file with lines for each step, that stays right whatever becomes of the run.
 
-Every worker knows the newest lines; one writes. When it is lost, another goes on where the file
-ends. When steps are undone (the run goes back, or is taken up from a checkpoint), their lines are
-taken out, so that the file holds each step once. A last line without its end is torn and is taken
-out, too. A disk that is full or a folder that cannot be written ends no run: it is told, and every
-line after it is tried again.
+Every worker knows the newest lines; one writes. When it is lost, another continues where the file
+ends. When steps are undone (the run goes back, or resumes from a checkpoint), their lines are cut,
+so that the file holds each step once. A last line without its end is torn and is cut, too. A full
+disk or a folder that cannot be written ends no run: it is reported, and every line after it is
+tried again.
 
 A line may be held back for a moment and be written with those that follow it: between two steps
-every cache is cold, and to write eight lines takes little longer than to write one. Whoever writes
-looks first whether the file ends where it has left it; if not, somebody else has written, and it
+every cache is cold, and to write eight lines takes little longer than to write one. The writer
+looks first whether the file ends where it has left it; if not, another worker has written, and it
 adds what the file lacks.
 
-What is written here can be made up for by nothing else than running again, and is not synced: a
-host that loses power may lose the newest lines.
+Nothing is synced: a host that loses power may lose the newest lines.
 """
 
 from __future__ import annotations
