@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import io
 import os
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any, TextIO, cast
 
 from unisono.callbacks.callback import Callback, DoneStep, Fit
 from unisono.callbacks.journal import Journal
-from unisono.callbacks.place import place_of, say_alone, trouble_at
+from unisono.callbacks.place import place_of, say_alone
 from unisono.callbacks.rates import named_rates
 from unisono.callbacks.summary import Summary
 from unisono.plainfile import check_plain, open_plain
@@ -67,16 +66,11 @@ class CSVLog(Callback):
         path = self._path = place_of(self, fit, "the table goes", 'CSVLog("log.csv")')
         if not fit.has_joined:
             check_plain(path)
-        self._journal = Journal(
-            path,
-            step_of,
-            functools.partial(say_alone, fit),
-            trouble=functools.partial(trouble_at, fit, path),
-        )
+        self._journal = Journal(path, step_of, fit)
         self._columns, self._row = None, {}
         if fit.is_leader and fit.step == 0 and not fit.has_joined:
             self._journal.set_aside()
-        self._journal.cut(fit.step, writes=fit.is_leader)
+        self._journal.cut(fit.step)
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
         """Write the row of a step, or count it for that of its epoch."""
@@ -101,7 +95,7 @@ class CSVLog(Callback):
             # What is found at the very end belongs to an epoch that may go on, and is kept.
             self._validated = self._validated if fit.has_ended else found
         elif self._row and self._journal is not None:
-            self._journal.cut(fit.step - 1, writes=fit.is_leader)
+            self._journal.cut(fit.step - 1)
             self._write(fit, {**self._row, **found})
 
     def on_epoch_end(self, fit: Fit) -> None:
@@ -115,12 +109,12 @@ class CSVLog(Callback):
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
         """Take out rows of steps that were undone by some who did not live to do it."""
         if self._journal is not None:
-            self._journal.cut(fit.step, writes=fit.is_leader)
+            self._journal.cut(fit.step)
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:
         """Take out the rows of the steps that come again."""
         if self._journal is not None:
-            self._journal.cut(fit.step, writes=fit.is_leader)
+            self._journal.cut(fit.step)
 
     def on_end(self, fit: Fit, summary: Summary) -> None:
         """Let go of the file."""
@@ -147,7 +141,7 @@ class CSVLog(Callback):
             self._widen(fit, list(row))
         at = row["step"]
         assert at is not None, "every row is of a step"
-        self._journal.add(at, lambda: self._line(row), writes=fit.is_leader)
+        self._journal.add(at, lambda: self._line(row))
 
     def _widen(self, fit: Fit, names: list[str]) -> None:
         """Make room for names that are new, unless the file is to begin with them."""

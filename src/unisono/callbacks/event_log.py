@@ -32,7 +32,6 @@ from typing import Any
 
 from unisono.callbacks.callback import Callback, DoneStep, Fit, Times
 from unisono.callbacks.journal import Journal
-from unisono.callbacks.place import say_alone, trouble_at
 from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
 from unisono.errors import PeerLostError
@@ -87,13 +86,7 @@ class EventLog(Callback):
             step = min(fit.step, math.ceil(min(place, fit.step)))
             return encode("start", format=FORMAT, **{**_start(fit), "step": step})
 
-        journal = Journal(
-            path,
-            place_of,
-            functools.partial(say_alone, fit),
-            trouble=functools.partial(trouble_at, fit, path),
-            anew=anew,
-        )
+        journal = Journal(path, place_of, fit, anew=anew)
 
         def begin() -> str:
             try:
@@ -169,7 +162,7 @@ class EventLog(Callback):
         if self._journal is not None and fit.is_leader:
             facts = {"lost": lost, "joined": joined, "why": why.split("; ") if why else []}
             # There may be lines of steps that were undone by some who did not live to cut them.
-            self._journal.cut(fit.step, writes=True)
+            self._journal.cut(fit.step)
             self._journal.note(encode("workers", step=fit.step, **_workers(fit), **facts))
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:
@@ -178,7 +171,7 @@ class EventLog(Callback):
             self._pending = None
         if self._journal is not None:
             self._write_pending(fit)
-            self._journal.cut(fit.step, writes=fit.is_leader)
+            self._journal.cut(fit.step)
             if fit.is_leader:
                 self._journal.note(encode("went_back", step=fit.step, from_step=from_step))
 
@@ -209,7 +202,7 @@ class EventLog(Callback):
     def _begin(self, fit: Fit, journal: Journal, path: Path) -> None:
         if fit.step == 0 and not fit.has_joined:
             journal.set_aside()
-        journal.cut(fit.step, writes=True)
+        journal.cut(fit.step)
         if not (fit.has_joined and path.exists()):
             journal.note(encode("start", format=FORMAT, **_start(fit)))
 
@@ -227,7 +220,7 @@ class EventLog(Callback):
         self._write_pending(fit)
         facts = {"time_unix_s": time.time(), **facts}
         place = steps_done - 1 + _FRACTIONS[event]
-        self._journal.add(place, lambda: encode(event, **facts), writes=fit.is_leader)
+        self._journal.add(place, lambda: encode(event, **facts))
 
     def _write_pending(self, fit: Fit) -> None:
         """Write all that is known so far."""
@@ -242,7 +235,7 @@ class EventLog(Callback):
         (number, facts), self._pending = self._pending, None
         # Now: who adds it in the place of one that is lost may come too late for the times.
         make = functools.partial(step_line, facts, _times(fit, number, facts))
-        self._journal.add(number, make, writes=fit.is_leader, may_wait=True)
+        self._journal.add(number, make, may_wait=True)
 
     def _close(self) -> None:
         if self._journal is not None:

@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from unisono.callbacks.callback import Fit
+from unisono.callbacks.place import say_alone, trouble_at
 from unisono.notices import shown
 from unisono.plainfile import is_at, open_plain
 
@@ -45,13 +47,12 @@ _Line = tuple[float, Callable[[], bytes]]
 
 
 class Journal:
-    """One file. Final.
+    """One file; the leader writes it. Final.
 
     Args:
         path: the file; it and its folder are made when the first line is written.
         place_of: where a line of it belongs; lines that have a place ascend.
-        say: where troubles are told.
-        trouble: says why nothing may be written there now; empty where it may.
+        fit: the call of ``fit`` under way; troubles are told there.
         anew: gives the lines with which a file begins in the place of one that was removed while
             it was written, from the place of the first line that follows.
     """
@@ -60,13 +61,11 @@ class Journal:
         self,
         path: Path,
         place_of: PlaceOf,
-        say: Callable[[str], None],
+        fit: Fit,
         *,
-        trouble: Callable[[], str] = lambda: "",
         anew: Callable[[float], bytes] = lambda place: b"",
     ) -> None:
-        self._path, self._place_of, self._say = path, place_of, say
-        self._trouble, self._anew = trouble, anew
+        self._path, self._place_of, self._fit, self._anew = path, place_of, fit, anew
         self._fd = -1
         self._known: deque[_Line] = deque(maxlen=_KNOWN)
         self._held: list[_Line] = []
@@ -76,18 +75,16 @@ class Journal:
         self._barred_at_s = -math.inf
         self._has_complained = False
 
-    def add(
-        self, place: float, make: Callable[[], bytes], *, writes: bool, may_wait: bool = False
-    ) -> None:
-        """Add a line.
+    def add(self, place: float, make: Callable[[], bytes], *, may_wait: bool = False) -> None:
+        """Add a line; every worker does, so that whoever leads next knows it.
 
         Args:
             place: where it belongs; above that of the line before.
             make: gives the line, with its end, now or later.
-            writes: whether it is this worker that writes.
             may_wait: whether it may be held back, until the eighth, or the next after a tenth of a
                 second.
         """
+        writes = self._fit.is_leader
         if not writes:
             self.close()
         self._known.append((place, make))
@@ -107,7 +104,7 @@ class Journal:
         self._write(b"")
 
     def note(self, line: bytes) -> None:
-        """Add a line that belongs to no step, after all that this worker knows. Any may."""
+        """Add a line that belongs to no step, after all that this worker knows; any worker may."""
         is_mine = self._fd >= 0
         self._write(line)
         if not is_mine:
@@ -128,11 +125,11 @@ class Journal:
                 self._let_go()
         return lines[-1] if lines else b""
 
-    def cut(self, step: int, *, writes: bool) -> None:
+    def cut(self, step: int) -> None:
         """Take out the lines of `step` and of all after it."""
         self._known = deque((one for one in self._known if one[0] < step), maxlen=_KNOWN)
         self._held = [one for one in self._held if one[0] < step]
-        if writes and self._exists():
+        if self._fit.is_leader and self._exists():
             self._write(b"", but_cut_at=step)
 
     def set_aside(self) -> None:
@@ -184,7 +181,7 @@ class Journal:
         is_open = self._fd >= 0
         # A file that is where it was is in the folder that there was.
         is_anew = is_open and not is_at(self._path, self._fd)
-        if (is_anew or not is_open) and (trouble := self._trouble()):
+        if (is_anew or not is_open) and (trouble := trouble_at(self._fit, self._path)):
             self._barred_at_s = self._wrote_at_s
             self._complain(OSError(trouble.removesuffix(".")))
             return
@@ -220,9 +217,10 @@ class Journal:
     def _let_go_of_lost(self) -> None:
         """Let go of a file of which another has the name now, or none."""
         self._let_go()
-        self._say(
+        say_alone(
+            self._fit,
             f"{shown(self._path, 1000)} was removed or replaced while it was written: what follows "
-            f"is in a file of that name, without what was there before."
+            f"is in a file of that name, without what was there before.",
         )
 
     @contextmanager
@@ -312,7 +310,8 @@ class Journal:
     def _complain(self, error: OSError) -> None:
         if not self._has_complained:
             self._has_complained = True
-            self._say(
+            say_alone(
+                self._fit,
                 f"{shown(self._path, 1000)} must be writable, but is not "
-                f"({error.strerror or error}): lines are missing in it; training goes on."
+                f"({error.strerror or error}): lines are missing in it; training goes on.",
             )
