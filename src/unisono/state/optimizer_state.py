@@ -5,7 +5,7 @@ What it keeps for no parameter (a count of all steps, say) goes under the name t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -56,16 +56,19 @@ def take_state(
 
 
 def join_state(
-    tensors: Mapping[str, torch.Tensor], rest: Mapping[str, Mapping[str, Any]]
+    tensors: Mapping[str, torch.Tensor],
+    rest: Mapping[str, Mapping[str, Any]],
+    named: Collection[str],
 ) -> dict[str, dict[str, Any]]:
     """Put together, by parameter and key, what :func:`take_state` took apart.
 
     Args:
         tensors: copied; those of the program are left out.
         rest: by parameter and key.
+        named: the parameters.
 
     Raises:
-        CheckpointError: it is not of the form that it gives.
+        CheckpointError: it is not of the form that it gives, or of other parameters.
     """
     own = {label: one for label, one in tensors.items() if not label.startswith(STATE_PREFIX)}
     direct = dict(own)
@@ -84,6 +87,12 @@ def join_state(
             )
         # A copy lies where torch would put it; products may depend on that.
         states.setdefault(name, {})[key] = tensor.clone()
+    for name in sorted(states):
+        if name not in (_NONE, *named):
+            raise CheckpointError(
+                f"the optimizer must update `{shown(name)}` as in the checkpoint, but does not: "
+                f"make it over the same parameters, or give each run its own `directory`."
+            )
     return states
 
 
@@ -131,7 +140,7 @@ def apply_state(
         named: those parameters.
         facts, tensors: what is kept beside the snapshot.
     """
-    put_back_state(optimizer, named, join_state(tensors, facts["numbers"]))
+    put_back_state(optimizer, named, join_state(tensors, facts["numbers"], named))
 
 
 def check_told(optimizer: Optimizer) -> None:

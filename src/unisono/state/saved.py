@@ -109,7 +109,7 @@ def apply(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
     homes = _model_tensors(model, optimizer)
     _compare(homes, snapshot.tensors)
     parameters = updated_parameters(model, optimizer)
-    states = _states(snapshot, parameters)
+    states = join_state(snapshot.others, snapshot.facts["numbers"], parameters)
     check_groups(snapshot.facts["groups"], optimizer)
     with torch.no_grad():
         for name, home in homes.items():
@@ -207,19 +207,6 @@ def _is_alike(here: Any, value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
-
-
-def _states(
-    snapshot: Snapshot, parameters: Mapping[str, nn.Parameter]
-) -> dict[str, dict[str, Any]]:
-    states = join_state(snapshot.others, snapshot.facts["numbers"])
-    for name in sorted(states):
-        if name and name not in parameters:
-            raise CheckpointError(
-                f"the optimizer must update `{shown(name)}` as in the checkpoint, but does not: "
-                f"make it over the same parameters, or give each run its own `directory`."
-            )
-    return states
 
 
 def _model_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, torch.Tensor]:
