@@ -10,7 +10,7 @@ from typing import Any
 
 from unisono.callbacks.callback import Callback, Fit
 from unisono.callbacks.early_stopping import check_better, is_better, monitored
-from unisono.callbacks.place import place_of, trouble_at
+from unisono.callbacks.place import path_of, trouble_at
 from unisono.plainfile import check_plain
 from unisono.state.weights import save_weights
 
@@ -73,7 +73,7 @@ class BestCheckpoint(Callback):
     def on_begin(self, fit: Fit) -> None:
         """See that there is a place for the file."""
         example = 'BestCheckpoint("best.safetensors")'
-        self._path = place_of(self, fit, "the best weights go", example)
+        self._path = path_of(self, fit, "the best weights go", example)
         if not fit.has_joined:
             check_plain(self._path, is_replaced=True)
 

@@ -11,7 +11,7 @@ from typing import Any, TextIO, cast
 
 from unisono.callbacks.callback import Callback, DoneStep, Fit
 from unisono.callbacks.journal import Journal
-from unisono.callbacks.place import place_of, say_alone
+from unisono.callbacks.place import path_of, say_alone
 from unisono.callbacks.rates import named_rates
 from unisono.callbacks.summary import Summary
 from unisono.plainfile import check_plain, open_plain
@@ -63,7 +63,7 @@ class CSVLog(Callback):
 
     def on_begin(self, fit: Fit) -> None:
         """Go on in the file where the run goes on, or begin it."""
-        path = self._path = place_of(self, fit, "the table goes", 'CSVLog("log.csv")')
+        path = self._path = path_of(self, fit, "the table goes", 'CSVLog("log.csv")')
         if not fit.has_joined:
             check_plain(path)
         self._journal = Journal(path, step_of, fit)

@@ -8,7 +8,7 @@ from unisono.callbacks.callback import Callback, Fit
 from unisono.notices import say
 
 
-def place_of(callback: Callback, fit: Fit, what: str, example: str) -> Path:
+def path_of(callback: Callback, fit: Fit, what: str, example: str) -> Path:
     """Say where a callback writes, in this call of ``fit``, to whatever folder the program goes.
 
     Args:

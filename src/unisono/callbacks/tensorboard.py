@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from unisono.callbacks.callback import Callback, DoneStep, Fit
-from unisono.callbacks.place import place_of, say_alone, trouble_at
+from unisono.callbacks.place import path_of, say_alone, trouble_at
 from unisono.callbacks.rates import named_rates
 from unisono.callbacks.summary import Summary
 from unisono.notices import shown
@@ -69,7 +69,7 @@ class TensorBoard(Callback):
 
     def on_begin(self, fit: Fit) -> None:
         """Go on where the run goes on."""
-        self._path = place_of(self, fit, "the curves go", 'TensorBoard("runs/mine")')
+        self._path = path_of(self, fit, "the curves go", 'TensorBoard("runs/mine")')
         if self._given is None and not fit.has_joined:
             check_own_folder(self._path)
         self._known.clear()

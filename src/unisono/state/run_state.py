@@ -23,7 +23,6 @@ from unisono.checkpoint.slots import files_of, read_facts
 from unisono.errors import UnisonoError
 from unisono.state.contents import named_parameters
 from unisono.state.given import Given
-from unisono.state.model_buffers import named_buffers
 from unisono.state.modes import apply_modes, modes_of
 from unisono.state.optimizer_state import check_told, group_options, take_state
 from unisono.state.packing import check_dtype
@@ -111,7 +110,7 @@ class RunState:
         check_told(self.optimizer)
         named = named_parameters(self.model, self.optimizer)
         tensors, _ = take_state(self.optimizer, named)
-        for name, tensor in {**named, **named_buffers(self.model), **tensors}.items():
+        for name, tensor in {**named, **dict(self.model.named_buffers()), **tensors}.items():
             check_dtype(f"`{name}`", tensor)
 
     def apply(self, snapshot: Snapshot) -> None:

@@ -27,7 +27,6 @@ from unisono.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE, RUN_FILE
 from unisono.errors import CheckpointError
 from unisono.notices import shown
 from unisono.state.contents import is_dense, named_parameters, updated_parameters
-from unisono.state.model_buffers import named_buffers
 from unisono.state.modes import apply_modes, are_modes
 from unisono.state.optimizer_state import join_state, put_back_state
 
@@ -106,7 +105,7 @@ def apply(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
     Raises:
         CheckpointError: names, shapes or dtypes differ from the model's.
     """
-    homes = _model_tensors(model, optimizer)
+    homes = {**named_parameters(model, optimizer), **dict(model.named_buffers())}
     _compare(homes, snapshot.tensors)
     parameters = updated_parameters(model, optimizer)
     states = join_state(snapshot.others, snapshot.facts["numbers"], parameters)
@@ -207,10 +206,6 @@ def _is_alike(here: Any, value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
-
-
-def _model_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, torch.Tensor]:
-    return {**named_parameters(model, optimizer), **named_buffers(model)}
 
 
 def _compare(here: Mapping[str, torch.Tensor], there: Mapping[str, torch.Tensor]) -> None:
