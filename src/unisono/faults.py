@@ -87,14 +87,10 @@ def read_faults(text: str) -> tuple[Fault, ...]:
     return tuple(_read(row.strip()) for row in text.split(";") if row.strip())
 
 
-def due(faults: tuple[Fault, ...], *, rank: int, step: int | None, at: str) -> Fault | None:
-    """Find what shall happen to a worker here, if anything; the first that is named."""
+def due(faults: tuple[Fault, ...], *, step: int | None, at: str) -> Fault | None:
+    """Find what shall happen here to the worker of these faults, if anything; the first counts."""
     for fault in faults:
-        if (
-            fault.kind in DEEDS
-            and (fault.rank, fault.at) == (rank, at)
-            and fault.step in (None, step)
-        ):
+        if fault.kind in DEEDS and fault.at == at and fault.step in (None, step):
             return fault
     return None
 
@@ -109,11 +105,9 @@ class Faults:
 
     Args:
         mine: the faults that this process shall meet; by default none.
-        rank: of this worker.
     """
 
-    def __init__(self, mine: tuple[Fault, ...] = (), rank: int = 0) -> None:
-        self._rank = rank
+    def __init__(self, mine: tuple[Fault, ...] = ()) -> None:
         self._mine = mine
 
     @classmethod
@@ -131,7 +125,7 @@ class Faults:
         faults = read_faults(environ.get(FAULTS_VARIABLE, ""))
         mine = (fault for fault in faults if fault.rank == rank)
         here = (fault for fault in mine if incarnation == (1 if fault.at == "join" else 0))
-        return cls(tuple(here), rank)
+        return cls(tuple(here))
 
     def meet(self, at: str, step: int | None = None) -> None:
         """Come to a place; does not return, or late, if something shall happen here.
@@ -141,7 +135,7 @@ class Faults:
         """
         if not self._mine:
             return
-        fault = due(self._mine, rank=self._rank, step=step, at=at)
+        fault = due(self._mine, step=step, at=at)
         if fault is not None:
             self._forget(fault)
             _do(fault.kind, at, step)

@@ -88,7 +88,7 @@ def join_state(
         # A copy lies where torch would put it; products may depend on that.
         states.setdefault(name, {})[key] = tensor.clone()
     for name in sorted(states):
-        if name not in (_NONE, *named):
+        if name and name not in named:
             raise CheckpointError(
                 f"the optimizer must update `{shown(name)}` as in the checkpoint, but does not: "
                 f"make it over the same parameters, or give each run its own `directory`."
@@ -104,7 +104,7 @@ def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
     """
     return [
         {
-            key: plain(f"the optimizer's `{key}`", value)
+            key: _plain(f"the optimizer's `{key}`", value)
             for key, value in group.items()
             if key not in ("params", "param_names")
         }
@@ -157,18 +157,14 @@ def check_told(optimizer: Optimizer) -> None:
             _refuse_to_keep(f"{name}'s `{key}` is another optimizer with state of its own")
 
 
-def plain(what: str, value: Any) -> Any:
-    """Make a value plain JSON; `what` names it.
-
-    Raises:
-        CheckpointError: it is not.
-    """
+def _plain(what: str, value: Any) -> Any:
+    """Make a value plain JSON, or refuse it; `what` names it."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.item()
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: plain(what, item) for key, item in value.items()}
+        return {key: _plain(what, item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(what, item) for item in value]
+        return [_plain(what, item) for item in value]
     return check_plain(what, value)
 
 

@@ -26,23 +26,8 @@ Take = Callable[[str], torch.Tensor]
 _MALFORMED = (LookupError, TypeError, ValueError, OverflowError, RecursionError)
 _FACTORIES: dict[str, Callable[[], Any] | None] = {"int": int, "float": float, "list": list}
 _FACTORIES |= {"dict": dict, "": None}
-_NUMBERS = {
-    name: np.dtype(name)
-    for name in [
-        "bool",
-        "float16",
-        "float32",
-        "float64",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-    ]
-}
+_NUMBERS = {dtype.name: dtype for dtype in map(np.dtype, "?efdbhilBHIL")}
+"""numpy's truth values, floats of 16 to 64 bits and integers of 8 to 64 bits, by name."""
 
 
 def pack(value: Any, path: str, keep: Keep, tell: Callable[[str], str]) -> Any:
