@@ -1,4 +1,4 @@
-"""One checkpoint as a folder: whole or not there, and never believed unseen.
+"""One checkpoint as a folder: whole or not there, and verified before it is used.
 
 ::
 
@@ -39,7 +39,7 @@ Content = bytes | memoryview | Iterable[bytes | memoryview]
 
 
 class TooLargeError(CheckpointError):
-    """A file is larger than whatever is to go on from it can need. Final."""
+    """A file is larger than any model or run could need. Final."""
 
 
 def write_folder(path: Path, contents: Mapping[str, Content]) -> None:
@@ -112,11 +112,7 @@ def check_folder(path: Path) -> dict[str, int]:
 
 
 def check_size(name: str, size: int, at_most: int) -> None:
-    """Refuse a file that is larger than there is a use for.
-
-    Raises:
-        TooLargeError: it is.
-    """
+    """Refuse, with a TooLargeError, a file that is larger than there is a use for."""
     if size > at_most:
         raise TooLargeError(
             f"{name} must have at most {at_most:,} bytes, as there is no use for more here, but "

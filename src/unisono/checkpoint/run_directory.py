@@ -138,11 +138,7 @@ class RunDirectory:
         return self.folder / f"step-{step:012}"
 
     def _check_no_link(self) -> None:
-        """Refuse to rename and remove in somebody else's folder.
-
-        Raises:
-            CheckpointError: the folder of the checkpoints is a link.
-        """
+        """Refuse a folder of checkpoints that is a link: it may be another run's."""
         if self.folder.is_symlink():
             raise CheckpointError(
                 f"{self.folder} must be a folder, but is a link, and what it leads to may be "
@@ -162,7 +158,7 @@ class RunDirectory:
         )
 
     def _remove_unfinished(self) -> None:
-        """Remove what an earlier process left half written; only one writes at a time."""
+        """Remove what an earlier process left half written; one process writes at a time."""
         for path in self.folder.glob(".step-*.part"):
             shutil.rmtree(path, ignore_errors=True)
 

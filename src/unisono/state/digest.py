@@ -27,11 +27,7 @@ def digest_of(model: nn.Module, optimizer: Optimizer) -> str:
 
 
 def digest_of_weights(model: nn.Module) -> str:
-    """Hash a model's parameters and buffers likewise; those without a shape yet do not count.
-
-    Returns:
-        64 hexadecimal digits (SHA-256).
-    """
+    """Hash a model's parameters and buffers likewise; those without a shape yet do not count."""
     named = itertools.chain(model.named_parameters(), model.named_buffers())
     return _hash_of(item for item in named if not is_lazy(item[1]))
 

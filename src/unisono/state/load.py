@@ -85,7 +85,7 @@ def load_model(
 
 
 def _read(path: Path, where: str, at_most: int) -> dict[str, torch.Tensor]:
-    """Read what `path` is, believing only what is seen; `where` is its name for messages."""
+    """Read whatever `path` is; `where` is its name for messages."""
     if path.is_dir():
         return _from_safetensors(where, _read_checkpoint(path, where, {MODEL_FILE: at_most}))
     if not path.is_file():
@@ -180,7 +180,7 @@ def _is_plain_tensor(value: object) -> bool:
 def _named_by_hooks(
     model: nn.Module, targets: Mapping[str, torch.Tensor], weights: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Give a checkpoint's weights, named as modules have them, the names of hooked state dicts."""
+    """Rename a checkpoint's weights as the model's state dict hooks do."""
     plain_here = plain_names(targets)
     names = {id(tensor): plain_here[name] for name, tensor in targets.items()}
     own = dict(itertools.chain(model.named_parameters(), model.named_buffers()))
@@ -196,7 +196,7 @@ def _named_by_hooks(
 
 
 def _matched(here: Collection[str], there: Collection[str]) -> dict[str, str]:
-    """Find the file's name for each of the model's: as they are, or what fits better, plain."""
+    """Find the file's name for each of the model's: the same, or the same without wrappers."""
     as_they_are = {name: name for name in here if name in there}
     home_of = {plain: name for name, plain in plain_names(there).items()}
     plain_here = plain_names(here)
@@ -209,10 +209,10 @@ def _tied(
     found: Mapping[str, str],
     weights: Mapping[str, torch.Tensor],
 ) -> dict[str, str]:
-    """Give the names of one tensor that were saved once the weights that one of them has.
+    """Find, for names of tied tensors that the file lacks, the name that it has.
 
     Raises:
-        CheckpointError: it was saved under two names, with different values.
+        CheckpointError: a tensor was saved under two names, with different values.
     """
     first: dict[object, str] = {}
     for name in found:

@@ -1,6 +1,6 @@
-"""What an optimizer keeps, by name: tensors, plain values, and the options of its groups.
+"""An optimizer's state by name: tensors, plain values, and the options of its groups.
 
-What it keeps for no parameter (a count of all steps, say) goes under the name that none has: "".
+State that belongs to no parameter (a count of all steps, say) goes under the name "".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NONE = ""  # the name of no parameter
 def named_states(
     optimizer: Optimizer, named: Mapping[str, nn.Parameter]
 ) -> dict[str, Mapping[Any, Any]]:
-    """Find what an optimizer keeps for each parameter, and for none."""
+    """Find an optimizer's state for each parameter, and for none."""
     return {
         **{name: optimizer.state.get(parameter, {}) for name, parameter in named.items()},
         _NONE: {key: optimizer.state[key] for key in _own_keys(optimizer)},
@@ -117,7 +117,7 @@ def put_back_state(
     named: Mapping[str, nn.Parameter],
     states: Mapping[str, dict[str, Any]],
 ) -> None:
-    """Give an optimizer the state that :func:`join_state` has put together, and no other."""
+    """Set an optimizer's state to what :func:`join_state` has put together."""
     for key in _own_keys(optimizer):
         del optimizer.state[key]
     optimizer.state.update(states.get(_NONE, {}))  # type: ignore[arg-type]
@@ -133,13 +133,7 @@ def apply_state(
     facts: Mapping[str, Any],
     tensors: Mapping[str, torch.Tensor],
 ) -> None:
-    """Give an optimizer what a snapshot keeps of its state beside the exchange's.
-
-    Args:
-        optimizer: gets the state of these parameters, and what it keeps for none.
-        named: those parameters.
-        facts, tensors: what is kept beside the snapshot.
-    """
+    """Set an optimizer's state, for these parameters and for none, from what is kept of a run."""
     put_back_state(optimizer, named, join_state(tensors, facts["numbers"], named))
 
 
@@ -178,7 +172,7 @@ def _told_beside(optimizer: Optimizer) -> Iterator[str]:
 
 
 def _beside(path: str, said: Any, known: Any) -> Iterator[str]:
-    """Find the places of what is said and not known."""
+    """Find the places where a state dict says something that torch's does not."""
     if isinstance(said, Mapping) and isinstance(known, Mapping):
         for key, value in said.items():
             yield from _beside(f"{path}/{key}".lstrip("/"), value, known.get(key, _MISSING))
@@ -216,7 +210,7 @@ def _take_rest(
 
 
 def _is_direct(key: Any, value: Any) -> bool:
-    """Tell whether a value is a tensor that its key and its parameter are enough to find."""
+    """Tell whether a value is a tensor that is named by its key and its parameter alone."""
     return isinstance(value, torch.Tensor) and "/" not in str(key)
 
 

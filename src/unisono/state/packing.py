@@ -104,11 +104,7 @@ def tensors_in(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def check_plain(what: str, value: Any) -> Any:
-    """Refuse, and name, what is neither None nor a truth value, a number or a text.
-
-    Raises:
-        CheckpointError: it is something else.
-    """
+    """Refuse, with a CheckpointError, what is not None, a truth value, a number or a text."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise CheckpointError(
@@ -118,11 +114,7 @@ def check_plain(what: str, value: Any) -> Any:
 
 
 def check_dtype(what: str, tensor: torch.Tensor) -> None:
-    """Refuse, and name, a tensor that no file of a checkpoint can hold.
-
-    Raises:
-        CheckpointError: it is one.
-    """
+    """Refuse, with a CheckpointError, a tensor that no file of a checkpoint can hold."""
     if str(tensor.dtype) not in CODES:
         raise CheckpointError(
             f"{what} must have a dtype that safetensors files hold to be kept, but is "

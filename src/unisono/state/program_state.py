@@ -56,11 +56,7 @@ def unpack(
 
 
 def unpacked(packed: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Put together what :func:`pack` took apart.
-
-    Raises:
-        CheckpointError: it is not of the form that :func:`pack` gives.
-    """
+    """Put together what :func:`pack` took apart; raises as :func:`unpack`."""
     return packing.unpack(packed, lambda label: tensors[label].clone(), "`run.state`")
 
 

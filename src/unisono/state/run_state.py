@@ -1,8 +1,8 @@
 """A run's whole state, taken apart and put back: for snapshots, checkpoints and replacements.
 
-One pair does it. :meth:`RunState.collect` gives plain JSON and named tensors, whatever becomes of
-them; :meth:`RunState.apply` and its kin take the same. What an exchange has (parameters, buffers,
-maybe the optimizer's state) it saves and loads itself, without a way through here.
+:meth:`RunState.collect` gives plain JSON and named tensors; :meth:`RunState.apply` and
+:meth:`RunState.apply_beside` take them. What an exchange holds (parameters, buffers, perhaps the
+optimizer's state) it saves and loads itself.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class RunState:
 
         Args:
             identity: the run's.
-            with_optimizer: whether the optimizer's state of parameters is to be among it; else
-                whoever asks has it elsewhere.
-            was_left: the program has left a loop, maybe in the midst of a validation.
+            with_optimizer: whether to include the optimizer's state of parameters; else the
+                exchange holds it.
+            was_left: whether the program has left a loop early, perhaps during a validation.
 
         Raises:
             CheckpointError: something cannot be kept.
@@ -114,7 +114,7 @@ class RunState:
             check_dtype(f"`{name}`", tensor)
 
     def apply(self, snapshot: Snapshot) -> None:
-        """Take over a checkpoint, tensors and all.
+        """Set the whole state from a checkpoint.
 
         Raises:
             CheckpointError: it does not fit model and optimizer; nothing has changed then.
@@ -124,14 +124,14 @@ class RunState:
         self._apply_rest(snapshot.facts, snapshot.others)
 
     def apply_beside(self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what is beside a snapshot whose tensors an exchange has loaded."""
+        """Set what is kept beside a snapshot whose tensors an exchange has loaded."""
         apply_groups(facts["groups"], self.optimizer)
         apply_modes(facts["modes"], self.model, self.optimizer)
         self._before = facts["modes"]
         self._apply_rest(facts, tensors)
 
     def apply_ended(self, entry: Passed, team: Team) -> None:
-        """Be, as a replacement, where the others were at the end of a loop."""
+        """Set, on a replacement, the state that the others had at the end of a loop."""
         assert entry.loop is not None
         end = json.loads(entry.payload)
         places = Places.from_json(entry.loop)
@@ -168,7 +168,7 @@ class RunState:
             self._flags, self._named = flags, modes_of(self.model, self.optimizer)
         modes = dict(self._named)
         if was_left and not self.model.training and self._before:
-            # In the midst of a validation, say: steps are taken as they were before.
+            # Perhaps during a validation: the next step needs the modes of the steps before.
             modes["evaluating"] = self._before["evaluating"]
         self._before = modes
         return modes

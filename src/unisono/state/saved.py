@@ -120,7 +120,7 @@ def apply(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def apply_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
-    """Give an optimizer's groups the hyperparameters of a checkpoint, or leave all as they are.
+    """Give an optimizer's groups the options of a checkpoint, or leave all as they are.
 
     Raises:
         CheckpointError: there are more or fewer groups, or a value is of another kind.
@@ -137,7 +137,7 @@ def apply_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
 
 
 def _check_facts(facts: Any) -> None:
-    """Believe the form of run.json only when it is seen."""
+    """Refuse a run.json of another form."""
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise CheckpointError(f"run.json must have format {FORMAT}, but has not.")
     if (
@@ -152,7 +152,7 @@ def _check_facts(facts: Any) -> None:
 
 
 def _laid_out(name: str, tensor: torch.Tensor, stride: Any) -> torch.Tensor:
-    """Copy a tensor so that its elements lie as they did, where that takes no more memory."""
+    """Copy a tensor into the strides that a file gives, which must need no more memory."""
     if (
         not isinstance(stride, list)
         or not all(type(step) is int and 0 <= step < 2**62 for step in stride)
@@ -167,11 +167,7 @@ def _laid_out(name: str, tensor: torch.Tensor, stride: Any) -> torch.Tensor:
 
 
 def check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
-    """Refuse options of an optimizer's groups that are not of the kind that it has.
-
-    Raises:
-        CheckpointError: there are more or fewer groups, or a value is of another kind.
-    """
+    """Refuse options that are not of the kind that an optimizer has; see :func:`apply_groups`."""
     if len(groups) != len(optimizer.param_groups):
         raise CheckpointError(
             f"the optimizer must have {len(groups)} parameter groups as in the checkpoint, but has "
@@ -188,7 +184,7 @@ def check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
 
 
 def _is_alike(here: Any, value: Any) -> bool:
-    """Tell whether a hyperparameter may take a value; None and numbers take each other's place."""
+    """Tell whether an option may take a value; None and numbers take each other's place."""
     if isinstance(here, torch.Tensor):
         return _is_number(value)
     if isinstance(here, (list, tuple)):
