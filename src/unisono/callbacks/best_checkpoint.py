@@ -1,4 +1,4 @@
-"""Which weights were best? Kept in a file of their own, as validations judge them."""
+"""Saves the weights that validated best."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ NAME = "best.safetensors"
 
 
 class BestCheckpoint(Callback):
-    """Keeps the weights that validated best in a file; ``unisono.load_model`` reads it. Final.
+    """Saves the weights that validated best; ``unisono.load_model`` reads the file. Final.
 
-    The file is the old one or the whole new one at any moment, and it is written before training
-    goes on: if the worker that writes is lost, the next one does it. A disk that is full ends no
-    run; it is told, and what is better later is tried again.
+    At any moment the file is the old one or the whole new one. It is written before training
+    continues; if the worker that writes is lost, the next one does it. A full disk ends no run: it
+    is reported, and the next better weights are tried.
 
-    What was best is kept with the run, so a run that is stopped and taken up again, or goes back,
-    judges as one that never stopped. The validation at the very end of ``fit``, where none was due,
-    counts for the file; a run that goes on from there forgets that it was.
+    What was best is kept with the run, so a run that is resumed, or goes back, judges as one that
+    never stopped. The validation at the very end of ``fit``, where none was due, counts for the
+    file; a run that continues from there forgets it.
 
     Args:
         path: the file, one for each of several; None: ``best.safetensors`` in the run directory.

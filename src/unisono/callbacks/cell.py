@@ -1,10 +1,10 @@
-"""How does a run look in a notebook? One line in the cell that is drawn again in its place.
+"""Shows a run in a notebook: one line in the cell, redrawn in place.
 
     in the kernel itself:   Trainer ──► Observed ──► Cell
     on workers:             Trainer ──► Observed ──► a message to the launcher ──► Cell
 
 A cell keeps every line that is printed, so the bar is a display that is updated: a saved notebook
-holds its last state, and no more.
+holds its last state alone.
 """
 
 from __future__ import annotations
@@ -31,16 +31,13 @@ def in_notebook() -> bool:
 
 
 def launcher_draws(environ: Mapping[str, str] | None = None) -> bool:
-    """Tell whether a worker with these variables tells its launcher how far it is."""
+    """Tell whether the launcher of a worker with these variables draws its progress."""
     environ = os.environ if environ is None else environ
     return environ.get(_VARIABLE) == _LAUNCHER
 
 
 def environment_of_workers(environ: Mapping[str, str], *, launcher_draws: bool) -> dict[str, str]:
-    """Tell workers in their environment whether their launcher draws how far they are.
-
-    One that does not, but was itself started by a worker, must not pass on that another did.
-    """
+    """Set for workers whether their launcher draws their progress, whatever it inherited itself."""
     others = {name: value for name, value in environ.items() if name != _VARIABLE}
     return {**others, _VARIABLE: _LAUNCHER} if launcher_draws else others
 

@@ -1,4 +1,4 @@
-"""A table of the run, one row a step or an epoch, for whoever reads CSV."""
+"""Writes a table of the run as CSV: a row for each step or epoch."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ Row = dict[str, int | float | None]
 
 
 class CSVLog(Callback):
-    """Writes a row for each step or each epoch, each once, whatever becomes of the run. Final.
+    """Writes a row for each step or each epoch, each once, also if steps come again. Final.
 
     Columns: ``step`` and ``epoch``, both counted from 0; the means, for an epoch those of its
     steps weighted by their samples; ``learning_rate`` (``learning_rate_0`` and so on, if there are
     several groups); ``gradient_norm`` of a step; ``validation_loss`` and so on, empty where there
-    was no validation. Numbers are written so that they can be read back exactly. What comes later
-    under a new name gets a column behind the others, for which the file is written anew once;
-    metrics that are lists have none.
+    was no validation. Numbers can be read back exactly. A name that comes later gets a column
+    behind the others, for which the file is written anew once; metrics that are lists have none.
 
     Args:
         path: the file; None: ``steps.csv`` or ``epochs.csv`` in the run directory. A file of
@@ -62,7 +61,7 @@ class CSVLog(Callback):
         self._sums, self._samples, self._validated = {}, 0, {}
 
     def on_begin(self, fit: Fit) -> None:
-        """Go on in the file where the run goes on, or begin it."""
+        """Continue the file where the run continues, or begin it."""
         path = self._path = path_of(self, fit, "the table goes", 'CSVLog("log.csv")')
         if not fit.has_joined:
             check_plain(path)
@@ -107,29 +106,29 @@ class CSVLog(Callback):
             self.forget()
 
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
-        """Take out rows of steps that were undone by some who did not live to do it."""
+        """Remove rows of undone steps that a lost worker has left."""
         if self._journal is not None:
             self._journal.cut(fit.step)
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:
-        """Take out the rows of the steps that come again."""
+        """Remove the rows of the steps that come again."""
         if self._journal is not None:
             self._journal.cut(fit.step)
 
     def on_end(self, fit: Fit, summary: Summary) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._close()
 
     def on_error(self, fit: Fit, error: BaseException) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what is known of the epoch under way."""
+        """Return the sums of the epoch under way."""
         return {"sums": self._sums, "samples": self._samples, "validated": self._validated}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what is known of the epoch under way."""
+        """Load the sums of the epoch under way."""
         self._sums, self._samples = dict(state["sums"]), int(state["samples"])
         self._validated = dict(state["validated"])
 
@@ -144,7 +143,7 @@ class CSVLog(Callback):
         self._journal.add(at, lambda: self._line(row))
 
     def _widen(self, fit: Fit, names: list[str]) -> None:
-        """Make room for names that are new, unless the file is to begin with them."""
+        """Add columns for new names, unless the file is still empty."""
         assert self._journal is not None, "only where there is a file"
         columns = self._known_columns()
         new = [name for name in names if name not in (columns or names)]

@@ -41,14 +41,14 @@ class Display(Protocol):
 
 
 class _Output(Console):
-    """Standard output. Where nobody reads it any more, rich would end the program."""
+    """Standard output. If its reader has gone, rich would end the program."""
 
     def on_broken_pipe(self) -> None:
         raise  # what rich has just caught
 
 
 def display(console: Console | None = None) -> Display:
-    """Choose the display for whoever shows a run: a bar, or lines.
+    """Choose what a run is shown on: a bar, or lines.
 
     Args:
         console: where to; the notebook's cell, or standard output, by default.
@@ -69,7 +69,7 @@ def _in_cell() -> Display | None:
 
 
 class Lines:
-    """Shows lines that stay: those it is told to, and now and then how far the run is. Final.
+    """Prints lines, and now and then how far the run is. Final.
 
     Args:
         console: where to.

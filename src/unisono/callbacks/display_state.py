@@ -1,4 +1,4 @@
-"""How far a run is, and when it is time to show that again. For displays of all kinds."""
+"""How far a run is, for all displays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DisplayState:
     Attributes:
         done: steps of the whole run.
         total: steps that it will have.
-        seconds: since it was begun or gone on with, in seconds.
+        seconds: since it began here, in seconds.
         steps: steps since then.
         samples: samples since then.
         epoch: of the newest step, counted from 0; None before the first.
@@ -36,14 +36,11 @@ class DisplayState:
 
     @property
     def is_over(self) -> bool:
-        """Nothing will follow."""
+        """Whether all steps are done."""
         return self.done >= self.total
 
     def begins_another_than(self, before: DisplayState | None) -> bool:
-        """Tell whether it begins another run than the one that `before` is of.
-
-        A worker that shows the run in the place of one that was lost begins with the same total.
-        """
+        """Tell whether another run begins, and not another worker's display of the same run."""
         return before is None or before.is_over or (self.steps == 0 and self.total != before.total)
 
     @property
@@ -66,7 +63,7 @@ class DisplayState:
 
 
 class Count:
-    """Counts the steps of a run, and tells now and then that it is time to show it. Final.
+    """Counts the steps of a run, and tells when to show them. Final.
 
     Args:
         every_s: how long to wait from one time to the next, in seconds.

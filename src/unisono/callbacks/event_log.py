@@ -1,4 +1,4 @@
-"""The event file: all that happened in a run, as one JSON object a line.
+"""Writes the event file: what happened in a run, one JSON object a line.
 
 ::
 
@@ -6,14 +6,14 @@
     step         means, learning rates, norm, and where each worker's time went
     evaluation   what a validation found
     checkpoint   one was asked for
-    workers      others compute together now, and why
-    went_back    steps come again; their lines are taken out
+    workers      other workers compute now, and why
+    went_back    steps come again; their lines are removed
     failure      `fit` ended with an exception
-    interrupted  somebody ended it, by Ctrl-C or SIGTERM
+    interrupted  Ctrl-C or SIGTERM ended it
     end          `fit` is over
 
-Units are in the names; numbers that JSON has no word for are the texts "nan", "inf" and "-inf". The
-lines of steps ascend, and each step stands there once. `docs/events.md` has every field.
+Units are in the names; numbers that JSON lacks are the texts "nan", "inf" and "-inf". The lines of
+steps ascend, and each step is there once. `docs/events.md` describes every field.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class EventLog(Callback):
     Args:
         path: the file; None: ``events.jsonl`` in the run directory.
 
-    The time of a step is told by every worker when it is over, so its line is known when the next
-    one is; at once where there is one worker. It is written within a tenth of a second of training,
-    and before the state of the run is kept that it has led to.
+    Workers report their times after a step, so its line is complete after the next step; at once
+    if there is one worker. It is written within a tenth of a second of training, and before the
+    next snapshot.
     """
 
     may_fail = True
@@ -75,7 +75,7 @@ class EventLog(Callback):
         return self._given or (directory and directory / NAME)
 
     def on_begin(self, fit: Fit) -> None:
-        """Go on in the file where the run goes on, or begin it."""
+        """Continue the file where the run continues, or begin it."""
         path = self.writes_to(fit.directory)
         if path is None:
             return
@@ -140,7 +140,7 @@ class EventLog(Callback):
         self._add(fit, "checkpoint", step, {"step": step})
 
     def on_snapshot(self, fit: Fit) -> None:
-        """Write all that is known: should all workers be lost, the run goes on from here."""
+        """Write all lines: if all workers are lost, the run continues from here."""
         if self._journal is None or not fit.is_leader:
             return
         if self._pending is not None:
@@ -166,7 +166,7 @@ class EventLog(Callback):
             self._journal.note(encode("workers", step=fit.step, **_workers(fit), **facts))
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:
-        """Take out the lines of the steps that come again."""
+        """Remove the lines of the steps that come again."""
         if self._pending is not None and self._pending[0] >= fit.step:
             self._pending = None
         if self._journal is not None:
@@ -176,7 +176,7 @@ class EventLog(Callback):
                 self._journal.note(encode("went_back", step=fit.step, from_step=from_step))
 
     def on_end(self, fit: Fit, summary: Summary) -> None:
-        """Write what became of it."""
+        """Write how the call ended."""
         facts = {
             "step": fit.step,
             "seconds": summary.seconds,
@@ -188,7 +188,7 @@ class EventLog(Callback):
         self._close()
 
     def on_error(self, fit: Fit, error: BaseException) -> None:
-        """Write what happened; the worker that failed does, not those that miss it."""
+        """Write what happened, on the worker that failed and not on those that wait for it."""
         if self._journal is not None and self._has_a_say(fit, error):
             if fit.is_leader:
                 self._write_pending(fit)
@@ -207,7 +207,7 @@ class EventLog(Callback):
             journal.note(encode("start", format=FORMAT, **_start(fit)))
 
     def _has_a_say(self, fit: Fit, error: BaseException) -> bool:
-        """Tell whether it is this worker that writes how the call ends."""
+        """Tell whether this worker writes how the call ends."""
         if isinstance(error, PeerLostError):
             # One that was killed has left no word: the first of those who miss it writes theirs.
             is_told = self._journal is not None and b'"event":"failure"' in self._journal.last()
@@ -229,7 +229,7 @@ class EventLog(Callback):
             self._journal.flush()
 
     def _add_pending(self, fit: Fit) -> None:
-        """Add the newest step, now that all have met since."""
+        """Add the newest step, whose times are known now."""
         if self._pending is None or self._journal is None:
             return
         (number, facts), self._pending = self._pending, None
@@ -244,7 +244,7 @@ class EventLog(Callback):
 
 
 def _times(fit: Fit, number: int, facts: Mapping[str, Any]) -> list[Times | None]:
-    """Read what each worker has told of its times in a step; None of one that has not."""
+    """Read the times that each worker has reported; None for one that has not."""
     return [fit.times(rank, number) for rank in facts["ranks"]]
 
 

@@ -100,7 +100,7 @@ class Journal:
             self._write(b"")
 
     def take_over(self) -> None:
-        """Be the one that writes from now on: write what the last one may have left out."""
+        """Become the writer: write what the last one may have left out."""
         self._write(b"")
 
     def note(self, line: bytes) -> None:
@@ -126,14 +126,14 @@ class Journal:
         return lines[-1] if lines else b""
 
     def cut(self, step: int) -> None:
-        """Take out the lines of `step` and of all after it."""
+        """Remove the lines of `step` and of all after it."""
         self._known = deque((one for one in self._known if one[0] < step), maxlen=_KNOWN)
         self._held = [one for one in self._held if one[0] < step]
         if self._fit.is_leader and self._exists():
             self._write(b"", but_cut_at=step)
 
     def set_aside(self) -> None:
-        """Give the file another name, if there is one: another run begins; a folder keeps its."""
+        """Rename the file, if there is one, since another run begins; a folder keeps its name."""
         self.close()
         self._known.clear()
         names = (self._path.with_stem(f"{self._path.stem}-{n}") for n in itertools.count(1))
@@ -144,7 +144,7 @@ class Journal:
             self._complain(error)
 
     def close(self) -> None:
-        """Write what is held back, and let go of the file."""
+        """Write what is held back, and close the file."""
         self.flush()
         self._let_go()
 
@@ -215,7 +215,7 @@ class Journal:
             self._complain(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
 
     def _let_go_of_lost(self) -> None:
-        """Let go of a file of which another has the name now, or none."""
+        """Close a file that was removed or replaced."""
         self._let_go()
         say_alone(
             self._fit,
@@ -225,7 +225,7 @@ class Journal:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep others from writing meanwhile; but nobody waits long for one that stands still."""
+        """Lock the file; do not wait long for a worker that holds the lock and stands still."""
         for _ in range(_LOCK_TRIES):
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -241,7 +241,7 @@ class Journal:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _place_of_last(self, end: int) -> float:
-        """Find the last place in a file of some length; take out half a line."""
+        """Find the last place in a file of some length; cut a torn line."""
         whole = self._end_of_whole_lines(end)
         if whole != end:
             os.ftruncate(self._fd, whole)

@@ -9,12 +9,10 @@ from unisono.notices import say
 
 
 def path_of(callback: Callback, fit: Fit, what: str, example: str) -> Path:
-    """Say where a callback writes, in this call of ``fit``, to whatever folder the program goes.
+    """Return where a callback writes, whatever the working directory becomes during ``fit``.
 
     Args:
-        callback: which.
-        fit: the call.
-        what: what is written, and `example`: how to say where, for the message.
+        what, example: what is written, and how to say where, for the message.
 
     Raises:
         ValueError: it writes into the run directory, but the run has none.
@@ -29,10 +27,9 @@ def path_of(callback: Callback, fit: Fit, what: str, example: str) -> Path:
 
 
 def trouble_at(fit: Fit, path: Path) -> str:
-    """Say why nothing may be written at a path: the run directory has become another job's.
+    """Say why nothing may be written at a path; empty if it may, or is not in the run directory.
 
-    A run directory that was removed while the run goes on is made the run's own again first. Empty
-    where it may be written, or is no place of the run's.
+    The run directory may have become another job's. If it was only removed, it is locked again.
     """
     if fit.directory is None or not path.is_relative_to(fit.directory):
         return ""
@@ -40,7 +37,7 @@ def trouble_at(fit: Fit, path: Path) -> str:
 
 
 def say_alone(fit: Fit, line: str) -> None:
-    """Tell the user what no other worker knows of.
+    """Show a line that only this worker knows.
 
     ``fit.say`` shows what the first worker says. After rank 0 was lost and replaced the leader is
     another one; its line goes to the standard error then, beside the progress bar.

@@ -1,4 +1,4 @@
-"""Curves for TensorBoard: each step once, whoever writes them and however often it comes."""
+"""Writes curves for TensorBoard, each step once."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class TensorBoard(Callback):
     """Writes scalars that TensorBoard shows; needs ``pip install 'unisono[tensorboard]'``. Final.
 
     ``train/loss`` and the other means, ``learning_rate``, ``gradient_norm`` of steps, counted from
-    0; ``validation/loss`` and so on at the step that was done last. Where the run goes back, or is
-    taken up again, TensorBoard is told to forget what comes again. When the worker that writes is
-    lost, another writes on, and repeats what may not have come to the disk. A disk that is full
-    ends no run: it is told, and curves end there until ``fit`` is called again.
+    0; ``validation/loss`` and so on at the step that was done last. If the run goes back or is
+    resumed, TensorBoard forgets the steps that come again. If the worker that writes is lost,
+    another continues, and repeats what may not have reached the disk. A full disk ends no run: it
+    is reported, and curves end there until ``fit`` is called again.
 
-    A step that is written costs the worker that writes 0.2 to 0.6 ms: where steps take a few
-    milliseconds, pass ``every=10``.
+    Writing a step costs 0.2 to 0.6 ms on one worker; if steps take a few milliseconds, pass
+    ``every=10``.
 
     Args:
         path: the folder; None: ``tensorboard`` in the run directory.
@@ -68,7 +68,7 @@ class TensorBoard(Callback):
         return self._given or (directory and directory / NAME)
 
     def on_begin(self, fit: Fit) -> None:
-        """Go on where the run goes on."""
+        """Continue where the run continues."""
         self._path = path_of(self, fit, "the curves go", 'TensorBoard("runs/mine")')
         if self._given is None and not fit.has_joined:
             check_own_folder(self._path)
@@ -105,12 +105,12 @@ class TensorBoard(Callback):
         self._look_who_writes(fit)
 
     def on_end(self, fit: Fit, summary: Summary) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._has_begun = False
         self._close()
 
     def on_error(self, fit: Fit, error: BaseException) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._has_begun = False
         self._close()
 
@@ -201,7 +201,7 @@ class Scalars(NamedTuple):
 
 
 def _open(path: Path, first: int) -> Any:
-    """Begin a file; what others in the folder say of step `first` and later is of no account."""
+    """Begin a file that replaces what others in the folder say of step `first` and later."""
     # Slow to load, and of use to one worker alone.
     from torch.utils.tensorboard import SummaryWriter
 
@@ -216,7 +216,7 @@ def _open(path: Path, first: int) -> Any:
 
 
 def _wait_for_a_later_name(path: Path) -> None:
-    """Wait until the second is over in which another file was begun: names give the order."""
+    """Wait for the next second if another file was begun in this one: names give the order."""
     now_s = int(time.time())
     if any(f".{now_s:010d}." in file.name for file in _files(path)):
         time.sleep(max(0.0, now_s + 1 - time.time()))
