@@ -81,7 +81,8 @@ class RunDirectory:
         """
         self._check_no_link()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._remove_unfinished()
+        for unfinished in self.folder.glob(".step-*.part"):  # of a process that was killed
+            shutil.rmtree(unfinished, ignore_errors=True)
         path = self._path(step)
         if path.exists():
             raise FileExistsError(f"{path} must not be there yet, but is: set it aside first.")
@@ -156,11 +157,6 @@ class RunDirectory:
         return sorted(
             (int(match[1]), child) for match, child in named if match and _is_checkpoint(child)
         )
-
-    def _remove_unfinished(self) -> None:
-        """Remove what an earlier process left half written; one process writes at a time."""
-        for path in self.folder.glob(".step-*.part"):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_checkpoint(path: Path) -> bool:

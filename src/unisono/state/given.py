@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from unisono.errors import CheckpointError
 from unisono.state.contents import named_parameters
+from unisono.state.modes import modes_of
 from unisono.state.optimizer_state import group_options
 from unisono.state.saved import apply_groups
 
@@ -120,7 +121,6 @@ class Given:
             self._apply(_changes(first, self._now))
 
     def _told(self) -> dict[str, Any]:
-        named = named_parameters(self._model, self._optimizer)
         try:
             told = {
                 "groups": group_options(self._optimizer),
@@ -128,7 +128,7 @@ class Given:
                     key: dict(_scalars(schedule.state_dict()))
                     for key, schedule in _schedules(self._state).items()
                 },
-                "fixed": [name for name, p in named.items() if not p.requires_grad],
+                "fixed": modes_of(self._model, self._optimizer)["fixed"],
             }
             plain: dict[str, Any] = json.loads(json.dumps(told))
         except (CheckpointError, TypeError, ValueError):

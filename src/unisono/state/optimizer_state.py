@@ -6,7 +6,7 @@ State that belongs to no parameter (a count of all steps, say) goes under the na
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
@@ -143,12 +143,18 @@ def check_told(optimizer: Optimizer) -> None:
     Raises:
         CheckpointError: its `state_dict` says more than torch's, or it wraps another optimizer.
     """
-    name = type(optimizer).__name__
-    for path in _told_beside(optimizer):
-        _refuse_to_keep(f"{name}'s `state_dict` also has `{path}`")
+    name, troubles = type(optimizer).__name__, []
+    if type(optimizer).state_dict is not Optimizer.state_dict:
+        beside = _beside("", optimizer.state_dict(), Optimizer.state_dict(optimizer))
+        troubles += [f"{name}'s `state_dict` also has `{path}`" for path in beside]
     for key, value in vars(optimizer).items():
         if isinstance(value, Optimizer) and value.state is not optimizer.state:
-            _refuse_to_keep(f"{name}'s `{key}` is another optimizer with state of its own")
+            troubles.append(f"{name}'s `{key}` is another optimizer with state of its own")
+    if troubles:
+        raise CheckpointError(
+            f"an optimizer must have all its state in `optimizer.state` to be kept with a run, but "
+            f"{troubles[0]}: use an optimizer that has, or train without checkpoints."
+        )
 
 
 def _plain(what: str, value: Any) -> Any:
@@ -166,11 +172,6 @@ def _own_keys(optimizer: Optimizer) -> list[Any]:
     return [key for key in optimizer.state if not isinstance(key, torch.Tensor)]
 
 
-def _told_beside(optimizer: Optimizer) -> Iterator[str]:
-    if type(optimizer).state_dict is not Optimizer.state_dict:
-        yield from _beside("", optimizer.state_dict(), Optimizer.state_dict(optimizer))
-
-
 def _beside(path: str, said: Any, known: Any) -> Iterator[str]:
     """Find the places where a state dict says something that torch's does not."""
     if isinstance(said, Mapping) and isinstance(known, Mapping):
@@ -184,13 +185,6 @@ def _beside(path: str, said: Any, known: Any) -> Iterator[str]:
             yield path
     elif said is not known and not (isinstance(said, _PLAIN) and said == known):
         yield path
-
-
-def _refuse_to_keep(trouble: str) -> NoReturn:
-    raise CheckpointError(
-        f"an optimizer must have all its state in `optimizer.state` to be kept with a run, but "
-        f"{trouble}: use an optimizer that has, or train without checkpoints."
-    )
 
 
 def _take_rest(
