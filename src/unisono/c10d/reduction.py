@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from unisono.plan.summation import Node
+from unisono.plan.summation import tree_sum
 
 _OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "SUM": torch.add,
@@ -79,8 +79,7 @@ def _combine(reduction: str, values: Sequence[torch.Tensor], out: torch.Tensor) 
     num_ranks = len(values)
     if reduction == "AVG" and not (out.is_floating_point() or out.is_complex()):
         wide = [value.to(torch.int64) for value in values]
-        total = _total(Node(0, num_ranks), wide, operation)
-        out.copy_(total.div(num_ranks, rounding_mode="trunc"))
+        out.copy_(tree_sum(wide, operation).div(num_ranks, rounding_mode="trunc"))
         return
     if num_ranks == 1:
         if out is not values[0]:
@@ -88,25 +87,14 @@ def _combine(reduction: str, values: Sequence[torch.Tensor], out: torch.Tensor) 
     elif num_ranks == 2:
         operation(values[0], values[1], out=out)
     else:
-        left, right = Node(0, num_ranks).children()
-        # One of the two goes where the result goes: the one that has it as a value, if any does.
+        # Sums that include the value whose memory `out` is go to `out`: it is not read again.
         at = out.data_ptr()
-        is_right = any(values[rank].data_ptr() == at for rank in range(right.lo, right.hi))
-        total_left = _total(left, values, operation, None if is_right else out)
-        total_right = _total(right, values, operation, out if is_right else None)
-        operation(total_left, total_right, out=out)
+        own = next((value for value in values if value.data_ptr() == at), values[0])
+
+        def add(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            goes_out = one is own or other is own or one is out or other is out
+            return operation(one, other, out=out if goes_out else None)
+
+        tree_sum(values, add)
     if reduction == "AVG":
         out.div_(num_ranks)
-
-
-def _total(
-    node: Node,
-    values: Sequence[torch.Tensor],
-    operation: Callable[..., torch.Tensor],
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Reduce a sub-tree: into `out`, which may be one of its values, or into a new tensor."""
-    if node.is_leaf:
-        return values[node.lo]
-    left, right = node.children()
-    return operation(_total(left, values, operation), _total(right, values, operation), out=out)

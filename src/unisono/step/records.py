@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from unisono.errors import MismatchError
 from unisono.exchange.arena import ROW_BYTES
 from unisono.exchange.run_memory import RunMemory
-from unisono.plan.summation import Node, additions_over
+from unisono.plan.summation import tree_sum
 from unisono.step.loss import ShardLoss
 
 _HEAD = struct.Struct("<IIII")
@@ -57,7 +57,6 @@ class Records:
 
     def __init__(self, memory: RunMemory, num_shards: int) -> None:
         self._memory = memory
-        self._additions = additions_over([Node(v, v + 1) for v in range(num_shards)], num_shards)
         self._num_shards = num_shards
 
     def write(self, shard: int, loss: ShardLoss | None) -> None:
@@ -99,9 +98,8 @@ class Records:
                     f"shard, but shards {speaker} and {shard} differ: return the same keys always."
                 )
         pairs = [record.pairs(records[speaker].num_names) for record in records]
-        for into, other in self._additions:
-            pairs[into] = [a + b for a, b in zip(pairs[into], pairs[other], strict=True)]
-        sums, weights = pairs[0][0::2], pairs[0][1::2]
+        total = tree_sum(pairs, lambda *two: [a + b for a, b in zip(*two, strict=True)])
+        sums, weights = total[0::2], total[1::2]
         if not weights[0] > 0:
             raise ValueError(
                 f"the weights of a step's shards must add up to more than 0, but give "
