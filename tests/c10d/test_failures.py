@@ -257,7 +257,7 @@ def test_who_leaves_is_not_waited_for(as_ranks):
 def test_an_error_on_one_rank_reaches_the_others_with_its_reason(as_ranks):
     def work(group, rank):
         if rank == 1:
-            group.membership._board.mine = None  # whatever goes wrong half-way
+            group.member.board.mine = None  # whatever goes wrong half-way
         group.allreduce(torch.ones(4))
 
     errors = as_ranks(3, work)

@@ -125,7 +125,7 @@ def test_the_memory_of_read_messages_is_used_again(as_ranks):
         for _ in range(20):
             if rank == 0:
                 group.send([tensor], 1, 0)
-                places.add(group.membership.messages._unread[-1])
+                places.add(group.member.messages._unread[-1])
             else:
                 group.recv([tensor], 0, 0).wait()
             group.barrier()

@@ -20,7 +20,7 @@ _Vector = torch.Tensor
 _Vectors = Sequence[torch.Tensor]
 
 
-def barrier(board: Board) -> Meetings:
+def barrier() -> Meetings:
     """Meet."""
     yield
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -54,7 +53,7 @@ class GroupMember:
         finally:
             shared.close_fd()
         self._peers.watch()
-        self._board = Board(self.region, self._meeting)
+        self.board = Board(self.region, self._meeting)
         self._blocks = Blocks(shared.mapping, shared.layout.heap(rank))
         self.messages = Messages(self.region, self._blocks, self._peers, timeout_s)
         self.execution = Execution()
@@ -62,52 +61,42 @@ class GroupMember:
     def run(
         self,
         call: bytes,
-        timeout_s: float | None,
-        act: Callable[..., Meetings],
-        arguments: Sequence[Any],
+        steps: Meetings,
         vectors: Vectors,
-        *,
         note: int,
+        timeout_s: float | None,
         is_async: bool,
-    ) -> Call | None:
+    ) -> tuple[Call, ...]:
         """Announce a call and carry it out. Collective: every rank calls it, in the same order.
 
         Args:
             call: what :func:`~unisono.c10d.calls.encode` returned.
+            steps: what to do once it is announced.
+            vectors: what that works on.
+            note: a number for `steps` that may differ between ranks.
             timeout_s: how long each wait may last; the group's limit if None.
-            act: what to do, given the board and `arguments`.
-            arguments: for `act`.
-            vectors: those among the arguments.
-            note: a number for `act` that may differ between ranks.
             is_async: return within milliseconds, whether it is done or not.
 
         Returns:
-            What to wait for, or None if it is done: always, unless `is_async`.
+            What is left to wait for: nothing, unless `is_async`.
         """
-        steps = self._steps(call, note, timeout_s, act, arguments, vectors)
-        made = Call(self._meeting, steps, vectors)
-        return None if self.execution.carry_out(made, is_async=is_async) else made
 
-    def _steps(
-        self,
-        call: bytes,
-        note: int,
-        timeout_s: float | None,
-        act: Callable[..., Meetings],
-        arguments: Sequence[Any],
-        vectors: Vectors,
-    ) -> Meetings:
-        self._meeting.announce(call, note, timeout_s)
-        yield from act(self._board, *arguments)
-        vectors.write_back()
+        def announced() -> Meetings:
+            self._meeting.announce(call, note, timeout_s)
+            yield from steps
+            vectors.write_back()
+
+        made = Call(self._meeting, announced(), vectors)
+        return () if self.execution.carry_out(made, is_async=is_async) else (made,)
 
     def refuse(self) -> None:
         """Tell the others that this rank's arguments are wrong, without waiting for them."""
-        self.execution.carry_out(Call(self._meeting, self._refusal(), Vectors()), is_async=True)
 
-    def _refusal(self) -> Meetings:
-        self._meeting.refuse()
-        yield from ()
+        def refusal() -> Meetings:
+            self._meeting.refuse()
+            yield from ()
+
+        self.execution.carry_out(Call(self._meeting, refusal(), Vectors([])), is_async=True)
 
     def empty(self, sizes: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         """Make an uninitialized tensor in this rank's heap; see :func:`unisono.c10d.empty`."""
@@ -143,4 +132,4 @@ class GroupMember:
     def _let_go(self) -> None:
         self.execution.close()
         self._peers.close()
-        self._board.close()
+        self.board.close()

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch.distributed import ReduceOp
 
 from unisono.plan.summation import tree_sum
 
-_OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
+OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "SUM": torch.add,
     "AVG": torch.add,
     "PRODUCT": torch.mul,
@@ -27,9 +29,26 @@ _OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
+# By number: torch's own way to compare operations takes longer than all the rest here.
+_REDUCTION_OF = {getattr(ReduceOp, name).value: name for name in OPERATIONS}
 _BITWISE = ("BAND", "BOR", "BXOR")
 # Sums on the way are this long: they stay in the cores' cache, and in malloc's heap.
 _BLOCK_BYTES = 1 << 20
+
+
+def reduction_of(opts: Any, dtype: torch.dtype) -> str:
+    """Name the reduction of a call, from torch's options for it: SUM unless they say otherwise.
+
+    Raises:
+        TypeError: it is none of ours, or has no meaning for the dtype.
+    """
+    wanted = getattr(opts, "reduceOp", opts)
+    wanted = ReduceOp.SUM if wanted is None else getattr(wanted, "op", wanted)
+    name = _REDUCTION_OF.get(getattr(wanted, "value", None))
+    if name is None:
+        raise TypeError(f"the reduction must be one of {', '.join(OPERATIONS)}, but is {wanted}.")
+    check(name, dtype)
+    return name
 
 
 def check(reduction: str, dtype: torch.dtype) -> None:
@@ -56,7 +75,7 @@ def check(reduction: str, dtype: torch.dtype) -> None:
 def _is_known_to_torch(reduction: str, dtype: torch.dtype) -> bool:
     one = torch.zeros(1, dtype=dtype)
     try:
-        _OPERATIONS[reduction](one, one, out=torch.empty_like(one))
+        OPERATIONS[reduction](one, one, out=torch.empty_like(one))
     except (NotImplementedError, RuntimeError):
         return False
     return True
@@ -75,7 +94,7 @@ def combine(reduction: str, values: Sequence[torch.Tensor], out: torch.Tensor) -
 
 
 def _combine(reduction: str, values: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    operation = _OPERATIONS[reduction]
+    operation = OPERATIONS[reduction]
     num_ranks = len(values)
     if reduction == "AVG" and not (out.is_floating_point() or out.is_complex()):
         wide = [value.to(torch.int64) for value in values]

@@ -41,4 +41,4 @@ def empty(
         )
     dtype = torch.get_default_dtype() if dtype is None else dtype
     sizes = torch.Size([shape] if isinstance(shape, int) else shape)
-    return group.membership.empty(sizes, dtype)
+    return group.member.empty(sizes, dtype)
