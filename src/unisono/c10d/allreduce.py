@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from unisono.c10d.board import Board, Meetings
+from unisono.c10d.collectives import part_of, reduce
 from unisono.c10d.meeting import NO_NOTE as NOWHERE
 from unisono.c10d.reduction import combine
 from unisono.c10d.region import GroupMemory
@@ -48,7 +49,7 @@ def all_reduce(board: Board, vector: torch.Tensor, reduction: str, place: int) -
     dtype = vector.dtype
     if place == NOWHERE:
         start, stop = next(board.chunks(vector.numel(), vector.dtype))
-        board.mine(dtype, stop).copy_(_part(vector, start, stop))
+        board.mine(dtype, stop).copy_(part_of(vector, start, stop))
     yield
     places = board.meeting.notes()
     if NOWHERE not in places:
@@ -56,28 +57,15 @@ def all_reduce(board: Board, vector: torch.Tensor, reduction: str, place: int) -
         return
     is_shown = all(other == NOWHERE for other in places)
     if board.num_ranks <= 2 or vector.numel() * dtype.itemsize <= _FOR_ITSELF_UP_TO_BYTES:
-        yield from _each_for_itself(board, vector, reduction, is_shown)
+        yield from reduce(board, vector, reduction, is_shown=is_shown)
     else:
         yield from _in_slices(board, vector, reduction, is_shown)
-
-
-def _each_for_itself(
-    board: Board, vector: torch.Tensor, reduction: str, is_shown: bool
-) -> Meetings:
-    for start, stop in board.chunks(vector.numel(), vector.dtype):
-        piece = _part(vector, start, stop)
-        if not (is_shown and start == 0):
-            board.mine(vector.dtype, stop - start).copy_(piece)
-            yield
-        values = board.shown(vector.dtype, stop - start).copy()
-        values[board.rank] = piece  # warmer than its copy
-        combine(reduction, values, piece)
 
 
 def _in_slices(board: Board, vector: torch.Tensor, reduction: str, is_shown: bool) -> Meetings:
     dtype = vector.dtype
     for start, stop in board.chunks(vector.numel(), vector.dtype):
-        piece, mine = _part(vector, start, stop), board.mine(dtype, stop - start)
+        piece, mine = part_of(vector, start, stop), board.mine(dtype, stop - start)
         cuts = slices(stop - start, board.num_ranks)
         begin, end = cuts[board.rank]
         if not (is_shown and start == 0):
@@ -98,9 +86,9 @@ def _in_slices(board: Board, vector: torch.Tensor, reduction: str, is_shown: boo
 def _in_place(
     board: Board, numel: int, dtype: torch.dtype, reduction: str, places: Sequence[int]
 ) -> Meetings:
-    what = (numel, dtype, tuple(places))
+    what = (board.region, board.rank, numel, dtype, tuple(places))
     is_long = numel * dtype.itemsize > _KEPT_UP_TO_BYTES
-    blocks = _blocks_in_place(board, *what) if is_long else board.once(_blocks_in_place, *what)
+    blocks = _blocks_in_place(*what) if is_long else board.once(_blocks_in_place, *what)
     for values, result, others in blocks:
         combine(reduction, values, result)
         for other in others:
@@ -109,23 +97,18 @@ def _in_place(
 
 
 def _blocks_in_place(
-    board: Board, numel: int, dtype: torch.dtype, places: tuple[int, ...]
+    region: GroupMemory, own: int, numel: int, dtype: torch.dtype, places: tuple[int, ...]
 ) -> list[tuple[list[torch.Tensor], torch.Tensor, list[torch.Tensor]]]:
     """View this rank's slice of everybody's tensors, block by block: values, result, others."""
-    vectors = [board.in_heap(place, numel, dtype) for place in places]
-    begin, end = slices(numel, board.num_ranks)[board.rank]
+    vectors = [region.flat(place, numel, dtype) for place in places]
+    begin, end = slices(numel, len(places))[own]
     block = _BLOCK_BYTES // dtype.itemsize
     blocks = []
     for start in range(begin, end, block):
         values = [vector[start : min(start + block, end)] for vector in vectors]
-        others = [value for rank, value in enumerate(values) if rank != board.rank]
-        blocks.append((values, values[board.rank], others))
+        others = [value for rank, value in enumerate(values) if rank != own]
+        blocks.append((values, values[own], others))
     return blocks
-
-
-def _part(vector: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Slice, unless the slice is everything: short vectors are worth the microsecond."""
-    return vector if stop - start == vector.numel() else vector[start:stop]
 
 
 def slices(numel: int, num_ranks: int) -> list[tuple[int, int]]:

@@ -36,17 +36,28 @@ def broadcast(board: Board, vector: _Vector, root: int) -> Meetings:
             vector[start:stop].copy_(board.shown(dtype, stop - start)[root])
 
 
-def reduce(board: Board, vector: _Vector, reduction: str, root: int) -> Meetings:
-    """Leave the reduction of all vectors in the root's."""
+def reduce(
+    board: Board,
+    vector: _Vector,
+    reduction: str,
+    root: int | None = None,
+    *,
+    is_shown: bool = False,
+) -> Meetings:
+    """Leave the reduction of all vectors in the root's; in everybody's if `root` is None.
+
+    With `is_shown` all have shown the first chunk and met.
+    """
     dtype = vector.dtype
     for start, stop in board.chunks(vector.numel(), dtype):
-        piece = vector[start:stop]
-        if board.rank != root:
-            board.mine(dtype, stop - start).copy_(piece)
-        yield
-        if board.rank == root:
+        piece = part_of(vector, start, stop)
+        if not (is_shown and start == 0):
+            if board.rank != root:
+                board.mine(dtype, stop - start).copy_(piece)
+            yield
+        if root is None or board.rank == root:
             values = board.shown(dtype, stop - start).copy()
-            values[root] = piece
+            values[board.rank] = piece  # warmer than its copy
             combine(reduction, values, piece)
 
 
@@ -176,3 +187,8 @@ def _show_side_by_side(board: Board, pieces: _Vectors, width: int) -> None:
         if rank != board.rank:
             begin = rank * width
             mine[begin : begin + piece.numel()].copy_(piece)
+
+
+def part_of(vector: _Vector, start: int, stop: int) -> _Vector:
+    """Slice, unless the slice is everything: short vectors are worth the microsecond."""
+    return vector if stop - start == vector.numel() else vector[start:stop]
