@@ -16,7 +16,7 @@ import torch.distributed as dist
 from tests.warm.processes import run
 
 from unisono.c10d import meeting, peers
-from unisono.c10d.layout import Layout
+from unisono.c10d.group_memory import Layout
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
 

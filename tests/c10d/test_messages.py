@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 import torch
 
+from unisono.c10d.group_memory import RING_ENTRIES, Heap
 from unisono.c10d.heap import Blocks, HeapFullError
-from unisono.c10d.layout import RING_ENTRIES, Heap
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
 

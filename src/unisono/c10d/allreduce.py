@@ -19,9 +19,9 @@ import torch
 
 from unisono.c10d.board import Board, Meetings
 from unisono.c10d.collectives import part_of, reduce
+from unisono.c10d.group_memory import GroupMemory
 from unisono.c10d.meeting import NO_NOTE as NOWHERE
 from unisono.c10d.reduction import combine
-from unisono.c10d.region import GroupMemory
 
 _BLOCK_BYTES = 1 << 20
 _FOR_ITSELF_UP_TO_BYTES = 1 << 16

@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from unisono.c10d.layout import SLOT_BYTES
+from unisono.c10d.group_memory import SLOT_BYTES, GroupMemory
 from unisono.c10d.meeting import Meeting
-from unisono.c10d.region import GroupMemory
 
 _VIEWS_AT_MOST = 512
 

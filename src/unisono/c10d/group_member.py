@@ -11,16 +11,16 @@ import weakref
 from collections.abc import Sequence
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from unisono.c10d.board import Board, Meetings
 from unisono.c10d.calls import encode
 from unisono.c10d.execution import Call, Execution
-from unisono.c10d.group_rendezvous import KeyValueStore, share
+from unisono.c10d.group_rendezvous import shared_memory
 from unisono.c10d.heap import Blocks
 from unisono.c10d.meeting import Meeting
 from unisono.c10d.messages import Messages
 from unisono.c10d.peers import Peers, RankExit
-from unisono.c10d.region import GroupMemory
 from unisono.c10d.vectors import Vectors
 
 LATE_AT_MOST_S = 10.0
@@ -36,25 +36,20 @@ class GroupMember:
         timeout_s: how long a wait may last.
     """
 
-    def __init__(
-        self, store: KeyValueStore, rank: int, names: Sequence[int], timeout_s: float
-    ) -> None:
-        shared = share(store, rank, len(names), timeout_s)
-        self.region = GroupMemory(shared.mapping, shared.layout)
-        self._peers = Peers(self.region, rank, names)
-        try:
-            self._meeting = Meeting(self.region, self._peers, timeout_s)
-            self._meeting.announce(encode("init_process_group"))
-            self._meeting.meet()
-        except BaseException as error:
-            self._peers.leave(RankExit.GAVE_UP, str(error))
-            self._peers.close()
-            raise
-        finally:
-            shared.close_fd()
+    def __init__(self, store: Store, rank: int, names: Sequence[int], timeout_s: float) -> None:
+        with shared_memory(store, rank, len(names), timeout_s) as self.region:
+            self._peers = Peers(self.region, rank, names)
+            try:
+                self._meeting = Meeting(self.region, self._peers, timeout_s)
+                self._meeting.announce(encode("init_process_group"))
+                self._meeting.meet()
+            except BaseException as error:
+                self._peers.leave(RankExit.GAVE_UP, str(error))
+                self._peers.close()
+                raise
         self._peers.watch()
         self.board = Board(self.region, self._meeting)
-        self._blocks = Blocks(shared.mapping, shared.layout.heap(rank))
+        self._blocks = Blocks(self.region.mapping, self.region.layout.heap(rank))
         self.messages = Messages(self.region, self._blocks, self._peers, timeout_s)
         self.execution = Execution()
 

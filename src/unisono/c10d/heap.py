@@ -11,7 +11,7 @@ import mmap
 import threading
 from collections import deque
 
-from unisono.c10d.layout import Heap
+from unisono.c10d.group_memory import Heap
 from unisono.workers.memory import aligned
 
 _KEEP_PAGES_UP_TO_BYTES = 64 << 20

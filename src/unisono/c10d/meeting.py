@@ -17,11 +17,11 @@ import os
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import closing
 
 from unisono.c10d.calls import CALL_BYTES, describe, encode
-from unisono.c10d.layout import ARRIVALS, CALLS, POST_BYTES, POSTS, is_crowded
+from unisono.c10d.group_memory import ARRIVALS, CALLS, POST_BYTES, POSTS, GroupMemory, is_crowded
 from unisono.c10d.peers import Peers, RankExit
-from unisono.c10d.region import GroupMemory
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 from unisono.notices import say
 from unisono.workers.barrier import NOTICE_AFTER_S
@@ -188,42 +188,38 @@ class Meeting:
         return [r for r in ranks if (words[at[r]] - target) % _COUNTER >= _COUNTER // 2]
 
     def _sleep(self, missing: list[int], target: int, patience_s: float) -> bool:
-        shown = ShownWait()
-        try:
-            return self._sleep_shown(missing, target, patience_s, shown)
-        finally:
-            shown.end()
-
-    def _sleep_shown(
-        self, missing: list[int], target: int, patience_s: float, shown: ShownWait
-    ) -> bool:
         start = time.monotonic()
-        is_told = False
-        while missing:
-            other = missing[0]
-            seen = self._region.words[self._arrivals_at[other]]
-            self._check_usable()  # another thread may have aborted the group
-            self._peers.watch()
-            lost = self._peers.first_lost(missing)  # before the next look at who has come
-            missing = self._missing(missing, target)
-            if lost and lost[0] in missing:
-                raise self._lost(*lost)
-            if other not in missing:
-                continue
-            waited_s = time.monotonic() - start
-            if waited_s >= self._timeout_s:
-                raise self._late(missing, waited_s)
-            if waited_s >= patience_s:
-                return False
-            if waited_s >= NOTICE_AFTER_S and not is_told:
-                is_told = True
-                if self.rank < min(set(self._others) - set(missing), default=self.rank + 1):
-                    sight = self._sight(missing, f"has waited {waited_s:.0f} s")
-                    say(f"in {self._here()} {sight}.")
-            shown.look(waited_s, self._here)
-            slice_s = min(SLEEP_AT_MOST_S, self._timeout_s - waited_s, patience_s - waited_s)
-            self._region.sleep_while(self._lines[other] + ARRIVALS, seen, slice_s)
+        has_said = False
+        with closing(ShownWait()) as shown:
+            while missing:
+                other = missing[0]
+                seen = self._region.words[self._arrivals_at[other]]
+                self._check_usable()  # another thread may have aborted the group
+                self._peers.watch()
+                lost = self._peers.first_lost(missing)  # before the next look at who has come
+                missing = self._missing(missing, target)
+                if lost and lost[0] in missing:
+                    raise self._lost(*lost)
+                if other not in missing:
+                    continue
+                waited_s = time.monotonic() - start
+                if waited_s >= self._timeout_s:
+                    raise self._late(missing, waited_s)
+                if waited_s >= patience_s:
+                    return False
+                if waited_s >= NOTICE_AFTER_S and not has_said:
+                    has_said = True
+                    self._say_who_is_late(missing, waited_s)
+                shown.look(waited_s, self._here)
+                slice_s = min(SLEEP_AT_MOST_S, self._timeout_s - waited_s, patience_s - waited_s)
+                self._region.sleep_while(self._lines[other] + ARRIVALS, seen, slice_s)
         return True
+
+    def _say_who_is_late(self, missing: list[int], waited_s: float) -> None:
+        """Say it on one rank: the first of those that have come."""
+        if self.rank < min(set(self._others) - set(missing), default=self.rank + 1):
+            sight = self._sight(missing, f"has waited {waited_s:.0f} s")
+            say(f"in {self._here()} {sight}.")
 
     def _compare(self) -> None:
         """Compare all posts of this call with ours; the notes in them may differ."""

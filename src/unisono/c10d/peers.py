@@ -12,8 +12,15 @@ import os
 import select
 from collections.abc import Callable, Iterable, Sequence
 
-from unisono.c10d.layout import ARRIVALS, DEPARTURE, DOORBELL, PID, REASON, REASON_BYTES
-from unisono.c10d.region import GroupMemory
+from unisono.c10d.group_memory import (
+    ARRIVALS,
+    DEPARTURE,
+    DOORBELL,
+    PID,
+    REASON,
+    REASON_BYTES,
+    GroupMemory,
+)
 
 
 class RankExit(enum.IntEnum):

@@ -1,4 +1,4 @@
-"""What lies where in the memory that the ranks of a group share?
+"""The memory that the ranks of a group share: what lies where, and how a rank reads and writes it.
 
 One memfd a group. Pages exist from when they are first written, so generous sizes cost nothing::
 
@@ -10,16 +10,23 @@ One memfd a group. Pages exist from when they are first written, so generous siz
 * A *heap* is where a rank keeps the contents of its messages and tensors made by ``empty``.
 
 All positions are byte offsets from the beginning and multiples of 64; each line and each counter
-that two ranks use has cache lines of its own.
+that two ranks use has cache lines of its own. The mapping is given back when the last tensor that
+lies in it is gone, so a tensor may outlive its group.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import torch
+
+from unisono.workers import futex
+from unisono.workers.memory import Memory
 
 HEADER_BYTES = mmap.PAGESIZE
 TOKEN_BYTES = 16
@@ -101,6 +108,53 @@ class Layout:
         """Which bytes are the heap of `rank`."""
         start = self.slot(self.world_size, 0) + rank * self.heap_bytes
         return Heap(start, start + self.heap_bytes)
+
+
+class GroupMemory:
+    """One rank's mapping of the group's memory. Final.
+
+    Words are at offsets that lie before the slots.
+    """
+
+    def __init__(self, mapping: mmap.mmap, layout: Layout) -> None:
+        self.layout = layout
+        self.mapping = mapping
+        self.memory = Memory(mapping)
+        self.words = (ctypes.c_uint32 * (layout.control_bytes // 4)).from_buffer(mapping)
+        self.address = ctypes.addressof(self.words)
+
+    def word(self, offset: int) -> int:
+        """Read the 32-bit word at `offset`."""
+        return self.words[offset // 4]
+
+    def set_word(self, offset: int, value: int) -> None:
+        """Write the 32-bit word at `offset`."""
+        self.words[offset // 4] = value
+
+    def add_and_wake(self, offset: int, amount: int = 1) -> None:
+        """Add to a word after everything written before, and wake whoever sleeps on it."""
+        futex.add_and_wake(self.address + offset, amount)
+
+    def acquire(self, offset: int) -> None:
+        """Order later reads after those made; `offset` is of a word that this rank changes."""
+        futex.acquire(self.address + offset)
+
+    def wake(self, offset: int) -> None:
+        """Wake whoever sleeps on the word at `offset`."""
+        futex.wake(self.address + offset)
+
+    def sleep_while(self, offset: int, seen: int, timeout_s: float) -> None:
+        """Sleep while the word at `offset` is `seen`, at most `timeout_s` seconds."""
+        futex.wait(self.address + offset, seen, timeout_s)
+
+    def offset_of(self, tensor: torch.Tensor) -> int | None:
+        """Find where a tensor begins in this memory, or None if it lies elsewhere."""
+        offset = tensor.data_ptr() - self.address
+        return offset if 0 <= offset < len(self.mapping) else None
+
+    def flat(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """View `numel` elements at `offset` as a vector."""
+        return self.memory.flat(offset, numel, dtype)
 
 
 def _whole_pages(num_bytes: int) -> int:
