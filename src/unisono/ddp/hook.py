@@ -18,8 +18,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
-from unisono.ddp.averaging import mean_in_order, send_slices, share_sums, sums_in_order
-from unisono.ddp.sparse import sparse_mean_in_order
+from unisono.ddp.averaging import (
+    begin_mean,
+    mean_in_order,
+    sparse_mean_in_order,
+    sums_in_order,
+)
 
 Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
 
@@ -61,14 +65,14 @@ def _average_on_streams(
     The future of the all_to_all is complete as soon as that is enqueued, so what comes after it is
     enqueued at once, by the same thread, on a stream that waits for it; and DDP waits for that.
     """
-    exchange = send_slices(tensor, group, divisor)
+    work, finish = begin_mean(tensor, group, divisor)
 
-    def then_share(_: object) -> torch.Tensor:
-        exchange.work.wait()  # the stream, not the thread
-        share_sums(exchange, group)
+    def then_finish(_: object) -> torch.Tensor:
+        work.wait()  # the stream, not the thread
+        finish()
         return tensor
 
-    future: torch.futures.Future[torch.Tensor] = exchange.work.get_future().then(then_share)
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(then_finish)
     return future
 
 

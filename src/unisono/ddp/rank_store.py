@@ -13,6 +13,7 @@ starts again after a failure.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import time
 from datetime import timedelta
@@ -51,10 +52,11 @@ class Ranks:
         self._here, self._timeout_s, self._team = here, timeout_s, team
         self._is_told = False
 
-    def tell_all(self, what: str, mine: str) -> list[str]:
+    def tell_all(self, what: str, mine: object) -> list[Any]:
         """Tell all ranks something and hear theirs, in rank order. Collective: every rank calls it.
 
-        Rank 0, with which the store may end, returns when all have heard.
+        It is anything that JSON can hold. Rank 0, with which the store may end, returns when all
+        have heard.
 
         Raises:
             RendezvousError: somebody did not come in time.
@@ -62,8 +64,8 @@ class Ranks:
         """
         rank, ranks = self._here.rank, range(self._here.world_size)
         try:
-            self.store.set(f"{what} of {rank}", mine)
-            heard = [self._hear(f"{what} of {other}", other) for other in ranks]
+            self.store.set(f"{what} of {rank}", json.dumps(mine))
+            heard = [json.loads(self._hear(f"{what} of {other}", other)) for other in ranks]
             self.store.set(f"{what} heard by {rank}", "")
             if rank == 0:
                 for other in ranks:
