@@ -87,8 +87,8 @@ MISMATCHES = {
     "a large shape": (
         all_reduce((1, 70_000)),
         all_reduce((70_000, 1)),
-        "70,000 float32 elements in 2 dimensions (fingerprint",
-        "float32 elements in 2 dimensions (fingerprint",
+        "70,000 float32 elements in the shape (1, 70000)",
+        "70,000 float32 elements in the shape (70000, 1)",
     ),
     "root": (broadcast(0), broadcast(1), "with root 10", "with root 11"),
 }

@@ -93,7 +93,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, store: Any, rank: int, names: Sequence[int], timeout_s: float) -> None:
         super().__init__(rank, len(names))
-        self._rank, self._num_ranks = rank, len(names)
+        self._rank, self._num_ranks, self._names = rank, len(names), names
         self._name = self._description = ""
         self._kept: deque[GroupWork] = deque(maxlen=_KEPT_AT_MOST)
         self.member = GroupMember(store, rank, names, timeout_s)
@@ -131,7 +131,9 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         check_rank("root", root, self._num_ranks)
         vector = vectors.filled(tensor) if root == self._rank else vectors.given(tensor)
         reduction = reduction_of(opts, vector.dtype)
-        call = encode("reduce", vector.dtype, vector.numel(), reduction, root, shape=tensor.shape)
+        call = encode(
+            "reduce", vector.dtype, vector.numel(), reduction, self._names[root], shape=tensor.shape
+        )
         steps = collectives.reduce(self._board, vector, reduction, root)
         return self._run(call, opts, steps, vectors)
 
@@ -143,7 +145,9 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         check_rank("root", root, self._num_ranks)
         vectors = Vectors(tensors)
         vector = vectors.given(tensor) if root == self._rank else vectors.filled(tensor)
-        call = encode("broadcast", vector.dtype, vector.numel(), root=root, shape=tensor.shape)
+        call = encode(
+            "broadcast", vector.dtype, vector.numel(), root=self._names[root], shape=tensor.shape
+        )
         return self._run(call, opts, collectives.broadcast(self._board, vector, root), vectors)
 
     @_refusals_are_told
@@ -184,7 +188,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         (tensor,), outputs = inputs, output_lists[0] if output_lists else []
         vectors, root = Vectors(outputs), opts.rootRank
         vector, taken = vectors.given(tensor), [vectors.filled(output) for output in outputs]
-        call = rooted_call("gather", vector, taken, root, self._rank, self._num_ranks)
+        call = rooted_call("gather", vector, taken, root, self._rank, self._names)
         return self._run(call, opts, collectives.gather(self._board, taken, vector, root), vectors)
 
     @_refusals_are_told
@@ -193,7 +197,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         (output,), inputs = outputs, input_lists[0] if input_lists else []
         vectors, root = Vectors(outputs), opts.rootRank
         vector, given = vectors.filled(output), [vectors.given(tensor) for tensor in inputs]
-        call = rooted_call("scatter", vector, given, root, self._rank, self._num_ranks)
+        call = rooted_call("scatter", vector, given, root, self._rank, self._names)
         return self._run(call, opts, collectives.scatter(self._board, vector, given, root), vectors)
 
     @_refusals_are_told

@@ -19,8 +19,16 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 
-from unisono.c10d.calls import CALL_BYTES, describe, encode
-from unisono.c10d.group_memory import ARRIVALS, CALLS, POST_BYTES, POSTS, GroupMemory, is_crowded
+from unisono.c10d.calls import encode
+from unisono.c10d.group_memory import (
+    ARRIVALS,
+    CALLS,
+    POST_BYTES,
+    POST_TEXT_BYTES,
+    POSTS,
+    GroupMemory,
+    is_crowded,
+)
 from unisono.c10d.peers import Peers, RankExit
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 from unisono.notices import say
@@ -64,7 +72,7 @@ class Meeting:
         self._spin_s = spin_s(self.names)
         self.num_met = 0
         self._num_calls = 0
-        self._call = b""
+        self._note = NO_NOTE
         self._post = b""
         self._is_compared = True
         self.is_ahead = False  # whether we have come to a meeting that we have not waited for
@@ -84,12 +92,11 @@ class Meeting:
         """
         self._check_usable()
         self._num_calls += 1
-        self._call = call
-        line = self._lines[self.rank]
-        start = line + POSTS + self._num_calls % 2 * POST_BYTES
-        self._post = call + _NOTE.pack(note)
+        self._note = note
+        self._post = _NOTE.pack(note) + call + b"\0"
+        start = self._post_of(self.rank, self._num_calls)
         self._region.mapping[start : start + len(self._post)] = self._post
-        self._region.set_word(line + CALLS, self._num_calls % _COUNTER)
+        self._region.set_word(self._lines[self.rank] + CALLS, self._num_calls % _COUNTER)
         self._is_compared = False
         self._timeout_s = self.timeout_s if timeout_s is None else timeout_s
 
@@ -143,10 +150,9 @@ class Meeting:
     def notes(self) -> list[int]:
         """Tell each rank's note to this call; known after the first meeting."""
         if self._all_posts_are_equal:
-            return [int(_NOTE.unpack(self._post[CALL_BYTES:])[0])] * self.num_ranks
-        offset = POSTS + self._num_calls % 2 * POST_BYTES + CALL_BYTES
-        read = self._region.memory.read
-        return [int(_NOTE.unpack(read(line + offset, 8))[0]) for line in self._lines]
+            return [self._note] * self.num_ranks
+        starts = [self._post_of(rank, self._num_calls) for rank in range(self.num_ranks)]
+        return [int(_NOTE.unpack_from(self._region.mapping, start)[0]) for start in starts]
 
     def give_up(self, reason: str) -> None:
         """End the group: this rank cannot go on with it, and the others learn why."""
@@ -223,24 +229,32 @@ class Meeting:
 
     def _compare(self) -> None:
         """Compare all posts of this call with ours; the notes in them may differ."""
-        offset = POSTS + self._num_calls % 2 * POST_BYTES
-        mapping = self._region.mapping
+        post, mapping = self._post, self._region.mapping
         self._all_posts_are_equal = True
         for other in self._others:
-            start = self._lines[other] + offset
-            theirs = mapping[start : start + len(self._post)]
-            if theirs != self._post:
+            start = self._post_of(other, self._num_calls)
+            theirs = mapping[start : start + len(post)]
+            if theirs != post:
                 self._all_posts_are_equal = False
-                if theirs[:CALL_BYTES] != self._call:
-                    raise self._mismatch(other, theirs[:CALL_BYTES])
+                if theirs[_NOTE.size :] != post[_NOTE.size :]:
+                    raise self._mismatch(other)
 
-    def _mismatch(self, other: int, theirs: bytes) -> MismatchError:
-        names = self.names
+    def _post_of(self, rank: int, num_calls: int) -> int:
+        """Tell where a rank posts its call of that number."""
+        return self._lines[rank] + POSTS + num_calls % 2 * POST_BYTES
+
+    def _call_of(self, rank: int, num_calls: int) -> str:
+        start = self._post_of(rank, num_calls) + _NOTE.size
+        text = self._region.memory.read(start, POST_TEXT_BYTES)
+        return text.partition(b"\0")[0].decode(errors="replace")
+
+    def _mismatch(self, other: int) -> MismatchError:
+        rank, number, names = self.rank, self._num_calls, self.names
         return MismatchError(
-            f"every rank must make the same calls in the same order, but in call "
-            f"{self._num_calls} rank {names[self.rank]} came to {describe(self._call, names)} and "
-            f"rank {names[other]} to {describe(theirs, names)}: look for code that not every rank "
-            f"runs, or for tensors whose dtype or size differs."
+            f"every rank must make the same calls in the same order, but in call {number} rank "
+            f"{names[rank]} came to {self._call_of(rank, number)} and rank {names[other]} to "
+            f"{self._call_of(other, number)}: look for code that not every rank runs, or for "
+            f"tensors whose dtype or size differs."
         )
 
     def _lost(self, other: int, why: str) -> PeerLostError:
@@ -266,13 +280,10 @@ class Meeting:
         return f"rank {names[self.rank]} {does} for {there}"
 
     def _here(self) -> str:
-        return f"{describe(self._call, self.names)} (call {self._num_calls})"
+        return f"{self._call_of(self.rank, self._num_calls)} (call {self._num_calls})"
 
     def _last_seen(self, other: int) -> str:
-        line = self._lines[other]
-        number = self._region.word(line + CALLS)
+        number = self._region.word(self._lines[other] + CALLS)
         if not number:
             return "never seen"
-        start = line + POSTS + number % 2 * POST_BYTES
-        call = describe(self._region.memory.read(start, CALL_BYTES), self.names)
-        return f"last seen in {call}, call {number}"
+        return f"last seen in {self._call_of(other, number)}, call {number}"
