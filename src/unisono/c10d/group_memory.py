@@ -19,9 +19,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
@@ -44,23 +42,6 @@ RING_BYTES = ENTRIES + RING_ENTRIES * ENTRY_BYTES
 
 SLOT_BYTES = 2 << 20  # shown at one meeting, which costs more than a cache that is missed
 _HEAPS_AT_MOST_BYTES = 1 << 40  # processes have 2⁴⁷ bytes of addresses, programs many groups
-
-
-def is_crowded(names: Sequence[int]) -> bool:
-    """Tell whether ranks take each other's cores.
-
-    Args:
-        names: the global ranks of the group; there are at least as many processes as the
-            greatest of them says.
-    """
-    return max(names) + 1 > len(os.sched_getaffinity(0))
-
-
-class Heap(NamedTuple):
-    """A range of bytes that one rank gives away piece by piece."""
-
-    start: int
-    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +86,10 @@ class Layout:
         """Where the slot begins that `rank` fills for even (0) or odd (1) meetings."""
         return self.control_bytes + (2 * rank + parity) * SLOT_BYTES
 
-    def heap(self, rank: int) -> Heap:
+    def heap(self, rank: int) -> range:
         """Which bytes are the heap of `rank`."""
         start = self.slot(self.world_size, 0) + rank * self.heap_bytes
-        return Heap(start, start + self.heap_bytes)
+        return range(start, start + self.heap_bytes)
 
 
 class GroupMemory:

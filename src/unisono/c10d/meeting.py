@@ -27,7 +27,6 @@ from unisono.c10d.group_memory import (
     POST_TEXT_BYTES,
     POSTS,
     GroupMemory,
-    is_crowded,
 )
 from unisono.c10d.peers import Peers, RankExit
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
@@ -44,8 +43,12 @@ _NOTE = struct.Struct("<q")
 
 
 def spin_s(names: Sequence[int]) -> float:
-    """Tell how long to spin before sleeping: shortly where ranks take each other's cores."""
-    return _SPIN_WHEN_CROWDED_S if is_crowded(names) else _SPIN_S
+    """Return how long to spin before sleeping: shortly where processes outnumber the cores.
+
+    There are at least as many processes as the greatest of the global ranks `names` says.
+    """
+    is_crowded = max(names) + 1 > len(os.sched_getaffinity(0))
+    return _SPIN_WHEN_CROWDED_S if is_crowded else _SPIN_S
 
 
 class Meeting:
