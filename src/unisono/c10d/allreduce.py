@@ -1,14 +1,13 @@
-"""The reduction that everybody gets: three ways to the same bits.
+"""all_reduce: three ways to the same bits.
 
-*Each for itself.* Everybody shows its vector and evaluates the whole tree: one meeting a chunk.
+*Each for itself.* Each rank shows its vector and evaluates the whole tree: one meeting a chunk.
 Best for two ranks (nothing is read or written in vain) and for short vectors.
 
-*Slices.* Everybody shows its vector; each rank reduces one slice of it and shows that; everybody
-takes all slices: two meetings a chunk, and each element crosses between cores twice, however many
-ranks there are.
+*Slices.* Each rank shows its vector, reduces one slice of all vectors, shows that, and takes all
+slices: two meetings a chunk, and each element crosses between cores twice, however many ranks.
 
-*In place.* Every rank's tensor lies in the shared memory: each rank reduces its slice where it
-lies and writes the result into everybody's tensor. Nothing else is copied.
+*In place.* If every rank's tensor lies in the shared memory, each rank reduces its slice where it
+lies and writes the result into all tensors. Nothing else is copied.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _KEPT_UP_TO_BYTES = 16 << 20  # views of longer vectors are many, and soon made 
 
 
 def place_of(vector: torch.Tensor, region: GroupMemory) -> int:
-    """Tell where a vector lies in the shared memory, if it does and if that is of use."""
+    """Return where a vector lies in the shared memory, if it does and if that is of use."""
     if vector.numel() * vector.itemsize <= _FOR_ITSELF_UP_TO_BYTES:
         return NOWHERE  # showing a copy saves a meeting
     offset = region.offset_of(vector)
@@ -38,7 +37,7 @@ def place_of(vector: torch.Tensor, region: GroupMemory) -> int:
 
 
 def all_reduce(board: Board, vector: torch.Tensor, reduction: str, place: int) -> Meetings:
-    """Leave the reduction of everybody's vectors in everybody's vector.
+    """Leave the reduction of all ranks' vectors in each of them.
 
     Args:
         board: the meeting place.

@@ -1,4 +1,4 @@
-"""How do bytes get from one rank to the others? Each shows, all meet, each takes.
+"""Moves bytes between ranks: each shows some, all meet, each takes.
 
 A rank writes into its own slot, comes to a meeting, and then reads the others' slots. Slots
 alternate between even and odd meetings, so the next thing can be written while somebody still
@@ -7,7 +7,7 @@ reads the last one, and a journey of n chunks costs n meetings:
     rank 0   write A₀ │ meet │ read B₀, write A₁ │ meet │ read B₁ …
     rank 1   write B₀ │ meet │ read A₀, write B₁ │ meet │ read A₁ …
 
-What was shown at a meeting may be read until one comes to the next meeting.
+What was shown at a meeting may be read until this rank comes to the next one.
 """
 
 from __future__ import annotations

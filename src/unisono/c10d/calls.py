@@ -1,9 +1,9 @@
-"""What does a rank want of the others? A call in words, which are the same on every rank.
+"""Describes a rank's call in words that are the same on every rank that makes the same call.
 
-Each rank posts its call before it comes to the first meeting of it; whoever has met compares all
-posts as bytes. What may differ between ranks (the length of an uneven part, a tensor's address) is
-not in the words. What is wrong on this rank alone (a list that is too short, two dtypes in one
-call) is refused here before anything is posted.
+Each rank posts its call before the first meeting of it; then all compare the posts as bytes. What
+may differ between ranks (the length of an uneven part, a tensor's address) is not in the words.
+What is wrong on this rank alone (a list that is too short, two dtypes in one call) is refused here
+before anything is posted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Vectors = Sequence[torch.Tensor]
 
 
 def dtype_code(dtype: torch.dtype) -> int:
-    """Number a dtype as all ranks do.
+    """Return the number of a dtype, the same on all ranks.
 
     Raises:
         TypeError: tensors of this dtype cannot be moved.
@@ -54,7 +54,7 @@ def dtype_code(dtype: torch.dtype) -> int:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Say ``float32`` for ``torch.float32``."""
+    """Return ``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -103,7 +103,7 @@ def encode(
 
 @functools.lru_cache(maxsize=1024)
 def kind_of(call: bytes) -> str:
-    """Tell which kind of call :func:`encode` has put into words."""
+    """Return the kind of a call that :func:`encode` described."""
     return call.decode().partition("(")[0].partition(" of ")[0]
 
 

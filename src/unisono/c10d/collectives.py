@@ -1,8 +1,7 @@
-"""What each collective shows and takes, chunk by chunk. Vectors in, vectors out.
+"""What each collective shows and takes, chunk by chunk.
 
-Everything here works on contiguous vectors after the call has been announced, yields wherever all
-must meet before it can go on, and does so equally often on every rank, since what was announced is
-the same on every rank.
+All of them work on contiguous vectors after the call was announced, and yield wherever all ranks
+must meet: equally often on every rank, since what was announced is the same on every rank.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def barrier() -> Meetings:
 
 
 def broadcast(board: Board, vector: _Vector, root: int) -> Meetings:
-    """Give everybody the root's vector."""
+    """Give every rank the root's vector."""
     dtype = vector.dtype
     for start, stop in board.chunks(vector.numel(), dtype):
         if board.rank == root:
@@ -44,7 +43,7 @@ def reduce(
     *,
     is_shown: bool = False,
 ) -> Meetings:
-    """Leave the reduction of all vectors in the root's; in everybody's if `root` is None.
+    """Leave the reduction of all vectors in the root's, or in all if `root` is None.
 
     With `is_shown` all have shown the first chunk and met.
     """
@@ -105,7 +104,7 @@ def scatter(board: Board, output: _Vector, inputs: _Vectors, root: int) -> Meeti
 
 
 def reduce_scatter(board: Board, output: _Vector, inputs: _Vectors, reduction: str) -> Meetings:
-    """Reduce everybody's inputs for this rank, whatever their lengths."""
+    """Reduce all ranks' inputs for this rank, whatever their lengths."""
     dtype, num_ranks, rank = output.dtype, board.num_ranks, board.rank
     for start, stop in board.chunks(max(vector.numel() for vector in inputs), dtype, num_ranks):
         width = stop - start
@@ -120,7 +119,7 @@ def reduce_scatter(board: Board, output: _Vector, inputs: _Vectors, reduction: s
 
 
 def only_size(outputs: _Vectors, inputs: _Vectors) -> int:
-    """Tell the size that all of a rank's vectors have, or ``NO_NOTE``: the note to all_to_all."""
+    """Return the size that all of a rank's vectors have, or ``NO_NOTE``: all_to_all's note."""
     sizes = {vector.numel() for vector in (*inputs, *outputs)}
     return sizes.pop() if len(sizes) == 1 else NO_NOTE
 
@@ -161,7 +160,7 @@ def all_to_all(board: Board, outputs: _Vectors, inputs: _Vectors, size: int) -> 
 def _longest_of_all(
     board: Board, outputs: _Vectors, inputs: _Vectors
 ) -> Generator[None, None, int]:
-    """Tell everybody what everybody gives and takes; return the length of the longest vector."""
+    """Exchange what each rank gives and takes; return the length of the longest vector."""
     num_ranks = board.num_ranks
     mine = board.mine(torch.int64, 2 * num_ranks)
     mine.copy_(torch.tensor([vector.numel() for vector in (*inputs, *outputs)]))

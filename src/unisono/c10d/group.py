@@ -1,7 +1,7 @@
 """torch's ProcessGroup over shared memory: translates torch's calls, one method each.
 
-Collectives are carried out on the caller's thread, unless it says ``async_op=True`` and others come
-late. Sends never wait; receives are taken when somebody waits for them.
+Collectives run in the caller's thread, unless ``async_op=True`` and other ranks are late. Sends
+never wait; a receive takes its message when it is waited for.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def create(options: Any, backend_options: object) -> Group:
 
 
 def _refusals_are_told(method: _Method) -> _Method:
-    """Let the other ranks know when this one's arguments are refused: they are about to wait."""
+    """Tell the other ranks when this one's arguments are refused: they are about to wait."""
 
     @functools.wraps(method)
     def call(self: Group, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     @_refusals_are_told
     def allreduce(self, tensors: Tensors | Tensor, opts: Any = None, op: Any = None) -> GroupWork:
-        """Reduce one tensor; every rank gets the result."""
+        """Reduce one tensor for every rank."""
         opts = op if opts is None else opts
         (tensor,) = tensors = listed(tensors)
         vectors = Vectors(tensors)
@@ -139,7 +139,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     @_refusals_are_told
     def broadcast(self, tensors: Tensors | Tensor, opts: Any = 0) -> GroupWork:
-        """Give everybody the root's tensor."""
+        """Give every rank the root's tensor."""
         (tensor,) = tensors = listed(tensors)
         root = opts if isinstance(opts, int) else opts.rootRank
         check_rank("root", root, self._num_ranks)
@@ -152,7 +152,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     @_refusals_are_told
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> GroupWork:
-        """Give everybody everybody's tensor; lengths may differ where all ranks know them."""
+        """Give every rank all ranks' tensors; lengths may differ if all ranks know them."""
         (outputs,), (tensor,) = nested(output_lists), listed(inputs)
         vectors = Vectors(outputs)
         taken = [vectors.filled(output) for output in outputs]
@@ -160,7 +160,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     @_refusals_are_told
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> GroupWork:
-        """Give everybody everybody's tensor, one after the other in one."""
+        """Give every rank all ranks' tensors, one after the other in one."""
         vectors = Vectors([output])
         taken = rows(vectors.filled(output), self._num_ranks)
         return self._all_gather(taken, vectors.given(tensor), opts, vectors)
@@ -184,7 +184,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     @_refusals_are_told
     def gather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
-        """Give the root everybody's tensor."""
+        """Give the root all ranks' tensors."""
         (tensor,), outputs = inputs, output_lists[0] if output_lists else []
         vectors, root = Vectors(outputs), opts.rootRank
         vector, taken = vectors.given(tensor), [vectors.filled(output) for output in outputs]
@@ -253,14 +253,14 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Wait until every rank has come; whoever has not come in time is named on all others."""
+        """Wait until every rank has come; the error names those that do not come in time."""
         opts = BarrierOptions()
         if timeout is not None:
             opts.timeout = timeout
         self.barrier(opts).wait()
 
     def send(self, tensors: Tensors, destination: int, tag: int) -> GroupWork:
-        """Leave a tensor for another rank; done when it returns."""
+        """Send a tensor; done when it returns."""
         check_allowed("send")
         (tensor,) = tensors
         check_rank("destination", destination, self._num_ranks)
@@ -268,12 +268,12 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return GroupWork(tensors, self.member.execution)
 
     def recv(self, tensors: Tensors, source: int, tag: int) -> ReceiveWork:
-        """Ask for a tensor of another rank; the Work's ``wait`` takes it."""
+        """Receive a tensor from another rank, when the Work is waited for."""
         check_rank("source", source, self._num_ranks)
         return self._receive(tensors, source, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> ReceiveWork:
-        """Ask for a tensor of any rank."""
+        """Receive a tensor from any rank."""
         return self._receive(tensors, None, tag)
 
     # torch's names before 2.11, which its C++ part and older programs still use.
@@ -284,7 +284,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     alltoall_base = all_to_all_single
 
     def _get_backend(self, device: torch.device) -> Group:
-        """Return what moves the tensors of a device: torch asks it about what it can do."""
+        """Return the backend of a device: torch asks it what it supports."""
         if device.type != "cpu":
             raise RuntimeError(
                 f"the backend `unisono` moves CPU tensors, but was asked for {device}."

@@ -1,7 +1,6 @@
-"""One rank's part in a group, from the rendezvous to the end: who else is there, and one call.
+"""What one rank holds of a group, from the rendezvous to the end.
 
-What a rank holds of a group is made here and let go here. A call that fails half-way ends the
-group for this rank, since the others can no longer be met; they learn the reason.
+A call that fails half-way ends the group for this rank; the other ranks learn the reason.
 """
 
 from __future__ import annotations
@@ -109,10 +108,10 @@ class GroupMember:
         self._meeting.timeout_s = self.messages.timeout_s = timeout_s
 
     def leave(self) -> None:
-        """Leave in order, and let go of the memory.
+        """Leave in order, and free the memory.
 
-        Calls that go on are waited for, as the others may just be late, but not for ever, and not
-        where the program is failing.
+        Waits some seconds for calls in the helper, as other ranks may just be late, unless the
+        program is failing.
         """
         if sys.exc_info()[0] is None:
             self.execution.finish(LATE_AT_MOST_S)
@@ -120,7 +119,7 @@ class GroupMember:
         self._let_go()
 
     def abort(self) -> None:
-        """Leave because this rank cannot go on; reaches a thread of it that waits."""
+        """Leave because this rank cannot go on; also ends the wait of another thread."""
         self._meeting.give_up("the process group was aborted.")
         self._let_go()
 

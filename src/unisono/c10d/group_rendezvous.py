@@ -1,13 +1,13 @@
-"""How do the ranks of a group come to share one memory? Through the store, once.
+"""How the ranks of a group come to share one memory: through the store, once.
 
-Rank 0 makes a memfd and writes into the store where it is: its process, the descriptor, a random
-token that the memory begins with. The others open ``/proc/<pid>/fd/<fd>``. Once all have mapped
-it, nothing needs the store or the descriptor. No socket, no file with a name, no pickle.
+Rank 0 makes a memfd and writes into the store where it is: its process, the descriptor, and a
+random token that the memory begins with. The others open ``/proc/<pid>/fd/<fd>``. Once all have
+mapped it, nothing needs the store or the descriptor. No socket, no file with a name, no pickle.
 
 A store may still hold the entry of an earlier group: a file that outlived a crash, or was used
-twice. Its process is gone, its descriptor means something else (the token tells), or our own line
-in its memory is taken. Then we wait for rank 0 of this group to replace it, for a limited time.
-Where rank 0 cannot make the memory, it says so there.
+twice. Its process is gone, its descriptor is another file (the token differs), or this rank's line
+in its memory is taken. Then the others wait some time for rank 0 of this group to replace it. If
+rank 0 cannot make the memory, it writes the reason there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Which bytes of a rank's heap are free? First fit, neighbours joined.
+"""Allocates blocks in a rank's heap: first fit, free neighbours joined.
 
-Only the rank that owns a heap takes from it and gives back. Pages of a small block are kept for
-the next one, those of a large block go back to the kernel.
+Only the owning rank allocates and frees. The pages of a large block go back to the kernel.
 """
 
 from __future__ import annotations

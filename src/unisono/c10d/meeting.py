@@ -1,13 +1,13 @@
-"""Where the ranks of a group meet: nobody goes on before everybody has come for the same call.
+"""Where the ranks of a group meet: none goes on before all have come for the same call.
 
 A call has one meeting or more. Before the first, each rank posts its call; after it, all compare.
 A wait spins for a moment (the others are usually microseconds away), then sleeps in the kernel,
-and wakes at least five times a second to see whether somebody died. Somebody who waits long says
-so in words. Each counter is written by its rank alone and added to inside the kernel, which orders
-memory on every processor (see ``futex``).
+and wakes at least five times a second to see whether a rank died. A long wait is reported once.
+Only the rank itself writes its counter, adding to it inside the kernel, which orders memory on
+every processor (see ``futex``).
 
-Calls alternate between two posts a rank. That is enough: nobody posts the next but one call
-before everyone has come to the next one, and so has compared this one.
+Each rank alternates between two posts. That is enough: none posts the next but one call before
+all have come to the next one, and so have compared this one.
 """
 
 from __future__ import annotations
@@ -104,34 +104,30 @@ class Meeting:
         self._timeout_s = self.timeout_s if timeout_s is None else timeout_s
 
     def meet(self) -> None:
-        """Come, and wait until everybody has. Collective: every rank calls it, in the same order.
-
-        Raises:
-            MismatchError: somebody came with another call; everybody learns it here.
-            PeerLostError: a rank that has not come never will.
-            WaitTimeoutError: a rank did not come in time.
-        """
+        """Arrive and wait. Collective: every rank calls it, in the same order."""
         self.arrive()
         self.wait()
 
     def arrive(self) -> None:
-        """Come, without waiting for anybody yet: what was shown before, the others may read."""
+        """Come, without waiting yet: the others may read what this rank has shown."""
         self.num_met = (self.num_met + 1) % _COUNTER
         self._region.add_and_wake(self._lines[self.rank] + ARRIVALS)
         self.is_ahead = True
 
     def wait(self, patience_s: float = math.inf, *, spins: bool = True) -> bool:
-        """Wait until everybody has come where this rank has, and compare calls.
+        """Wait until all have come where this rank has, and compare calls.
 
         Args:
-            patience_s: how long at most; whoever has lost patience may wait again.
-            spins: burn a core for a moment, since the others are usually microseconds away.
+            patience_s: how long at most; then it may be called again.
+            spins: spin for a moment before sleeping.
 
         Returns:
-            Whether everybody has come.
+            Whether all have come.
 
         Raises:
-            MismatchError, PeerLostError, WaitTimeoutError: as for :meth:`meet`.
+            MismatchError: a rank came with another call; all learn it here.
+            PeerLostError: a rank that has not come never will.
+            WaitTimeoutError: a rank did not come in time.
         """
         if not self._wait(patience_s, self._spin_s if spins else 0.0):
             return False
@@ -143,7 +139,7 @@ class Meeting:
     def refuse(self) -> None:
         """Come to a meeting only to say that this rank's arguments are wrong.
 
-        Nobody is waited for until this rank's next call: the others find a mismatch when they come.
+        Returns at once; the others find a mismatch when they come.
         """
         if not self._ended:
             self.announce(encode("a call with wrong arguments"))
@@ -151,7 +147,7 @@ class Meeting:
             self.arrive()
 
     def notes(self) -> list[int]:
-        """Tell each rank's note to this call; known after the first meeting."""
+        """Return each rank's note to this call; known after the first meeting."""
         if self._all_posts_are_equal:
             return [self._note] * self.num_ranks
         starts = [self._post_of(rank, self._num_calls) for rank in range(self.num_ranks)]
@@ -243,7 +239,7 @@ class Meeting:
                     raise self._mismatch(other)
 
     def _post_of(self, rank: int, num_calls: int) -> int:
-        """Tell where a rank posts its call of that number."""
+        """Return where a rank posts its call of that number."""
         return self._lines[rank] + POSTS + num_calls % 2 * POST_BYTES
 
     def _call_of(self, rank: int, num_calls: int) -> str:

@@ -1,16 +1,16 @@
 """Messages from one rank to another: a send never waits for the receive.
 
 The sender copies its tensor into a block of its own heap and puts an entry into the ring towards
-the receiver; the block outlives it. So a send is done when it returns, whatever the size, and two
-ranks may send to each other before either receives. The receiver fetches entries from the rings
-towards it, matches them with its posted receives (same tag and source, both in order), copies and
-marks the block as read; the sender takes such blocks back when it sends again::
+the receiver; the block outlives the sender. So a send is done when it returns, and two ranks may
+send to each other before either receives. The receiver fetches entries, matches them with its
+posted receives (same tag and source, both in order), copies, and marks the block as read; the
+sender frees such blocks when it sends again::
 
     sender   heap: │ read? │ contents … │     ring: │ tag, numel, offset, dtype │ …
     receiver arrived: entries that nobody has asked for yet     posted: receives not yet matched
 
-Only a ring with 1,024 entries that nobody fetched makes a sender wait. Meanwhile it fetches what
-has come to itself, so two that send to each other never wait for each other.
+Only a full ring (1,024 entries) makes a sender wait. Meanwhile it fetches its own messages, so two
+ranks that send to each other never wait for each other.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Messages:
         )
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> Receive:
-        """Ask for a message; whoever waits for it finds it in the tensor."""
+        """Ask for a message, which :meth:`wait` then leaves in the tensor."""
         dtype_code(tensor.dtype)
         receive = Receive(tensor, source, tag)
         with self._lock:
@@ -161,7 +161,7 @@ class Messages:
             raise receive.error
 
     def is_done(self, receive: Receive) -> bool:
-        """Look whether the message has come, and take it if so."""
+        """Return whether the message has come, and take it if so."""
         if not receive.is_done:
             with self._lock:
                 self._progress()

@@ -1,8 +1,8 @@
-"""Who of the group can still come? The processes behind the ranks, and how they left.
+"""Which ranks of the group are still there: their processes, and how they left.
 
-A rank that ends well, or gives up, marks its line and wakes the sleepers. One that is killed
-cannot: its process is watched through a pidfd, which is opened while everybody is certainly there
-and so can never mean a later process with the same number.
+A rank that leaves, or gives up, marks its line and wakes whoever sleeps. A killed one cannot: its
+process is watched through a pidfd, opened while all are certainly there, so that it can never
+refer to a later process with the same number.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Peers:
         region.set_word(self._layout.line(rank) + PID, os.getpid())
 
     def watch(self) -> None:
-        """Open what tells us of the others' deaths, for all whose processes are known by now."""
+        """Open pidfds of the other ranks whose processes are known by now."""
         for other in range(len(self.names)):
             pid = self._pid(other)
             if other == self.rank or not pid or other in self._pidfds or other in self._dead:
@@ -63,7 +63,7 @@ class Peers:
                 self._dead.add(other)
 
     def first_lost(self, ranks: Iterable[int]) -> tuple[int, str] | None:
-        """Find one of some ranks that will never come, and say why; the dead before the others."""
+        """Find one of `ranks` that will never come, and the reason; dead ones first."""
         lost: tuple[int, str] | None = None
         for other in ranks:
             if self._is_dead(other):

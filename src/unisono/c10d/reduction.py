@@ -1,11 +1,9 @@
-"""How are the ranks' elements combined? Along the one binary tree of :mod:`~.plan.summation`.
+"""Combines the ranks' elements along the binary tree of :mod:`unisono.plan.summation`.
 
-The reduction over ranks 0 … W−1 is ``T[lo,hi) = T[lo,mid) ∘ T[mid,hi)``, element by element. No
-element knows its neighbours, so the bits depend neither on where an element lies in a buffer, nor
-on how buffers are cut for the journey, nor on who computes which slice. ``AVG`` is the sum,
-divided by W. Averages of integers are rounded towards zero, as NCCL's are; their sums are taken in
-64 bits, so that those of narrow dtypes cannot overflow. Elements of half precision are rounded
-after each addition, as gloo does.
+Each element is reduced by itself, so its bits depend neither on where it lies in a buffer, nor on
+how buffers are cut, nor on who computes which slice. ``AVG`` is the sum, divided by W. Averages of
+integers are rounded towards zero, as NCCL's are, and summed in 64 bits, so that narrow dtypes
+cannot overflow. Elements of half precision are rounded after each addition, as gloo does.
 """
 
 from __future__ import annotations

@@ -39,9 +39,8 @@ def nested(lists: Any) -> list[list[torch.Tensor]]:
 class Vectors:
     """The vectors of one call, and the tensors of which some are copies. Final.
 
-    A vector sees a tensor's memory, whatever the program gives the tensor later. Where elements do
-    not lie in order it is a copy; one that was made for a call which then had to wait for its turn
-    is made anew when that begins.
+    A vector views a tensor's memory, whatever ``.data`` the program gives the tensor later. Where
+    elements do not lie in order it is a copy, made again if the call had to wait for its turn.
 
     Attributes:
         result: the tensors that the call gives as its result.
