@@ -1,21 +1,21 @@
-"""How is a tensor averaged in the canonical order, whatever order the group's library sums in?
+"""Averages tensors in the canonical order, whatever order the group's library sums in.
 
-Where the library's own sum *is* canonical, it is asked for: the backend ``unisono`` adds along the
-tree of :mod:`unisono.plan.summation`, and of two numbers there is only one sum. Everywhere else
-the library moves bytes and we add::
+If the library's own sum is canonical, it is used: the backend ``unisono`` adds along the tree of
+:mod:`unisono.plan.summation`, and of two numbers there is only one sum. Otherwise the library
+moves bytes and we add::
 
     rank 0   a₀ a₁ a₂ ─┐               ┌─ a₀ b₀ c₀ → (a₀ + b₀) + c₀ ─┐
     rank 1   b₀ b₁ b₂ ─┤  all_to_all   ├─ a₁ b₁ c₁ → (a₁ + b₁) + c₁ ─┤  all_gather: all three
     rank 2   c₀ c₁ c₂ ─┘               └─ a₂ b₂ c₂ → (a₂ + b₂) + c₂ ─┘
 
-Each rank sends and receives what it would in a ring. The elements that are left when a tensor is
-cut into W equal slices travel with every slice, so everybody adds them up for itself.
+Each rank sends and receives what it would in a ring. The elements left over when a tensor is cut
+into W equal slices travel with every slice, so each rank adds them up for itself.
 
 Every element is multiplied by 1/W, rounded to its dtype, before it is added: that is what torch's
 DDP does, so its bits on the backend ``unisono`` are these bits too.
 
 Sparse tensors have some rows of a large one (``Embedding(sparse=True)`` gives such gradients).
-Everybody gathers all of them and adds: a row that a rank does not have adds nothing.
+Each rank gathers and adds all of them: a row that a rank does not have adds nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from unisono.plan.summation import tree_sum
 
 
 def sums_in_order(group: dist.ProcessGroup) -> bool:
-    """Tell whether the group's own all_reduce adds dense tensors in the canonical order."""
+    """Return whether the group's own all_reduce adds dense tensors in the canonical order."""
     return isinstance(group, Group) or group.size() <= 2
 
 
@@ -57,7 +57,7 @@ def mean_in_order(tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int) 
 def begin_mean(
     tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int
 ) -> tuple[dist.Work, Callable[[], None]]:
-    """Begin to average a tensor where the library moves bytes and we add.
+    """Begin to average a tensor with a library that only moves bytes.
 
     Collective: every rank calls it, with the arguments of :func:`mean_in_order`.
 
@@ -121,11 +121,11 @@ def sparse_mean_in_order(
 
 
 def gather_bytes(output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Put everybody's tensors behind each other. Collective: every rank of the group calls it.
+    """Concatenate all ranks' tensors. Collective: every rank of the group calls it.
 
     Args:
         output: contiguous; as large as all of them together.
-        tensor: contiguous, of one shape and dtype on all ranks, which no library needs to know.
+        tensor: contiguous, of one shape and dtype on all ranks, supported by the library or not.
         group: of any backend.
     """
     # torch 2.13 gave it this name; before, it was the other one, which warns now.
@@ -145,7 +145,7 @@ def _padded(rows: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def _gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Stack everybody's tensors of one shape, moved as bytes."""
+    """Stack all ranks' tensors of one shape."""
     stacked = tensor.new_empty(group.size(), *tensor.shape)
     if tensor.numel():
         gather_bytes(stacked, tensor.contiguous(), group)

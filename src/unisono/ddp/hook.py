@@ -1,12 +1,11 @@
-"""What does DDP do with a bucket of gradients that is ready? Averages it in the canonical order.
+"""The hook that averages each bucket of a DDP model's gradients in the canonical order.
 
-torch takes one hook per model and never lets go of it. Ours is there from the start, so a hook that
-a program registers later is kept here, and runs instead.
+torch takes one hook per model for good. Ours is registered at the start, so a hook that a program
+registers later is kept here, and runs instead.
 
-On CPUs a bucket's exchange is finished when the hook returns. Finishing it while the backward pass
-goes on was tried: at the usual bucket size it was as fast or slower, since backward passes and
-gloo want the same cores. On NCCL all of it is only put on streams, in the same order on every rank,
-and the backward pass goes on meanwhile.
+On CPUs a bucket's exchange is finished when the hook returns. Finishing it during the backward pass
+was as fast or slower at the usual bucket size, since backward passes and gloo want the same cores.
+On NCCL all of it is only enqueued on streams, in the same order on every rank.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class Here:
             **more,
         )
         # Who holds the store must not end before the others have what they need of it.
-        ranks.tell_all("group", None)
+        ranks.gather("group", None)
         atexit.register(self._close_at_exit)
 
     def _close(self, *, has_failed: bool) -> None:
@@ -200,11 +200,11 @@ def init(backend: str | None = None, *, seed: int | None = 0, timeout_s: float =
         )
     place = world()
     ranks = ranks_for(place, timeout_s)
-    networks = ranks.tell_all("network", network_name())
+    networks = ranks.gather("network", network_name())
     place = place_among(place, networks, os.environ)
     backend, device = choose(place, backend, num_gpus())
     mine = Choice.made(backend, seed, name_of(device))
-    choices = ranks.tell_all("choice", asdict(mine))
+    choices = ranks.gather("choice", asdict(mine))
     agreed = agreed_seed([Choice(**choice) for choice in choices])
     here = Here(place, device, backend, agreed)
     try:

@@ -1,7 +1,7 @@
-"""What ranks decide alike from what each has told: who shares a host, one seed, one backend.
+"""Decisions of ``unisono.init`` that all ranks make alike, from what each has told the others.
 
-What a rank has chosen for itself may fit none of the others: another seed, another backend, where
-the ranks would wait for each other until the time is up, or a GPU that another one has, too.
+Ranks may have chosen different seeds, different backends (they would wait for each other until the
+time is up) or the same GPU.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Choice:
 
     @classmethod
     def made(cls, backend: str, seed: int | None, gpu: str) -> Choice:
-        """Choose, with a number that nobody can foresee."""
+        """Choose, with a random number as `drawn`."""
         return cls(backend, seed, int.from_bytes(os.urandom(7), "little"), gpu)
 
 
 def agreed_seed(choices: Sequence[Choice]) -> int:
-    """Check that the ranks' choices, in rank order, fit together, and take one seed for all.
+    """Check that the ranks' choices, in rank order, fit together; return the seed of all.
 
     Raises:
         MismatchError: ranks pass different seeds, or have different backends.
@@ -92,5 +92,5 @@ def place_among(here: World, networks: Sequence[str], environ: Mapping[str, str]
 
 
 def is_one_host(networks: Sequence[str]) -> bool:
-    """Tell whether all ranks reach each other over the loopback."""
+    """Return whether all ranks reach each other over the loopback."""
     return len(set(networks)) == 1
