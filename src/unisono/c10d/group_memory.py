@@ -77,6 +77,10 @@ class Layout:
         """Where the line of `rank` begins."""
         return HEADER_BYTES + rank * LINE_BYTES
 
+    def post(self, rank: int, num_calls: int) -> int:
+        """Where `rank` posts its call of that number, in turns in one of two places."""
+        return self.line(rank) + POSTS + num_calls % 2 * POST_BYTES
+
     def ring(self, source: int, destination: int) -> int:
         """Where the ring of messages from `source` to `destination` begins."""
         lines_end = self.line(self.world_size)

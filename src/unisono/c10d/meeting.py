@@ -20,14 +20,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from unisono.c10d.calls import encode
-from unisono.c10d.group_memory import (
-    ARRIVALS,
-    CALLS,
-    POST_BYTES,
-    POST_TEXT_BYTES,
-    POSTS,
-    GroupMemory,
-)
+from unisono.c10d.group_memory import ARRIVALS, CALLS, POST_TEXT_BYTES, GroupMemory
 from unisono.c10d.peers import Peers, RankExit
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 from unisono.notices import say
@@ -97,7 +90,7 @@ class Meeting:
         self._num_calls += 1
         self._note = note
         self._post = _NOTE.pack(note) + call + b"\0"
-        start = self._post_of(self.rank, self._num_calls)
+        start = self._region.layout.post(self.rank, self._num_calls)
         self._region.mapping[start : start + len(self._post)] = self._post
         self._region.set_word(self._lines[self.rank] + CALLS, self._num_calls % _COUNTER)
         self._is_compared = False
@@ -150,7 +143,7 @@ class Meeting:
         """Return each rank's note to this call; known after the first meeting."""
         if self._all_posts_are_equal:
             return [self._note] * self.num_ranks
-        starts = [self._post_of(rank, self._num_calls) for rank in range(self.num_ranks)]
+        starts = [self._region.layout.post(rank, self._num_calls) for rank in range(self.num_ranks)]
         return [int(_NOTE.unpack_from(self._region.mapping, start)[0]) for start in starts]
 
     def give_up(self, reason: str) -> None:
@@ -231,19 +224,15 @@ class Meeting:
         post, mapping = self._post, self._region.mapping
         self._all_posts_are_equal = True
         for other in self._others:
-            start = self._post_of(other, self._num_calls)
+            start = self._region.layout.post(other, self._num_calls)
             theirs = mapping[start : start + len(post)]
             if theirs != post:
                 self._all_posts_are_equal = False
                 if theirs[_NOTE.size :] != post[_NOTE.size :]:
                     raise self._mismatch(other)
 
-    def _post_of(self, rank: int, num_calls: int) -> int:
-        """Return where a rank posts its call of that number."""
-        return self._lines[rank] + POSTS + num_calls % 2 * POST_BYTES
-
     def _call_of(self, rank: int, num_calls: int) -> str:
-        start = self._post_of(rank, num_calls) + _NOTE.size
+        start = self._region.layout.post(rank, num_calls) + _NOTE.size
         text = self._region.memory.read(start, POST_TEXT_BYTES)
         return text.partition(b"\0")[0].decode(errors="replace")
 

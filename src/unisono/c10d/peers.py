@@ -7,10 +7,12 @@ refer to a later process with the same number.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import select
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 
 from unisono.c10d.group_memory import (
     ARRIVALS,
@@ -42,6 +44,7 @@ class Peers:
 
     def __init__(self, region: GroupMemory, rank: int, names: Sequence[int]) -> None:
         self._pidfds: dict[int, int] = {}
+        weakref.finalize(self, _close_all, self._pidfds).atexit = False
         self._region = region
         self._layout = region.layout
         self.rank = rank
@@ -86,18 +89,9 @@ class Peers:
         for other in range(len(self.names)):
             self._region.wake(self._layout.line(other) + DOORBELL)
 
-    def close(self, _close: Callable[[int], None] = os.close) -> None:
-        """Stop watching; also when Python ends, and has cleared this module's names."""
-        pidfds = getattr(self, "_pidfds", {})  # none if `__init__` was interrupted
-        while pidfds:
-            _, fd = pidfds.popitem()
-            try:
-                _close(fd)
-            except OSError:
-                continue
-
-    def __del__(self) -> None:
-        self.close()
+    def close(self) -> None:
+        """Stop watching; this also happens when the object is collected."""
+        _close_all(self._pidfds)
 
     def _pid(self, rank: int) -> int:
         return self._region.word(self._layout.line(rank) + PID)
@@ -115,3 +109,9 @@ class Peers:
     def _reason(self, rank: int) -> str:
         text = self._region.memory.read(self._layout.line(rank) + REASON, REASON_BYTES)
         return text.rstrip(b"\0").decode(errors="replace")
+
+
+def _close_all(pidfds: dict[int, int]) -> None:
+    while pidfds:
+        with contextlib.suppress(OSError):
+            os.close(pidfds.popitem()[1])
