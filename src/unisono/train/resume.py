@@ -7,8 +7,7 @@ import json
 from typing import Any
 
 from unisono.errors import CheckpointError
-from unisono.state.file_bounds import bytes_at_most
-from unisono.state.saved import Snapshot
+from unisono.state.saved import Snapshot, bytes_at_most
 from unisono.train.checkpoints import Checkpoints, FoundCheckpoint
 from unisono.train.identity import identity
 from unisono.train.loop_plan import LoopPlan

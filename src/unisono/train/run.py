@@ -26,8 +26,8 @@ from unisono.data.fingerprint import Fingerprints
 from unisono.device import drawn_without_seed
 from unisono.plan.samples import SamplePlan
 from unisono.state.contents import check_contents
-from unisono.state.extra_state import ExtraState
 from unisono.state.position import Position
+from unisono.state.program_state import ExtraState
 from unisono.state.run_state import RunState
 from unisono.step.scaling import LossScaling
 from unisono.train.checkpoints import Checkpoints
