@@ -40,10 +40,6 @@ class SharedExchange(Exchange):
         heard = self._team.gather(value, purpose)
         return list(heard.values()) if self._team.membership == membership else None
 
-    def share(self, purpose: str) -> bool:
-        """See :class:`Exchange`."""
-        return self._team.meet(purpose)
-
     def unbind(self) -> None:
         """See :class:`Exchange`."""
         for parameter in self._all:
