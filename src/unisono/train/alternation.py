@@ -18,22 +18,19 @@ import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class OpenLoop:
     """One loop under way. Final; made by :func:`open_loop`.
 
-    Attributes:
-        under_way: all of this thread, this one as well, the one that began last at the end.
+    Args:
+        others: all that are under way in this thread, this one as well.
         recovers: whether lost workers are made up for.
         has_directory: whether its run has checkpoints.
     """
 
-    under_way: list[OpenLoop]
-    recovers: bool
-    has_directory: bool
+    def __init__(self, others: list[OpenLoop], recovers: bool, has_directory: bool) -> None:
+        self._loops, self._recovers, self._has_directory = others, recovers, has_directory
 
     def check_is_inmost(self) -> None:
         """Refuse to go on, behind a step, while a loop that began later is under way.
@@ -41,17 +38,17 @@ class OpenLoop:
         Raises:
             RuntimeError: lost workers are made up for, or one of these runs has a directory.
         """
-        if self.under_way[-1] is self:
+        if self._loops[-1] is self:
             return
-        inner = self.under_way[self.under_way.index(self) :]
+        inner = self._loops[self._loops.index(self) :]
         wanted = "a loop over steps must end before the one around it goes on"
-        if any(loop.has_directory for loop in inner):
+        if any(loop._has_directory for loop in inner):
             raise RuntimeError(
                 f"{wanted} where a run has a `directory`, as its checkpoints are of one run and "
                 f"the two would go on from different steps, but two loops take turns step by step: "
                 f"leave `directory` out of both runs, and save what they have led to yourself."
             )
-        if self.recovers:
+        if self._recovers:
             raise RuntimeError(
                 f"{wanted} where lost workers are made up for, as a replacement can join only one "
                 f"of them, but two loops take turns step by step: start the job with "
@@ -63,16 +60,23 @@ class OpenLoop:
 @contextmanager
 def open_loop(*, recovers: bool, has_directory: bool) -> Iterator[OpenLoop]:
     """Have a loop known as under way until it ends, however it does."""
-    under_way: list[OpenLoop] = _of_this_thread().__dict__.setdefault("loops", [])
-    loop = OpenLoop(under_way, recovers, has_directory)
-    under_way.append(loop)
+    loops = _loops().under_way
+    loop = OpenLoop(loops, recovers, has_directory)
+    loops.append(loop)
     try:
         yield loop
     finally:
         # Of two that take turns the first one ends first.
-        under_way.remove(loop)
+        loops.remove(loop)
+
+
+class _Loops(threading.local):
+    """The loops of each thread, the one that began last at the end. Final."""
+
+    def __init__(self) -> None:
+        self.under_way: list[OpenLoop] = []
 
 
 @functools.cache
-def _of_this_thread() -> threading.local:
-    return threading.local()
+def _loops() -> _Loops:
+    return _Loops()

@@ -11,6 +11,13 @@ import os
 from pathlib import Path
 
 
+class _Runs:
+    """How many runs of this process have begun in one directory. Final."""
+
+    def __init__(self) -> None:
+        self.num_begun = 0
+
+
 class DirectoryUse:
     """One run's turn in its directory. Final.
 
@@ -23,8 +30,8 @@ class DirectoryUse:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._begun = _begun_in(os.path.realpath(directory))
-        self._num_seen = len(self._begun)
+        self._runs = _runs_in(os.path.realpath(directory))
+        self._seen = self._runs.num_begun
         self.has_begun = False
 
     def take(self) -> None:
@@ -33,18 +40,17 @@ class DirectoryUse:
         Raises:
             ValueError: another run has begun there since this one was made or began.
         """
-        if len(self._begun) != self._num_seen:
+        if self._runs.num_begun != self._seen:
             raise ValueError(
                 f"`directory` must be one trainer's alone, but another one of this program has "
                 f"begun in {self._directory} since this one was made: give each its own directory."
             )
         if not self.has_begun:
             self.has_begun = True
-            self._begun.append(self)
-            self._num_seen += 1
+            self._runs.num_begun += 1
+            self._seen = self._runs.num_begun
 
 
 @functools.cache
-def _begun_in(directory: str) -> list[DirectoryUse]:
-    """Give the runs of this process that have begun in one directory, in their order."""
-    return []
+def _runs_in(directory: str) -> _Runs:
+    return _Runs()
