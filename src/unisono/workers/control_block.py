@@ -77,7 +77,6 @@ class RankLine(ctypes.Structure):
 
 
 _HEAD_BYTES, _LINE_BYTES = ctypes.sizeof(Head), ctypes.sizeof(RankLine)
-_TIMES_AT, _TIMES_BYTES = _HEAD_BYTES + RankLine.times.offset, ctypes.sizeof(_Times)
 _TOLD = struct.Struct(f"q{NUM_TIMES}d")  # as _Times
 
 
@@ -116,6 +115,10 @@ class ControlBlock:
             for rank in range(world_size)
         ]
         self._longs = (ctypes.c_int64 * (len(self._map) // 8)).from_buffer(self._map)
+        starts = [
+            _HEAD_BYTES + rank * _LINE_BYTES + RankLine.times.offset for rank in range(world_size)
+        ]
+        self._times_at = [(start, start + _TOLD.size) for start in starts]
         # Where in this process's memory; the arrivals are the first in a line.
         self._arrivals_at = [ctypes.addressof(line) for line in self.lines]
 
@@ -185,15 +188,15 @@ class ControlBlock:
 
     def set_times(self, rank: int, step: int, times: Sequence[float]) -> None:
         """Say where `rank` spent a step, in seconds; it stays until the next but one is told."""
-        at = _TIMES_AT + rank * _LINE_BYTES + step % 2 * _TIMES_BYTES
+        at = self._times_at[rank][step % 2]
         _TOLD.pack_into(self._map, at, -1, *times)
-        self._longs[at // 8] = step
+        self._longs[at >> 3] = step
 
     def times(self, rank: int, step: int) -> tuple[float, ...] | None:
         """Tell where `rank` spent a step; None if it has not said, or has said another since."""
-        at = _TIMES_AT + rank * _LINE_BYTES + step % 2 * _TIMES_BYTES
+        at = self._times_at[rank][step % 2]
         told = _TOLD.unpack_from(self._map, at)
-        return told[1:] if told[0] == step == self._longs[at // 8] else None
+        return told[1:] if told[0] == step == self._longs[at >> 3] else None
 
     def set_purpose(self, rank: int, which: int, purpose: bytes) -> None:
         """Say what the next arrival of `rank` is for; `which` alternates between 0 and 1."""
