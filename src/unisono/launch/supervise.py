@@ -31,21 +31,9 @@ from unisono.launch.report import ending, spare_message
 from unisono.launch.signals import Signals
 from unisono.launch.stalls import StallWatch
 from unisono.notices import say
+from unisono.workers import launcher_messages as messages
 from unisono.workers.channel import Channel
 from unisono.workers.control_block import ControlBlock
-from unisono.workers.launcher_messages import (
-    Forked,
-    FromWorker,
-    GroupRequest,
-    Message,
-    NoRecovery,
-    ProgramDone,
-    ProgramFailed,
-    ShowProgress,
-    StoreEnded,
-    ToWorker,
-    WorkerExited,
-)
 
 _IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
 
@@ -167,7 +155,7 @@ class _Supervision:
             for fd in standard:
                 os.close(fd)
 
-    def send(self, rank: int, message: ToWorker) -> None:
+    def send(self, rank: int, message: messages.ToWorker) -> None:
         """Send a worker one message."""
         channel = self._channels.get(rank)
         try:
@@ -267,11 +255,11 @@ class _Supervision:
         for message in self._server.channel.receive_ready():
             match message:
                 # It may be the end of an earlier job's, on a server that is used again.
-                case StoreEnded(port, exit_code) if port == self._groups.store_port:
+                case messages.StoreEnded(port, exit_code) if port == self._groups.store_port:
                     events.append(policy.StoreLost(exit_code))
-                case Forked(rank, pid):
+                case messages.Forked(rank, pid):
                     self._pids[rank] = pid
-                case WorkerExited(rank, exit_code):
+                case messages.WorkerExited(rank, exit_code):
                     # What a worker said before it left must be known before that is judged.
                     self._take_all([*events, *self._read_worker(rank)])
                     events = self._exited(rank, exit_code)
@@ -329,30 +317,30 @@ class _Supervision:
             self._selector.unregister(channel)
         return events
 
-    def _hear(self, rank: int, message: Message) -> list[policy.Event]:
+    def _hear(self, rank: int, message: messages.Message) -> list[policy.Event]:
         match message:
-            case ProgramDone(payload):
+            case messages.ProgramDone(payload):
                 self.results[rank] = payload
                 return [policy.Done(rank)]
-            case ProgramFailed() if self._is_spare(rank):
+            case messages.ProgramFailed() if self._is_spare(rank):
                 say(spare_message(rank, message.traceback))
                 self._spared.add(rank)
-            case ProgramFailed():
+            case messages.ProgramFailed():
                 return [policy.Reported(_failure(rank, message))]
-            case ShowProgress():
+            case messages.ShowProgress():
                 self._outputs.show(message)
-            case GroupRequest():
+            case messages.GroupRequest():
                 self._gather(rank, message)
-            case FromWorker():
+            case messages.FromWorker():
                 self._desk.hear(rank, message)
         return []
 
-    def _gather(self, rank: int, request: GroupRequest) -> None:
+    def _gather(self, rank: int, request: messages.GroupRequest) -> None:
         """Have a worker wait for the others of a process group; a group of one waits for nobody."""
         if request.world_size > 1:
             self._has_groups = True
             # Its others stay in the group, so nobody who begins anew can join them.
-            self._desk.hear(rank, NoRecovery(_IN_A_GROUP))
+            self._desk.hear(rank, messages.NoRecovery(_IN_A_GROUP))
         self._groups.hear(rank, request)
 
     def _is_spare(self, rank: int) -> bool:
@@ -384,7 +372,7 @@ class _Supervision:
                 self._server.kill()
 
 
-def _failure(rank: int, failed: ProgramFailed) -> policy.WorkerFailure:
+def _failure(rank: int, failed: messages.ProgramFailed) -> policy.WorkerFailure:
     return policy.WorkerFailure(
         rank=rank,
         exit_code=failed.exit_code,
