@@ -13,15 +13,12 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-import select
 import selectors
 import signal
 import socket
-import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NoReturn
 
 from unisono.launch.store_process import be_store
@@ -47,8 +44,7 @@ def main(channel_fd: int, launcher_pid: int, lifeline_fd: int) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     channel = Channel.from_fd(channel_fd)
     os.set_inheritable(lifeline_fd, False)
-    with _ended_with_launcher(channel_fd):
-        load()
+    load()
     _Server(channel, launcher_pid, lifeline_fd).serve()
 
 
@@ -64,30 +60,6 @@ def load() -> None:
     # Frozen objects are not visited by the workers' collector, so their pages stay shared.
     gc.freeze()
     gc.enable()
-
-
-@contextmanager
-def _ended_with_launcher(channel_fd: int) -> Iterator[None]:
-    """End this process if the launcher goes while torch loads, which takes seconds."""
-    stop_reading, stop_writing = os.pipe()
-
-    def watch() -> None:
-        poll = select.poll()
-        poll.register(channel_fd, select.POLLRDHUP)
-        poll.register(stop_reading, select.POLLIN)
-        if any(fd == channel_fd for fd, _ in poll.poll()):
-            os._exit(0)
-
-    thread = threading.Thread(target=watch, name="launcher-watch")
-    thread.start()
-    try:
-        yield
-    finally:
-        # The thread must be gone before the first fork.
-        os.write(stop_writing, b"x")
-        thread.join()
-        os.close(stop_reading)
-        os.close(stop_writing)
 
 
 class _Server:

@@ -30,7 +30,7 @@ from unisono.workers.control_block import ControlBlock
 from unisono.workers.membership import Membership
 from unisono.workers.memory import Memory
 from unisono.workers.supervisor import Gather, Supervisor
-from unisono.world import World, world
+from unisono.world import world
 
 LINK_VARIABLE = "UNISONO_LINK"
 CONTROL_VARIABLE = "UNISONO_CONTROL"
@@ -55,38 +55,22 @@ def has_launcher() -> bool:
 
 
 class LauncherLink(Supervisor):
-    """A worker's end. Final; a process has one, made by :meth:`from_environment`."""
+    """The end of a worker that our launcher has started. Final; a process has one.
 
-    def __init__(
-        self,
-        channel: Channel,
-        world: World,
-        control: ControlBlock,
-        *,
-        incarnation: int = 0,
-        can_replace: bool = False,
-    ) -> None:
-        self.world = world
-        self.control = control
-        self.incarnation = incarnation
-        self.can_replace = can_replace
-        self._channel = channel
+    It takes over the descriptors that the environment names.
+    """
+
+    def __init__(self) -> None:
+        self.world = world()
+        control_fd = int(os.environ[CONTROL_VARIABLE])
+        os.set_inheritable(control_fd, False)
+        self.control = ControlBlock(control_fd, self.world.world_size)
+        self.incarnation = int(os.environ.get(INCARNATION_VARIABLE, "0"))
+        self.can_replace = os.environ.get(RECOVERS_VARIABLE) == "1"
+        self._channel = Channel.from_fd(int(os.environ[LINK_VARIABLE]))
         self._lock = threading.Lock()
         self._key_of_fd: dict[int, int] = {}
         self._unused: deque[int] = deque()
-
-    @classmethod
-    def from_environment(cls) -> LauncherLink:
-        """Take over the descriptors of a process that our launcher has started."""
-        here, control_fd = world(), int(os.environ[CONTROL_VARIABLE])
-        os.set_inheritable(control_fd, False)
-        return cls(
-            Channel.from_fd(int(os.environ[LINK_VARIABLE])),
-            here,
-            ControlBlock(control_fd, here.world_size),
-            incarnation=int(os.environ.get(INCARNATION_VARIABLE, "0")),
-            can_replace=os.environ.get(RECOVERS_VARIABLE) == "1",
-        )
 
     def tell(self, message: messages.Told) -> None:
         """Send a message that needs no answer."""
