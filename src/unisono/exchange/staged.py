@@ -23,7 +23,7 @@ from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.protocol import Exchange
 from unisono.plan.slices import Piece, cut
 from unisono.state.optimizer_state import apply_state, take_state
-from unisono.workers.supervisor import Live
+from unisono.workers.launcher_messages import Live
 
 
 class StagedExchange(Exchange):

@@ -11,9 +11,10 @@ the same moment, well or not.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+from unisono.workers.launcher_messages import Why
 
 TOLD_AFTER_S = 10.0
 
@@ -94,14 +95,6 @@ class GatheringState:
     def waiting(self) -> frozenset[int]:
         """All who wait."""
         return frozenset(worker for gathering in self.open for worker in gathering.workers)
-
-
-class Why(enum.StrEnum):
-    """Why ranks cannot come together."""
-
-    LOST = "lost"
-    LATE = "late"
-    MISMATCH = "mismatch"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Who lets the ranks of a process group find each other? The launcher: here they wait.
 
-    a worker's "gather" ──► gathering ──► the store is started, once; answers; words for the user
+    a GroupRequest ──► gathering ──► the store is started, once; answers; words for the user
 
 It decides nothing: who goes on is said by ``gathering``, and this does it.
 
@@ -12,11 +12,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from unisono.launch import gathering
 from unisono.launch.gathering import Arrival, GoOn, Refuse, Tell
 from unisono.launch.loopback import LoopbackPort
+from unisono.workers.launcher_messages import Gathered, GroupRequest, Refused, ToWorker, Why
 
 _TOKEN_BYTES = 8
 
@@ -49,7 +50,7 @@ class Groups:
         self,
         num_workers: int,
         host: StoreStarter,
-        send: Callable[[int, dict[str, Any]], None],
+        send: Callable[[int, ToWorker], None],
         say: Callable[[str], None],
     ) -> None:
         self.port = LoopbackPort()
@@ -67,16 +68,16 @@ class Groups:
         """The workers that stand still because somebody has not come."""
         return self._state.waiting
 
-    def hear(self, worker: int, header: dict[str, Any]) -> None:
+    def hear(self, worker: int, request: GroupRequest) -> None:
         """Take a worker that has come to make a group."""
         arrival = Arrival(
             worker,
-            header["place"],
-            header["rank"],
-            header["world_size"],
+            request.place,
+            request.rank,
+            request.world_size,
             time.monotonic(),
-            header["timeout_s"],
-            header["needs_store"],
+            request.timeout_s,
+            request.needs_store,
         )
         self._take(*gathering.come(self._state, arrival))
 
@@ -117,16 +118,12 @@ class Groups:
 
     def _let_go_on(self, complete: gathering.Gathering) -> None:
         self._num_gathered += 1
-        answer: dict[str, Any] = {
-            "type": "gathered",
-            "port": 0,
-            "prefix": f"unisono/{self._token}/{self._num_gathered}",
-        }
+        answer: Gathered | Refused
         try:
-            if any(arrival.needs_store for arrival in complete.came):
-                answer["port"] = self._store()
+            port = self._store() if any(one.needs_store for one in complete.came) else 0
+            answer = Gathered(f"unisono/{self._token}/{self._num_gathered}", port)
         except OSError as error:
-            answer = {"type": "refused", "why": "store", "reason": str(error)}
+            answer = Refused(str(error), Why.STORE)
         for worker in sorted(complete.workers):
             self._send(worker, answer)
 
@@ -147,13 +144,8 @@ class Groups:
         return self.store_port
 
     def _refuse(self, refusal: Refuse) -> None:
-        header = {
-            "type": "refused",
-            "why": refusal.why.value,
-            "reason": refusal.reason,
-            "lost": refusal.lost,
-            "missing": list(refusal.missing),
-            "waited_s": refusal.waited_s,
-        }
+        answer = Refused(
+            refusal.reason, refusal.why, refusal.lost, refusal.missing, refusal.waited_s
+        )
         for worker in sorted(refusal.workers):
-            self._send(worker, header)
+            self._send(worker, answer)

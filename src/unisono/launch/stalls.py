@@ -212,10 +212,10 @@ class StallWatch:
         if seen is None:
             return None
         ran_ns, is_stopped = seen
-        mine = self._control.arrivals(rank)
+        mine = self._control.lines[rank].arrivals
         others = membership.ranks if membership is not None and rank in membership.ranks else ()
-        is_awaited = any(_is_before(mine, self._control.arrivals(r)) for r in others)
-        is_at_meeting = any(_is_before(self._control.arrivals(r), mine) for r in others)
+        is_awaited = any(_is_before(mine, self._control.lines[r].arrivals) for r in others)
+        is_at_meeting = any(_is_before(self._control.lines[r].arrivals, mine) for r in others)
         count, wait = self._control.wait_of(rank)
         if is_at_meeting:
             place = f"at `{self._control.purpose(rank, mine % 2).decode().rstrip()}`"
@@ -237,8 +237,8 @@ class StallWatch:
         )
         message = (
             f"worker {rank} (pid {pid}) must move while others wait for it, but has not for "
-            f"{watched.quiet_s:.0f} s in step {self._control.step(rank)}: {how}. It is ended; "
-            f"`--stall-timeout` or `stall_timeout_s` says after how many seconds."
+            f"{watched.quiet_s:.0f} s in step {self._control.lines[rank].step}: {how}. It is "
+            f"ended; `--stall-timeout` or `stall_timeout_s` says after how many seconds."
         )
         return Stalled(rank, message, f"was ended, as it stood still for {watched.quiet_s:.0f} s")
 

@@ -15,9 +15,8 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from unisono.checkpoint.writer import CheckpointWriter
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
@@ -32,7 +31,8 @@ from unisono.launch.report import ending, spare_message
 from unisono.launch.signals import Signals
 from unisono.launch.stalls import StallWatch
 from unisono.notices import say
-from unisono.workers.channel import Channel, Message
+from unisono.workers import launcher_messages as messages
+from unisono.workers.channel import Channel
 from unisono.workers.control_block import ControlBlock
 
 _IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
@@ -155,14 +155,12 @@ class _Supervision:
             for fd in standard:
                 os.close(fd)
 
-    def send(
-        self, rank: int, header: dict[str, Any], payload: bytes = b"", fds: Sequence[int] = ()
-    ) -> None:
+    def send(self, rank: int, message: messages.ToWorker) -> None:
         """Send a worker one message."""
         channel = self._channels.get(rank)
         try:
             if channel is not None:
-                channel.send(header, payload, fds)
+                channel.send(message)
         except ConnectionError:
             # The worker has died meanwhile; the server will say how.
             return
@@ -255,18 +253,16 @@ class _Supervision:
     def _read_server(self) -> list[policy.Event]:
         events: list[policy.Event] = []
         for message in self._server.channel.receive_ready():
-            if message.header["type"] == "store ended":
+            match message:
                 # It may be the end of an earlier job's, on a server that is used again.
-                if message.header["port"] == self._groups.store_port:
-                    events.append(policy.StoreLost(message.header["exit_code"]))
-                continue
-            rank = message.header["rank"]
-            if message.header["type"] == "forked":
-                self._pids[rank] = message.header["pid"]
-                continue
-            # What a worker said before it left must be known before its leaving is judged.
-            self._take_all([*events, *self._read_worker(rank)])
-            events = self._exited(rank, message.header["exit_code"])
+                case messages.StoreEnded(port, exit_code) if port == self._groups.store_port:
+                    events.append(policy.StoreLost(exit_code))
+                case messages.Forked(rank, pid):
+                    self._pids[rank] = pid
+                case messages.WorkerExited(rank, exit_code):
+                    # What a worker said before it left must be known before that is judged.
+                    self._take_all([*events, *self._read_worker(rank)])
+                    events = self._exited(rank, exit_code)
         if self._server.channel.at_end:
             for rank in sorted(self.state.alive):
                 events += self._read_worker(rank)
@@ -321,34 +317,31 @@ class _Supervision:
             self._selector.unregister(channel)
         return events
 
-    def _hear(self, rank: int, message: Message) -> list[policy.Event]:
-        match message.header["type"]:
-            case "done":
-                self.results[rank] = message.payload
+    def _hear(self, rank: int, message: messages.Message) -> list[policy.Event]:
+        match message:
+            case messages.ProgramDone(payload):
+                self.results[rank] = payload
                 return [policy.Done(rank)]
-            case "failed" if self._is_spare(rank):
-                say(spare_message(rank, message.header["traceback"]))
+            case messages.ProgramFailed() if self._is_spare(rank):
+                say(spare_message(rank, message.traceback))
                 self._spared.add(rank)
-                return []
-            case "failed":
+            case messages.ProgramFailed():
                 return [policy.Reported(_failure(rank, message))]
-            case "progress":
-                self._outputs.show(message.header)
-                return []
-            case "gather":
+            case messages.ShowProgress():
+                self._outputs.show(message)
+            case messages.GroupRequest():
                 self._gather(rank, message)
-                return []
-        self._desk.hear(rank, message)
+            case messages.FromWorker():
+                self._desk.hear(rank, message)
         return []
 
-    def _gather(self, rank: int, message: Message) -> None:
+    def _gather(self, rank: int, request: messages.GroupRequest) -> None:
         """Have a worker wait for the others of a process group; a group of one waits for nobody."""
-        if message.header["world_size"] > 1:
+        if request.world_size > 1:
             self._has_groups = True
             # Its others stay in the group, so nobody who begins anew can join them.
-            no_recovery = {"type": "no recovery", "reason": _IN_A_GROUP}
-            self._desk.hear(rank, replace(message, header=no_recovery))
-        self._groups.hear(rank, message.header)
+            self._desk.hear(rank, messages.NoRecovery(_IN_A_GROUP))
+        self._groups.hear(rank, request)
 
     def _is_spare(self, rank: int) -> bool:
         """Tell whether a worker is a replacement that the others do without."""
@@ -379,13 +372,13 @@ class _Supervision:
                 self._server.kill()
 
 
-def _failure(rank: int, message: Message) -> policy.WorkerFailure:
+def _failure(rank: int, failed: messages.ProgramFailed) -> policy.WorkerFailure:
     return policy.WorkerFailure(
         rank=rank,
-        exit_code=message.header["exit_code"],
-        summary=message.header["summary"],
-        traceback=message.header["traceback"],
-        waited_for=message.header["waited_for"],
-        exception=message.payload,
-        is_disconnect=message.header["is_disconnect"],
+        exit_code=failed.exit_code,
+        summary=failed.summary,
+        traceback=failed.traceback,
+        waited_for=failed.waited_for,
+        exception=failed.payload,
+        is_disconnect=failed.is_disconnect,
     )

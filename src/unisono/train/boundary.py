@@ -23,6 +23,7 @@ from unisono.train.identity import identity
 from unisono.train.interrupts import Interrupts
 from unisono.train.run_context import RunContext
 from unisono.workers.barrier import NOTICE_AFTER_S
+from unisono.workers.launcher_messages import NoRecovery
 
 COST_AT_MOST = 0.01
 _POLL_S = 0.001
@@ -77,7 +78,7 @@ class Boundary:
     def forgo_recovery(self, reason: str) -> None:
         """Do without snapshots where only recovery would have use for them."""
         self._recovers = False
-        self._team.supervisor.give_up_recovery(reason)
+        self._team.supervisor.tell(NoRecovery(reason))
 
     def begin(self) -> bool:
         """Take the first snapshot of a loop, if snapshots are of use. Collective.

@@ -31,7 +31,7 @@ from unisono.train.order import begin_epoch, check_order
 from unisono.train.run_context import RunContext
 from unisono.train.start import tell_over
 from unisono.train.step import Step
-from unisono.workers.supervisor import Live, Passed
+from unisono.workers.launcher_messages import Live, Passed
 from unisono.world import threads_per_worker
 
 
@@ -101,7 +101,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
             run.engine = engine = _engine(run, plan, live)
             stack.callback(engine.exchange.unbind)
             interrupts = Interrupts()
-            if run.checkpoints is not None and not run.team.is_launched:
+            if run.checkpoints is not None and run.team.supervisor.is_alone:
                 interrupts = stack.enter_context(gentle_interrupts(run.say))
             boundary = Boundary(run, engine, plan.samples, interrupts)
             if live is not None and live.loop is not None:

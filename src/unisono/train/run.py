@@ -40,8 +40,8 @@ from unisono.train.run_options import RunOptions
 from unisono.train.start import start
 from unisono.train.step import Step
 from unisono.train.totals import Totals
-from unisono.workers.joint_calls import JointCalls
-from unisono.workers.team import Team
+from unisono.workers.context import context
+from unisono.workers.launcher_messages import Ready
 
 SCALER_KEY = "grad_scaler"
 EXTRA_STATE_KEY = "extra_state"
@@ -130,7 +130,8 @@ class Run:
         return run
 
     def _set_up(self, model: nn.Module, optimizer: Optimizer, options: RunOptions) -> None:
-        self.team = Team.from_environment()
+        self.joint_calls = context().join()
+        self.team = self.joint_calls.team
         self.world = self.team.world
         self.shards, self.seed = options.num_shards(self.world.world_size), options.seed
         check_contents(model, optimizer)
@@ -143,7 +144,6 @@ class Run:
             **fixed_by(model, optimizer),
             "grad_scaler": None if scaling is None else scaling.rule,
         }
-        self.joint_calls = JointCalls.of(self.team)
         self._context = RunContext(
             options,
             RunState(model, optimizer, options.resume_options),
@@ -162,7 +162,7 @@ class Run:
         if options.directory is not None:
             self.checkpoints = Checkpoints(self.team, Path(options.directory), options, self.say)
             self._context.checkpoints = self.checkpoints
-        self.team.supervisor.note_ready()
+        self.team.supervisor.tell(Ready())
 
     @property
     def position(self) -> Position:

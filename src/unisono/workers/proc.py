@@ -49,6 +49,20 @@ def started_at(pid: int) -> int | None:
     return None if fields[_STATE] in _GONE else int(fields[_STARTED])
 
 
+def create_memory(name: str, num_bytes: int) -> int:
+    """Make a memfd, all zero; the descriptor is the caller's.
+
+    It is sparse: pages exist from when they are first written.
+    """
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, num_bytes)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
 def open_memory(pid: int, fd: int, name: str, num_bytes: int) -> int:
     """Open the memfd that process `pid` has as `fd`; the descriptor is the caller's.
 
