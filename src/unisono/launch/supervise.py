@@ -1,8 +1,8 @@
 """Who watches the workers? One loop in the launcher that does what ``policy`` decides.
 
-    server: exited ─┐                    ┌─► control control block (who has left)
-    workers: done,  ├─► decide(state, …) ┼─► signals, through the server
-      failed        │                    └─► kill the server
+    server: exited ─┐            ┌─► control block (who has left)
+    workers: done,  ├─► policy ──┼─► signals, through the server
+      failed        │            └─► kill the server
     signals, clock ─┘
 
 What workers ask for is answered by the desk (``reception``). Nothing is decided here.
@@ -15,8 +15,9 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from unisono.checkpoint.writer import CheckpointWriter
@@ -122,12 +123,12 @@ class _Supervision:
         self._incarnations = dict.fromkeys(range(job.num_workers), -1)
         self._watch = StallWatch(self._control, stall_timeout_s)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(server.channel, selectors.EVENT_READ, None)
-        self._selector.register(self._outputs, selectors.EVENT_READ, None)
+        self._selector.register(server.channel, selectors.EVENT_READ, self._read_server)
+        self._selector.register(self._outputs, selectors.EVENT_READ, None)  # read in each turn
         if signals is not None:
-            self._selector.register(signals, selectors.EVENT_READ, None)
+            self._selector.register(signals, selectors.EVENT_READ, self._read_signals)
         self._woken, self._waking = socket.socketpair()
-        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._read_writer)
         faults = read_faults(job.environ.get(FAULTS_VARIABLE, ""))
         writer = CheckpointWriter(say, lambda number: disk_full(faults, number))
         self._desk = Reception(self._control, self, membership, writer, self._wake, say)
@@ -145,7 +146,7 @@ class _Supervision:
         self._incarnations[rank] += 1
         ours, theirs = Channel.pair()
         self._channels[rank] = ours
-        self._selector.register(ours, selectors.EVENT_READ, rank)
+        self._selector.register(ours, selectors.EVENT_READ, partial(self._read_worker, rank))
         standard = self._outputs.standard_fds()
         try:
             fds = [*standard, self._job_fd, self._control.fd, theirs.fileno()]
@@ -169,7 +170,7 @@ class _Supervision:
 
     def end(self) -> None:
         """End the job, which has nothing left to do."""
-        self._take_all([policy.EndNow()])
+        self._take(policy.end_now(self.state, time.monotonic()))
 
     def pid(self, rank: int) -> int | None:
         """Tell the process of a worker."""
@@ -185,8 +186,9 @@ class _Supervision:
             # What a worker wrote before its end is shown before what is said of that.
             self._outputs.pump()
             for key, _ in ready:
-                self._take_all(self._read(key))
-            self._take_all([policy.DeadlinePassed()])
+                if key.data is not None:
+                    key.data()
+            self._take(policy.time_passed(self.state, time.monotonic()))
             self._end_stalled()
             self._groups.look()
         if self.state.cause is not None:
@@ -195,7 +197,7 @@ class _Supervision:
     def end_workers(self) -> None:
         """End everybody after a KeyboardInterrupt; a second one ends them at once."""
         try:
-            self._take_all([self._interrupted(signal.SIGINT)])
+            self._interrupt(signal.SIGINT)
             self.watch()
         except KeyboardInterrupt:
             self._act(policy.KillServer())
@@ -234,72 +236,64 @@ class _Supervision:
             self._stalled[stalled.rank] = stalled.how
             self._server.signal([stalled.rank], signal.SIGKILL)
 
-    def _read(self, key: selectors.SelectorKey) -> list[policy.Event]:
-        if key.fileobj is self._signals:
-            assert self._signals is not None
-            return [self._interrupted(signum) for signum in self._signals.read()]
-        if key.fileobj is self._outputs:
-            return []
-        if key.fileobj is self._woken:
-            self._woken.recv(64)
-            self._desk.written()
-            return []
-        if key.fileobj is self._server.channel:
-            return self._read_server()
-        return self._read_worker(key.data)
+    def _read_signals(self) -> None:
+        assert self._signals is not None
+        for signum in self._signals.read():
+            self._interrupt(signum)
 
-    def _interrupted(self, signum: int) -> policy.InterruptRequested:
-        is_first = self.state.interrupted_by is None
-        return policy.InterruptRequested(signum, gently=is_first and self._desk.want_stop(signum))
+    def _interrupt(self, signum: int) -> None:
+        gently = self.state.interrupted_by is None and self._desk.want_stop(signum)
+        self._take(policy.interrupted(self.state, signum, time.monotonic(), gently=gently))
 
-    def _read_server(self) -> list[policy.Event]:
-        events: list[policy.Event] = []
+    def _read_writer(self) -> None:
+        self._woken.recv(64)
+        self._desk.written()
+
+    def _read_server(self) -> None:
         for message in self._server.channel.receive_ready():
-            if message.header["type"] == "store ended":
+            header = message.header
+            match header["type"]:
+                case "forked":
+                    self._pids[header["rank"]] = header["pid"]
+                case "exited":
+                    # What a worker said before it left must be known before its leaving is judged.
+                    self._read_worker(header["rank"])
+                    self._exited(header["rank"], header["exit_code"])
                 # It may be the end of an earlier job's, on a server that is used again.
-                if message.header["port"] == self._groups.store_port:
-                    events.append(policy.StoreLost(message.header["exit_code"]))
-                continue
-            rank = message.header["rank"]
-            if message.header["type"] == "forked":
-                self._pids[rank] = message.header["pid"]
-                continue
-            # What a worker said before it left must be known before its leaving is judged.
-            self._take_all([*events, *self._read_worker(rank)])
-            events = self._exited(rank, message.header["exit_code"])
+                case "store ended" if header["port"] == self._groups.store_port:
+                    now = time.monotonic()
+                    self._take(policy.store_lost(self.state, header["exit_code"], now))
         if self._server.channel.at_end:
             for rank in sorted(self.state.alive):
-                events += self._read_worker(rank)
+                self._read_worker(rank)
             self._selector.unregister(self._server.channel)
             self.server_is_usable = False
-            events.append(policy.ServerLost(self._server.wait()))
-        return events
+            self._take(policy.server_lost(self.state, self._server.wait()))
 
-    def _exited(self, rank: int, exit_code: int) -> list[policy.Event]:
+    def _exited(self, rank: int, exit_code: int) -> None:
         """Judge the end of a worker: may the others go on without it?"""
         self._forget_channel(rank)
         stood_still = self._stalled.pop(rank, "")
         how = stood_still if exit_code == -signal.SIGKILL else ""
-        event = policy.Exited(rank, exit_code, how=how)
-        how = how or ending(exit_code)
         pid = self._pids.pop(rank, None)
         is_spare = exit_code != 0 and rank not in self.state.done and self._is_spare(rank)
-        trouble = ""
-        if policy.may_survive(self.state, event) and rank not in self._spared:
-            trouble = self._desk.lost(rank, pid, how, time.monotonic())
+        now, trouble = time.monotonic(), ""
+        if policy.may_survive(self.state, rank, exit_code) and rank not in self._spared:
+            trouble = self._desk.lost(rank, pid, how or ending(exit_code), now)
             if not trouble:
-                if rank in self._channels:
-                    return []
-                self._groups.gone(rank)
-                return [policy.LeftBehind(rank)]
+                if rank not in self._channels:
+                    self._groups.gone(rank)
+                    self._take(policy.left_behind(self.state, rank))
+                return
         self._groups.gone(rank)
         self._desk.gone(rank)
-        if is_spare:
-            if rank not in self._spared:
-                say(spare_message(rank, f"It {how}. {trouble}".rstrip()))
-            self._spared.discard(rank)
-            return [policy.LeftBehind(rank)]
-        return [replace(event, note=trouble)]
+        if not is_spare:
+            self._take(policy.exited(self.state, rank, exit_code, now, note=trouble, how=how))
+            return
+        if rank not in self._spared:
+            say(spare_message(rank, f"It {how or ending(exit_code)}. {trouble}".rstrip()))
+        self._spared.discard(rank)
+        self._take(policy.left_behind(self.state, rank))
 
     def _forget_channel(self, rank: int) -> None:
         channel = self._channels.pop(rank, None)
@@ -309,37 +303,34 @@ class _Supervision:
             self._selector.unregister(channel)
         channel.close()
 
-    def _read_worker(self, rank: int) -> list[policy.Event]:
+    def _read_worker(self, rank: int) -> None:
         channel = self._channels.get(rank)
-        was_at_end = channel is None or channel.at_end
-        if channel is None or was_at_end:
-            return []
-        events: list[policy.Event] = []
+        if channel is None:
+            return
+        was_at_end = channel.at_end
         for message in channel.receive_ready():
-            events += self._hear(rank, message)
-        if channel.at_end:
+            self._hear(rank, message)
+        if channel.at_end and not was_at_end:
             self._selector.unregister(channel)
-        return events
 
-    def _hear(self, rank: int, message: Message) -> list[policy.Event]:
+    def _hear(self, rank: int, message: Message) -> None:
         match message.header["type"]:
             case "done":
                 self.results[rank] = message.payload
-                return [policy.Done(rank)]
+                self._take(policy.done(self.state, rank))
+                self._groups.gone(rank)
+                self._desk.gone(rank)
             case "failed" if self._is_spare(rank):
                 say(spare_message(rank, message.header["traceback"]))
                 self._spared.add(rank)
-                return []
             case "failed":
-                return [policy.Reported(_failure(rank, message))]
+                self._take(policy.failed(self.state, _failure(rank, message), time.monotonic()))
             case "progress":
                 self._outputs.show(message.header)
-                return []
             case "gather":
                 self._gather(rank, message)
-                return []
-        self._desk.hear(rank, message)
-        return []
+            case _:
+                self._desk.hear(rank, message)
 
     def _gather(self, rank: int, message: Message) -> None:
         """Have a worker wait for the others of a process group; a group of one waits for nobody."""
@@ -356,17 +347,12 @@ class _Supervision:
         is_replacement = self._incarnations[rank] > 0 and self.state.stage is policy.Stage.RUNNING
         return is_replacement and self._desk.is_spare(rank, others_are_done=others_are_done)
 
-    def _take_all(self, events: Iterable[policy.Event]) -> None:
-        for event in events:
-            decision = policy.decide(self.state, event, time.monotonic())
-            self.state = decision.state
-            for action in decision.actions:
-                self._act(action)
-            if self.state.stage is not policy.Stage.RUNNING:
-                self._desk.stand_down()
-            if isinstance(event, policy.Done):
-                self._groups.gone(event.rank)
-                self._desk.gone(event.rank)
+    def _take(self, decision: policy.Decision) -> None:
+        self.state = decision.state
+        for action in decision.actions:
+            self._act(action)
+        if self.state.stage is not policy.Stage.RUNNING:
+            self._desk.stand_down()
 
     def _act(self, action: policy.Action) -> None:
         match action:
