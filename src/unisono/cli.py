@@ -17,9 +17,9 @@ import unisono
 from unisono.c10d.gloo import GLOO, check_backend
 from unisono.errors import UnisonoError
 from unisono.faults import FAULTS_VARIABLE, read_faults
+from unisono.launch.environment import launch_environment
 from unisono.launch.gpus import check_workers, choose_gpus, num_gpus_here
-from unisono.launch.job import MODULE, SCRIPT
-from unisono.launch.limit import too_many_workers
+from unisono.launch.job import MODULE, SCRIPT, Job, too_many_workers
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.run_script import run as run_workers
 from unisono.launch.stalls import TIMEOUT_S
@@ -243,20 +243,20 @@ def run(
         check_workers("--gpus", chosen, num_workers)
     except ValueError as error:
         raise _Refusal(str(error)) from None
-    status = run_workers(
-        MODULE if is_module else SCRIPT,
-        script,
-        args,
-        workers=num_workers,
+    command = ["unisono", *sys.argv[1:]]
+    job = Job(
+        kind=MODULE if is_module else SCRIPT,
+        target=script,
+        argv=args,
+        environ=launch_environment(os.environ, command, chosen, debug=debug),
+        num_workers=num_workers,
         threads=_threads_from_environment() if threads is None else threads,
         restarts=restarts,
         replaces=replaces,
         stall_timeout_s=stall_timeout_s,
-        gpus=chosen,
-        debug=debug,
         backend=backend,
     )
-    _leave(status)
+    _leave(run_workers(job))
 
 
 @main.command(short_help="List the checkpoints of a run.")

@@ -7,35 +7,29 @@ Nothing is loaded here that the caller may not need: no torch, no cloudpickle un
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from unisono.c10d.gloo import GLOO, check_backend
-from unisono.callbacks.cell import environment_of_workers, in_notebook
+from unisono.callbacks.cell import in_notebook
 from unisono.errors import WorkerError
 from unisono.launch.call import name_of, pack_call
 from unisono.launch.environment import launch_environment
-from unisono.launch.exceptions import unpack_exception
+from unisono.launch.exceptions import name_cells, unpack_exception
 from unisono.launch.forkserver import server_pool
 from unisono.launch.gpus import check_workers, choose_gpus, num_gpus_here
-from unisono.launch.job import FUNCTION, Job
-from unisono.launch.limit import too_many_workers
-from unisono.launch.notebook import is_kernels_handler, name_cells
+from unisono.launch.job import FUNCTION, Job, too_many_workers
 from unisono.launch.policy import JobState
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import failure_message
 from unisono.launch.results import unpack_result
-from unisono.launch.signals import Signals, signals_as_bytes
+from unisono.launch.signals import interrupts
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
-from unisono.launch.supervise import supervise
-from unisono.seeding import fresh_seed
+from unisono.launch.supervise import Ended, supervise
 from unisono.workers.launcher_link import PID_VARIABLE, is_worker
 from unisono.world import num_devices, threads_per_worker, world
 
@@ -102,30 +96,28 @@ def launch(
     _refuse_inside_worker()
     restarts = _at_least("restarts", restarts, 0)
     _check_seconds("stall_timeout_s", stall_timeout_s)
-    call = pack_call(fn, args)
-    mine = environment_of_workers(os.environ, launcher_draws=in_notebook())
-    environ = launch_environment(mine, ["python", *sys.orig_argv[1:]], chosen, debug=debug)
-    job = _job(fn, call, environ, workers, threads, restarts > 0, backend)
+    job = Job(
+        kind=FUNCTION,
+        payload=pack_call(fn, args),
+        target=name_of(fn),
+        argv=tuple(map(str, sys.argv)),
+        environ=launch_environment(
+            os.environ,
+            ["python", *sys.orig_argv[1:]],
+            chosen,
+            debug=debug,
+            launcher_draws=in_notebook(),
+        ),
+        sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),  # as Python does
+        num_workers=workers,
+        threads=threads,
+        restarts=restarts,
+        replaces=bool(replace),
+        stall_timeout_s=stall_timeout_s,
+        backend=backend,
+    )
     open_standard_fds()
-    with _interrupts() as signals:
-        server = server_pool().borrow(job.environ)
-        try:
-            ended = supervise(
-                server,
-                job,
-                restarts=restarts,
-                replaces=replace,
-                stall_timeout_s=stall_timeout_s,
-                needs_result=True,
-                signals=signals,
-            )
-        except BaseException:
-            server.close()
-            raise
-        if ended.server_is_usable:
-            server_pool().give_back(server)
-        else:
-            server.close()
+    ended = _supervised(job)
     if ended.state.interrupted_by is not None:
         raise KeyboardInterrupt
     if ended.state.cause is not None:
@@ -134,45 +126,19 @@ def launch(
     return [unpack_result(ended.results.get(rank, b""), rank) for rank in range(workers)]
 
 
-@contextlib.contextmanager
-def _interrupts() -> Iterator[Signals | None]:
-    """Hear Ctrl-C between two turns of the loop, where Python itself would raise at any moment."""
-    handler = signal.getsignal(signal.SIGINT)
-    is_default = handler is signal.default_int_handler or is_kernels_handler(handler)
-    if not is_default or threading.current_thread() is not threading.main_thread():
-        yield None
-        return
-    with signals_as_bytes([signal.SIGINT]) as signals:
-        yield signals
-        # One that came after the job's end is for whoever launched it.
-        with contextlib.suppress(BlockingIOError):
-            if signals.read():
-                raise KeyboardInterrupt
-
-
-def _job(
-    fn: Callable[..., Any],
-    call: bytes,
-    environ: dict[str, str],
-    workers: int,
-    threads: int,
-    recovers: bool,
-    backend: str,
-) -> Job:
-    return Job(
-        kind=FUNCTION,
-        target=name_of(fn),
-        argv=tuple(map(str, sys.argv)),
-        environ=environ,
-        folder=_working_folder(),
-        sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),  # as Python does
-        num_workers=workers,
-        threads=threads,
-        seed=fresh_seed(),
-        recovers=recovers,
-        backend=backend,
-        payload=call,
-    )
+def _supervised(job: Job) -> Ended:
+    with interrupts() as signals:
+        server = server_pool().borrow(job.environ)
+        try:
+            ended = supervise(server, job, signals)
+        except BaseException:
+            server.close()
+            raise
+        if ended.server_is_usable:
+            server_pool().give_back(server)
+        else:
+            server.close()
+    return ended
 
 
 def _failure(state: JobState, workers: int) -> tuple[Exception, WorkerError | None]:
@@ -205,22 +171,13 @@ def _at_least(name: str, count: int, least: int) -> int:
     return count
 
 
-def _check_seconds(name: str, seconds: object) -> None:
+def _check_seconds(name: str, seconds: float) -> None:
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not isinstance(seconds, int | float) or not is_number or not 0 < seconds < math.inf:
+    if not is_number or not 0 < seconds < math.inf:
         raise ValueError(
             f"`{name}` must be a number of seconds above 0, but is {seconds!r}: "
             f"pass `{name}={TIMEOUT_S:.0f}`."
         )
-
-
-def _working_folder() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            "the working folder must be there, but is not: change to one that is, with `os.chdir`."
-        ) from error
 
 
 def _refuse_inside_worker() -> None:

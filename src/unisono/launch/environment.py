@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
+from unisono.callbacks.cell import environment_of_workers
 from unisono.launch.gpus import with_gpus
 from unisono.launch.job import Job
 from unisono.launch.loopback import ADDRESS
@@ -59,14 +60,17 @@ def launch_environment(
     gpus: tuple[str, ...] = (),
     *,
     debug: bool = False,
+    launcher_draws: bool = False,
 ) -> dict[str, str]:
-    """Say which variables a job begins with: those of its launcher, and what the user has chosen.
+    """Return the variables that a job starts with: the launcher's, and what the user has chosen.
 
     Args:
         environ: the launcher's own.
         command: what the user has called.
-        gpus: the GPUs that workers see; as the environment says if there are none.
-        debug: turn on the checks of torch, where the user has not said how.
+        gpus: the GPUs that workers see; if empty, as the environment says.
+        debug: turn torch's checks on, unless the environment says how.
+        launcher_draws: whether the launcher shows the progress of a run.
     """
     checked = {**(_DEBUG if debug else {}), **environ, COMMAND_VARIABLE: shlex.join(command)}
+    checked = environment_of_workers(checked, launcher_draws=launcher_draws)
     return with_gpus(checked, gpus) if gpus else checked

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dis
 import inspect
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,6 +32,7 @@ _DISCONNECTED = (
     "ncclRemoteError",
 )
 _READ_AT_MOST = 100_000
+_FRAME = re.compile(r'^([ |]*)File "([^"\n]+)", line (\d+)', re.MULTILINE)
 _RAISE = dis.opmap["RAISE_VARARGS"]
 
 
@@ -69,22 +71,22 @@ def program_frames(trace: TracebackType | None) -> TracebackType | None:
 
 def lost_peer(error: BaseException) -> int | None:
     """Name the worker that was gone, if another failed only because of that; else None."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, PeerLostError):
-            return seen.rank
-        seen = seen.__cause__ or seen.__context__
-    return None
+    return next((e.rank for e in _chain(error) if isinstance(e, PeerLostError)), None)
 
 
 def is_disconnect(error: BaseException) -> bool:
     """Tell whether torch says no more than that another rank is gone, but not which or why."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, RuntimeError) and any(words in str(seen) for words in _DISCONNECTED):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+    return any(
+        isinstance(e, RuntimeError) and any(words in str(e) for words in _DISCONNECTED)
+        for e in _chain(error)
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception, what it was raised from or while handling, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def own_excepthook(hook: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -127,6 +129,29 @@ def unpack_exception(packed: bytes) -> BaseException | None:
         unpacked = cls.__new__(cls, *arguments)
         unpacked.__dict__.update(attributes)
     return unpacked if isinstance(unpacked, BaseException) else None
+
+
+def name_cells(text: str) -> str:
+    """Write ``Cell In[3], line 2`` for the made-up file names of a notebook's cells in a traceback.
+
+    As IPython itself does; elsewhere, and for files, the text stays as it is.
+    """
+    name_of = _names_of_files()
+    if name_of is None:
+        return text
+
+    def named(match: re.Match[str]) -> str:
+        indent, file, line = match.groups()
+        name = name_of(file)
+        return match.group() if name is None else f"{indent}{' '.join(name)}, line {line}"
+
+    return _FRAME.sub(named, text)
+
+
+def _names_of_files() -> Callable[[str], tuple[str, str] | None] | None:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(getattr(shell, "compile", None), "format_code_name", None)
 
 
 def _drop_frames_of_refusals(

@@ -22,13 +22,12 @@ from typing import Any
 
 from unisono.checkpoint.writer import CheckpointWriter
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
-from unisono.launch import policy, recovery, stalls
+from unisono.launch import policy, recovery
 from unisono.launch.forkserver import ForkServer
 from unisono.launch.groups import Groups
-from unisono.launch.job import Job
+from unisono.launch.job import FUNCTION, Job
 from unisono.launch.outputs import Outputs
 from unisono.launch.reception import Reception
-from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import ending, spare_message
 from unisono.launch.signals import Signals
 from unisono.launch.stalls import StallWatch
@@ -57,11 +56,6 @@ class Ended:
 def supervise(
     server: ForkServer,
     job: Job,
-    *,
-    restarts: int = RESTARTS,
-    replaces: bool = True,
-    stall_timeout_s: float = stalls.TIMEOUT_S,
-    needs_result: bool = False,
     signals: Signals | None = None,
 ) -> Ended:
     """Start the workers of `job`, watch them to their end, and say how it was.
@@ -69,17 +63,12 @@ def supervise(
     Args:
         server: starts the workers; ended with them if they cannot be ended alone.
         job: what the workers do.
-        restarts: how many workers may be lost within a minute.
-        replaces: whether a lost worker is replaced.
-        stall_timeout_s: how long a worker that others wait for may stand still, in seconds.
-        needs_result: whether a worker that leaves quietly has failed.
-        signals: tells of those that should end the job.
+        signals: those that should end the job.
 
     Raises:
         KeyboardInterrupt: raised while waiting, after all workers have been ended.
     """
-    state = recovery.start(job.num_workers, restarts=restarts, replaces=replaces)
-    supervision = _Supervision(server, job, needs_result, signals, state, stall_timeout_s)
+    supervision = _Supervision(server, job, signals)
     try:
         supervision.start_workers()
         supervision.watch()
@@ -97,16 +86,8 @@ def supervise(
 class _Supervision:
     """The sockets and the control block of one job, and the loop over them."""
 
-    def __init__(
-        self,
-        server: ForkServer,
-        job: Job,
-        needs_result: bool,
-        signals: Signals | None,
-        membership: recovery.RecoveryState,
-        stall_timeout_s: float,
-    ) -> None:
-        self.state = policy.start(job.num_workers, needs_result=needs_result)
+    def __init__(self, server: ForkServer, job: Job, signals: Signals | None) -> None:
+        self.state = policy.start(job.num_workers, needs_result=job.kind == FUNCTION)
         self.results: dict[int, bytes] = {}
         self.server_is_usable = True
         self._server = server
@@ -121,7 +102,7 @@ class _Supervision:
         self._stalled: dict[int, str] = {}
         self._has_groups = False
         self._incarnations = dict.fromkeys(range(job.num_workers), -1)
-        self._watch = StallWatch(self._control, stall_timeout_s)
+        self._watch = StallWatch(self._control, job.stall_timeout_s)
         self._selector = selectors.DefaultSelector()
         self._selector.register(server.channel, selectors.EVENT_READ, self._read_server)
         self._selector.register(self._outputs, selectors.EVENT_READ, None)  # read in each turn
@@ -131,7 +112,8 @@ class _Supervision:
         self._selector.register(self._woken, selectors.EVENT_READ, self._read_writer)
         faults = read_faults(job.environ.get(FAULTS_VARIABLE, ""))
         writer = CheckpointWriter(say, lambda number: disk_full(faults, number))
-        self._desk = Reception(self._control, self, membership, writer, self._wake, say)
+        members = recovery.start(job.num_workers, restarts=job.restarts, replaces=job.replaces)
+        self._desk = Reception(self._control, self, members, writer, self._wake, say)
 
     def start_workers(self) -> None:
         try:
