@@ -30,7 +30,7 @@ from unisono.launch.outputs import Outputs
 from unisono.launch.reception import Reception
 from unisono.launch.report import ending, spare_message
 from unisono.launch.signals import Signals
-from unisono.launch.stalls import StallWatch
+from unisono.launch.stall_watch import StallWatch
 from unisono.notices import say
 from unisono.workers.channel import Channel, Message
 from unisono.workers.control_block import ControlBlock
