@@ -16,7 +16,7 @@ from typing import Any
 from unisono.c10d.gloo import GLOO, check_backend
 from unisono.callbacks.cell import in_notebook
 from unisono.errors import WorkerError
-from unisono.launch.call import name_of, pack_call
+from unisono.launch.call import name_of, pack_call, unpack_result
 from unisono.launch.environment import launch_environment
 from unisono.launch.exceptions import name_cells, unpack_exception
 from unisono.launch.forkserver import server_pool
@@ -25,7 +25,6 @@ from unisono.launch.job import FUNCTION, Job, too_many_workers
 from unisono.launch.policy import JobState
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import failure_message
-from unisono.launch.results import unpack_result
 from unisono.launch.signals import interrupts
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds

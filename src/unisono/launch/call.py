@@ -1,4 +1,4 @@
-"""How does a call get to the workers? By value where they could not import it, and with its source.
+"""How does a call get to the workers, and its results back? As pickled values, with their source.
 
 Functions and classes of a notebook or a script travel with all that they use; those of a module
 travel by name, and every worker imports that module anew from its file. The lines of cells travel
@@ -14,9 +14,8 @@ import reprlib
 from collections.abc import Callable
 from typing import Any
 
+from unisono.launch.caller_state import caller_modes, generator_states
 from unisono.launch.culprit import is_of_the_caller, way_to_culprit
-from unisono.launch.generators import caller_states
-from unisono.launch.torch_modes import caller_modes
 
 
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
@@ -37,7 +36,7 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     call = {
         "function": fn,
         "args": args,
-        "states": caller_states(),
+        "states": generator_states(),
         "modes": caller_modes(),
         "sources": sources_without_files(),
         "of_main": pickler.of_main,  # last: it fills up with what comes before it
@@ -52,6 +51,43 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
             "locks and the like inside the function instead of passing them in."
         ) from (error if is_of_the_caller(error) else None)
     return file.getvalue()
+
+
+def pack_result(result: Any) -> bytes:
+    """Pickle what a worker's function returned.
+
+    Raises:
+        TypeError: something in it cannot be pickled; the message names it.
+    """
+    from unisono.launch.pickling import dumps
+
+    try:
+        return dumps(result)
+    except Exception as error:
+        way = way_to_culprit([("the value", result)])
+        raise TypeError(
+            f"what a worker returns must be picklable, but {' → '.join(way) or 'it'} is not "
+            f"({error}): return numbers, tensors, or what is made of them, or nothing."
+        ) from (error if is_of_the_caller(error) else None)
+
+
+def unpack_result(packed: bytes, rank: int) -> Any:
+    """Build what :func:`pack_result` packed on worker `rank`; None where there is nothing.
+
+    Raises:
+        TypeError: it cannot be built here.
+    """
+    from unisono.launch.pickling import load
+
+    if not packed:  # it left by `sys.exit(0)`
+        return None
+    try:
+        return load(packed)
+    except Exception as error:
+        raise TypeError(
+            f"what worker {rank} returned cannot be built here ({error}): return numbers, tensors, "
+            f"or what is made of them, or let its module be imported here as it is in workers."
+        ) from error
 
 
 def name_of(fn: Callable[..., Any]) -> str:

@@ -14,11 +14,9 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any
 
-from unisono.launch.call import know_sources
-from unisono.launch.generators import start_generators
+from unisono.launch.call import know_sources, pack_result
+from unisono.launch.caller_state import set_modes, start_generators
 from unisono.launch.job import FUNCTION, MODULE, Job
-from unisono.launch.results import pack_result
-from unisono.launch.torch_modes import set_modes
 
 
 def run_program(job: Job) -> bytes:

@@ -1,8 +1,11 @@
-"""In which modes does torch compute in a worker? In those that the caller has set.
+"""What state of torch does a worker start with? The caller's, so that it computes the same.
 
-Taken along are those that change what is computed and belong to no device: the default dtype,
-whether gradients are recorded, deterministic algorithms, and the switches of backends. Not the
-default device: each worker has its own.
+Generators continue from the caller's states. If there is none (a script, or a library that the
+caller had not loaded), all workers of the job start from one fresh seed.
+
+Modes are taken along if they change what is computed and belong to no device: the default dtype,
+whether gradients are recorded, deterministic algorithms, and the switches of backends. The default
+device is each worker's own.
 """
 
 from __future__ import annotations
@@ -39,6 +42,36 @@ _SWITCHES = (
     "backends.mkldnn.conv.fp32_precision",
     "backends.mkldnn.rnn.fp32_precision",
 )
+
+
+def generator_states() -> dict[str, Any]:
+    """Take the states of the generators that are loaded here; loads none."""
+    states: dict[str, Any] = {}
+    if "random" in sys.modules:
+        states["random"] = sys.modules["random"].getstate()
+    if "numpy.random" in sys.modules:
+        states["numpy"] = sys.modules["numpy.random"].get_state()
+    if "torch" in sys.modules and hasattr(sys.modules["torch"], "get_rng_state"):
+        states["torch"] = sys.modules["torch"].get_rng_state().numpy().tobytes()
+    return states
+
+
+def start_generators(states: dict[str, Any], seed: int) -> None:
+    """Set every generator to its state in `states`, or from `seed` where there is none."""
+    import random
+
+    import numpy as np
+    import torch
+
+    from unisono.device import seed_generators
+
+    seed_generators(seed)
+    if "random" in states:
+        random.setstate(states["random"])
+    if "numpy" in states:
+        np.random.set_state(states["numpy"])
+    if "torch" in states:
+        torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
 
 
 def caller_modes() -> dict[str, Any]:
