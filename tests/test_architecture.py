@@ -90,6 +90,26 @@ def test_the_drawing_shows_what_packages_import():
     assert drawn == {name: found for name, found in package_edges().items() if found}
 
 
+def used_twice(names):
+    places = {}
+    for name, path in names:
+        places.setdefault(name, []).append(str(path.relative_to(PACKAGE)))
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_no_name_of_a_module_is_used_in_two_packages():
+    assert not used_twice((path.stem, path) for path in FILES if not path.stem.startswith("__"))
+
+
+def test_no_public_class_is_defined_twice():
+    assert not used_twice(
+        (node.name, path)
+        for path in FILES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+
+
 def test_modules_of_the_root_import_no_package():
     packages = package_edges().keys()
     roots = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__", "cli"}

@@ -313,7 +313,7 @@ def test_launching_inside_of_a_worker_is_refused(job):  # noqa: F811
 
 
 def test_an_entry_is_read_as_it_was_written():
-    entry = unisono.workers.host_rendezvous.Entry(1, 2, "ff", "here")
-    assert unisono.workers.host_rendezvous.Entry.decode(entry.encode()) == entry
+    entry = unisono.workers.host_rendezvous.ControlBlockAddress(1, 2, "ff", "here")
+    assert unisono.workers.host_rendezvous.ControlBlockAddress.decode(entry.encode()) == entry
     with pytest.raises(ValueError):
-        unisono.workers.host_rendezvous.Entry.decode(json.dumps({"pid": 1}))
+        unisono.workers.host_rendezvous.ControlBlockAddress.decode(json.dumps({"pid": 1}))

@@ -102,11 +102,11 @@ class LauncherLink:
         return _open(int(os.environ[LINK_VARIABLE]), int(os.environ[CONTROL_VARIABLE]), os.getpid())
 
     def note_ready(self) -> None:
-        """See :meth:`unisono.workers.supervisor.Host.note_ready`."""
+        """See :meth:`unisono.workers.supervisor.Supervisor.note_ready`."""
         self.tell({"type": "ready"})
 
     def memory(self, key: int, num_bytes: int) -> Memory:
-        """See :meth:`unisono.workers.supervisor.Host.memory`; the launcher keeps it alive.
+        """See :meth:`unisono.workers.supervisor.Supervisor.memory`; the launcher keeps it alive.
 
         Raises:
             MismatchError: another worker asked for another size.
@@ -127,13 +127,13 @@ class LauncherLink:
         return memory
 
     def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
-        """See :meth:`unisono.workers.supervisor.Host.stopped`."""
+        """See :meth:`unisono.workers.supervisor.Supervisor.stopped`."""
         with self._lock:
             request = {"type": "stopped", "arrivals": arrivals, "between_steps": between_steps}
             return Membership.from_json(self._ask(request).header["membership"])
 
     def entry(self, index: int, name: str) -> Passed | Live:
-        """See :meth:`unisono.workers.supervisor.Host.entry`."""
+        """See :meth:`unisono.workers.supervisor.Supervisor.entry`."""
         with self._lock:
             answer = self._ask({"type": "entry", "index": index, "name": name})
         header = answer.header
@@ -145,27 +145,27 @@ class LauncherLink:
         return Live(membership, header["loop"], header["is_alone"])
 
     def note_result(self, index: int, name: str, payload: bytes) -> None:
-        """See :meth:`unisono.workers.supervisor.Host.note_result`."""
+        """See :meth:`unisono.workers.supervisor.Supervisor.note_result`."""
         self.tell({"type": "result", "index": index, "name": name}, payload)
 
     def note_loop(self, index: int, facts: dict[str, Any]) -> None:
-        """See :meth:`unisono.workers.supervisor.Host.note_loop`."""
+        """See :meth:`unisono.workers.supervisor.Supervisor.note_loop`."""
         self.tell({"type": "loop", "index": index, "facts": facts})
 
     def note_end_of_loop(self, index: int, payload: bytes) -> None:
-        """See :meth:`unisono.workers.supervisor.Host.note_end_of_loop`."""
+        """See :meth:`unisono.workers.supervisor.Supervisor.note_end_of_loop`."""
         self.tell({"type": "end of loop", "index": index}, payload)
 
     def give_up_recovery(self, reason: str) -> None:
-        """See :meth:`unisono.workers.supervisor.Host.give_up_recovery`."""
+        """See :meth:`unisono.workers.supervisor.Supervisor.give_up_recovery`."""
         self.tell({"type": "no recovery", "reason": reason})
 
     def remove_at_end(self, path: Path) -> None:
-        """See :meth:`unisono.workers.supervisor.Host.remove_at_end`."""
+        """See :meth:`unisono.workers.supervisor.Supervisor.remove_at_end`."""
         self.tell({"type": "remove at end", "path": str(path)})
 
     def leave(self, path: Path) -> None:
-        """See :meth:`unisono.workers.supervisor.Host.leave`."""
+        """See :meth:`unisono.workers.supervisor.Supervisor.leave`."""
         self.tell({"type": "leave", "path": str(path)})
 
     def keep(self, slot: dict[str, Any], *, wait: bool) -> None:
