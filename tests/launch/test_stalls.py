@@ -159,12 +159,13 @@ def test_one_that_is_dead_but_not_buried_is_not_stopped(child: subprocess.Popen[
     assert seen is None or not seen[1]
 
 
-@pytest.mark.parametrize("name", ["x) T (y", "T", "a b) T 1"])
+@pytest.mark.parametrize("name", ["x) T (y", "T", "a b) T 1", os.fsdecode(b"no text \xff")])
 def test_the_name_of_a_process_is_not_mistaken_for_its_state(tmp_path: Path, name: str) -> None:
     (tmp_path / name).symlink_to("/bin/sleep")
     with subprocess.Popen([tmp_path / name, "60"]) as process:
         try:
-            assert f"({name})" in Path(f"/proc/{process.pid}/stat").read_text()
+            stat = Path(f"/proc/{process.pid}/stat").read_text(errors="surrogateescape")
+            assert f"({name})" in stat
             seen = processor_time(process.pid)
             assert seen is not None
             assert not seen[1]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from unisono.launch import stalls
 from unisono.launch.stalls import LOOK_EVERY_S, Observation
+from unisono.procfs import read_stat, read_text
 from unisono.workers.control_block import ControlBlock
 from unisono.workers.membership import Membership
 
@@ -127,26 +128,24 @@ def processor_time(pid: int) -> tuple[int, bool] | None:
 
     Returns:
         Of all its threads and children together; None when there is no such process. Source:
-        proc(5), ``task/[tid]/schedstat``, ``task/[tid]/children`` and ``stat``.
+        proc(5), ``task/[tid]/schedstat`` and ``task/[tid]/children``.
     """
     try:
         ran_ns = _ran_ns(pid)
-        # The name before it is in parentheses and may itself hold some.
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError, ValueError):
         return None
-    return ran_ns, state in "Tt"
+    stat = read_stat(pid)
+    return None if stat is None else (ran_ns, stat.is_stopped)
 
 
 def _ran_ns(pid: int) -> int:
     """Add up the time of a process, and of those it waits for: its threads and its children."""
     total = 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        if (thread / "comm").read_text().rstrip("\n") not in _IDLE_THREADS:
-            total += int((thread / "schedstat").read_text().split()[0])
-        children = thread / "children"
-        if children.exists():
-            total += sum(_ran_ns(int(child)) for child in children.read_text().split())
+        if read_text(thread / "comm").rstrip("\n") not in _IDLE_THREADS:
+            total += int(read_text(thread / "schedstat").split()[0])
+        # Not every kernel lists them.
+        total += sum(_ran_ns(int(child)) for child in read_text(thread / "children").split())
     return total
 
 
@@ -155,7 +154,4 @@ def waits_for_a_thread(pid: int) -> bool:
 
     Source: proc(5), ``wchan``; locks, and collectives of gloo, wait in the kernel's futexes.
     """
-    try:
-        return Path(f"/proc/{pid}/wchan").read_text().startswith("futex")
-    except OSError:
-        return False
+    return read_text(Path(f"/proc/{pid}/wchan")).startswith("futex")
