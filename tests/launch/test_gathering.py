@@ -9,12 +9,11 @@ from unisono.launch.gathering import (
     Arrival,
     GatheringState,
     GoOn,
-    Outcome,
+    Outcomes,
     Refuse,
     Tell,
     Why,
     come,
-    due_s,
     leave,
     look,
 )
@@ -31,7 +30,7 @@ def at(
     return Arrival(worker, place, worker if rank is None else rank, size, now, timeout_s)
 
 
-def after(*events: Arrival | int, workers: int = 3) -> tuple[GatheringState, tuple[Outcome, ...]]:
+def after(*events: Arrival | int, workers: int = 3) -> tuple[GatheringState, Outcomes]:
     """Let workers come (an arrival) and leave (a number); return what the last one led to."""
     state, outcomes = GatheringState(frozenset(range(workers))), ()
     for event in events:
@@ -39,11 +38,11 @@ def after(*events: Arrival | int, workers: int = 3) -> tuple[GatheringState, tup
     return state, outcomes
 
 
-def ranks_let_go(outcomes: tuple[Outcome, ...]) -> list[list[int]]:
+def ranks_let_go(outcomes: Outcomes) -> list[list[int]]:
     return [[a.worker for a in one.gathering.came] for one in outcomes if isinstance(one, GoOn)]
 
 
-def refusal(outcomes: tuple[Outcome, ...]) -> Refuse:
+def refusal(outcomes: Outcomes) -> Refuse:
     (one,) = outcomes
     assert isinstance(one, Refuse)
     return one
@@ -127,22 +126,22 @@ def test_an_end_is_noted_once() -> None:
 
 def test_who_is_missing_is_told_once_after_a_while() -> None:
     state, _ = after(at(0, now=5.0), at(2, now=6.0))
-    assert due_s(state) == 5.0 + TOLD_AFTER_S
+    assert state.due_s == 5.0 + TOLD_AFTER_S
     assert look(state, 14.9) == (state, ())
     state, (told,) = look(state, 15.0)
     assert told == Tell(
         "ranks 0, 2 of 3 wait in `init_process_group` (port 1), but rank 1 has not come for 10 s: "
         "look what worker 1 does; every rank must call it."
     )
-    assert due_s(state) == 105.0
+    assert state.due_s == 105.0
     assert look(state, 104.9) == (state, ())
 
 
 def test_a_timeout_ends_the_wait_for_all() -> None:
     state, _ = after(at(0, now=5.0), at(2, now=6.0, timeout_s=2.0))
-    assert due_s(state) == 8.0
+    assert state.due_s == 8.0
     state, outcomes = look(state, 8.0)
     told = refusal(outcomes)
     assert (told.workers, told.why, told.missing, told.waited_s) == ({0, 2}, Why.LATE, (1,), 2.0)
     assert "within its timeout of 2 s, but rank 1 has not: look what worker 1 does" in told.reason
-    assert (state.open, due_s(state)) == ((), None)
+    assert (state.open, state.due_s) == ((), None)

@@ -1,12 +1,11 @@
-"""Who has come to make a process group, and who is still missing? Pure: (state, event) → outcome.
+"""Who has come to make a process group, and who is missing? Pure: (state, event) → outcomes.
 
-A rank that calls ``init_process_group`` waits here until all have called it. That is one meeting
-more than torch has, and it is what makes three things certain: a program may make groups one after
-the other at the same address without confusing them, whoever will never come is named at once, and
-whoever is late is named after ten seconds.
+A rank that calls ``init_process_group`` waits here until all have called it. torch has no such
+meeting. With it, a program may make groups one after the other at the same address, a rank that
+will never come is named at once, and one that is late is named after ten seconds.
 
-Invariant: a worker waits in one gathering at most; each gathering ends for all who wait in it at
-the same moment, well or not.
+Invariant: a worker waits in one gathering at most; each gathering ends for all its workers at the
+same moment, well or not.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Arrival:
     Attributes:
         worker: which.
         place: where the program says that the ranks meet, such as ``port 12355``.
-        rank: which rank of the group it is to be.
+        rank: its rank in the group.
         world_size: how many ranks the group is to have.
         now: when, in seconds of a monotonic clock.
         timeout_s: how long it waits, in seconds.
@@ -95,6 +94,15 @@ class GatheringState:
         """All who wait."""
         return frozenset(worker for gathering in self.open for worker in gathering.workers)
 
+    @property
+    def due_s(self) -> float | None:
+        """When to :func:`look` at the latest; None if nobody waits."""
+        return min((gathering.due_s for gathering in self.open), default=None)
+
+    def without(self, gathering: Gathering) -> GatheringState:
+        """Return the state in which that gathering has ended."""
+        return replace(self, open=tuple(g for g in self.open if g is not gathering))
+
 
 class Why(enum.StrEnum):
     """Why ranks cannot come together."""
@@ -106,7 +114,7 @@ class Why(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GoOn:
-    """All have come: let them go on."""
+    """All have come: let them continue."""
 
     gathering: Gathering
 
@@ -116,7 +124,7 @@ class Refuse:
     """They cannot come together.
 
     Attributes:
-        workers: who is told so.
+        workers: the workers to refuse.
         why: the kind of reason.
         reason: why, in words.
         lost: the worker that has ended; -1 where that is not why.
@@ -134,13 +142,12 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell the user who is waited for."""
+    """Tell the user who is missing."""
 
     message: str
 
 
-Outcome = GoOn | Refuse | Tell
-Outcomes = tuple[Outcome, ...]
+Outcomes = tuple[GoOn | Refuse | Tell, ...]
 
 
 def come(state: GatheringState, arrival: Arrival) -> tuple[GatheringState, Outcomes]:
@@ -148,7 +155,7 @@ def come(state: GatheringState, arrival: Arrival) -> tuple[GatheringState, Outco
     here = next((g for g in state.open if g.place == arrival.place), None)
     if here is None:
         return _settled(replace(state, open=(*state.open, Gathering((arrival,)))))
-    state = _without(state, here)
+    state = state.without(here)
     reason = _why_not(here, arrival)
     if reason:
         return state, (Refuse(here.workers | {arrival.worker}, Why.MISMATCH, reason),)
@@ -166,13 +173,13 @@ def leave(state: GatheringState, worker: int) -> tuple[GatheringState, Outcomes]
 
 def look(state: GatheringState, now: float) -> tuple[GatheringState, Outcomes]:
     """See whether somebody has waited for long, or too long."""
-    outcomes: list[Outcome] = []
+    outcomes: list[GoOn | Refuse | Tell] = []
     for gathering in state.open:
         if now < gathering.due_s:
             continue
         given_up = [a for a in gathering.came if now >= a.now + a.timeout_s]
         if given_up:
-            state = _without(state, gathering)
+            state = state.without(gathering)
             outcomes.append(_too_late(gathering, given_up[0], state.present))
         else:
             told = replace(gathering, is_told=True)
@@ -181,20 +188,15 @@ def look(state: GatheringState, now: float) -> tuple[GatheringState, Outcomes]:
     return state, tuple(outcomes)
 
 
-def due_s(state: GatheringState) -> float | None:
-    """Say when to :func:`look` at the latest; None: nobody waits."""
-    return min((gathering.due_s for gathering in state.open), default=None)
-
-
 def _settled(state: GatheringState) -> tuple[GatheringState, Outcomes]:
     """End the gatherings that are complete, and those that can never be."""
-    outcomes: list[Outcome] = []
+    outcomes: list[GoOn | Refuse | Tell] = []
     for gathering in state.open:
         if not gathering.missing:
-            state, outcome = _without(state, gathering), GoOn(gathering)
-            outcomes.append(outcome)
+            state = state.without(gathering)
+            outcomes.append(GoOn(gathering))
         elif _is_hopeless(gathering, state.present):
-            state = _without(state, gathering)
+            state = state.without(gathering)
             outcomes.append(_lost(gathering, state))
     idle = state.present - state.waiting
     if state.open and all(len(idle) < len(gathering.missing) for gathering in state.open):
@@ -206,6 +208,26 @@ def _settled(state: GatheringState) -> tuple[GatheringState, Outcomes]:
 def _is_hopeless(gathering: Gathering, present: frozenset[int]) -> bool:
     has_lost_one = not gathering.workers <= present
     return has_lost_one or len(present - gathering.workers) < len(gathering.missing)
+
+
+def _why_not(here: Gathering, arrival: Arrival) -> str:
+    """Say why a worker cannot be one of those who wait; empty if it can."""
+    first = here.came[0]
+    if arrival.world_size != first.world_size:
+        return (
+            f"all ranks must come to `init_process_group` ({here.place}) with the same "
+            f"`world_size`, but worker {first.worker} says {first.world_size} and worker "
+            f"{arrival.worker} says {arrival.world_size}: pass "
+            f'`world_size=int(os.environ["WORLD_SIZE"])`, or nothing.'
+        )
+    same = [other for other in here.came if other.rank == arrival.rank]
+    if same:
+        return (
+            f"each rank must come to `init_process_group` ({here.place}) once, but workers "
+            f"{same[0].worker} and {arrival.worker} both say that they are rank {arrival.rank}: "
+            f'pass `rank=int(os.environ["RANK"])`, or nothing.'
+        )
+    return ""
 
 
 def _lost(gathering: Gathering, state: GatheringState) -> Refuse:
@@ -229,72 +251,36 @@ def _apart(gatherings: Sequence[Gathering]) -> str:
     )
 
 
-def _without(state: GatheringState, gathering: Gathering) -> GatheringState:
-    return replace(state, open=tuple(g for g in state.open if g is not gathering))
-
-
-def _why_not(here: Gathering, arrival: Arrival) -> str:
-    """Say why a worker cannot be one of those who wait; empty when it can."""
-    first = here.came[0]
-    if arrival.world_size != first.world_size:
-        return (
-            f"all ranks must come to `init_process_group` ({here.place}) with the same "
-            f"`world_size`, but worker {first.worker} says {first.world_size} and worker "
-            f"{arrival.worker} says {arrival.world_size}: pass "
-            f'`world_size=int(os.environ["WORLD_SIZE"])`, or nothing.'
-        )
-    same = [other for other in here.came if other.rank == arrival.rank]
-    if same:
-        return (
-            f"each rank must come to `init_process_group` ({here.place}) once, but workers "
-            f"{same[0].worker} and {arrival.worker} both say that they are rank {arrival.rank}: "
-            f'pass `rank=int(os.environ["RANK"])`, or nothing.'
-        )
-    return ""
-
-
 def _late(gathering: Gathering, now: float, present: frozenset[int]) -> str:
-    ranks = tuple(sorted(arrival.rank for arrival in gathering.came))
-    waited_s = now - gathering.came[0].now
+    ranks = sorted(arrival.rank for arrival in gathering.came)
+    wait = "waits" if len(ranks) == 1 else "wait"
     return (
-        f"{_ranks(ranks)} of {gathering.world_size} {_wait(ranks)} in `init_process_group` "
-        f"({gathering.place}), but {_ranks(gathering.missing)} {_have(gathering.missing)} not come "
-        f"for {waited_s:.0f} s: {_who(present - gathering.workers)}"
+        f"{_listed('rank', ranks)} of {gathering.world_size} {wait} in `init_process_group` "
+        f"({gathering.place}), but {_have_not(gathering)} come for "
+        f"{now - gathering.came[0].now:.0f} s: {_advice(gathering, present)}"
     )
 
 
 def _too_late(gathering: Gathering, first: Arrival, present: frozenset[int]) -> Refuse:
-    missing = gathering.missing
     reason = (
         f"all {gathering.world_size} ranks must come to `init_process_group` ({gathering.place}) "
-        f"within its timeout of {first.timeout_s:.0f} s, but {_ranks(missing)} {_have(missing)} "
-        f"not: {_who(present - gathering.workers)}"
+        f"within its timeout of {first.timeout_s:.0f} s, but {_have_not(gathering)}: "
+        f"{_advice(gathering, present)}"
     )
+    missing = gathering.missing
     return Refuse(gathering.workers, Why.LATE, reason, -1, missing, first.timeout_s)
 
 
-def _who(workers: frozenset[int]) -> str:
-    return (
-        f"look what {_listed('worker', sorted(workers))} {_does(workers)}; every rank must call it."
-    )
+def _have_not(gathering: Gathering) -> str:
+    have = "has" if len(gathering.missing) == 1 else "have"
+    return f"{_listed('rank', gathering.missing)} {have} not"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return _listed("rank", ranks)
+def _advice(gathering: Gathering, present: frozenset[int]) -> str:
+    others = sorted(present - gathering.workers)
+    do = "does" if len(others) == 1 else "do"
+    return f"look what {_listed('worker', others)} {do}; every rank must call it."
 
 
 def _listed(word: str, numbers: Sequence[int]) -> str:
-    text = ", ".join(map(str, numbers))
-    return f"{word} {text}" if len(numbers) == 1 else f"{word}s {text}"
-
-
-def _wait(ranks: Sequence[int]) -> str:
-    return "waits" if len(ranks) == 1 else "wait"
-
-
-def _have(ranks: Sequence[int]) -> str:
-    return "has" if len(ranks) == 1 else "have"
-
-
-def _does(workers: frozenset[int]) -> str:
-    return "does" if len(workers) == 1 else "do"
+    return f"{word}{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"

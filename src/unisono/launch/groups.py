@@ -2,7 +2,7 @@
 
     a worker's "gather" ──► gathering ──► the store is started, once; answers; words for the user
 
-It decides nothing: who goes on is said by ``gathering``, and this does it.
+It decides nothing: who continues is said by ``gathering``, and this does it.
 
 Invariant: nothing listens before all ranks of a first group have come.
 """
@@ -12,23 +12,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import asdict
+from typing import Any
 
 from unisono.launch import gathering
-from unisono.launch.gathering import Arrival, GoOn, Refuse, Tell
+from unisono.launch.forkserver import ForkServer
+from unisono.launch.gathering import Arrival, Gathering, GatheringState, GoOn, Refuse, Tell
 from unisono.launch.loopback import LoopbackPort
+from unisono.notices import say
 
 _TOKEN_BYTES = 8
-
-
-class StoreStarter(Protocol):
-    """Who starts the store: the fork server."""
-
-    def start_store(self, fd: int, port: int) -> None:
-        """Start it at a socket that listens."""
-
-    def end_store(self) -> None:
-        """End it."""
 
 
 class Groups:
@@ -36,9 +29,8 @@ class Groups:
 
     Args:
         num_workers: how many workers there are.
-        host: starts the store.
+        server: starts the store.
         send: sends a worker an answer.
-        say: where words for the user go.
 
     Attributes:
         port: the job's port, at which ranks meet if the program names no other.
@@ -46,18 +38,13 @@ class Groups:
     """
 
     def __init__(
-        self,
-        num_workers: int,
-        host: StoreStarter,
-        send: Callable[[int, dict[str, Any]], None],
-        say: Callable[[str], None],
+        self, num_workers: int, server: ForkServer, send: Callable[[int, dict[str, Any]], None]
     ) -> None:
         self.port = LoopbackPort()
-        self._host = host
-        self._send = send
-        self._say = say
-        self._state = gathering.GatheringState(frozenset(range(num_workers)))
         self.store_port: int | None = None
+        self._server = server
+        self._send = send
+        self._state = GatheringState(frozenset(range(num_workers)))
         # A file that outlived another job holds that one's keys, so the job has a name too.
         self._token = os.urandom(_TOKEN_BYTES).hex()
         self._num_gathered = 0
@@ -90,21 +77,18 @@ class Groups:
 
     def at_most(self, timeout_s: float | None) -> float | None:
         """Say how long a wait may last that should not miss the next look."""
-        due_s = gathering.due_s(self._state)
-        if due_s is None:
+        if self._state.due_s is None:
             return timeout_s
-        left_s = max(0.0, due_s - time.monotonic())
+        left_s = max(0.0, self._state.due_s - time.monotonic())
         return left_s if timeout_s is None else min(left_s, timeout_s)
 
     def close(self) -> None:
         """End the store and give the port back."""
         self.port.close()
         if self.store_port is not None:
-            self._host.end_store()
+            self._server.end_store()
 
-    def _take(
-        self, state: gathering.GatheringState, outcomes: tuple[gathering.Outcome, ...]
-    ) -> None:
+    def _take(self, state: GatheringState, outcomes: gathering.Outcomes) -> None:
         self._state = state
         for outcome in outcomes:
             match outcome:
@@ -113,9 +97,9 @@ class Groups:
                 case Refuse():
                     self._refuse(outcome)
                 case Tell(message):
-                    self._say(message)
+                    say(message)
 
-    def _let_go_on(self, complete: gathering.Gathering) -> None:
+    def _let_go_on(self, complete: Gathering) -> None:
         self._num_gathered += 1
         answer: dict[str, Any] = {
             "type": "gathered",
@@ -142,18 +126,11 @@ class Groups:
             with self.port.listen() as listening:
                 port = int(listening.getsockname()[1])
                 # Whoever comes before the store has begun waits in the queue of the socket.
-                self._host.start_store(listening.fileno(), port)
+                self._server.start_store(listening.fileno(), port)
             self.store_port = port
         return self.store_port
 
     def _refuse(self, refusal: Refuse) -> None:
-        header = {
-            "type": "refused",
-            "why": refusal.why.value,
-            "reason": refusal.reason,
-            "lost": refusal.lost,
-            "missing": list(refusal.missing),
-            "waited_s": refusal.waited_s,
-        }
-        for worker in sorted(refusal.workers):
+        header = {"type": "refused", **asdict(refusal)}
+        for worker in sorted(header.pop("workers")):
             self._send(worker, header)

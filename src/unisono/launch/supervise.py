@@ -93,7 +93,7 @@ class _Supervision:
         self._server = server
         self._signals = signals
         self._outputs = Outputs()
-        self._groups = Groups(job.num_workers, server, self.send, say)
+        self._groups = Groups(job.num_workers, server, self.send)
         self._job_fd = replace(job, master_port=self._groups.port.number).write()
         self._control = ControlBlock.create(job.num_workers)
         self._channels: dict[int, Channel] = {}
