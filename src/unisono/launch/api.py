@@ -1,8 +1,8 @@
 """Starting workers from Python: ``launch(function, workers=4)``.
 
-The workers are processes that a fork server makes; the function and what it returns travel with
+The workers are processes that a fork server makes. The function and what it returns travel with
 cloudpickle over a local socket, so functions of a script or a notebook cell may be launched too.
-Nothing is loaded here that the caller may not need: no torch, no cloudpickle until a call.
+Neither torch nor, before the first call, cloudpickle is loaded here.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ def launch(
     debug: bool = False,
     backend: str = GLOO,
 ) -> list[Any]:
-    """Call ``fn(*args)`` on every worker and return what they return, in rank order.
+    """Call ``fn(*args)`` on every worker and return the results in rank order.
 
-    Each worker starts from the caller's random generator states, working folder, environment
-    variables and ``sys.path``, and from torch's modes: default dtype, recording of gradients,
-    deterministic algorithms, precision of float32 products, switches of cuDNN and oneDNN. So one
-    worker computes what ``fn(*args)`` itself would. Default devices and numbers of threads are each
-    worker's own. What it prints is written to the caller's ``sys.stdout`` and ``sys.stderr``, such
-    as a notebook's cell.
+    A worker computes what ``fn(*args)`` would compute here: it starts from the caller's random
+    generator states, working folder, environment variables and ``sys.path``, and from torch's
+    modes: default dtype, recording of gradients, deterministic algorithms, precision of float32
+    products, switches of cuDNN and oneDNN. Default devices and numbers of threads are each
+    worker's own. What it prints appears where the caller's own prints do, such as in a notebook's
+    cell.
 
     Args:
         fn: what every worker calls. It, `args` and its result must be picklable by cloudpickle.
         workers: how many workers; one per device by default.
         threads: how many threads each computes with; ``UNISONO_THREADS`` by default, else 1.
-        restarts: how many workers may be lost within a minute where `fn` trains with Unisono: the
-            others go on, and `fn` is called again in a replacement, which joins them.
-        replace: whether lost workers are replaced; else the others go on without them, and what
-            they would have returned is None.
+        restarts: how many workers may be lost within a minute while `fn` trains with Unisono: the
+            others continue, and a replacement calls `fn` again and joins them.
+        replace: whether lost workers are replaced; otherwise the others continue without them, and
+            their results are None.
         stall_timeout_s: after how many seconds a worker that does not move while others wait for
-            it is ended, and made up for as any other that is lost.
+            it is killed, and replaced like any other that is lost.
         gpus: the GPUs that workers see, such as ``"0,3"`` or ``"all"``; worker 0 takes the first
             with ``torch.cuda.set_device(LOCAL_RANK)``, and so on. By default as the environment
             says.
@@ -73,16 +73,16 @@ def launch(
 
     Raises:
         ValueError: `backend` is neither ``"gloo"`` nor ``"unisono"``.
-        ValueError: `gpus` names what this machine has not, or fewer than there are workers.
+        ValueError: `gpus` names GPUs that are not there, or fewer than there are workers.
         ValueError: `workers`, `threads`, `restarts` or `stall_timeout_s` is too small, or `workers`
             beyond all reason.
         TypeError: `fn` cannot be called, or something cannot be pickled, which is named, or cannot
-            be built again here.
+            be unpickled here.
         RuntimeError: called inside a worker.
         WorkerError: a worker was killed or left; or the cause of the exception that follows.
         Exception: the exception of the worker that failed first, if it can be pickled.
-        KeyboardInterrupt: Ctrl-C, or a notebook's stop button; where `fn` trains with a
-            `directory`, a checkpoint is written.
+        KeyboardInterrupt: Ctrl-C, or a notebook's stop button; if `fn` trains with a
+            `directory`, a checkpoint is written first.
     """
     # IPython and pytest then show the caller's line, and not this function's.
     __tracebackhide__ = True
@@ -141,7 +141,7 @@ def _supervised(job: Job) -> Ended:
 
 
 def _failure(state: JobState, workers: int) -> tuple[Exception, WorkerError | None]:
-    """Say what to raise, and from what."""
+    """Return what to raise, and from what."""
     cause = state.cause
     assert cause is not None
     worker_error = WorkerError(

@@ -14,6 +14,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from unisono.notices import listed
+
 TOLD_AFTER_S = 10.0
 
 
@@ -242,7 +244,7 @@ def _lost(gathering: Gathering, state: GatheringState) -> Refuse:
 
 def _apart(gatherings: Sequence[Gathering]) -> str:
     places = "; ".join(
-        f"{_listed('worker', sorted(g.workers))} at {g.place} for {g.world_size} ranks"
+        f"{listed('worker', sorted(g.workers))} at {g.place} for {g.world_size} ranks"
         for g in gatherings
     )
     return (
@@ -255,7 +257,7 @@ def _late(gathering: Gathering, now: float, present: frozenset[int]) -> str:
     ranks = sorted(arrival.rank for arrival in gathering.came)
     wait = "waits" if len(ranks) == 1 else "wait"
     return (
-        f"{_listed('rank', ranks)} of {gathering.world_size} {wait} in `init_process_group` "
+        f"{listed('rank', ranks)} of {gathering.world_size} {wait} in `init_process_group` "
         f"({gathering.place}), but {_have_not(gathering)} come for "
         f"{now - gathering.came[0].now:.0f} s: {_advice(gathering, present)}"
     )
@@ -273,14 +275,10 @@ def _too_late(gathering: Gathering, first: Arrival, present: frozenset[int]) -> 
 
 def _have_not(gathering: Gathering) -> str:
     have = "has" if len(gathering.missing) == 1 else "have"
-    return f"{_listed('rank', gathering.missing)} {have} not"
+    return f"{listed('rank', gathering.missing)} {have} not"
 
 
 def _advice(gathering: Gathering, present: frozenset[int]) -> str:
     others = sorted(present - gathering.workers)
     do = "does" if len(others) == 1 else "do"
-    return f"look what {_listed('worker', others)} {do}; every rank must call it."
-
-
-def _listed(word: str, numbers: Sequence[int]) -> str:
-    return f"{word}{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
+    return f"look what {listed('worker', others)} {do}; every rank must call it."

@@ -53,20 +53,16 @@ class Ended:
     server_is_usable: bool
 
 
-def supervise(
-    server: ForkServer,
-    job: Job,
-    signals: Signals | None = None,
-) -> Ended:
-    """Start the workers of `job`, watch them to their end, and say how it was.
+def supervise(server: ForkServer, job: Job, signals: Signals | None = None) -> Ended:
+    """Start the workers of `job` and watch them to their end.
 
     Args:
-        server: starts the workers; ended with them if they cannot be ended alone.
+        server: starts the workers; killed with them if they cannot be ended alone.
         job: what the workers do.
         signals: those that should end the job.
 
     Raises:
-        KeyboardInterrupt: raised while waiting, after all workers have been ended.
+        KeyboardInterrupt: raised while waiting; all workers have been ended.
     """
     supervision = _Supervision(server, job, signals)
     try:
@@ -124,7 +120,7 @@ class _Supervision:
             pass
 
     def spawn(self, rank: int) -> None:
-        """Start a worker, or one that takes the place of one that was lost."""
+        """Start a worker, or the replacement of one that was lost."""
         self._incarnations[rank] += 1
         ours, theirs = Channel.pair()
         self._channels[rank] = ours
@@ -187,8 +183,8 @@ class _Supervision:
     def close(self) -> None:
         self._groups.close()
         self._desk.close()
-        # They know this object and this knows them: nobody is to wait for the collector to see
-        # that, as the control block's mapping has a descriptor of its own.
+        # A cycle of references would keep the control block's mapping, and its descriptor, until
+        # the next garbage collection.
         del self._desk, self._groups
         self._outputs.close()
         self._selector.close()
@@ -253,7 +249,7 @@ class _Supervision:
             self._take(policy.server_lost(self.state, self._server.wait()))
 
     def _exited(self, rank: int, exit_code: int) -> None:
-        """Judge the end of a worker: may the others go on without it?"""
+        """Judge the end of a worker: may the others continue without it?"""
         self._forget_channel(rank)
         stood_still = self._stalled.pop(rank, "")
         how = stood_still if exit_code == -signal.SIGKILL else ""
@@ -315,10 +311,10 @@ class _Supervision:
                 self._desk.hear(rank, message)
 
     def _gather(self, rank: int, message: Message) -> None:
-        """Have a worker wait for the others of a process group; a group of one waits for nobody."""
+        """Have a worker wait for the others of a process group."""
         if message.header["world_size"] > 1:
             self._has_groups = True
-            # Its others stay in the group, so nobody who begins anew can join them.
+            # The others stay in their group, which a replacement cannot join.
             no_recovery = {"type": "no recovery", "reason": _IN_A_GROUP}
             self._desk.hear(rank, replace(message, header=no_recovery))
         self._groups.hear(rank, message.header)
