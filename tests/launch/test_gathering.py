@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from unisono.launch.gathering import (
@@ -144,4 +146,4 @@ def test_a_timeout_ends_the_wait_for_all() -> None:
     told = refusal(outcomes)
     assert (told.workers, told.why, told.missing, told.waited_s) == ({0, 2}, Why.LATE, (1,), 2.0)
     assert "within its timeout of 2 s, but rank 1 has not: look what worker 1 does" in told.reason
-    assert (state.open, state.due_s) == ((), None)
+    assert (state.open, state.due_s) == ((), math.inf)

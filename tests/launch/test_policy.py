@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -161,10 +162,9 @@ def test_a_failure_leads_through_all_stages_to_the_end_of_the_server() -> None:
     state = after(ERROR_0)
     seen = []
     while not state.over:
-        assert state.deadline is not None
-        early = policy.time_passed(state, state.deadline - 0.01)
+        early = policy.time_passed(state, state.due_s - 0.01)
         assert early.state == state
-        decision = policy.time_passed(state, state.deadline)
+        decision = policy.time_passed(state, state.due_s)
         state = decision.state
         seen.append((state.stage, decision.actions))
     assert seen == [
@@ -176,8 +176,8 @@ def test_a_failure_leads_through_all_stages_to_the_end_of_the_server() -> None:
 
 def test_all_stages_together_take_less_than_two_seconds() -> None:
     state = after(ERROR_0)
-    while state.deadline is not None:
-        now = state.deadline
+    while state.due_s < math.inf:
+        now = state.due_s
         state = policy.time_passed(state, now).state
     assert now < 1.5
 
@@ -193,7 +193,7 @@ def test_an_interrupt_signals_at_once_and_a_second_one_kills() -> None:
 def test_a_gentle_interrupt_ends_nobody_until_all_is_done() -> None:
     gently = interrupted(signal.SIGINT, gently=True)(start(2), 0.0)
     assert gently.actions == ()
-    assert (gently.state.stage, gently.state.deadline) == (Stage.RUNNING, None)
+    assert (gently.state.stage, gently.state.due_s) == (Stage.RUNNING, math.inf)
     now = policy.end_now(gently.state, 5.0)
     assert now.actions == (SendSignal((0, 1), signal.SIGTERM),)
     assert policy.end_now(now.state, 5.1).actions == ()

@@ -316,10 +316,9 @@ def test_a_replacement_does_not_inherit_the_silence_of_the_one_before(
     assert watch.look({1: 21}, ALL) == []
 
 
-@pytest.mark.parametrize(
-    ("timeout_s", "expected"), [(None, LOOK_EVERY_S), (0.3, 0.3), (5.0, LOOK_EVERY_S), (0.0, 0.0)]
-)
-def test_a_wait_does_not_miss_the_next_look(
-    page: ControlBlock, timeout_s: float | None, expected: float
-) -> None:
-    assert StallWatch(page, 60.0).at_most(timeout_s) == expected
+def test_the_next_look_is_due_a_second_after_the_last(page: ControlBlock, kernel: Kernel) -> None:
+    watch = StallWatch(page, 60.0)
+    for _ in range(2):
+        assert watch.due_s == kernel.now_s + LOOK_EVERY_S
+        kernel.now_s += LOOK_EVERY_S
+        watch.look(PIDS, ALL)

@@ -11,6 +11,7 @@ same moment, well or not.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -97,9 +98,9 @@ class GatheringState:
         return frozenset(worker for gathering in self.open for worker in gathering.workers)
 
     @property
-    def due_s(self) -> float | None:
-        """When to :func:`look` at the latest; None if nobody waits."""
-        return min((gathering.due_s for gathering in self.open), default=None)
+    def due_s(self) -> float:
+        """When to :func:`look` at the latest; never if nobody waits."""
+        return min((gathering.due_s for gathering in self.open), default=math.inf)
 
     def without(self, gathering: Gathering) -> GatheringState:
         """Return the state in which that gathering has ended."""

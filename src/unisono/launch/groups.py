@@ -75,12 +75,10 @@ class Groups:
         """See whether somebody has waited for long."""
         self._take(*gathering.look(self._state, time.monotonic()))
 
-    def at_most(self, timeout_s: float | None) -> float | None:
-        """Say how long a wait may last that should not miss the next look."""
-        if self._state.due_s is None:
-            return timeout_s
-        left_s = max(0.0, self._state.due_s - time.monotonic())
-        return left_s if timeout_s is None else min(left_s, timeout_s)
+    @property
+    def due_s(self) -> float:
+        """When to :meth:`look` next, in the time of ``time.monotonic``."""
+        return self._state.due_s
 
     def close(self) -> None:
         """End the store and give the port back."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import math
 import os
 import select
 import sys
@@ -53,9 +54,10 @@ class Unfinished:
         self._text = text[end:]
         return text[:end]
 
-    def due_in_s(self, now_s: float) -> float | None:
-        """Tell in how many seconds what is unfinished is to be shown; None without any."""
-        return max(0.0, self._since_s + _UNFINISHED_S - now_s) if self._text else None
+    @property
+    def due_s(self) -> float:
+        """When to show what is unfinished; never without any."""
+        return self._since_s + _UNFINISHED_S if self._text else math.inf
 
     def take(self) -> str:
         """Give what is unfinished."""
@@ -150,11 +152,10 @@ class Outputs:
             fds.append(os.dup(fd) if target is None else self._pipe_to(target))
         return fds
 
-    def at_most(self, timeout_s: float) -> float:
-        """Shorten a wait of `timeout_s` to when a line that is not finished is to be shown."""
-        now_s = time.monotonic()
-        dues = (unfinished.due_in_s(now_s) for _, unfinished in self._pipes.values())
-        return min([timeout_s, *(due for due in dues if due is not None)])
+    @property
+    def due_s(self) -> float:
+        """When to :meth:`pump` even if nothing comes, in the time of ``time.monotonic``."""
+        return min((unfinished.due_s for _, unfinished in self._pipes.values()), default=math.inf)
 
     def pump(self) -> None:
         """Write what workers have written so far; does not wait for more."""
@@ -162,7 +163,7 @@ class Outputs:
             self._read(fd)
         now_s = time.monotonic()
         for target, unfinished in self._pipes.values():
-            if unfinished.due_in_s(now_s) == 0.0:
+            if unfinished.due_s <= now_s:
                 target.write(unfinished.take())
 
     def show(self, message: dict[str, Any]) -> None:

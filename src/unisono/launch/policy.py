@@ -16,6 +16,7 @@ Invariant: a stage never goes back, and as soon as every worker has exited the j
 from __future__ import annotations
 
 import enum
+import math
 import signal
 from dataclasses import dataclass, replace
 
@@ -104,7 +105,7 @@ class JobState:
         failures: in the order in which they became known.
         needs_result: a worker that leaves without saying "done" has failed.
         stage: how far the end has come.
-        deadline: when the stage ends, in the clock of `now`; None for never.
+        due_s: when the stage ends, in the time of `now`.
         interrupted_by: the signal that asked the job to end.
     """
 
@@ -114,7 +115,7 @@ class JobState:
     failures: tuple[WorkerFailure, ...] = ()
     needs_result: bool = False
     stage: Stage = Stage.RUNNING
-    deadline: float | None = None
+    due_s: float = math.inf
     interrupted_by: int | None = None
 
     @property
@@ -161,7 +162,7 @@ def failed(state: JobState, failure: WorkerFailure, now: float) -> Decision:
     leave = Leave(failure.rank, Departure.FAILED)
     if state.stage is not Stage.RUNNING:
         return Decision(state, (leave,), f"worker {failure.rank} failed while the job was ending")
-    state = replace(state, stage=Stage.GRACE, deadline=now + SECONDS_IN_STAGE[Stage.GRACE])
+    state = replace(state, stage=Stage.GRACE, due_s=now + SECONDS_IN_STAGE[Stage.GRACE])
     reason = f"worker {failure.rank} failed first; the others may say what they know, then end"
     return Decision(state, (leave,), reason)
 
@@ -239,7 +240,7 @@ def store_lost(state: JobState, exit_code: int, now: float) -> Decision:
 def interrupted(state: JobState, signum: int, now: float, *, gently: bool = False) -> Decision:
     """The user or the system asks the job to end; `gently`: after the step under way."""
     if state.interrupted_by is not None:
-        state = replace(state, stage=Stage.ABANDON, deadline=None)
+        state = replace(state, stage=Stage.ABANDON, due_s=math.inf)
         return Decision(state, (KillServer(),), "asked twice to end, so at once")
     state = replace(state, interrupted_by=signum)
     if state.stage >= Stage.TERMINATE:
@@ -258,15 +259,13 @@ def end_now(state: JobState, now: float) -> Decision:
 
 def time_passed(state: JobState, now: float) -> Decision:
     """The present stage may have lasted long enough."""
-    if state.deadline is None or now < state.deadline:
+    if now < state.due_s:
         return Decision(state, (), "nothing is due")
     return _enter(state, Stage(state.stage + 1), now, f"{state.stage.name} lasted long enough")
 
 
 def _enter(state: JobState, stage: Stage, now: float, reason: str) -> Decision:
-    seconds = SECONDS_IN_STAGE.get(stage)
-    deadline = None if seconds is None else now + seconds
-    state = replace(state, stage=stage, deadline=deadline)
+    state = replace(state, stage=stage, due_s=now + SECONDS_IN_STAGE.get(stage, math.inf))
     if stage is Stage.ABANDON:
         return Decision(state, (KillServer(),), f"{reason}; workers outlived SIGKILL")
     signum = signal.SIGTERM if stage is Stage.TERMINATE else signal.SIGKILL

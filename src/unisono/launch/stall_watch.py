@@ -42,9 +42,10 @@ class StallWatch:
         self._seen: dict[int, Observation] = {}
         self._looked_at_s = time.monotonic()
 
-    def at_most(self, timeout_s: float | None) -> float:
-        """Say how long a wait may last that should not miss the next look."""
-        return LOOK_EVERY_S if timeout_s is None else min(timeout_s, LOOK_EVERY_S)
+    @property
+    def due_s(self) -> float:
+        """When to :meth:`look` next, in the time of ``time.monotonic``."""
+        return self._looked_at_s + LOOK_EVERY_S
 
     def look(
         self,

@@ -157,10 +157,8 @@ class _Supervision:
     def watch(self) -> None:
         """Go on until nobody is left."""
         while not self.state.over:
-            deadline = self.state.deadline
-            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            timeout = self._watch.at_most(self._groups.at_most(timeout))
-            ready = self._selector.select(self._outputs.at_most(timeout))
+            dues_s = (one.due_s for one in (self.state, self._groups, self._watch, self._outputs))
+            ready = self._selector.select(max(0.0, min(dues_s) - time.monotonic()))
             # What a worker wrote before its end is shown before what is said of that.
             self._outputs.pump()
             for key, _ in ready:
