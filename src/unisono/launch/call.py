@@ -19,7 +19,7 @@ from unisono.launch.culprit import is_of_the_caller, way_to_culprit
 
 
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """Pickle a call, together with what its workers begin with.
+    """Pickle a call, and the state of the caller that its workers start from.
 
     Raises:
         TypeError: `fn` cannot be called, or something cannot be pickled; the message names it.
@@ -39,7 +39,7 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         "states": generator_states(),
         "modes": caller_modes(),
         "sources": sources_without_files(),
-        "of_main": pickler.of_main,  # last: it fills up with what comes before it
+        "of_main": pickler.of_main,  # last, as pickling the others fills it
     }
     try:
         pickler.dump(call)
@@ -72,10 +72,10 @@ def pack_result(result: Any) -> bytes:
 
 
 def unpack_result(packed: bytes, rank: int) -> Any:
-    """Build what :func:`pack_result` packed on worker `rank`; None where there is nothing.
+    """Unpickle what :func:`pack_result` packed on worker `rank`; None if there is nothing.
 
     Raises:
-        TypeError: it cannot be built here.
+        TypeError: it cannot be unpickled here.
     """
     from unisono.launch.pickling import load
 
@@ -91,13 +91,13 @@ def unpack_result(packed: bytes, rank: int) -> Any:
 
 
 def name_of(fn: Callable[..., Any]) -> str:
-    """Name what is called, for messages; objects by their class."""
+    """Return the name of what is called, for messages; for an object, that of its class."""
     kind = type(fn)
     return str(getattr(fn, "__qualname__", f"{kind.__module__}.{kind.__qualname__}"))
 
 
 def sources_without_files() -> dict[str, list[str]]:
-    """Take the lines of source that Python knows of but that are in no file: cells of notebooks."""
+    """Return the lines of source that Python knows and that are in no file: notebooks' cells."""
     return {
         name: entry[2]
         for name, entry in list(linecache.cache.items())
@@ -106,7 +106,7 @@ def sources_without_files() -> dict[str, list[str]]:
 
 
 def know_sources(sources: dict[str, list[str]]) -> None:
-    """Let tracebacks and :mod:`inspect` find these lines, in a worker."""
+    """Have tracebacks and :mod:`inspect` find these lines, in a worker."""
     for name, lines in sources.items():
         # Without a time of change it is never compared with a file.
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)

@@ -1,6 +1,6 @@
 """Which environment variables does a worker see? A pure function of the job and its rank.
 
-They are those that torchrun sets, as far as they are true here, so that programs find themselves.
+They are those that torchrun sets, as far as they are true here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unisono.launch.loopback import ADDRESS
 from unisono.workers.launcher_link import COMMAND_VARIABLE
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# Of another launcher around this one: they would be wrong about these workers.
+# Set by another launcher around this one, they would be wrong about these workers.
 _NOT_TRUE_HERE = ("TORCHELASTIC_", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_PORT")
 # What gloo, tensorpipe and NCCL listen on; else the address of the host's name, for all to see.
 _LOOPBACK_ONLY = {
@@ -34,7 +34,7 @@ _DEBUG = {
 
 
 def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict[str, str]:
-    """Say which environment variables worker `rank` sees; `link_fds` are those of its link."""
+    """Return the environment variables of worker `rank`; `link_fds` are those of its link."""
     kept = {k: v for k, v in job.environ.items() if not k.startswith(_NOT_TRUE_HERE)}
     master = {} if job.master_port is None else {"MASTER_PORT": str(job.master_port)}
     return {

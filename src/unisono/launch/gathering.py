@@ -132,7 +132,7 @@ class Refuse:
         reason: why, in words.
         lost: the worker that has ended; -1 where that is not why.
         missing: the ranks that did not come.
-        waited_s: for how long somebody waited for them, in seconds.
+        waited_s: how long others waited for them, in seconds.
     """
 
     workers: frozenset[int]
@@ -167,7 +167,7 @@ def come(state: GatheringState, arrival: Arrival) -> tuple[GatheringState, Outco
 
 
 def leave(state: GatheringState, worker: int) -> tuple[GatheringState, Outcomes]:
-    """Note that a worker is gone: nobody who needs it waits any longer."""
+    """Note that a worker is gone, and refuse those who need it."""
     if worker not in state.present:
         return state, ()
     state = replace(state, present=state.present - {worker}, ended=(*state.ended, worker))
@@ -175,7 +175,7 @@ def leave(state: GatheringState, worker: int) -> tuple[GatheringState, Outcomes]
 
 
 def look(state: GatheringState, now: float) -> tuple[GatheringState, Outcomes]:
-    """See whether somebody has waited for long, or too long."""
+    """Refuse those who have waited too long; report once for whom others wait."""
     outcomes: list[GoOn | Refuse | Tell] = []
     for gathering in state.open:
         if now < gathering.due_s:

@@ -1,8 +1,8 @@
-"""Who lets the ranks of a process group find each other? The launcher: here they wait.
+"""How do the ranks of a process group find each other? They wait for each other in the launcher.
 
-    a worker's "gather" ──► gathering ──► the store is started, once; answers; words for the user
+    a worker's "gather" ──► gathering ──► the store is started, once; answers; a notice for the user
 
-It decides nothing: who continues is said by ``gathering``, and this does it.
+``gathering`` decides who continues; this does it.
 
 Invariant: nothing listens before all ranks of a first group have come.
 """
@@ -34,7 +34,7 @@ class Groups:
 
     Attributes:
         port: the job's port, at which ranks meet if the program names no other.
-        store_port: where the store listens; None as long as nobody has needed it.
+        store_port: where the store listens; None before it is needed.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Groups:
 
     @property
     def waiting(self) -> frozenset[int]:
-        """The workers that stand still because somebody has not come."""
+        """The workers that wait for one that has not come."""
         return self._state.waiting
 
     def hear(self, worker: int, header: dict[str, Any]) -> None:
-        """Take a worker that has come to make a group."""
+        """Have a worker that wants to make a group wait for the others."""
         arrival = Arrival(
             worker,
             header["place"],
@@ -68,11 +68,11 @@ class Groups:
         self._take(*gathering.come(self._state, arrival))
 
     def gone(self, worker: int) -> None:
-        """Note that a worker will make no group any more."""
+        """Note that a worker will not make a group again."""
         self._take(*gathering.leave(self._state, worker))
 
     def look(self) -> None:
-        """See whether somebody has waited for long."""
+        """Give up on, or report, ranks that others have waited for long enough."""
         self._take(*gathering.look(self._state, time.monotonic()))
 
     @property
@@ -113,7 +113,7 @@ class Groups:
             self._send(worker, answer)
 
     def _store(self) -> int:
-        """Say at which port the store is, and start it when it is needed for the first time."""
+        """Return the port of the store, which the first call starts."""
         if self.port.trouble:
             raise OSError(
                 f"the launcher must hold a store on loopback for `init_process_group`, but "
@@ -123,7 +123,7 @@ class Groups:
         if self.store_port is None:
             with self.port.listen() as listening:
                 port = int(listening.getsockname()[1])
-                # Whoever comes before the store has begun waits in the queue of the socket.
+                # A rank that connects before the store has started waits in the socket's queue.
                 self._server.start_store(listening.fileno(), port)
             self.store_port = port
         return self.store_port

@@ -1,4 +1,4 @@
-"""What can happen to those who compute together, and what can follow: the words of ``recovery``."""
+"""What can happen to a membership, and what can follow: the events and actions of ``recovery``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Unready:
-    """From now on a lost worker cannot be made up for."""
+    """From now on the others cannot continue without a lost worker."""
 
     reason: str
 
@@ -40,14 +40,14 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A worker will do nothing with the others any more: its program has ended, or it has left."""
+    """A worker takes no part any more: its program has ended, or it has left."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A worker stands still and waits to be told who goes on."""
+    """A worker has stopped and waits for the next membership."""
 
     rank: int
     arrivals: int
@@ -56,7 +56,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A replacement asks what came of the `index`-th thing done together."""
+    """A replacement asks for the outcome of the `index`-th joint call."""
 
     rank: int
     index: int
@@ -65,7 +65,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """What came of the `index`-th thing done together, `name`; for a loop, where it ended."""
+    """The outcome of the `index`-th joint call, `name`; for a loop, where it ended."""
 
     index: int
     name: str
@@ -74,7 +74,7 @@ class Came:
 
 @dataclass(frozen=True, slots=True)
 class LoopBegan:
-    """A loop has begun that can be joined; `facts` are for whoever joins."""
+    """A loop has begun that can be joined; `facts` are for the workers that join."""
 
     index: int
     facts: Mapping[str, Any]
@@ -82,7 +82,7 @@ class LoopBegan:
 
 @dataclass(frozen=True, slots=True)
 class StopWanted:
-    """Somebody wants the job to end after the step under way."""
+    """The job shall end after the step under way."""
 
 
 Event = Ready | Unready | Lost | Gone | Stopped | Asked | Came | LoopBegan | StopWanted
@@ -129,7 +129,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Say in words that replacements belong to the membership now."""
+    """Report that replacements have joined the membership."""
 
     ranks: tuple[int, ...]
 

@@ -1,8 +1,8 @@
-"""Which port may the ranks meet at? One on loopback that the system chose and nobody listens on.
+"""At which port do the ranks meet? At one on loopback that the system chose for the job.
 
-The port is bound for as long as the job lives, so that the system gives it to no other program,
-but nothing listens until somebody asks. Until then a program of the job may listen there itself: a
-``TCPStore`` of its own, or processes that it starts (``SO_REUSEADDR`` allows that to both).
+It is bound as long as the job lives, so that the system gives it to no other program, but nothing
+listens until a store is needed. Until then a program of the job may listen there itself, with a
+``TCPStore`` of its own or in a process that it starts (``SO_REUSEADDR`` allows that to both).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class LoopbackPort:
     """A port that is kept for one job. Final.
 
     Attributes:
-        number: the port; None where the system has none, such as without a network.
-        trouble: why it has none; else empty.
+        number: the port; None if the system has none, such as without a network.
+        trouble: why it has none; otherwise empty.
     """
 
     def __init__(self) -> None:
@@ -32,10 +32,10 @@ class LoopbackPort:
             self.trouble = f"no port on {ADDRESS} could be had ({error.strerror})"
 
     def listen(self) -> socket.socket:
-        """Begin to listen, here or (if the program itself does that here) at another port.
+        """Listen here or, if the program itself does that, at another port.
 
         Returns:
-            The socket, the caller's own.
+            The socket, for the caller to close.
 
         Raises:
             OSError: there is no port to listen at.

@@ -23,7 +23,7 @@ def run_program(job: Job) -> bytes:
     """Run the job's program to its end and return its pickled result; nothing for a script.
 
     Raises:
-        BaseException: whatever the program raises, ``SystemExit`` included.
+        BaseException: whatever the program raises, including ``SystemExit``.
     """
     if job.kind == FUNCTION:
         return _call_function(job)
@@ -71,7 +71,7 @@ def _call_function(job: Job) -> bytes:
 
 
 def _know_by_name(main: dict[str, Any], of_main: dict[str, Any]) -> None:
-    """Put into ``__main__`` what has come from the caller's, so that pickle finds it by name."""
+    """Put what came from the caller's ``__main__`` into this one: pickle looks there by name."""
     for value in of_main.values():
         names = getattr(value, "__globals__", {})
         # A decorator of some module gives its function another's name.

@@ -1,11 +1,11 @@
-"""How does ``init_process_group`` find the job's store? torch's ways of meeting ask the launcher.
+"""How does ``init_process_group`` find the job's store? torch's rendezvous asks the launcher.
 
-``env://`` and ``tcp://`` with an address of this host, and ``file://``: each worker tells the
+With ``env://`` or ``tcp://`` and an address of this host, or ``file://``, each worker asks the
 launcher, waits until all ranks have come, and gets the launcher's store (for a file, the file's).
-A program may name any port that it likes: two jobs that name the same one do not meet.
+A program may name any port: two jobs that name the same one do not meet.
 
-Invariant: only where all ranks can be workers of this job. A process that a worker starts, a group
-with more ranks than workers, and another host's address are torch's own business.
+Invariant: only if all ranks can be workers of this job. torch itself serves a process that a
+worker starts, a group with more ranks than workers, and another host's address.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _LOCAL_NAMES = ("localhost", ADDRESS, "::1")
 
 @dataclass(frozen=True, slots=True)
 class RendezvousRequest:
-    """Where a program wants ranks to meet, and as what it comes.
+    """Where a program wants ranks to meet, and its own rank.
 
     Attributes:
         place: in words, such as ``port 12355``; the same on every rank.
-        rank: which rank it is to be.
-        world_size: how many there are to be.
+        rank: the rank that this process is to be.
+        world_size: how many ranks there are to be.
         is_file: they exchange addresses in a file and not in the launcher's store.
     """
 
@@ -48,7 +48,7 @@ Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 def meeting(
     url: str, environ: Mapping[str, str], is_this_host: Callable[[str], bool]
 ) -> RendezvousRequest | None:
-    """Read what a program has asked torch for; None when torch itself must answer.
+    """Read what a program has asked torch for; None if torch itself must answer.
 
     Args:
         url: what torch calls the handler with, such as ``env://?rank=0&world_size=2``.
@@ -89,7 +89,7 @@ def _at_port(host: str | None, port: int | None, is_this_host: Callable[[str], b
 
 
 def is_this_host(name: str) -> bool:
-    """Tell whether a name or address is this machine's: only such can be bound."""
+    """Tell whether a name or address is this machine's: only those can be bound."""
     if name in _LOCAL_NAMES:
         return True
     try:
@@ -109,7 +109,7 @@ def _can_bind(family: int, address: Any) -> bool:
 
 
 def ask_launcher() -> None:
-    """Have torch's ways of meeting ask the launcher, in this process."""
+    """Have torch's rendezvous ask the launcher, in this process."""
     import torch.distributed
 
     if not torch.distributed.is_available():

@@ -1,8 +1,7 @@
-"""Where do ranks tell each other their addresses? In a store that is no worker's.
+"""The store of torch.distributed, in which ranks exchange their addresses, as a process of its own.
 
-A process of its own, forked from the server when the first group of a job is made: so no worker's
-death takes the store away, and the launcher needs no torch. It listens on loopback only, at a
-socket that the launcher has made.
+The server forks it when the first group of a job is made: so it outlives every worker, and the
+launcher needs no torch. It listens on loopback only, at a socket that the launcher has made.
 """
 
 from __future__ import annotations

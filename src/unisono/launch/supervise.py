@@ -1,11 +1,11 @@
-"""Who watches the workers? One loop in the launcher that does what ``policy`` decides.
+"""How are workers watched? By one loop in the launcher, which does what ``policy`` decides.
 
     server: exited ─┐            ┌─► control block (who has left)
     workers: done,  ├─► policy ──┼─► signals, through the server
       failed        │            └─► kill the server
     signals, clock ─┘
 
-What workers ask for is answered by the desk (``reception``). Nothing is decided here.
+``reception`` answers workers' requests. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -151,11 +151,11 @@ class _Supervision:
         self._take(policy.end_now(self.state, time.monotonic()))
 
     def pid(self, rank: int) -> int | None:
-        """Tell the process of a worker."""
+        """Return the process of a worker."""
         return self._pids.get(rank)
 
     def watch(self) -> None:
-        """Go on until nobody is left."""
+        """Run until no worker is left."""
         while not self.state.over:
             dues_s = (one.due_s for one in (self.state, self._groups, self._watch, self._outputs))
             ready = self._selector.select(max(0.0, min(dues_s) - time.monotonic()))
@@ -318,7 +318,7 @@ class _Supervision:
         self._groups.hear(rank, message.header)
 
     def _is_spare(self, rank: int) -> bool:
-        """Tell whether a worker is a replacement that the others do without."""
+        """Tell whether a worker is a replacement that the others do not need."""
         others_are_done = bool(self.state.done)
         is_replacement = self._incarnations[rank] > 0 and self.state.stage is policy.Stage.RUNNING
         return is_replacement and self._desk.is_spare(rank, others_are_done=others_are_done)
