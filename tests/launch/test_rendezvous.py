@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from unisono.launch.loopback import LoopbackPort
+from unisono.launch.groups import LoopbackPort
 from unisono.launch.rendezvous import RendezvousRequest, is_this_host, meeting
 
 ENVIRON = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "here", "MASTER_PORT": "77"}

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from unisono.callbacks.cell import environment_of_workers
 from unisono.launch.gpus import with_gpus
 from unisono.launch.job import Job
-from unisono.launch.loopback import ADDRESS
 from unisono.workers.launcher_link import COMMAND_VARIABLE
 
+ADDRESS = "127.0.0.1"
+"""At which the ranks of process groups meet."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # Set by another launcher around this one, they would be wrong about these workers.
 _NOT_TRUE_HERE = ("TORCHELASTIC_", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_PORT")

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import parse_qsl, urlparse
 
-from unisono.launch.loopback import ADDRESS
+from unisono.launch.environment import ADDRESS
 from unisono.workers.launcher_link import LauncherLink
+from unisono.workers.lifeline import die_with
 
 _LOCAL_NAMES = ("localhost", ADDRESS, "::1")
 
@@ -155,3 +157,25 @@ def _store(
     else:
         store = TCPStore(ADDRESS, gathered.port, None, False, timeout, wait_for_workers=False)
     return PrefixStore(gathered.prefix, store)
+
+
+def be_store(listening_fd: int, port: int, server_pid: int) -> NoReturn:
+    """Turn a fresh fork of the server into the store, and never come back.
+
+    So the store outlives every worker, and the launcher needs no torch.
+
+    Args:
+        listening_fd: a socket that listens; the store's from now on.
+        port: at which it does.
+        server_pid: the process that forked this one, with which it dies.
+    """
+    if not die_with(server_pid):
+        raise SystemExit
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    from torch._C._distributed_c10d import TCPStore
+
+    _held = TCPStore(
+        ADDRESS, port, None, True, wait_for_workers=False, master_listen_fd=listening_fd
+    )
+    while True:
+        signal.pause()

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from unisono.launch.store_process import be_store
+from unisono.launch.rendezvous import be_store
 from unisono.launch.worker import be_worker
 from unisono.workers.channel import Channel, Message
 
