@@ -44,7 +44,8 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     try:
         pickler.dump(call)
     except Exception as error:
-        way = way_to_culprit(_roots(fn, args))
+        named_args = [(f"argument {i}", arg) for i, arg in enumerate(args, 1)]
+        way = way_to_culprit([(f"function `{name_of(fn)}`", fn), *named_args])
         culprit = f"{' → '.join(way)} is" if way else "are"
         raise TypeError(
             f"`fn` and its arguments must be picklable, but {culprit} not ({error}): open files, "
@@ -110,10 +111,3 @@ def know_sources(sources: dict[str, list[str]]) -> None:
     for name, lines in sources.items():
         # Without a time of change it is never compared with a file.
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-
-
-def _roots(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[tuple[str, Any]]:
-    return [
-        (f"function `{name_of(fn)}`", fn),
-        *((f"argument {i}", arg) for i, arg in enumerate(args, 1)),
-    ]

@@ -88,8 +88,13 @@ def set_modes(modes: dict[str, Any]) -> None:
     import torch
 
     for name, mode in modes.items():
-        if _read(torch, name) != mode:
-            _set(torch, name, mode)
+        if _read(torch, name) == mode:
+            continue
+        if name in _FUNCTIONS:
+            _FUNCTIONS[name](torch, mode)
+        else:
+            owner, _, switch = name.rpartition(".")
+            setattr(attrgetter(owner)(torch), switch, mode)
 
 
 def _read(torch: Any, name: str) -> Any:
@@ -104,11 +109,3 @@ def _read(torch: Any, name: str) -> Any:
             return found() if name in _FUNCTIONS else found
         except (AttributeError, RuntimeError):
             return None
-
-
-def _set(torch: Any, name: str, mode: Any) -> None:
-    if name in _FUNCTIONS:
-        _FUNCTIONS[name](torch, mode)
-    else:
-        owner, _, switch = name.rpartition(".")
-        setattr(attrgetter(owner)(torch), switch, mode)

@@ -41,7 +41,9 @@ def traceback_text(error: BaseException) -> str:
 
     Where Unisono refuses something in a sentence of its own, its own frames are left out.
     """
-    trace = program_frames(error.__traceback__)
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace):
+        trace = trace.tb_next  # all of them, if the program never began
     formatted = traceback.TracebackException(type(error), error, trace)
     _drop_frames_of_refusals(error, formatted)
     return "".join(formatted.format()).rstrip("\n")
@@ -59,13 +61,6 @@ def shortened(text: str) -> str:
         return text
     half = _READ_AT_MOST // 2
     return f"{text[:half]} … ({left_out:,} characters) … {text[-half:]}"
-
-
-def program_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Drop the frames before the program's own; all of them if it never began."""
-    while trace is not None and _is_ours(trace):
-        trace = trace.tb_next
-    return trace
 
 
 def lost_peer(error: BaseException) -> int | None:

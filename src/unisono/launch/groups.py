@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -94,8 +94,10 @@ class Groups:
             match outcome:
                 case GoOn(complete):
                     self._let_go_on(complete)
-                case Refuse():
-                    self._refuse(outcome)
+                case Refuse(workers):
+                    header = {"type": "refused", **asdict(outcome)}
+                    del header["workers"]
+                    self._answer(workers, header)
                 case Tell(message):
                     say(message)
 
@@ -111,8 +113,7 @@ class Groups:
                 answer["port"] = self._store()
         except OSError as error:
             answer = {"type": "refused", "why": "store", "reason": str(error)}
-        for worker in sorted(complete.workers):
-            self._send(worker, answer)
+        self._answer(complete.workers, answer)
 
     def _store(self) -> int:
         """Return the port of the store, which the first call starts."""
@@ -130,9 +131,8 @@ class Groups:
             self.store_port = port
         return self.store_port
 
-    def _refuse(self, refusal: Refuse) -> None:
-        header = {"type": "refused", **asdict(refusal)}
-        for worker in sorted(header.pop("workers")):
+    def _answer(self, workers: Iterable[int], header: dict[str, Any]) -> None:
+        for worker in sorted(workers):
             self._send(worker, header)
 
 

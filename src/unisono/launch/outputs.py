@@ -188,7 +188,9 @@ class Outputs:
     def _pipe_to(self, target: Target) -> int:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
-        self._pipes[reading] = target, Unfinished(_encoding())
+        # The encoding of workers' prints is the one that this process started with.
+        encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
+        self._pipes[reading] = target, Unfinished(encoding)
         self._epoll.register(reading, select.EPOLLIN)
         return writing
 
@@ -218,8 +220,3 @@ def _leads_to(stream: TextIO, fd: int) -> bool:
     except (OSError, ValueError, AttributeError):
         # No descriptor at all: io.UnsupportedOperation is both an OSError and a ValueError.
         return False
-
-
-def _encoding() -> str:
-    """Return the encoding of workers' prints: the one this process started with."""
-    return getattr(sys.__stdout__, "encoding", None) or "utf-8"
