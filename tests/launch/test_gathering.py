@@ -14,11 +14,11 @@ from unisono.launch.gathering import (
     Outcomes,
     Refuse,
     Tell,
-    Why,
     come,
     leave,
     look,
 )
+from unisono.workers.launcher_messages import GroupRequest, Why
 
 
 def at(
@@ -29,7 +29,8 @@ def at(
     now: float = 0.0,
     timeout_s: float = 100.0,
 ) -> Arrival:
-    return Arrival(worker, place, worker if rank is None else rank, size, now, timeout_s)
+    rank = worker if rank is None else rank
+    return Arrival(worker, GroupRequest(place, rank, size, timeout_s, needs_store=True), now)
 
 
 def after(*events: Arrival | int, workers: int = 3) -> tuple[GatheringState, Outcomes]:
@@ -87,8 +88,8 @@ def test_those_who_contradict_each_other_are_all_told(
 ) -> None:
     state, outcomes = after(first, second)
     told = refusal(outcomes)
-    assert (told.workers, told.why, state.open) == ({0, 1}, Why.MISMATCH, ())
-    assert words in told.reason
+    assert (told.workers, told.answer.why, state.open) == ({0, 1}, Why.MISMATCH, ())
+    assert words in told.answer.reason
 
 
 def test_those_who_wait_for_each_other_at_two_places_are_told_both() -> None:
@@ -96,8 +97,10 @@ def test_those_who_wait_for_each_other_at_two_places_are_told_both() -> None:
     assert after(*events, workers=4)[1] == ()  # worker 2 may complete the second
     state, outcomes = after(*events, at(2, place="port 3", size=4), workers=4)
     told = refusal(outcomes)
-    assert (told.workers, told.why, state.open) == ({0, 1, 2, 3}, Why.MISMATCH, ())
-    assert "workers 0, 1 at port 1 for 4 ranks; worker 3 at port 2 for 2 ranks;" in told.reason
+    assert (told.workers, told.answer.why, state.open) == ({0, 1, 2, 3}, Why.MISMATCH, ())
+    assert (
+        "workers 0, 1 at port 1 for 4 ranks; worker 3 at port 2 for 2 ranks;" in told.answer.reason
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,8 +116,13 @@ def test_nobody_waits_for_one_that_has_ended(
 ) -> None:
     state, outcomes = after(*events)
     told = refusal(outcomes)
-    assert (told.workers, told.why, told.lost, state.open) == (workers, Why.LOST, 2, ())
-    assert "worker 2 has ended" in told.reason
+    assert (told.workers, told.answer.why, told.answer.lost, state.open) == (
+        workers,
+        Why.LOST,
+        2,
+        (),
+    )
+    assert "worker 2 has ended" in told.answer.reason
 
 
 def test_one_that_is_not_needed_may_end() -> None:
@@ -144,6 +152,14 @@ def test_a_timeout_ends_the_wait_for_all() -> None:
     assert state.due_s == 8.0
     state, outcomes = look(state, 8.0)
     told = refusal(outcomes)
-    assert (told.workers, told.why, told.missing, told.waited_s) == ({0, 2}, Why.LATE, (1,), 2.0)
-    assert "within its timeout of 2 s, but rank 1 has not: look what worker 1 does" in told.reason
+    assert (told.workers, told.answer.why, told.answer.missing, told.answer.waited_s) == (
+        {0, 2},
+        Why.LATE,
+        (1,),
+        2.0,
+    )
+    assert (
+        "within its timeout of 2 s, but rank 1 has not: look what worker 1 does"
+        in told.answer.reason
+    )
     assert (state.open, state.due_s) == ((), math.inf)

@@ -140,9 +140,9 @@ def listening_in_a_group(root: int, backend: str) -> tuple[list[str], list[str],
 
 
 def wait_for_all() -> None:
-    from unisono.workers.team import Team
+    from unisono.workers.context import context
 
-    Team.from_environment().meet("test")
+    context().team().meet("test")
 
 
 @pytest.mark.parametrize("backend", ["gloo", "unisono"])

@@ -218,7 +218,7 @@ def test_who_holds_the_others_up_is_found_and_told(page: ControlBlock, kernel: K
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
     page.arrive(0)
     page.arrive(1)
-    page.set_step(2, 41)
+    page.lines[2].step = 41
     assert seen_in(watch, kernel, 3, ALL) == []
     kernel.now_s += LOOK_EVERY_S
     ((rank, message, how),) = watch.look(PIDS, ALL)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Protocol
 
 from rich.console import Console
@@ -21,10 +22,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from unisono.callbacks.cell import Cell, Observed, in_notebook, launcher_draws, message_of
+from unisono.callbacks.cell import Cell, Observed, in_notebook, launcher_draws
 from unisono.callbacks.display_state import Clock, Count
 from unisono.notices import say, shown_lines
-from unisono.workers.launcher_link import LauncherLink
+from unisono.workers.context import context
+from unisono.workers.launcher_link import has_launcher
+from unisono.workers.launcher_messages import ShowProgress
 
 _REDRAW_EVERY_S = 0.25
 _LINE_EVERY_S = 30.0
@@ -68,9 +71,9 @@ def display(console: Console | None = None) -> Display:
 
 def _in_cell() -> Display | None:
     """Choose the display of a notebook: of this process, or of the one that launched it."""
-    link = LauncherLink.from_environment() if launcher_draws() else None
-    if link is not None:
-        return Observed(lambda sight: link.tell(message_of(sight)))
+    if launcher_draws() and has_launcher():
+        supervisor = context().supervisor
+        return Observed(lambda state: supervisor.tell(ShowProgress(asdict(state))))
     return Observed(Cell().draw) if in_notebook() else None
 
 

@@ -23,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from unisono.errors import PeerLostError, RendezvousError
 from unisono.notices import say
+from unisono.workers.context import context
 from unisono.workers.jobname import num_restarts
 from unisono.workers.team import Team
 from unisono.world import UNISONO, World
@@ -154,7 +155,7 @@ def ranks_for(here: World, timeout_s: float) -> Ranks:
             f"not set: set both in every process."
         )
     else:
-        team = Team.from_environment()
+        team = context().team()
         base = _in_rank_0(os.getpid())
     # Counted in the store: it may outlive this process, and another program may then use it. For
     # each attempt anew: in one that failed, ranks need not have come equally often.
@@ -181,7 +182,7 @@ def _at_master(pid: int, place: tuple[str, ...], here: World, timeout_s: float) 
 
 @functools.cache
 def _in_rank_0(pid: int) -> Store:
-    team = Team.from_environment()
+    team = context().team()
 
     def speak() -> bytes:
         # Stays open as long as the process: whoever makes a group later looks here, too.

@@ -30,7 +30,7 @@ from unisono.state.contents import fixed_parameters, named_parameters, updated_p
 from unisono.state.optimizer_state import apply_state, check_told, group_options, take_state
 from unisono.state.optimizers import is_elementwise
 from unisono.state.saved import apply_groups
-from unisono.workers.supervisor import Live
+from unisono.workers.launcher_messages import Live
 from unisono.workers.team import Team
 
 

@@ -33,7 +33,7 @@ from unisono.plan.slices import Piece, cut
 from unisono.plan.summation import Node
 from unisono.state.contents import fixed_parameters, named_parameters, updated_parameters
 from unisono.state.optimizer_state import apply_state, take_state
-from unisono.workers.supervisor import Live
+from unisono.workers.launcher_messages import Live
 from unisono.workers.team import Team
 
 

@@ -10,37 +10,28 @@ same moment, well or not.
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from unisono.notices import listed
+from unisono.workers.launcher_messages import GroupRequest, Refused, Why
 
 TOLD_AFTER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A worker has come.
-
-    Attributes:
-        worker: which.
-        place: where the program says that the ranks meet, such as ``port 12355``.
-        rank: its rank in the group.
-        world_size: how many ranks the group is to have.
-        now: when, in seconds of a monotonic clock.
-        timeout_s: how long it waits, in seconds.
-        needs_store: whether the ranks will need the launcher's store.
-    """
+    """A worker has come, at time `now` of a monotonic clock, in seconds."""
 
     worker: int
-    place: str
-    rank: int
-    world_size: int
+    request: GroupRequest
     now: float
-    timeout_s: float
-    needs_store: bool = True
+
+    @property
+    def due_s(self) -> float:
+        """Until when it waits."""
+        return self.now + self.request.timeout_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +44,12 @@ class Gathering:
     @property
     def place(self) -> str:
         """Where they are."""
-        return self.came[0].place
+        return self.came[0].request.place
 
     @property
     def world_size(self) -> int:
         """How many they are to be."""
-        return self.came[0].world_size
+        return self.came[0].request.world_size
 
     @property
     def workers(self) -> frozenset[int]:
@@ -68,13 +59,13 @@ class Gathering:
     @property
     def missing(self) -> tuple[int, ...]:
         """The ranks that have not come."""
-        ranks = {arrival.rank for arrival in self.came}
+        ranks = {arrival.request.rank for arrival in self.came}
         return tuple(rank for rank in range(self.world_size) if rank not in ranks)
 
     @property
     def due_s(self) -> float:
         """When something has to happen at the latest."""
-        ends_s = min(arrival.now + arrival.timeout_s for arrival in self.came)
+        ends_s = min(arrival.due_s for arrival in self.came)
         return ends_s if self.is_told else min(ends_s, self.came[0].now + TOLD_AFTER_S)
 
 
@@ -107,14 +98,6 @@ class GatheringState:
         return replace(self, open=tuple(g for g in self.open if g is not gathering))
 
 
-class Why(enum.StrEnum):
-    """Why ranks cannot come together."""
-
-    LOST = "lost"
-    LATE = "late"
-    MISMATCH = "mismatch"
-
-
 @dataclass(frozen=True, slots=True)
 class GoOn:
     """All have come: let them continue."""
@@ -124,23 +107,10 @@ class GoOn:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """They cannot come together.
-
-    Attributes:
-        workers: the workers to refuse.
-        why: the kind of reason.
-        reason: why, in words.
-        lost: the worker that has ended; -1 where that is not why.
-        missing: the ranks that did not come.
-        waited_s: how long others waited for them, in seconds.
-    """
+    """These workers cannot come together."""
 
     workers: frozenset[int]
-    why: Why
-    reason: str
-    lost: int = -1
-    missing: tuple[int, ...] = ()
-    waited_s: float = 0.0
+    answer: Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +125,13 @@ Outcomes = tuple[GoOn | Refuse | Tell, ...]
 
 def come(state: GatheringState, arrival: Arrival) -> tuple[GatheringState, Outcomes]:
     """Take one more worker."""
-    here = next((g for g in state.open if g.place == arrival.place), None)
+    here = next((g for g in state.open if g.place == arrival.request.place), None)
     if here is None:
         return _settled(replace(state, open=(*state.open, Gathering((arrival,)))))
     state = state.without(here)
     reason = _why_not(here, arrival)
     if reason:
-        return state, (Refuse(here.workers | {arrival.worker}, Why.MISMATCH, reason),)
+        return state, (Refuse(here.workers | {arrival.worker}, Refused(reason)),)
     here = replace(here, came=(*here.came, arrival))
     return _settled(replace(state, open=(*state.open, here)))
 
@@ -180,7 +150,7 @@ def look(state: GatheringState, now: float) -> tuple[GatheringState, Outcomes]:
     for gathering in state.open:
         if now < gathering.due_s:
             continue
-        given_up = [a for a in gathering.came if now >= a.now + a.timeout_s]
+        given_up = [one for one in gathering.came if now >= one.due_s]
         if given_up:
             state = state.without(gathering)
             outcomes.append(_too_late(gathering, given_up[0], state.present))
@@ -203,7 +173,7 @@ def _settled(state: GatheringState) -> tuple[GatheringState, Outcomes]:
             outcomes.append(_lost(gathering, state))
     idle = state.present - state.waiting
     if state.open and all(len(idle) < len(gathering.missing) for gathering in state.open):
-        outcomes.append(Refuse(state.waiting, Why.MISMATCH, _apart(state.open)))
+        outcomes.append(Refuse(state.waiting, Refused(_apart(state.open))))
         state = replace(state, open=())
     return state, tuple(outcomes)
 
@@ -215,19 +185,19 @@ def _is_hopeless(gathering: Gathering, present: frozenset[int]) -> bool:
 
 def _why_not(here: Gathering, arrival: Arrival) -> str:
     """Say why a worker cannot be one of those who wait; empty if it can."""
-    first = here.came[0]
-    if arrival.world_size != first.world_size:
+    wanted = arrival.request
+    if wanted.world_size != here.world_size:
         return (
             f"all ranks must come to `init_process_group` ({here.place}) with the same "
-            f"`world_size`, but worker {first.worker} says {first.world_size} and worker "
-            f"{arrival.worker} says {arrival.world_size}: pass "
+            f"`world_size`, but worker {here.came[0].worker} says {here.world_size} and worker "
+            f"{arrival.worker} says {wanted.world_size}: pass "
             f'`world_size=int(os.environ["WORLD_SIZE"])`, or nothing.'
         )
-    same = [other for other in here.came if other.rank == arrival.rank]
+    same = [other for other in here.came if other.request.rank == wanted.rank]
     if same:
         return (
             f"each rank must come to `init_process_group` ({here.place}) once, but workers "
-            f"{same[0].worker} and {arrival.worker} both say that they are rank {arrival.rank}: "
+            f"{same[0].worker} and {arrival.worker} both say that they are rank {wanted.rank}: "
             f'pass `rank=int(os.environ["RANK"])`, or nothing.'
         )
     return ""
@@ -240,7 +210,7 @@ def _lost(gathering: Gathering, state: GatheringState) -> Refuse:
         f"({gathering.place}), but worker {lost} has ended, so that not all of them ever will: "
         f"make the same calls on every worker."
     )
-    return Refuse(gathering.workers & state.present, Why.LOST, reason, lost=lost)
+    return Refuse(gathering.workers & state.present, Refused(reason, Why.LOST, lost))
 
 
 def _apart(gatherings: Sequence[Gathering]) -> str:
@@ -255,7 +225,7 @@ def _apart(gatherings: Sequence[Gathering]) -> str:
 
 
 def _late(gathering: Gathering, now: float, present: frozenset[int]) -> str:
-    ranks = sorted(arrival.rank for arrival in gathering.came)
+    ranks = sorted(arrival.request.rank for arrival in gathering.came)
     wait = "waits" if len(ranks) == 1 else "wait"
     return (
         f"{listed('rank', ranks)} of {gathering.world_size} {wait} in `init_process_group` "
@@ -265,13 +235,14 @@ def _late(gathering: Gathering, now: float, present: frozenset[int]) -> str:
 
 
 def _too_late(gathering: Gathering, first: Arrival, present: frozenset[int]) -> Refuse:
+    timeout_s = first.request.timeout_s
     reason = (
         f"all {gathering.world_size} ranks must come to `init_process_group` ({gathering.place}) "
-        f"within its timeout of {first.timeout_s:.0f} s, but {_have_not(gathering)}: "
+        f"within its timeout of {timeout_s:.0f} s, but {_have_not(gathering)}: "
         f"{_advice(gathering, present)}"
     )
-    missing = gathering.missing
-    return Refuse(gathering.workers, Why.LATE, reason, -1, missing, first.timeout_s)
+    late = Refused(reason, Why.LATE, missing=gathering.missing, waited_s=timeout_s)
+    return Refuse(gathering.workers, late)
 
 
 def _have_not(gathering: Gathering) -> str:

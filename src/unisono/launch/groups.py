@@ -1,6 +1,6 @@
 """How do the ranks of a process group find each other? They wait for each other in the launcher.
 
-    a worker's "gather" ──► gathering ──► the store is started, once; answers; a notice for the user
+    a GroupRequest ──► gathering ──► the store is started, once; answers; a notice for the user
 
 ``gathering`` decides who continues; this does it.
 
@@ -13,14 +13,13 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
-from typing import Any
 
 from unisono.launch import gathering
 from unisono.launch.environment import ADDRESS
 from unisono.launch.forkserver import ForkServer
 from unisono.launch.gathering import Arrival, Gathering, GatheringState, GoOn, Refuse, Tell
 from unisono.notices import say
+from unisono.workers.launcher_messages import Gathered, GroupRequest, Refused, ToWorker, Why
 
 _TOKEN_BYTES = 8
 _BACKLOG = 1024
@@ -40,7 +39,7 @@ class Groups:
     """
 
     def __init__(
-        self, num_workers: int, server: ForkServer, send: Callable[[int, dict[str, Any]], None]
+        self, num_workers: int, server: ForkServer, send: Callable[[int, ToWorker], None]
     ) -> None:
         self.port = LoopbackPort()
         self.store_port: int | None = None
@@ -56,17 +55,9 @@ class Groups:
         """The workers that wait for one that has not come."""
         return self._state.waiting
 
-    def hear(self, worker: int, header: dict[str, Any]) -> None:
+    def hear(self, worker: int, request: GroupRequest) -> None:
         """Have a worker that wants to make a group wait for the others."""
-        arrival = Arrival(
-            worker,
-            header["place"],
-            header["rank"],
-            header["world_size"],
-            time.monotonic(),
-            header["timeout_s"],
-            header["needs_store"],
-        )
+        arrival = Arrival(worker, request, time.monotonic())
         self._take(*gathering.come(self._state, arrival))
 
     def gone(self, worker: int) -> None:
@@ -94,25 +85,19 @@ class Groups:
             match outcome:
                 case GoOn(complete):
                     self._let_go_on(complete)
-                case Refuse(workers):
-                    header = {"type": "refused", **asdict(outcome)}
-                    del header["workers"]
-                    self._answer(workers, header)
+                case Refuse(workers, answer):
+                    self._answer(workers, answer)
                 case Tell(message):
                     say(message)
 
     def _let_go_on(self, complete: Gathering) -> None:
         self._num_gathered += 1
-        answer: dict[str, Any] = {
-            "type": "gathered",
-            "port": 0,
-            "prefix": f"unisono/{self._token}/{self._num_gathered}",
-        }
+        answer: Gathered | Refused
         try:
-            if any(arrival.needs_store for arrival in complete.came):
-                answer["port"] = self._store()
+            port = self._store() if any(one.request.needs_store for one in complete.came) else 0
+            answer = Gathered(f"unisono/{self._token}/{self._num_gathered}", port)
         except OSError as error:
-            answer = {"type": "refused", "why": "store", "reason": str(error)}
+            answer = Refused(str(error), Why.STORE)
         self._answer(complete.workers, answer)
 
     def _store(self) -> int:
@@ -131,9 +116,9 @@ class Groups:
             self.store_port = port
         return self.store_port
 
-    def _answer(self, workers: Iterable[int], header: dict[str, Any]) -> None:
+    def _answer(self, workers: Iterable[int], answer: ToWorker) -> None:
         for worker in sorted(workers):
-            self._send(worker, header)
+            self._send(worker, answer)
 
 
 class LoopbackPort:

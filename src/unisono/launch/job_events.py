@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from unisono.workers.control_block import Departure
+from unisono.workers.launcher_messages import (
+    CatchUp,
+    JointResult,
+    LoopBegan,
+    NoRecovery,
+    Ready,
+    Stopped,
+    ToWorker,
+)
+
+# What a worker says that decides who computes.
+OfRecovery = Ready | NoRecovery | Stopped | CatchUp | JointResult | LoopBegan
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The program uses Unisono: it can be run again from its start to replace a worker."""
+class Said:
+    """A worker has sent a message."""
 
-
-@dataclass(frozen=True, slots=True)
-class Unready:
-    """From now on the others cannot continue without a lost worker."""
-
-    reason: str
+    rank: int
+    message: OfRecovery
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,46 +52,11 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
-    """A worker has stopped and waits for the next membership."""
-
-    rank: int
-    arrivals: int
-    between_steps: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A replacement asks for the outcome of the `index`-th joint call."""
-
-    rank: int
-    index: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Came:
-    """The outcome of the `index`-th joint call, `name`; for a loop, where it ended."""
-
-    index: int
-    name: str
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class LoopBegan:
-    """A loop has begun that can be joined; `facts` are for the workers that join."""
-
-    index: int
-    facts: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class StopWanted:
     """The job shall end after the step under way."""
 
 
-Event = Ready | Unready | Lost | Gone | Stopped | Asked | Came | LoopBegan | StopWanted
+Event = Said | Lost | Gone | StopWanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +87,7 @@ class Answer:
     """Answer the request that a worker waits with."""
 
     rank: int
-    header: Mapping[str, Any]
-    payload: bytes = b""
+    message: ToWorker
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,11 @@ import os
 import select
 import sys
 import time
-from typing import Any, TextIO
+from typing import TextIO
 
-from unisono.callbacks.cell import Cell, in_notebook, sight_of
+from unisono.callbacks.cell import Cell, in_notebook
+from unisono.callbacks.display_state import DisplayState
+from unisono.workers.launcher_messages import ShowProgress
 
 _CHUNK_BYTES = 1 << 16
 _CHUNKS_A_TURN = 64
@@ -165,14 +167,13 @@ class Outputs:
             if unfinished.due_s <= now_s:
                 target.write(unfinished.take())
 
-    def show(self, message: dict[str, Any]) -> None:
+    def show(self, progress: ShowProgress) -> None:
         """Draw a worker's progress, below what it has printed before."""
         self.pump()
         if self._cell is not None:
-            sight = sight_of(message)
             # A front end that has gone ends no job.
             with contextlib.suppress(Exception):
-                self._cell.draw(sight)
+                self._cell.draw(DisplayState(**progress.state))
 
     def close(self) -> None:
         """Write what is left and close the pipes, also those of programs that outlive workers."""

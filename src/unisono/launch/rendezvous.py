@@ -21,7 +21,9 @@ from typing import Any, NoReturn
 from urllib.parse import parse_qsl, urlparse
 
 from unisono.launch.environment import ADDRESS
+from unisono.workers.context import context
 from unisono.workers.launcher_link import LauncherLink
+from unisono.workers.launcher_messages import GroupRequest
 from unisono.workers.lifeline import die_with
 
 _LOCAL_NAMES = ("localhost", ADDRESS, "::1")
@@ -127,7 +129,7 @@ def _asking(torchs_own: Handler, default_timeout: timedelta) -> Handler:
     def meet(
         url: str, timeout: timedelta = default_timeout, **options: Any
     ) -> Iterator[tuple[Any, int, int]]:
-        link = LauncherLink.from_environment()
+        link = context().launcher
         wanted = None if link is None else meeting(url, os.environ, is_this_host)
         if link is None or wanted is None or wanted.world_size > link.world.world_size:
             yield from torchs_own(url, timeout=timeout, **options)
@@ -146,11 +148,13 @@ def _store(
 
     store: Store
     gathered = link.gather(
-        wanted.place,
-        wanted.rank,
-        wanted.world_size,
-        timeout.total_seconds(),
-        needs_store=not wanted.is_file,
+        GroupRequest(
+            wanted.place,
+            wanted.rank,
+            wanted.world_size,
+            timeout.total_seconds(),
+            needs_store=not wanted.is_file,
+        )
     )
     if wanted.is_file:
         store = next(torchs_own(url, timeout=timeout))[0]

@@ -83,7 +83,7 @@ class StallWatch:
 
     def _stalled(self, rank: int, pid: int) -> Stalled:
         worker = self._seen.pop(rank)
-        message = stalls.stall_message(rank, pid, self._control.step(rank), worker)
+        message = stalls.stall_message(rank, pid, self._control.lines[rank].step, worker)
         return Stalled(rank, message, f"was ended, as it stood still for {worker.quiet_s:.0f} s")
 
     def _deadlocked(self, pids: Mapping[int, int]) -> list[Stalled]:
@@ -102,10 +102,10 @@ class StallWatch:
         if time_and_state is None:
             return None
         ran_ns, is_stopped = time_and_state
-        mine = self._control.arrivals(rank)
+        mine = self._control.lines[rank].arrivals
         others = membership.ranks if membership is not None and rank in membership.ranks else ()
-        is_awaited = any(_is_before(mine, self._control.arrivals(r)) for r in others)
-        is_at_meeting = any(_is_before(self._control.arrivals(r), mine) for r in others)
+        is_awaited = any(_is_before(mine, self._control.lines[r].arrivals) for r in others)
+        is_at_meeting = any(_is_before(self._control.lines[r].arrivals, mine) for r in others)
         count, wait = self._control.wait_of(rank)
         if is_at_meeting:
             place = f"at `{self._control.purpose(rank, mine % 2).decode().rstrip()}`"

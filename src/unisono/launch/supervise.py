@@ -15,10 +15,8 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from unisono.checkpoint.writer import CheckpointWriter
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
@@ -32,8 +30,21 @@ from unisono.launch.report import ending, spare_message
 from unisono.launch.signals import Signals
 from unisono.launch.stall_watch import StallWatch
 from unisono.notices import say
-from unisono.workers.channel import Channel, Message
+from unisono.workers.channel import Channel
 from unisono.workers.control_block import ControlBlock
+from unisono.workers.launcher_messages import (
+    Forked,
+    FromWorker,
+    GroupRequest,
+    Message,
+    NoRecovery,
+    ProgramDone,
+    ProgramFailed,
+    ShowProgress,
+    StoreEnded,
+    ToWorker,
+    WorkerExited,
+)
 
 _IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
 
@@ -134,14 +145,12 @@ class _Supervision:
             for fd in standard:
                 os.close(fd)
 
-    def send(
-        self, rank: int, header: dict[str, Any], payload: bytes = b"", fds: Sequence[int] = ()
-    ) -> None:
+    def send(self, rank: int, message: ToWorker) -> None:
         """Send a worker one message."""
         channel = self._channels.get(rank)
         try:
             if channel is not None:
-                channel.send(header, payload, fds)
+                channel.send(message)
         except ConnectionError:
             # The worker has died meanwhile; the server will say how.
             return
@@ -227,18 +236,16 @@ class _Supervision:
 
     def _read_server(self) -> None:
         for message in self._server.channel.receive_ready():
-            header = message.header
-            match header["type"]:
-                case "forked":
-                    self._pids[header["rank"]] = header["pid"]
-                case "exited":
+            match message:
+                case Forked(rank, pid):
+                    self._pids[rank] = pid
+                case WorkerExited(rank, exit_code):
                     # What a worker said before it left must be known before its leaving is judged.
-                    self._read_worker(header["rank"])
-                    self._exited(header["rank"], header["exit_code"])
+                    self._read_worker(rank)
+                    self._exited(rank, exit_code)
                 # It may be the end of an earlier job's, on a server that is used again.
-                case "store ended" if header["port"] == self._groups.store_port:
-                    now = time.monotonic()
-                    self._take(policy.store_lost(self.state, header["exit_code"], now))
+                case StoreEnded(port, exit_code) if port == self._groups.store_port:
+                    self._take(policy.store_lost(self.state, exit_code, time.monotonic()))
         if self._server.channel.at_end:
             for rank in sorted(self.state.alive):
                 self._read_worker(rank)
@@ -290,32 +297,31 @@ class _Supervision:
             self._selector.unregister(channel)
 
     def _hear(self, rank: int, message: Message) -> None:
-        match message.header["type"]:
-            case "done":
-                self.results[rank] = message.payload
+        match message:
+            case ProgramDone(payload):
+                self.results[rank] = payload
                 self._take(policy.done(self.state, rank))
                 self._groups.gone(rank)
                 self._desk.gone(rank)
-            case "failed" if self._is_spare(rank):
-                say(spare_message(rank, message.header["traceback"]))
+            case ProgramFailed() if self._is_spare(rank):
+                say(spare_message(rank, message.traceback))
                 self._spared.add(rank)
-            case "failed":
+            case ProgramFailed():
                 self._take(policy.failed(self.state, _failure(rank, message), time.monotonic()))
-            case "progress":
-                self._outputs.show(message.header)
-            case "gather":
+            case ShowProgress():
+                self._outputs.show(message)
+            case GroupRequest():
                 self._gather(rank, message)
-            case _:
+            case FromWorker():
                 self._desk.hear(rank, message)
 
-    def _gather(self, rank: int, message: Message) -> None:
+    def _gather(self, rank: int, request: GroupRequest) -> None:
         """Have a worker wait for the others of a process group."""
-        if message.header["world_size"] > 1:
+        if request.world_size > 1:
             self._has_groups = True
             # The others stay in their group, which a replacement cannot join.
-            no_recovery = {"type": "no recovery", "reason": _IN_A_GROUP}
-            self._desk.hear(rank, replace(message, header=no_recovery))
-        self._groups.hear(rank, message.header)
+            self._desk.hear(rank, NoRecovery(_IN_A_GROUP))
+        self._groups.hear(rank, request)
 
     def _is_spare(self, rank: int) -> bool:
         """Tell whether a worker is a replacement that the others do not need."""
@@ -341,13 +347,13 @@ class _Supervision:
                 self._server.kill()
 
 
-def _failure(rank: int, message: Message) -> policy.WorkerFailure:
+def _failure(rank: int, failed: ProgramFailed) -> policy.WorkerFailure:
     return policy.WorkerFailure(
         rank=rank,
-        exit_code=message.header["exit_code"],
-        summary=message.header["summary"],
-        traceback=message.header["traceback"],
-        waited_for=message.header["waited_for"],
-        exception=message.payload,
-        is_disconnect=message.header["is_disconnect"],
+        exit_code=failed.exit_code,
+        summary=failed.summary,
+        traceback=failed.traceback,
+        waited_for=failed.waited_for,
+        exception=failed.payload,
+        is_disconnect=failed.is_disconnect,
     )

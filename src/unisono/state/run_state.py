@@ -31,7 +31,7 @@ from unisono.state.packing import check_dtype
 from unisono.state.position import Position
 from unisono.state.program_state import pack, unpack, unpacked
 from unisono.state.saved import Snapshot, apply, apply_groups, check_groups
-from unisono.workers.supervisor import Passed
+from unisono.workers.launcher_messages import Passed
 from unisono.workers.team import Team
 
 _TRAINING, _REQUIRES_GRAD = operator.attrgetter("training"), operator.attrgetter("requires_grad")
@@ -137,7 +137,7 @@ class RunState:
         """Be, as a replacement, where the others were at the end of a loop."""
         assert entry.loop is not None
         end = json.loads(entry.payload)
-        places = Places.from_json(entry.loop)
+        places = Places.from_json(dict(entry.loop))
         memory = team.memory(places.key, places.num_bytes)
         slot = places.newest(memory.read)
         if slot is None:

@@ -36,6 +36,7 @@ from unisono.train.rowsfile import (
 )
 from unisono.train.sweep import Part, agree_on, by_all_workers, sweep
 from unisono.workers.joint_calls import JointCalls
+from unisono.workers.launcher_messages import KeepFile, RemoveAtEnd
 from unisono.workers.team import Team
 
 PartsOf = Callable[[Sequence[int]], Iterator[Part]]
@@ -259,7 +260,7 @@ class Predictor:
         check_path(path)
         partial = partial_path(path)
         # Workers that are ended in the midst of it cannot do it.
-        self._team.supervisor.remove_at_end(partial)
+        self._team.supervisor.tell(RemoveAtEnd(str(partial)))
         return {"partial": str(partial)}
 
     def _finish(self, fd: int, partial: Path, path: Path) -> dict[str, Any]:
@@ -267,7 +268,7 @@ class Predictor:
             finish_file(fd, partial, path)
         finally:
             # Rows that cannot get their name are whole, and stay.
-            self._team.supervisor.leave(partial)
+            self._team.supervisor.tell(KeepFile(str(partial)))
         return {"file": identity_of(fd)}
 
     def _tell(self, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -14,16 +14,16 @@ time.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from unisono.errors import PeerLostError, RendezvousError, WaitTimeoutError
 from unisono.notices import say
+from unisono.workers import codec
 from unisono.workers.control_block import (
-    PAGE_NAME,
+    MEMORY_NAME,
     TOKEN_BYTES,
     ControlBlock,
     Departure,
@@ -49,23 +49,6 @@ class ControlBlockAddress:
     fd: int
     token: str
     host: str
-
-    def encode(self) -> str:
-        """Write it as one line of JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def decode(cls, text: str) -> ControlBlockAddress:
-        """Read what :meth:`encode` wrote.
-
-        Raises:
-            ValueError: it is something else.
-        """
-        try:
-            fields = json.loads(text)
-            return cls(int(fields["pid"]), int(fields["fd"]), fields["token"], fields["host"])
-        except (KeyError, TypeError) as error:
-            raise ValueError("a word must name process, descriptor, token and host") from error
 
 
 class HostRendezvous:
@@ -107,10 +90,11 @@ class HostRendezvous:
         if self._here.rank:
             return self._await_all(self._find())
         control = ControlBlock.create(self._here.world_size)
-        control.token = os.urandom(TOKEN_BYTES)
+        token = os.urandom(TOKEN_BYTES)
+        control.head.token[:] = token
         _sit_down(control, 0)
-        entry = ControlBlockAddress(os.getpid(), control.fd, control.token.hex(), host_name())
-        held = self._folder.leave(self._job.name, entry.encode())
+        entry = ControlBlockAddress(os.getpid(), control.fd, token.hex(), host_name())
+        held = self._folder.leave(self._job.name, codec.encode(entry))
         if held is None:
             control.close()
             raise self._taken(0)
@@ -147,7 +131,7 @@ class HostRendezvous:
             RendezvousError: it leads to where this process cannot go.
         """
         try:
-            entry = ControlBlockAddress.decode(text)
+            entry = codec.decode(ControlBlockAddress, text)
         except ValueError as error:
             raise NotThereError(str(error)) from error
         if not is_held:
@@ -159,9 +143,9 @@ class HostRendezvous:
                 f"Start all workers in the same container."
             )
         size = control_block_bytes(self._here.world_size)
-        fd = open_memory(entry.pid, entry.fd, PAGE_NAME, size)
-        control = ControlBlock.attach(fd, self._here.world_size)
-        if control.token.hex() != entry.token:
+        fd = open_memory(entry.pid, entry.fd, MEMORY_NAME, size)
+        control = ControlBlock(fd, self._here.world_size)
+        if bytes(control.head.token).hex() != entry.token:
             control.close()
             raise NotThereError("the control block there is another one's")
         with locked(fd, f"the control block of the job ({self._job.told})"):

@@ -14,14 +14,13 @@ What happens inside of a loop is not counted: a loop is joined between two of it
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-from unisono.workers.supervisor import Live, Passed
-from unisono.workers.team import Team
+from unisono.workers.launcher_messages import LOOP, JointResult, Live, LoopBegan, NoRecovery, Passed
+from unisono.workers.membership import Membership
+from unisono.workers.supervisor import Supervisor
 
-LOOP = "loop"
 _INNER_LOOPS_AT_MOST = 1 << 32
 
 
@@ -29,17 +28,19 @@ class JointCalls:
     """One worker's way through what all do together. Final.
 
     Args:
-        team: the workers.
+        supervisor: keeps the outcomes.
+        join: makes this worker belong to a membership.
         catches_up: whether this worker takes the place of a lost one.
     """
 
-    @staticmethod
-    def of(team: Team) -> JointCalls:
-        """Give the history of a team, always the same where others are in it."""
-        return _history_of(team) if team.is_launched else JointCalls(team)
-
-    def __init__(self, team: Team, *, catches_up: bool = False) -> None:
-        self._team = team
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        join: Callable[[Membership], None],
+        *,
+        catches_up: bool = False,
+    ) -> None:
+        self._supervisor, self._join = supervisor, join
         self._catches_up = catches_up
         self._index = 0
         self._num_loops = 0
@@ -89,10 +90,9 @@ class JointCalls:
         try:
             payload = act()
         except Exception:
-            self._team.supervisor.give_up_recovery("an exception was raised outside of a loop")
+            self._supervisor.tell(NoRecovery("an exception was raised outside of a loop"))
             raise
-        self._team.supervisor.note_result(self._index, name, payload)
-        self._index += 1
+        self._note_result(name, payload)
         return payload
 
     def enter_loop(self) -> Passed | Live | None:
@@ -103,7 +103,7 @@ class JointCalls:
         """
         entry = None
         if self._num_loops:
-            self._team.supervisor.give_up_recovery("one loop over steps runs inside of another")
+            self._supervisor.tell(NoRecovery("one loop over steps runs inside of another"))
         elif self._catches_up:
             entry = self._entry(LOOP)
         if isinstance(entry, Passed):
@@ -115,7 +115,7 @@ class JointCalls:
     def note_loop(self, facts: dict[str, Any]) -> None:
         """Tell, from inside of a loop, that it can be joined. Every rank calls it."""
         if self._num_loops == 1:
-            self._team.supervisor.note_loop(self._index, facts)
+            self._supervisor.tell(LoopBegan(self._index, facts))
 
     def leave_loop(self, payload: bytes | None) -> None:
         """End a loop; `payload` says where, None that a replacement cannot go on from there."""
@@ -123,18 +123,16 @@ class JointCalls:
         if self._num_loops:
             return
         if payload is None:
-            self._team.supervisor.give_up_recovery("a loop was left before its end")
-        self._team.supervisor.note_end_of_loop(self._index, payload or b"")
+            self._supervisor.tell(NoRecovery("a loop was left before its end"))
+        self._note_result(LOOP, payload or b"")
+
+    def _note_result(self, name: str, payload: bytes) -> None:
+        self._supervisor.tell(JointResult(self._index, name, payload))
         self._index += 1
 
-    def _entry(self, kind: str) -> Passed | Live:
-        entry = self._team.supervisor.entry(self._index, kind)
+    def _entry(self, name: str) -> Passed | Live:
+        entry = self._supervisor.catch_up(self._index, name)
         if isinstance(entry, Live):
             self._catches_up = False
-            self._team.join(entry.membership)
+            self._join(entry.membership)
         return entry
-
-
-@functools.cache
-def _history_of(team: Team) -> JointCalls:
-    return JointCalls(team, catches_up=team.is_replacement)

@@ -44,6 +44,20 @@ def started_at(pid: int) -> int | None:
     return None if stat is None or stat.has_ended else stat.started
 
 
+def create_memory(name: str, num_bytes: int) -> int:
+    """Make a memfd, all zero; the descriptor is the caller's.
+
+    It is sparse: pages exist from when they are first written.
+    """
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, num_bytes)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
 def open_memory(pid: int, fd: int, name: str, num_bytes: int) -> int:
     """Open the memfd that process `pid` has as `fd`; the descriptor is the caller's.
 
