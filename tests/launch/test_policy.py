@@ -23,6 +23,7 @@ from unisono.launch.policy import (
 )
 from unisono.launch.report import exit_status, failure_message, interrupt_message
 from unisono.workers.control_block import Departure
+from unisono.workers.launcher_messages import ProgramFailed
 
 Event = Callable[[JobState, float], Decision]
 
@@ -55,11 +56,22 @@ def interrupted(signum: int, *, gently: bool = False) -> Event:
     return lambda state, now: policy.interrupted(state, signum, now, gently=gently)
 
 
-FAILURE_0 = WorkerFailure(0, 1, "ValueError: x", "Traceback …\nValueError: x")
-FAILURE_1 = WorkerFailure(1, 1, "ValueError: x", "Traceback …\nValueError: x")
-DISCONNECTED = WorkerFailure(1, 1, "RuntimeError: z", "… closed by peer", is_disconnect=True)
-MISSED_0 = WorkerFailure(1, 1, "PeerLostError: y", "… for 0", waited_for=0)
-MISSED_1 = WorkerFailure(2, 1, "PeerLostError: y", "… for 1", waited_for=1)
+def failure(
+    rank: int,
+    summary: str,
+    traceback: str,
+    waited_for: int | None = None,
+    is_disconnect: bool = False,
+) -> WorkerFailure:
+    said = ProgramFailed(1, summary, traceback, waited_for, is_disconnect, b"")
+    return WorkerFailure(rank, 1, said)
+
+
+FAILURE_0 = failure(0, "ValueError: x", "Traceback …\nValueError: x")
+FAILURE_1 = failure(1, "ValueError: x", "Traceback …\nValueError: x")
+DISCONNECTED = failure(1, "RuntimeError: z", "… closed by peer", is_disconnect=True)
+MISSED_0 = failure(1, "PeerLostError: y", "… for 0", waited_for=0)
+MISSED_1 = failure(2, "PeerLostError: y", "… for 1", waited_for=1)
 ERROR_0, ERROR_1, DISCONNECT_1 = map(reported, (FAILURE_0, FAILURE_1, DISCONNECTED))
 PEER_LOST_1, PEER_LOST_2_FOR_1 = map(reported, (MISSED_0, MISSED_1))
 PEER_LOST_2 = reported(replace(MISSED_0, rank=2))

@@ -148,9 +148,9 @@ def _failure(state: JobState, workers: int) -> tuple[Exception, WorkerError | No
         name_cells(failure_message(state, workers)),
         rank=cause.rank,
         exit_code=cause.exit_code,
-        remote_traceback=name_cells(cause.traceback),
+        remote_traceback=name_cells(cause.said.traceback),
     )
-    original = unpack_exception(cause.exception) if cause.exception else None
+    original = unpack_exception(cause.said.payload) if cause.said.payload else None
     # A SystemExit of a worker must not end the caller.
     return (original, worker_error) if isinstance(original, Exception) else (worker_error, None)
 

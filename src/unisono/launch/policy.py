@@ -21,6 +21,7 @@ import signal
 from dataclasses import dataclass, replace
 
 from unisono.workers.control_block import Departure
+from unisono.workers.launcher_messages import ProgramFailed
 
 
 class Stage(enum.IntEnum):
@@ -34,6 +35,7 @@ class Stage(enum.IntEnum):
 
 
 STORE_LOST = "the store was lost"
+_NOTHING = ProgramFailed(0, "", "", None, False, b"")
 SECONDS_IN_STAGE = {Stage.GRACE: 0.3, Stage.TERMINATE: 0.4, Stage.KILL: 0.4}
 
 
@@ -44,29 +46,21 @@ class WorkerFailure:
     Attributes:
         rank: the worker; None if the fork server or the store was lost.
         exit_code: its exit status; negative for a signal.
-        summary: one line, an exception's ``Type: message``; empty if it died without a word.
-        traceback: what Python would have printed.
-        waited_for: the worker that was gone, if it failed only because of that.
-        exception: the pickled exception.
+        said: what the worker said of it.
         note: why the others could not continue without it.
         how: how it ended, if more is known than the status.
-        is_disconnect: it says only that a connection to another worker was lost.
     """
 
     rank: int | None
     exit_code: int
-    summary: str = ""
-    traceback: str = ""
-    waited_for: int | None = None
-    exception: bytes = b""
+    said: ProgramFailed = _NOTHING
     note: str = ""
     how: str = ""
-    is_disconnect: bool = False
 
     @property
-    def is_consequence(self) -> bool:
-        """Another worker is to blame."""
-        return self.waited_for is not None
+    def waited_for(self) -> int | None:
+        """The worker that was gone, if this one failed only because of that."""
+        return self.said.waited_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +124,8 @@ class JobState:
         A lost connection follows from another failure, if there is one: the kernel closes what a
         killed process had open before anybody hears of its end.
         """
-        own = [failure for failure in self.failures if not failure.is_consequence]
-        for failure in [*(one for one in own if not one.is_disconnect), *own]:
+        own = [failure for failure in self.failures if failure.waited_for is None]
+        for failure in [*(one for one in own if not one.said.is_disconnect), *own]:
             return failure
         return self.failures[0] if self.failures else None
 

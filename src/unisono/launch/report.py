@@ -63,22 +63,24 @@ def failure_message(state: JobState, num_workers: int) -> str:
         how = "left with exit status 0 in the middle of its program (by `os._exit`?)"
         return _missed(state, cause.rank, num_workers, how)
     same = _same_on(state, cause)
-    alone = [failure for failure in state.failures if not failure.is_consequence]
+    alone = [failure for failure in state.failures if failure.waited_for is None]
     ended = len(alone) + len(state.done) + len(state.quiet)
     others = "" if ended == num_workers else "; the others were ended"
     who = f"worker {cause.rank} of {num_workers}"
-    if not cause.traceback:
+    if not cause.said.traceback:
         note = f" It could not be made up for: {cause.note}." if cause.note else ""
         return f"{who} {cause.how or ending(cause.exit_code)}{same}{others}.{note}"
-    if cause.summary.startswith("SystemExit"):
-        return f"{who} {ending(cause.exit_code)}{same}{others}:\n{cause.traceback}"
-    return f"{who} raised an exception{same}{others}:\n\n{cause.traceback}{_left_before(state)}"
+    if cause.said.summary.startswith("SystemExit"):
+        return f"{who} {ending(cause.exit_code)}{same}{others}:\n{cause.said.traceback}"
+    return (
+        f"{who} raised an exception{same}{others}:\n\n{cause.said.traceback}{_left_before(state)}"
+    )
 
 
 def _left_before(state: JobState) -> str:
     """Name the workers that had ended when a connection was lost."""
     gone = sorted(state.done | state.quiet)
-    if state.cause is None or not state.cause.is_disconnect or not gone:
+    if state.cause is None or not state.cause.said.is_disconnect or not gone:
         return ""
     return (
         f"\n\n{listed('Worker', gone, ' and ')} had come to the end of the program by then: every "
@@ -160,7 +162,9 @@ def _missed(state: JobState, rank: int, num_workers: int, how: str) -> str:
     waiting = [failure for failure in state.failures if failure.waited_for == rank]
     ranks = sorted(failure.rank for failure in waiting if failure.rank is not None)
     who = f" while {listed('worker', ranks)} waited for it" if ranks else ""
-    where = f" Worker {waiting[0].rank} waited here:\n\n{waiting[0].traceback}" if ranks else ""
+    where = (
+        f" Worker {waiting[0].rank} waited here:\n\n{waiting[0].said.traceback}" if ranks else ""
+    )
     return (
         f"worker {rank} of {num_workers} {how}{who}: every worker must come to the end of its "
         f"program and make the same calls in the same order.{where}"
@@ -186,6 +190,6 @@ def _same_on(state: JobState, cause: WorkerFailure) -> str:
         for failure in state.failures
         if failure is not cause
         and failure.rank is not None
-        and (failure.summary, failure.exit_code) == (cause.summary, cause.exit_code)
+        and (failure.said.summary, failure.exit_code) == (cause.said.summary, cause.exit_code)
     )
     return f" (the same on {listed('rank', ranks)})" if ranks else ""

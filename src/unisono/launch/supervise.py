@@ -307,7 +307,8 @@ class _Supervision:
                 say(spare_message(rank, message.traceback))
                 self._spared.add(rank)
             case ProgramFailed():
-                self._take(policy.failed(self.state, _failure(rank, message), time.monotonic()))
+                failure = policy.WorkerFailure(rank, message.exit_code, message)
+                self._take(policy.failed(self.state, failure, time.monotonic()))
             case ShowProgress():
                 self._outputs.show(message)
             case GroupRequest():
@@ -345,15 +346,3 @@ class _Supervision:
             case policy.KillServer():
                 self.server_is_usable = False
                 self._server.kill()
-
-
-def _failure(rank: int, failed: ProgramFailed) -> policy.WorkerFailure:
-    return policy.WorkerFailure(
-        rank=rank,
-        exit_code=failed.exit_code,
-        summary=failed.summary,
-        traceback=failed.traceback,
-        waited_for=failed.waited_for,
-        exception=failed.payload,
-        is_disconnect=failed.is_disconnect,
-    )
