@@ -1,14 +1,14 @@
 """The control block that launcher and workers share: how far each has come, and who has left.
 
 One memfd: a head, a line for each rank, a mailbox for each rank. Each line is written by its rank
-alone (`departure` and the head by the launcher alone), so no locks are needed. Where there is no
-launcher of ours, rank 0 creates the control block (`host_rendezvous.py`), each takes its seat in it
-by writing which process it is, and whoever sees another one dead writes its `departure`.
+alone (`departure` and the head by the launcher alone), so no locks are needed. Our launcher creates
+it, so that it outlives every worker. Without our launcher rank 0 creates it (`host_rendezvous.py`),
+each worker takes its seat by writing which process it is, and the first to see that another one has
+died writes its `departure`.
 
 Purposes say what the last two arrivals were for: nobody can be two meetings ahead. A plan says what
 everybody does before a certain step; it is made between the two meetings of the step before, so
-whoever passes the second reads this one, and nobody still reads the one before.
-A launcher creates the control block, so that it outlives every worker; it does not need torch.
+that all who pass the second read this one, and nobody still reads the one before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import struct
 from collections.abc import Sequence
 
 from unisono.workers import futex
-from unisono.workers.proc import create_memory
+from unisono.workers.proc import create_memory, started_at
 
 MAILBOX_BYTES = 64 * 1024
 _LENGTH_BYTES = 8
@@ -180,6 +180,10 @@ class ControlBlock:
         pid, started = self.lines[rank].pid, self.lines[rank].started
         # Whichever of the two a processor lets us see first.
         return (pid, started) if pid and started else (0, 0)
+
+    def take_seat(self, rank: int) -> None:
+        """Say that this process is `rank`."""
+        self.set_process(rank, os.getpid(), started_at(os.getpid()) or 0)
 
     def set_process(self, rank: int, pid: int, started: int) -> None:
         """Say which process is `rank`."""
