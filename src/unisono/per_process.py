@@ -7,18 +7,23 @@ channel to the launcher.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_kept: dict[tuple[int, Callable[[], Any]], Any] = {}
+_kept: dict[tuple[Hashable, ...], Any] = {}
 
 
-def per_process(make: Callable[[], T]) -> T:
-    """Give this process's one `make()`, made when it is first asked for; `make` is a class, say."""
-    key = os.getpid(), make
+def per_process(make: Callable[..., T], *arguments: Hashable) -> T:
+    """Give this process's one `make(*arguments)`, made when it is first asked for.
+
+    Args:
+        make: most often a class.
+        arguments: of those there is one each.
+    """
+    key = os.getpid(), make, *arguments
     if key not in _kept:
-        _kept[key] = make()
+        _kept[key] = make(*arguments)
     kept: T = _kept[key]
     return kept

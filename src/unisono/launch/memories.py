@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from unisono.checkpoint.places import Places
+from unisono.workers.proc import create_memory
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
@@ -109,14 +110,7 @@ class SharedMemories:
     def _create(self, rank: int, num_bytes: int) -> _Shared:
         if num_bytes < 1:
             raise ValueError(f"shared memory must have at least 1 byte, but has {num_bytes}.")
-        fd = os.memfd_create("unisono-memory", os.MFD_CLOEXEC)
-        try:
-            # Sparse: pages exist from when they are first written.
-            os.ftruncate(fd, num_bytes)
-        except OSError:
-            os.close(fd)
-            raise
-        return _Shared(fd, num_bytes, rank)
+        return _Shared(create_memory("unisono-memory", num_bytes), num_bytes, rank)
 
 
 def _punch(fd: int, start: int, stop: int) -> None:

@@ -8,10 +8,10 @@ place: it says so and ends, and the others go on without it.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
+from unisono.per_process import per_process
 from unisono.workers.joint_calls import JointCalls
 
 AT_ONCE_BYTES = 4 << 20
@@ -28,7 +28,7 @@ class Ledger:
     @staticmethod
     def of(joint_calls: JointCalls) -> Ledger:
         """Give the ledger of a joint_calls, always the same."""
-        return _ledger_of(joint_calls)
+        return per_process(_ledger_of, joint_calls)
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -69,6 +69,5 @@ class Ledger:
             )
 
 
-@functools.cache
 def _ledger_of(joint_calls: JointCalls) -> Ledger:
     return Ledger()

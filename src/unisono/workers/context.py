@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from unisono.faults import Faults
 from unisono.per_process import per_process
 from unisono.workers.launcher_link import LauncherLink, has_launcher
-from unisono.workers.proc import started_at
 from unisono.workers.single_process import SingleProcess
 from unisono.workers.supervisor import Supervisor
 from unisono.world import World, world
@@ -71,7 +70,7 @@ class Context:
         if here not in self._teams:
             supervisor = link or ExternallyLaunched.meet(here)
             if link is not None:
-                link.control.set_process(here.rank, os.getpid(), started_at(os.getpid()) or 0)
+                link.control.take_seat(here.rank)
             faults = Faults.from_environment(os.environ, here.rank, supervisor.incarnation)
             self._teams[here] = Team(supervisor, faults)
         return self._teams[here]

@@ -1,14 +1,14 @@
 """The control block that launcher and workers share: how far each has come, and who has left.
 
 One memfd: a head, a line for each rank, a mailbox for each rank. Each line is written by its rank
-alone (`departure` and the head by the launcher alone), so no locks are needed. Where there is no
-launcher of ours, rank 0 creates the control block (`host_rendezvous.py`), each takes its seat in it
-by writing which process it is, and whoever sees another one dead writes its `departure`.
+alone (`departure` and the head by the launcher alone), so no locks are needed. Our launcher creates
+it, so that it outlives every worker. Without our launcher rank 0 creates it (`host_rendezvous.py`),
+each worker takes its seat by writing which process it is, and the first to see that another one has
+died writes its `departure`.
 
 Purposes say what the last two arrivals were for: nobody can be two meetings ahead. A plan says what
 everybody does before a certain step; it is made between the two meetings of the step before, so
-whoever passes the second reads this one, and nobody still reads the one before.
-A launcher creates the control block, so that it outlives every worker; it does not need torch.
+that all who pass the second read this one, and nobody still reads the one before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import struct
 from collections.abc import Sequence
 
 from unisono.workers import futex
-from unisono.workers.proc import create_memory
+from unisono.workers.proc import create_memory, started_at
 
 MAILBOX_BYTES = 64 * 1024
 _LENGTH_BYTES = 8
@@ -77,7 +77,6 @@ class RankLine(ctypes.Structure):
 
 
 _HEAD_BYTES, _LINE_BYTES = ctypes.sizeof(Head), ctypes.sizeof(RankLine)
-_TIMES_AT, _TIMES_BYTES = _HEAD_BYTES + RankLine.times.offset, ctypes.sizeof(_Times)
 _TOLD = struct.Struct(f"q{NUM_TIMES}d")  # as _Times
 
 
@@ -116,6 +115,10 @@ class ControlBlock:
             for rank in range(world_size)
         ]
         self._longs = (ctypes.c_int64 * (len(self._map) // 8)).from_buffer(self._map)
+        starts = [
+            _HEAD_BYTES + rank * _LINE_BYTES + RankLine.times.offset for rank in range(world_size)
+        ]
+        self._times_at = [(start, start + _TOLD.size) for start in starts]
         # Where in this process's memory; the arrivals are the first in a line.
         self._arrivals_at = [ctypes.addressof(line) for line in self.lines]
 
@@ -178,6 +181,10 @@ class ControlBlock:
         # Whichever of the two a processor lets us see first.
         return (pid, started) if pid and started else (0, 0)
 
+    def take_seat(self, rank: int) -> None:
+        """Say that this process is `rank`."""
+        self.set_process(rank, os.getpid(), started_at(os.getpid()) or 0)
+
     def set_process(self, rank: int, pid: int, started: int) -> None:
         """Say which process is `rank`."""
         self.lines[rank].started = started
@@ -185,15 +192,15 @@ class ControlBlock:
 
     def set_times(self, rank: int, step: int, times: Sequence[float]) -> None:
         """Say where `rank` spent a step, in seconds; it stays until the next but one is told."""
-        at = _TIMES_AT + rank * _LINE_BYTES + step % 2 * _TIMES_BYTES
+        at = self._times_at[rank][step % 2]
         _TOLD.pack_into(self._map, at, -1, *times)
-        self._longs[at // 8] = step
+        self._longs[at >> 3] = step
 
     def times(self, rank: int, step: int) -> tuple[float, ...] | None:
         """Tell where `rank` spent a step; None if it has not said, or has said another since."""
-        at = _TIMES_AT + rank * _LINE_BYTES + step % 2 * _TIMES_BYTES
+        at = self._times_at[rank][step % 2]
         told = _TOLD.unpack_from(self._map, at)
-        return told[1:] if told[0] == step == self._longs[at // 8] else None
+        return told[1:] if told[0] == step == self._longs[at >> 3] else None
 
     def set_purpose(self, rank: int, which: int, purpose: bytes) -> None:
         """Say what the next arrival of `rank` is for; `which` alternates between 0 and 1."""

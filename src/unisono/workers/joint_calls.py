@@ -1,9 +1,9 @@
-"""What have the workers done together so far? For a replacement to catch up.
+"""What have the workers done together so far? So that a replacement can catch up.
 
-Outside of loops, workers do things together whose outcome every one of them sees: agreeing, taking
-up a checkpoint, evaluating, a digest. Each is counted, and its outcome told to the launcher. A
-replacement runs the same program from its start; where the others have been already it hears what
-came of it instead of doing it again. It belongs to the membership from where it has caught up::
+Outside of loops, workers make *joint calls* whose outcome each of them sees: agreeing, resuming
+from a checkpoint, evaluating, a digest. Each is counted, and the launcher keeps its outcome. A
+replacement runs the same program from its start; where the others have already been, it gets the
+outcome instead of making the call. Once it has caught up it belongs to the membership::
 
     worker 0   agree ─ loop ═══ step 812 ════════ step 813 ═══════
     worker 1   agree ─ loop ═══ step 8✕
@@ -25,7 +25,7 @@ _INNER_LOOPS_AT_MOST = 1 << 32
 
 
 class JointCalls:
-    """One worker's way through what all do together. Final.
+    """One worker's way through the joint calls. Final.
 
     Args:
         supervisor: keeps the outcomes.
@@ -57,28 +57,25 @@ class JointCalls:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the others have been already where this worker comes to, and it has not joined.
-
-        What is to be said or written once has been said and written there.
-        """
+        """Whether this worker still catches up; what is printed once has been printed already."""
         return self._catches_up
 
     @property
     def index(self) -> int:
-        """Count what has been done together before what is done now."""
+        """Count the joint calls before this one."""
         return self._index
 
     @property
     def is_told(self) -> bool:
-        """Whether what is done together now is told to the launcher, for replacements."""
+        """Whether the launcher keeps the outcome of this joint call for replacements."""
         return not self._num_loops
 
     def together(self, name: str, act: Callable[[], bytes]) -> bytes:
-        """Do something whose outcome is the same on every worker. Collective.
+        """Make a call whose outcome is the same on every worker. Collective.
 
         Args:
-            name: what it is; a replacement that comes to something else is told so.
-            act: does it, with the rest of the membership; not called where the others have been.
+            name: what it is; a replacement that comes to something else is refused.
+            act: makes it, with the other workers; not called where they have already been.
         """
         if self._num_loops:
             return act()
@@ -99,7 +96,7 @@ class JointCalls:
         """Come to a loop. Collective.
 
         Returns:
-            None where it begins; else, for a replacement, what the others have made of it.
+            None if it begins here; else, for a replacement, its outcome or its facts.
         """
         entry = None
         if self._num_loops:
@@ -113,7 +110,7 @@ class JointCalls:
         return entry
 
     def note_loop(self, facts: dict[str, Any]) -> None:
-        """Tell, from inside of a loop, that it can be joined. Every rank calls it."""
+        """Tell the launcher that the loop can be joined now. Every rank calls it, inside of it."""
         if self._num_loops == 1:
             self._supervisor.tell(LoopBegan(self._index, facts))
 

@@ -48,7 +48,9 @@ class Team:
         self.faults = faults or Faults()
         self.membership = Membership.of(self.world.world_size)
         self.joint_calls = JointCalls(supervisor, self.join, catches_up=self.is_replacement)
+        self._rank = self.world.rank
         self._control = supervisor.control
+        self._head, self._line = self._control.head, self._control.lines[self._rank]
         self._barrier = Barrier(self._control, self.world.rank, look=supervisor.look)
 
     @property
@@ -99,11 +101,11 @@ class Team:
 
     def note_step(self, step: int) -> None:
         """Tell those who may wait for this worker which step it is in."""
-        self._control.lines[self.world.rank].step = step
+        self._line.step = step
 
     def note_times(self, step: int, times: Sequence[float]) -> None:
         """Tell the others where this worker spent a step: seven numbers of seconds."""
-        self._control.set_times(self.world.rank, step, times)
+        self._control.set_times(self._rank, step, times)
 
     def times(self, rank: int, step: int) -> tuple[float, ...] | None:
         """Read what a worker has told of one of its last two steps; None if it has not.
@@ -118,7 +120,7 @@ class Team:
 
     def plan(self, step: int, what: int) -> None:
         """Say, as the leader, what everybody does before `step`; then come to a meeting."""
-        self._control.set_plan(self.world.rank, step, what)
+        self._control.set_plan(self._rank, step, what)
 
     def planned(self, step: int) -> int:
         """Read what the leader has planned before `step`; the same for all who met it since."""
@@ -127,12 +129,12 @@ class Team:
     @property
     def is_asked_to_stop(self) -> bool:
         """Whether the launcher wishes that all stop between two steps."""
-        return bool(self._control.head.wish)
+        return bool(self._head.wish)
 
     @property
     def is_ended_by(self) -> int:
         """Which signal has the launcher end the job when all stop between two steps; 0: none."""
-        return int(self._control.head.end)
+        return int(self._head.end)
 
     def memory(self, key: int, num_bytes: int) -> Memory:
         """Share memory with everybody who asks with the same `key`. Collective."""
