@@ -20,7 +20,7 @@ from unisono.launch.stalls import (
     Observation,
     deadlock_message,
     is_deadlock,
-    to_end,
+    worker_to_kill,
 )
 from unisono.workers.control_block import ControlBlock
 
@@ -51,8 +51,8 @@ def test_a_deadlock_is_one_where_nobody_moves_and_somebody_is_awaited(
 
 def test_who_is_not_at_the_meeting_is_ended_and_all_are_told_of() -> None:
     workers = {0: MEETING, 1: COLLECTIVE, 2: UNKNOWN}
-    assert to_end(workers) == 1
-    assert to_end({1: COLLECTIVE, 0: COLLECTIVE}) == 0
+    assert worker_to_kill(workers) == 1
+    assert worker_to_kill({1: COLLECTIVE, 0: COLLECTIVE}) == 0
     assert deadlock_message(workers, 4711) == (
         "workers must not wait for each other, but none has moved for 60 s: worker 0 waits at "
         "`gradients of step 3`; worker 1 waits in all_reduce; worker 2 waits for something that "

@@ -9,11 +9,11 @@ import pytest
 from unisono.launch.gathering import (
     TOLD_AFTER_S,
     Arrival,
+    Complete,
     GatheringState,
-    GoOn,
+    Notice,
     Outcomes,
     Refuse,
-    Tell,
     come,
     leave,
     look,
@@ -41,8 +41,8 @@ def after(*events: Arrival | int, workers: int = 3) -> tuple[GatheringState, Out
     return state, outcomes
 
 
-def ranks_let_go(outcomes: Outcomes) -> list[list[int]]:
-    return [[a.worker for a in one.gathering.came] for one in outcomes if isinstance(one, GoOn)]
+def ranks_complete(outcomes: Outcomes) -> list[list[int]]:
+    return [[a.worker for a in one.gathering.came] for one in outcomes if isinstance(one, Complete)]
 
 
 def refusal(outcomes: Outcomes) -> Refuse:
@@ -55,25 +55,25 @@ def test_nobody_goes_on_before_all_have_come() -> None:
     state, outcomes = after(at(2), at(0))
     assert (outcomes, state.waiting) == ((), {0, 2})
     state, outcomes = after(at(2), at(0), at(1))
-    assert (ranks_let_go(outcomes), state.waiting, state.open) == ([[2, 0, 1]], frozenset(), ())
+    assert (ranks_complete(outcomes), state.waiting, state.open) == ([[2, 0, 1]], frozenset(), ())
 
 
 def test_a_group_of_one_waits_for_nobody() -> None:
     for worker in range(3):
-        assert ranks_let_go(after(at(worker, rank=0, size=1))[1]) == [[worker]]
+        assert ranks_complete(after(at(worker, rank=0, size=1))[1]) == [[worker]]
 
 
 def test_groups_at_one_place_come_one_after_the_other() -> None:
     rounds = [at(worker) for _ in range(3) for worker in range(3)]
     for count in (3, 6, 9):
-        assert ranks_let_go(after(*rounds[:count])[1]) == [[0, 1, 2]]
+        assert ranks_complete(after(*rounds[:count])[1]) == [[0, 1, 2]]
 
 
 def test_two_groups_may_meet_at_two_places_at_once() -> None:
     here = [at(0, 0, "port 1", 2), at(2, 0, "port 2", 2), at(1, 1, "port 1", 2)]
     state, outcomes = after(*here, workers=4)
-    assert (ranks_let_go(outcomes), state.waiting) == ([[0, 1]], {2})
-    assert ranks_let_go(after(*here, at(3, 1, "port 2", 2), workers=4)[1]) == [[2, 3]]
+    assert (ranks_complete(outcomes), state.waiting) == ([[0, 1]], {2})
+    assert ranks_complete(after(*here, at(3, 1, "port 2", 2), workers=4)[1]) == [[2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_who_is_missing_is_told_once_after_a_while() -> None:
     assert state.due_s == 5.0 + TOLD_AFTER_S
     assert look(state, 14.9) == (state, ())
     state, (told,) = look(state, 15.0)
-    assert told == Tell(
+    assert told == Notice(
         "ranks 0, 2 of 3 wait in `init_process_group` (port 1), but rank 1 has not come for 10 s: "
         "look what worker 1 does; every rank must call it."
     )

@@ -14,7 +14,7 @@ import pytest
 from tests.warm import processes
 
 import unisono
-from unisono.launch.outputs import Outputs, Unfinished
+from unisono.launch.outputs import LineBuffer, Outputs
 
 
 def speak(words: str) -> None:
@@ -23,7 +23,7 @@ def speak(words: str) -> None:
 
 
 def test_whole_lines_are_shown_at_once_and_the_rest_when_nothing_follows():
-    stream = Unfinished("utf-8")
+    stream = LineBuffer("utf-8")
     assert stream.feed(b"one\ntwo", 10.0) == "one\n"
     assert stream.due_s == pytest.approx(10.1)
     assert stream.feed(b"\nthree", 10.05) == "two\n"
@@ -33,7 +33,7 @@ def test_whole_lines_are_shown_at_once_and_the_rest_when_nothing_follows():
 
 
 def test_what_grows_without_a_pause_is_shown_too():
-    stream = Unfinished("utf-8")
+    stream = LineBuffer("utf-8")
     for dot in range(3):
         assert stream.feed(b".", 10.0 + 0.04 * dot) == ""
     assert stream.due_s == pytest.approx(10.1)
@@ -43,13 +43,13 @@ def test_what_grows_without_a_pause_is_shown_too():
 
 
 def test_a_progress_bar_that_writes_over_itself_is_shown_frame_by_frame():
-    stream = Unfinished("utf-8")
+    stream = LineBuffer("utf-8")
     assert stream.feed(b"\r 1%", 0.0) == "\r"
     assert stream.feed(b"\r 2%", 0.0) == " 1%\r"
 
 
 def test_characters_that_are_cut_by_a_read_are_whole_again():
-    stream = Unfinished("utf-8")
+    stream = LineBuffer("utf-8")
     data = "ä€😀\n".encode()
     assert "".join(stream.feed(data[i : i + 1], 0.0) for i in range(len(data))) == "ä€😀\n"
     assert stream.feed(b"\xff\n", 0.0) == "\ufffd\n"
@@ -58,7 +58,7 @@ def test_characters_that_are_cut_by_a_read_are_whole_again():
 
 
 def test_a_line_beyond_all_measure_is_shown_in_parts():
-    stream = Unfinished("utf-8")
+    stream = LineBuffer("utf-8")
     assert len(stream.feed(b"x" * (1 << 20), 0.0)) == 0
     assert len(stream.feed(b"x", 0.0)) == (1 << 20) + 1
 

@@ -28,7 +28,7 @@ from unisono.launch.report import failure_message
 from unisono.launch.signals import interrupts
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
-from unisono.launch.supervise import Ended, supervise
+from unisono.launch.supervise import JobResult, supervise
 from unisono.workers.launcher_link import PID_VARIABLE, is_worker
 from unisono.world import num_devices, threads_per_worker, world
 
@@ -125,7 +125,7 @@ def launch(
     return [unpack_result(ended.results.get(rank, b""), rank) for rank in range(workers)]
 
 
-def _supervised(job: Job) -> Ended:
+def _supervised(job: Job) -> JobResult:
     with interrupts() as signals:
         server = server_pool().borrow(job.environ)
         try:

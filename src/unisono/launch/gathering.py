@@ -99,7 +99,7 @@ class GatheringState:
 
 
 @dataclass(frozen=True, slots=True)
-class GoOn:
+class Complete:
     """All have come: let them continue."""
 
     gathering: Gathering
@@ -114,13 +114,13 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Notice:
     """Tell the user who is missing."""
 
     message: str
 
 
-Outcomes = tuple[GoOn | Refuse | Tell, ...]
+Outcomes = tuple[Complete | Refuse | Notice, ...]
 
 
 def come(state: GatheringState, arrival: Arrival) -> tuple[GatheringState, Outcomes]:
@@ -146,7 +146,7 @@ def leave(state: GatheringState, worker: int) -> tuple[GatheringState, Outcomes]
 
 def look(state: GatheringState, now: float) -> tuple[GatheringState, Outcomes]:
     """Refuse those who have waited too long; report once for whom others wait."""
-    outcomes: list[GoOn | Refuse | Tell] = []
+    outcomes: list[Complete | Refuse | Notice] = []
     for gathering in state.open:
         if now < gathering.due_s:
             continue
@@ -157,17 +157,17 @@ def look(state: GatheringState, now: float) -> tuple[GatheringState, Outcomes]:
         else:
             told = replace(gathering, is_told=True)
             state = replace(state, open=tuple(told if g is gathering else g for g in state.open))
-            outcomes.append(Tell(_late(gathering, now, state.present)))
+            outcomes.append(Notice(_late(gathering, now, state.present)))
     return state, tuple(outcomes)
 
 
 def _settled(state: GatheringState) -> tuple[GatheringState, Outcomes]:
     """End the gatherings that are complete, and those that can never be."""
-    outcomes: list[GoOn | Refuse | Tell] = []
+    outcomes: list[Complete | Refuse | Notice] = []
     for gathering in state.open:
         if not gathering.missing:
             state = state.without(gathering)
-            outcomes.append(GoOn(gathering))
+            outcomes.append(Complete(gathering))
         elif _is_hopeless(gathering, state.present):
             state = state.without(gathering)
             outcomes.append(_lost(gathering, state))

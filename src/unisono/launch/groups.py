@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from unisono.launch import gathering
 from unisono.launch.environment import ADDRESS
 from unisono.launch.forkserver import ForkServer
-from unisono.launch.gathering import Arrival, Gathering, GatheringState, GoOn, Refuse, Tell
+from unisono.launch.gathering import Arrival, Complete, Gathering, GatheringState, Notice, Refuse
 from unisono.notices import say
 from unisono.workers.launcher_messages import Gathered, GroupRequest, Refused, ToWorker, Why
 
@@ -83,14 +83,14 @@ class Groups:
         self._state = state
         for outcome in outcomes:
             match outcome:
-                case GoOn(complete):
-                    self._let_go_on(complete)
+                case Complete(complete):
+                    self._complete(complete)
                 case Refuse(workers, answer):
                     self._answer(workers, answer)
-                case Tell(message):
+                case Notice(message):
                     say(message)
 
-    def _let_go_on(self, complete: Gathering) -> None:
+    def _complete(self, complete: Gathering) -> None:
         self._num_gathered += 1
         answer: Gathered | Refused
         try:

@@ -31,7 +31,7 @@ _UNFINISHED_S = 0.1
 _UNFINISHED_AT_MOST = 1 << 20
 
 
-class Unfinished:
+class LineBuffer:
     """Splits the bytes of one stream into lines. Final.
 
     Args:
@@ -71,7 +71,7 @@ class Unfinished:
         return self.take() + self._decoder.decode(b"", final=True)
 
 
-class Target:
+class OutputStream:
     """A stream of the caller's. Final.
 
     Nothing that it raises ends a job: what workers print meanwhile is lost, which is reported once.
@@ -130,8 +130,8 @@ class Outputs:
     """
 
     def __init__(self) -> None:
-        self._targets: list[Target | None] = [
-            None if _leads_to(stream, fd) else Target(name, stream)
+        self._targets: list[OutputStream | None] = [
+            None if _leads_to(stream, fd) else OutputStream(name, stream)
             for fd, name, stream in ((1, "sys.stdout", sys.stdout), (2, "sys.stderr", sys.stderr))
         ]
         for stream in (sys.stdout, sys.stderr):
@@ -139,7 +139,7 @@ class Outputs:
             with contextlib.suppress(Exception):
                 stream.flush()
         self._cell = Cell() if in_notebook() else None
-        self._pipes: dict[int, tuple[Target, Unfinished]] = {}
+        self._pipes: dict[int, tuple[OutputStream, LineBuffer]] = {}
         self._epoll = select.epoll()
 
     def fileno(self) -> int:
@@ -156,16 +156,16 @@ class Outputs:
     @property
     def due_s(self) -> float:
         """When to :meth:`pump` even if nothing comes, in the time of ``time.monotonic``."""
-        return min((unfinished.due_s for _, unfinished in self._pipes.values()), default=math.inf)
+        return min((buffer.due_s for _, buffer in self._pipes.values()), default=math.inf)
 
     def pump(self) -> None:
         """Write what workers have printed so far, without waiting for more."""
         for fd, _ in self._epoll.poll(0):
             self._read(fd)
         now_s = time.monotonic()
-        for target, unfinished in self._pipes.values():
-            if unfinished.due_s <= now_s:
-                target.write(unfinished.take())
+        for target, buffer in self._pipes.values():
+            if buffer.due_s <= now_s:
+                target.write(buffer.take())
 
     def show(self, progress: ShowProgress) -> None:
         """Draw a worker's progress, below what it has printed before."""
@@ -186,17 +186,17 @@ class Outputs:
             if target is not None:
                 target.flush()
 
-    def _pipe_to(self, target: Target) -> int:
+    def _pipe_to(self, target: OutputStream) -> int:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         # The encoding of workers' prints is the one that this process started with.
         encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
-        self._pipes[reading] = target, Unfinished(encoding)
+        self._pipes[reading] = target, LineBuffer(encoding)
         self._epoll.register(reading, select.EPOLLIN)
         return writing
 
     def _read(self, fd: int) -> None:
-        target, unfinished = self._pipes[fd]
+        target, buffer = self._pipes[fd]
         for _ in range(_CHUNKS_A_TURN):
             try:
                 data = os.read(fd, _CHUNK_BYTES)
@@ -205,13 +205,13 @@ class Outputs:
             if not data:
                 self._close(fd)
                 return
-            target.write(unfinished.feed(data, time.monotonic()))
+            target.write(buffer.feed(data, time.monotonic()))
 
     def _close(self, fd: int) -> None:
-        target, unfinished = self._pipes.pop(fd)
+        target, buffer = self._pipes.pop(fd)
         self._epoll.unregister(fd)
         os.close(fd)
-        target.write(unfinished.end())
+        target.write(buffer.end())
 
 
 def _leads_to(stream: TextIO, fd: int) -> bool:

@@ -89,7 +89,7 @@ class StallWatch:
     def _deadlocked(self, pids: Mapping[int, int]) -> list[Stalled]:
         if not stalls.is_deadlock(self._seen, self._timeout_s):
             return []
-        rank = stalls.to_end(self._seen)
+        rank = stalls.worker_to_kill(self._seen)
         message = stalls.deadlock_message(self._seen, pids[rank])
         quiet_s = self._seen.pop(rank).quiet_s
         how = f"was ended, as all workers waited for each other for {quiet_s:.0f} s"

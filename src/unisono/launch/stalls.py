@@ -90,7 +90,7 @@ def is_deadlock(workers: Observations, timeout_s: float) -> bool:
     return any(worker.is_at_meeting for worker in everybody) or all(w.place for w in everybody)
 
 
-def to_end(workers: Observations) -> int:
+def worker_to_kill(workers: Observations) -> int:
     """Choose the worker of a deadlock to be killed: one that is not where a run would have it."""
     return min(workers, key=lambda rank: (workers[rank].is_at_meeting, rank))
 
@@ -130,5 +130,5 @@ def deadlock_message(workers: Observations, pid: int) -> str:
     return (
         f"workers must not wait for each other, but none has moved for {quiet_s:.0f} s: {places}. "
         f"All must call the same collectives in the same order, and none where only some come by. "
-        f"Worker {to_end(workers)} (pid {pid}) is ended; {_OPTION}"
+        f"Worker {worker_to_kill(workers)} (pid {pid}) is ended; {_OPTION}"
     )

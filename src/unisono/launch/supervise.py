@@ -50,7 +50,7 @@ _IN_A_GROUP = "they use a process group of torch.distributed, which no replaceme
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class JobResult:
     """How a job ended.
 
     Attributes:
@@ -64,7 +64,7 @@ class Ended:
     server_is_usable: bool
 
 
-def supervise(server: ForkServer, job: Job, signals: Signals | None = None) -> Ended:
+def supervise(server: ForkServer, job: Job, signals: Signals | None = None) -> JobResult:
     """Start the workers of `job` and watch them to their end.
 
     Args:
@@ -87,7 +87,7 @@ def supervise(server: ForkServer, job: Job, signals: Signals | None = None) -> E
         raise
     finally:
         supervision.close()
-    return Ended(supervision.state, supervision.results, supervision.server_is_usable)
+    return JobResult(supervision.state, supervision.results, supervision.server_is_usable)
 
 
 class _Supervision:
