@@ -21,28 +21,8 @@ from unisono.launch import job_events, recovery
 from unisono.launch.memories import SharedMemories
 from unisono.launch.report import joined_message, loss_message
 from unisono.workers import codec
+from unisono.workers import launcher_messages as messages
 from unisono.workers.control_block import ControlBlock
-from unisono.workers.launcher_messages import (
-    Acknowledged,
-    Begun,
-    CatchUp,
-    FromWorker,
-    JointResult,
-    KeepFile,
-    LockRequest,
-    LoopBegan,
-    MemoryGranted,
-    MemoryReleased,
-    MemoryRequest,
-    NoRecovery,
-    Ready,
-    Refused,
-    RemoveAtEnd,
-    Stopped,
-    ToWorker,
-    Why,
-    WriteRequest,
-)
 
 # Whoever makes hundreds of runs in one program does not want all of them in memory.
 _ENDED_LOOPS_AT_MOST = 8
@@ -51,7 +31,7 @@ _ENDED_LOOPS_AT_MOST = 8
 class Staff(Protocol):
     """What the desk has others do."""
 
-    def send(self, rank: int, message: ToWorker) -> None:
+    def send(self, rank: int, message: messages.ToWorker) -> None:
         """Send a worker one message."""
 
     def spawn(self, rank: int) -> None:
@@ -107,26 +87,26 @@ class Reception:
             kept.add(self._writing[1])
         return kept | self.state.stopped.keys() | self.state.asking.keys()
 
-    def hear(self, rank: int, message: FromWorker) -> None:
+    def hear(self, rank: int, message: messages.FromWorker) -> None:
         """Take a worker's message."""
         match message:
-            case MemoryRequest(key, num_bytes):
+            case messages.MemoryRequest(key, num_bytes):
                 self._staff.send(rank, self._memory(rank, key, num_bytes))
-            case MemoryReleased(key):
+            case messages.MemoryReleased(key):
                 self._memories.release(rank, key)
                 self._tidy_memories()
-            case Begun():
+            case messages.Begun():
                 self._begun.add(rank)
-            case LockRequest(directory):
+            case messages.LockRequest(directory):
                 self._staff.send(rank, self._locked(Path(directory)))
-            case RemoveAtEnd(path):
+            case messages.RemoveAtEnd(path):
                 self._to_remove.add(path)
-            case KeepFile(path):
+            case messages.KeepFile(path):
                 self._to_remove.discard(path)
-            case WriteRequest(slot, wait):
+            case messages.WriteRequest(slot, wait):
                 self._to_write.append((codec.from_fields(Kept, slot), rank, wait))
                 self._write_next()
-            case Ready() | NoRecovery() | Stopped() | CatchUp() | JointResult() | LoopBegan():
+            case _ if isinstance(message, job_events.OfRecovery):
                 self._take(job_events.Said(rank, message))
 
     def lost(self, rank: int, pid: int | None, how: str, now: float) -> str:
@@ -176,7 +156,7 @@ class Reception:
             _, waiting = self._writing
             self._writing = None
             if waiting is not None:
-                self._staff.send(waiting, Acknowledged())
+                self._staff.send(waiting, messages.Acknowledged())
         self._write_next()
         if self._is_ending and self._writing is None:
             self._staff.end()
@@ -244,18 +224,18 @@ class Reception:
         if self._writing is not None and self._writing[1] == rank:
             self._writing = (self._writing[0], None)
 
-    def _locked(self, directory: Path) -> Acknowledged | Refused:
+    def _locked(self, directory: Path) -> messages.ToWorker:
         try:
             self._writer.locks.hold(directory)
         except CheckpointError as error:
-            return Refused(str(error), Why.CHECKPOINT)
-        return Acknowledged()
+            return messages.Refused(str(error), messages.Why.CHECKPOINT)
+        return messages.Acknowledged()
 
-    def _memory(self, rank: int, key: int, num_bytes: int) -> MemoryGranted | Refused:
+    def _memory(self, rank: int, key: int, num_bytes: int) -> messages.ToWorker:
         try:
-            return MemoryGranted((self._memories.request(rank, key, num_bytes),))
+            return messages.MemoryGranted((self._memories.request(rank, key, num_bytes),))
         except (ValueError, OSError) as error:
-            return Refused(str(error))
+            return messages.Refused(str(error))
 
     def _write_next(self) -> None:
         if self._writing is not None or not self._to_write:
@@ -268,7 +248,7 @@ class Reception:
             self._writing = (kept, rank if waits else None)
             self._writer.begin(mapping, kept, self._wake)
         if rank is not None and (mapping is None or not waits):
-            self._staff.send(rank, Acknowledged())
+            self._staff.send(rank, messages.Acknowledged())
 
     def _newest_snapshot(self) -> Kept | None:
         loop = self.state.loop.facts if self.state.loop is not None else None

@@ -13,31 +13,18 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-import select
 import selectors
 import signal
 import socket
-import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NoReturn
 
 from unisono.launch.rendezvous import be_store
 from unisono.launch.worker import be_worker
+from unisono.workers import launcher_messages as messages
 from unisono.workers.channel import Channel
-from unisono.workers.launcher_messages import (
-    EndStore,
-    Forked,
-    ForkWorker,
-    FromServer,
-    Message,
-    SignalWorkers,
-    StartStore,
-    StoreEnded,
-    WorkerExited,
-)
 
 # What every training script needs; torch loads _dynamo with the first optimizer.
 PRELOADED = ("torch", "torch._dynamo", "numpy.random", "cloudpickle", "unisono.train.trainer")
@@ -57,8 +44,7 @@ def main(channel_fd: int, launcher_pid: int, lifeline_fd: int) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     channel = Channel.from_fd(channel_fd)
     os.set_inheritable(lifeline_fd, False)
-    with _ended_with_launcher(channel_fd):
-        load()
+    load()
     _Server(channel, launcher_pid, lifeline_fd).serve()
 
 
@@ -76,30 +62,6 @@ def load() -> None:
     gc.enable()
 
 
-@contextmanager
-def _ended_with_launcher(channel_fd: int) -> Iterator[None]:
-    """End this process if the launcher goes while torch loads, which takes seconds."""
-    stop_reading, stop_writing = os.pipe()
-
-    def watch() -> None:
-        poll = select.poll()
-        poll.register(channel_fd, select.POLLRDHUP)
-        poll.register(stop_reading, select.POLLIN)
-        if any(fd == channel_fd for fd, _ in poll.poll()):
-            os._exit(0)
-
-    thread = threading.Thread(target=watch, name="launcher-watch")
-    thread.start()
-    try:
-        yield
-    finally:
-        # The thread must be gone before the first fork.
-        os.write(stop_writing, b"x")
-        thread.join()
-        os.close(stop_reading)
-        os.close(stop_writing)
-
-
 class _Server:
     """The loop: requests from the launcher, deaths of the children."""
 
@@ -110,7 +72,7 @@ class _Server:
         self._rank_of_pid: dict[int, int] = {}
         self._store_pid: int | None = None
         self._store_port = 0
-        self._waiting: deque[Message] = deque()
+        self._waiting: deque[messages.Message] = deque()
         self._wakeup, self._wakeup_writing = socket.socketpair()
         self._selector = selectors.DefaultSelector()
 
@@ -135,23 +97,23 @@ class _Server:
             self._wakeup.recv(4096)
         self._reap()
 
-    def _obey(self, message: Message) -> None:
+    def _obey(self, message: messages.Message) -> None:
         match message:
-            case ForkWorker():
+            case messages.ForkWorker():
                 self._fork(message)
-            case SignalWorkers(ranks, signum):
+            case messages.SignalWorkers(ranks, signum):
                 for pid, rank in self._rank_of_pid.items():
                     if rank in ranks:
                         os.kill(pid, signum)
-            case StartStore(port, (fd,)):
+            case messages.StartStore(port, (fd,)):
                 self._fork_store(fd, port)
-            case EndStore():
+            case messages.EndStore():
                 self._end_store()
 
-    def _fork(self, wanted: ForkWorker) -> None:
+    def _fork(self, wanted: messages.ForkWorker) -> None:
         pid = self._fork_into(be_worker, wanted.rank, wanted.incarnation, wanted.fds)
         self._rank_of_pid[pid] = wanted.rank
-        self._tell(Forked(wanted.rank, pid))
+        self._tell(messages.Forked(wanted.rank, pid))
         for fd in wanted.fds:
             os.close(fd)
 
@@ -197,12 +159,12 @@ class _Server:
             code = os.waitstatus_to_exitcode(status)
             rank = self._rank_of_pid.pop(pid, None)
             if rank is not None:
-                self._tell(WorkerExited(rank, code))
+                self._tell(messages.WorkerExited(rank, code))
             elif pid == self._store_pid:
                 self._store_pid = None
-                self._tell(StoreEnded(self._store_port, code))
+                self._tell(messages.StoreEnded(self._store_port, code))
 
-    def _tell(self, message: FromServer) -> None:
+    def _tell(self, message: messages.FromServer) -> None:
         try:
             self._channel.send(message)
         except ConnectionError:

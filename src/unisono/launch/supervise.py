@@ -30,21 +30,9 @@ from unisono.launch.report import ending, spare_message
 from unisono.launch.signals import Signals
 from unisono.launch.stall_watch import StallWatch
 from unisono.notices import say
+from unisono.workers import launcher_messages as messages
 from unisono.workers.channel import Channel
 from unisono.workers.control_block import ControlBlock
-from unisono.workers.launcher_messages import (
-    Forked,
-    FromWorker,
-    GroupRequest,
-    Message,
-    NoRecovery,
-    ProgramDone,
-    ProgramFailed,
-    ShowProgress,
-    StoreEnded,
-    ToWorker,
-    WorkerExited,
-)
 
 _IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
 
@@ -145,7 +133,7 @@ class _Supervision:
             for fd in standard:
                 os.close(fd)
 
-    def send(self, rank: int, message: ToWorker) -> None:
+    def send(self, rank: int, message: messages.ToWorker) -> None:
         """Send a worker one message."""
         channel = self._channels.get(rank)
         try:
@@ -237,14 +225,14 @@ class _Supervision:
     def _read_server(self) -> None:
         for message in self._server.channel.receive_ready():
             match message:
-                case Forked(rank, pid):
+                case messages.Forked(rank, pid):
                     self._pids[rank] = pid
-                case WorkerExited(rank, exit_code):
+                case messages.WorkerExited(rank, exit_code):
                     # What a worker said before it left must be known before its leaving is judged.
                     self._read_worker(rank)
                     self._exited(rank, exit_code)
                 # It may be the end of an earlier job's, on a server that is used again.
-                case StoreEnded(port, exit_code) if port == self._groups.store_port:
+                case messages.StoreEnded(port, exit_code) if port == self._groups.store_port:
                     self._take(policy.store_lost(self.state, exit_code, time.monotonic()))
         if self._server.channel.at_end:
             for rank in sorted(self.state.alive):
@@ -296,32 +284,32 @@ class _Supervision:
         if channel.at_end and not was_at_end:
             self._selector.unregister(channel)
 
-    def _hear(self, rank: int, message: Message) -> None:
+    def _hear(self, rank: int, message: messages.Message) -> None:
         match message:
-            case ProgramDone(payload):
+            case messages.ProgramDone(payload):
                 self.results[rank] = payload
                 self._take(policy.done(self.state, rank))
                 self._groups.gone(rank)
                 self._desk.gone(rank)
-            case ProgramFailed() if self._is_spare(rank):
+            case messages.ProgramFailed() if self._is_spare(rank):
                 say(spare_message(rank, message.traceback))
                 self._spared.add(rank)
-            case ProgramFailed():
+            case messages.ProgramFailed():
                 failure = policy.WorkerFailure(rank, message.exit_code, message)
                 self._take(policy.failed(self.state, failure, time.monotonic()))
-            case ShowProgress():
+            case messages.ShowProgress():
                 self._outputs.show(message)
-            case GroupRequest():
+            case messages.GroupRequest():
                 self._gather(rank, message)
-            case FromWorker():
+            case messages.FromWorker():
                 self._desk.hear(rank, message)
 
-    def _gather(self, rank: int, request: GroupRequest) -> None:
+    def _gather(self, rank: int, request: messages.GroupRequest) -> None:
         """Have a worker wait for the others of a process group."""
         if request.world_size > 1:
             self._has_groups = True
             # The others stay in their group, which a replacement cannot join.
-            self._desk.hear(rank, NoRecovery(_IN_A_GROUP))
+            self._desk.hear(rank, messages.NoRecovery(_IN_A_GROUP))
         self._groups.hear(rank, request)
 
     def _is_spare(self, rank: int) -> bool:

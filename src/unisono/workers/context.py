@@ -33,7 +33,7 @@ class Context:
     def launcher(self) -> LauncherLink | None:
         """Our launcher, if it started this very process."""
         if self._link is None and has_launcher():
-            self._link = LauncherLink.from_environment()
+            self._link = LauncherLink()
         return self._link
 
     def team(self) -> Team:

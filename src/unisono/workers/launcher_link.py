@@ -24,32 +24,13 @@ from unisono.errors import (
     UnisonoError,
     WaitTimeoutError,
 )
+from unisono.workers import launcher_messages as messages
 from unisono.workers.channel import Channel
 from unisono.workers.control_block import ControlBlock
-from unisono.workers.launcher_messages import (
-    Acknowledged,
-    CatchUp,
-    Continue,
-    Gathered,
-    GroupRequest,
-    Live,
-    LockRequest,
-    MemoryGranted,
-    MemoryReleased,
-    MemoryRequest,
-    Passed,
-    Refused,
-    Request,
-    Stopped,
-    Told,
-    ToWorker,
-    Why,
-    WriteRequest,
-)
 from unisono.workers.membership import Membership
 from unisono.workers.memory import Memory
 from unisono.workers.supervisor import Gather, Supervisor
-from unisono.world import World, world
+from unisono.world import world
 
 LINK_VARIABLE = "UNISONO_LINK"
 CONTROL_VARIABLE = "UNISONO_CONTROL"
@@ -59,7 +40,7 @@ RECOVERS_VARIABLE = "UNISONO_RECOVERS"
 # What the user has called, for reports.
 COMMAND_VARIABLE = "UNISONO_COMMAND"
 
-Answer = TypeVar("Answer", bound=ToWorker)
+Answer = TypeVar("Answer", bound=messages.ToWorker)
 
 
 def is_worker(environ: Mapping[str, str] | None = None) -> bool:
@@ -74,40 +55,24 @@ def has_launcher() -> bool:
 
 
 class LauncherLink(Supervisor):
-    """A worker's end. Final; a process has one, made by :meth:`from_environment`."""
+    """The end of a worker that our launcher has started. Final; a process has one.
 
-    def __init__(
-        self,
-        channel: Channel,
-        world: World,
-        control: ControlBlock,
-        *,
-        incarnation: int = 0,
-        can_replace: bool = False,
-    ) -> None:
-        self.world = world
-        self.control = control
-        self.incarnation = incarnation
-        self.can_replace = can_replace
-        self._channel = channel
+    It takes over the descriptors that the environment names.
+    """
+
+    def __init__(self) -> None:
+        self.world = world()
+        control_fd = int(os.environ[CONTROL_VARIABLE])
+        os.set_inheritable(control_fd, False)
+        self.control = ControlBlock(control_fd, self.world.world_size)
+        self.incarnation = int(os.environ.get(INCARNATION_VARIABLE, "0"))
+        self.can_replace = os.environ.get(RECOVERS_VARIABLE) == "1"
+        self._channel = Channel.from_fd(int(os.environ[LINK_VARIABLE]))
         self._lock = threading.Lock()
         self._key_of_fd: dict[int, int] = {}
         self._unused: deque[int] = deque()
 
-    @classmethod
-    def from_environment(cls) -> LauncherLink:
-        """Take over the descriptors of a process that our launcher has started."""
-        here, control_fd = world(), int(os.environ[CONTROL_VARIABLE])
-        os.set_inheritable(control_fd, False)
-        return cls(
-            Channel.from_fd(int(os.environ[LINK_VARIABLE])),
-            here,
-            ControlBlock(control_fd, here.world_size),
-            incarnation=int(os.environ.get(INCARNATION_VARIABLE, "0")),
-            can_replace=os.environ.get(RECOVERS_VARIABLE) == "1",
-        )
-
-    def tell(self, message: Told) -> None:
+    def tell(self, message: messages.Told) -> None:
         """Send a message that needs no answer."""
         with self._lock:
             self._channel.send(message)
@@ -128,7 +93,8 @@ class LauncherLink(Supervisor):
         with self._lock:
             while self._unused:
                 self._release(self._unused.popleft())
-            fd = self._ask_locked(MemoryRequest(key, num_bytes), MemoryGranted).fds[0]
+            request = messages.MemoryRequest(key, num_bytes)
+            fd = self._ask_locked(request, messages.MemoryGranted).fds[0]
             self._key_of_fd[fd] = key
         memory = Memory.map(fd, num_bytes)
         # Not sent by the finalizer, which may run at any moment, but with the next request.
@@ -137,27 +103,28 @@ class LauncherLink(Supervisor):
 
     def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
         """See :meth:`Supervisor.stopped`; the launcher decides when all others have stopped."""
-        return self._ask(Stopped(arrivals, between_steps), Continue).membership
+        return self._ask(messages.Stopped(arrivals, between_steps), messages.Continue).membership
 
-    def catch_up(self, index: int, name: str) -> Passed | Live:
+    def catch_up(self, index: int, name: str) -> messages.Passed | messages.Live:
         """See :meth:`Supervisor.catch_up`; the launcher knows the outcomes.
 
         Raises:
             MismatchError: the others have made other calls, or the replacement cannot join them.
         """
-        return cast("Passed | Live", self._ask(CatchUp(index, name), Passed, Live))
+        answer = self._ask(messages.CatchUp(index, name), messages.Passed, messages.Live)
+        return cast("messages.Passed | messages.Live", answer)
 
     def write_checkpoint(self, slot: Mapping[str, Any], *, wait: bool) -> bool:
         """See :meth:`Supervisor.write_checkpoint`; the launcher writes it."""
-        self._ask(WriteRequest(slot, wait), Acknowledged)
+        self._ask(messages.WriteRequest(slot, wait), messages.Acknowledged)
         return True
 
     def lock_directory(self, directory: str) -> bool:
         """See :meth:`Supervisor.lock_directory`; the launcher holds the lock."""
-        self._ask(LockRequest(directory), Acknowledged)
+        self._ask(messages.LockRequest(directory), messages.Acknowledged)
         return True
 
-    def gather(self, request: GroupRequest) -> Gathered:
+    def gather(self, request: messages.GroupRequest) -> messages.Gathered:
         """Wait until all ranks of a process group have come. Collective: every rank calls it.
 
         Raises:
@@ -166,13 +133,13 @@ class LauncherLink(Supervisor):
             MismatchError: they do not agree on what they come to.
             RendezvousError: there is no store.
         """
-        return self._ask(request, Gathered)
+        return self._ask(request, messages.Gathered)
 
-    def _ask(self, request: Request, *kinds: type[Answer]) -> Answer:
+    def _ask(self, request: messages.Request, *kinds: type[Answer]) -> Answer:
         with self._lock:
             return self._ask_locked(request, *kinds)
 
-    def _ask_locked(self, request: Request, *kinds: type[Answer]) -> Answer:
+    def _ask_locked(self, request: messages.Request, *kinds: type[Answer]) -> Answer:
         """Send a request and wait for an answer of one of these kinds, or raise its refusal."""
         try:
             self._channel.send(request)
@@ -181,7 +148,7 @@ class LauncherLink(Supervisor):
             raise _launcher_is_gone() from error
         if answer is None:
             raise _launcher_is_gone()
-        if isinstance(answer, Refused):
+        if isinstance(answer, messages.Refused):
             raise _error_of(answer)
         if not isinstance(answer, kinds):
             raise UnisonoError(
@@ -193,23 +160,23 @@ class LauncherLink(Supervisor):
     def _release(self, fd: int) -> None:
         key = self._key_of_fd.pop(fd)
         os.close(fd)
-        self._channel.send(MemoryReleased(key))
+        self._channel.send(messages.MemoryReleased(key))
 
 
-def _error_of(refusal: Refused) -> UnisonoError:
+def _error_of(refusal: messages.Refused) -> UnisonoError:
     """Say why a request is not granted."""
     match refusal.why:
-        case Why.LOST:
+        case messages.Why.LOST:
             return PeerLostError(refusal.reason, rank=refusal.lost)
-        case Why.LATE:
+        case messages.Why.LATE:
             return WaitTimeoutError(
                 refusal.reason, missing=refusal.missing, waited_s=refusal.waited_s
             )
-        case Why.MISMATCH:
+        case messages.Why.MISMATCH:
             return MismatchError(refusal.reason)
-        case Why.STORE:
+        case messages.Why.STORE:
             return RendezvousError(refusal.reason)
-        case Why.CHECKPOINT:
+        case messages.Why.CHECKPOINT:
             return CheckpointError(refusal.reason)
 
 
