@@ -1,9 +1,9 @@
-"""Who answers the workers' requests? This desk: memory, who goes on, what came of what.
+"""Who answers the workers' requests? The launcher's reception: memory, recovery, checkpoints.
 
-    a worker's message ──► recovery.decide ──► answers to workers, signs on their control block,
-    a worker was lost  ──►                     replacements, words for the user
+    a worker's message ──► recovery.decide ──► answers to workers, marks on the control block,
+    a worker was lost  ──►                     replacements, messages for the user
 
-It decides nothing: what to do is said by ``recovery``, and this does it.
+It decides nothing: it does what ``recovery`` says.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 Pure: no process, clock or socket is touched here; ``supervise`` does what a decision says.
 
 Workers that compute together are the *membership*. A lost one leaves it; the others notice at their
-next meeting, stop, and hear who goes on. A replacement runs the program from its start, is told
-what came of everything that the others have done together, and waits where it has caught up;
-between two steps the membership stops for it::
+next meeting, stop, and hear who continues. A replacement runs the program from its start, gets the
+outcomes of the others' joint calls, and waits once it has caught up; between two steps the
+membership stops for it::
 
-    Lost ──► membership without it, replacement started ──► all have stopped ──► go on
-    Asked (caught up) ──► wish to stop between two steps ──► all have stopped ──► joined
+    Lost ──► membership without it, replacement started ──► all have stopped ──► continue
+    CatchUp (caught up) ──► wish to stop between two steps ──► all have stopped ──► joined
 
 Invariant: nobody continues before every worker of the membership has stopped: all know the same.
 """

@@ -32,7 +32,7 @@ class ShownWait:
             self._is_shown = True
             context().supervisor.show_wait(what())
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Show that it is over."""
         if self._is_shown:
             self._is_shown = False
