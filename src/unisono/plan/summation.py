@@ -1,4 +1,4 @@
-"""In which order we add: one fixed binary tree over the shards, whoever computed them.
+"""The order of summation: one fixed binary tree over the shards, whichever worker computes them.
 
 The sum over shards *lo* … *hi* − 1 is defined as ``T[lo,hi) = T[lo,mid) + T[mid,hi)`` with
 ``mid = lo +`` the largest power of two below ``hi − lo``::
@@ -11,8 +11,8 @@ The sum over shards *lo* … *hi* − 1 is defined as ``T[lo,hi) = T[lo,mid) + T
            ┌┴┐    ┌┴┐
            0 1    2 3
 
-A worker adds up the maximal sub-trees inside its range (its *parts*); once all parts are there,
-the tree is finished. Every placement evaluates the same additions, so the bits agree.
+A worker adds up the maximal sub-trees inside its range (its *parts*); then the tree is finished
+from all parts. Every placement evaluates the same additions, so the bits agree.
 """
 
 from __future__ import annotations
