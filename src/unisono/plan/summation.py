@@ -32,11 +32,6 @@ class Node:
     lo: int
     hi: int
 
-    @property
-    def is_leaf(self) -> bool:
-        """Whether this is one shard alone."""
-        return self.hi - self.lo == 1
-
     def children(self) -> tuple[Node, Node]:
         """The two nodes whose sum this one is."""
         mid = self.lo + (1 << ((self.hi - self.lo - 1).bit_length() - 1))
@@ -68,11 +63,11 @@ def additions_after(part: Node) -> list[int]:
     It pushes each shard's value, then so often replaces the two topmost by their sum; one value,
     the part's, is left at the end.
     """
-    if part.is_leaf:
-        return [0]
-    left, right = part.children()
-    counts = additions_after(left) + additions_after(right)
-    counts[-1] += 1
+    num_shards = part.hi - part.lo  # a part's tree is that of as many shards from 0
+    counts, last = [0] * num_shards, list(range(num_shards))
+    for into, other in additions_over(num_shards):
+        last[into] = last[other]
+        counts[last[into]] += 1
     return counts
 
 
