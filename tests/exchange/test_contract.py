@@ -1,6 +1,7 @@
 """What every exchange promises, on each of them: ranks are threads, and die where a table says."""
 
 import functools
+from datetime import timedelta
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from tests.workers.desk import MOMENTS, Death, Job
 from tests.workers.test_barrier import control_of  # noqa: F401
 from torch import nn
 
+from unisono.exchange import communicator
+from unisono.exchange.group import GroupExchange
 from unisono.exchange.shared import SharedExchange
 from unisono.exchange.staged import StagedExchange
 from unisono.plan.summation import tree_sum
@@ -16,7 +19,7 @@ from unisono.state.optimizer_state import group_options, take_state
 from unisono.step.update import SlicedUpdate, WholeUpdate
 from unisono.workers import barrier
 
-EXCHANGES = [SharedExchange, StagedExchange]
+EXCHANGES = [SharedExchange, StagedExchange, GroupExchange]
 STEPS = 2
 
 
@@ -24,6 +27,7 @@ STEPS = 2
 def short_sleeps():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(barrier, "_SLEEP_AT_MOST_S", 0.005)
+        patch.setattr(communicator, "TIMEOUT", timedelta(seconds=1))
         yield
 
 

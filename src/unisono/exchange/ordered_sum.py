@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from unisono.exchange.parts import Parts, presence
+from unisono.exchange.parts import Published, presence
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node, additions_over
 
@@ -32,7 +32,7 @@ class OrderedSum:
 
     def __init__(
         self,
-        published: Parts,
+        published: Published,
         parts: Sequence[Node],
         num_shards: int,
         pieces: Sequence[Piece],

@@ -157,6 +157,14 @@ class Team:
             return False
         return self._barrier.departure(rank) not in (Departure.PRESENT, Departure.LOST)
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether a member has left, so that whoever waits for it elsewhere waits in vain."""
+        barrier = self._barrier
+        if barrier is None:
+            return False
+        return any(barrier.departure(rank) != Departure.PRESENT for rank in self.membership.ranks)
+
     def note_step(self, step: int) -> None:
         """Tell those who may wait for this worker which step it is in."""
         if self._control is not None:

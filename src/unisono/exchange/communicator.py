@@ -1,0 +1,145 @@
+"""A process group for the gradients of one membership: who is alive is never its business.
+
+Its ranks are positions in the membership. They tell each other their addresses over the control
+block, so there is no store, no file and no port to choose. Every wait looks at the control block,
+too, and ends when a member has left; the members that are left then make another group.
+
+On CPUs the group is gloo's, on the loopback interface.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
+
+from unisono.workers.team import Team
+
+_LOOK_EVERY = timedelta(milliseconds=50)
+# After this a group's threads give up, and its callers make another one: a worker that does not come
+# is waited for, and judged, where all meet on the control block.
+TIMEOUT = timedelta(seconds=10)
+
+
+class BrokenError(Exception):
+    """The data of a call did not come, or could not be sent; the message says why."""
+
+
+class Communicator:
+    """Moves bytes between the members of a team. Final; close it before it is dropped.
+
+    Collective: every member makes one, and all make the same calls in the same order.
+
+    Args:
+        team: the workers; the communicator connects the present members.
+
+    Raises:
+        BrokenError: a member was lost meanwhile.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self._team, self.membership = team, team.membership
+        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        # Connecting when data is sent first, not here, where a lost worker would not be noticed.
+        device = ProcessGroupGloo.create_device(interface="lo", lazy_init=True)
+        options._devices, options._timeout = [device], TIMEOUT
+        self._addresses = _Addresses()
+        # What gloo's threads use must outlive them: they could not free it, as they have no GIL.
+        self._in_use: tuple[object, ...] = ()
+        self._is_broken = False
+        size = len(team.membership.ranks)
+        self._group: Any = ProcessGroupGloo(self._addresses, team.position, size, options)
+        self._addresses.share(team)
+        if team.membership != self.membership:
+            self.close()
+            raise BrokenError("a worker was lost")
+
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, from_each: list[int], to_each: list[int]
+    ) -> None:
+        """Send each member its part of `sent`, and receive everybody's for this one.
+
+        Args:
+            received: bytes, shape (sum of `from_each`,).
+            sent: bytes, shape (sum of `to_each`,).
+            from_each: how many bytes come from each member, by position.
+            to_each: how many bytes go to each member, by position.
+
+        Raises:
+            BrokenError: see the class.
+        """
+        self._in_use = (received, sent)
+        self._await(self._group.alltoall_base(received, sent, from_each, to_each))
+
+    def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """Give every member the bytes of all.
+
+        Args:
+            received: bytes, shape (members · n,), by position.
+            sent: bytes of this member, shape (n,).
+
+        Raises:
+            BrokenError: see the class.
+        """
+        self._in_use = (received, sent)
+        self._await(self._group._allgather_base(received, sent))
+
+    def close(self) -> None:
+        """Leave; members that still wait for this one are told. Not collective."""
+        group, self._group = self._group, None
+        in_use, self._in_use = self._in_use, ()
+        if group is None:
+            return
+        if self._is_broken:
+            # Its threads may still try to reach whoever was lost.
+            threading.Thread(target=_abort, args=([group], (in_use, self._addresses)), name="unisono-abort").start()
+        else:
+            group.abort()
+
+    def _await(self, work: Work) -> None:
+        while True:
+            try:
+                work.wait(_LOOK_EVERY)
+            except RuntimeError as error:
+                if work.is_completed():
+                    self._is_broken = True
+                    raise BrokenError(str(error)) from error
+            else:
+                return
+            if self._team.has_lost:
+                self._is_broken = True
+                raise BrokenError("a worker was lost")
+
+
+def _abort(group: list[Any], in_use: tuple[object, ...]) -> None:
+    """End a group's threads, which takes up to :data:`TIMEOUT`, and then free what they used."""
+    group.pop().abort()
+
+
+class _Addresses(Store):
+    """What gloo takes for a store: the addresses of all, once each has told its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._own: dict[str, str] = {}
+        self._all: dict[str, str] = {}
+
+    def share(self, team: Team) -> None:
+        """Hear everybody's addresses. Collective."""
+        for said in team.gather(json.dumps(self._own).encode(), "addresses").values():
+            self._all |= json.loads(said)
+
+    def set(self, key: str, value: Any) -> None:
+        """Keep an own address; gloo's is bytes."""
+        self._own[key] = value.hex()
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Do nothing: all addresses are here before any is asked for."""
+
+    def get(self, key: str) -> bytes:
+        """Give an address."""
+        return bytes.fromhex(self._all[key])
