@@ -1,7 +1,6 @@
 """What every exchange promises, on each of them: ranks are threads, and die where a table says."""
 
 import functools
-from datetime import timedelta
 
 import pytest
 import torch
@@ -9,14 +8,13 @@ from tests.workers.desk import MOMENTS, Death, Job
 from tests.workers.test_barrier import control_of  # noqa: F401
 from torch import nn
 
-from unisono.exchange import communicator
 from unisono.exchange.group import GroupExchange
 from unisono.exchange.shared import SharedExchange
 from unisono.exchange.staged import StagedExchange
 from unisono.plan.summation import tree_sum
 from unisono.state.digest import digest_of
 from unisono.state.optimizer_state import group_options, take_state
-from unisono.step.update import SlicedUpdate, WholeUpdate
+from unisono.step.update import update_of
 from unisono.workers import barrier
 
 EXCHANGES = [SharedExchange, StagedExchange, GroupExchange]
@@ -27,7 +25,6 @@ STEPS = 2
 def short_sleeps():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(barrier, "_SLEEP_AT_MOST_S", 0.005)
-        patch.setattr(communicator, "TIMEOUT", timedelta(seconds=1))
         yield
 
 
@@ -135,14 +132,6 @@ def model_of(exchange):
     return exchange._model
 
 
-def update_of(exchange, optimizer):
-    if exchange.homes is None:
-        return WholeUpdate(optimizer, exchange.parameters, exchange.whole, acts=exchange.acts)
-    return SlicedUpdate(
-        optimizer, exchange.parameters, exchange.homes, exchange.pieces, exchange.totals
-    )
-
-
 def publish(exchange, parts, step):
     for part in parts:
         exchange.publish(part, sum_of(range(part.lo, part.hi), step))
@@ -156,7 +145,7 @@ def take_step(exchange, optimizer, step):
     while more is not None:
         publish(exchange, more, step)
         # While nobody updates: it reads how far the optimizer has counted.
-        update = update_of(exchange, optimizer)
+        update = update_of(optimizer, exchange)
         more = exchange.gather(f"gradients of {step}")
     if exchange.is_lost:
         return None

@@ -2,14 +2,14 @@
 
 from tests.report.synthetic import BEGAN_UNIX_S, step_line, to_bytes
 
-from unisono.report.reading import read_event
+from unisono.report.events import read_event
 from unisono.report.status import RunStatus
 
 # Seconds in each phase; what is not waiting is eight milliseconds.
 ROW = [0.001, 0.002, 0.004, 0.002, 0.0005, 0.0005]
 
 
-def standing(*lines):
+def status_of(*lines):
     made = RunStatus()
     for line in lines:
         made.add(read_event(to_bytes(line)))

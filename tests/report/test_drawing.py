@@ -1,11 +1,14 @@
 """What is to be seen finds a place on every terminal."""
 
+import io
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.report.lines import event, standing, step, workers
+from rich.cells import cell_len
+from rich.console import Console
+from tests.report.lines import event, status_of, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line
 
 from unisono.report.drawing import draw
@@ -23,7 +26,7 @@ STOPPED = Process(ProcessState.STOPPED, 0.0, 290_000_000, 310_000_000)
 def view(num_workers=2, *lines, processes=None, at_s=4.0):
     rows = [ROW] * (num_workers - 1) + [SLOW_ROW]
     ranks = range(num_workers)
-    made = standing(
+    made = status_of(
         start_line(num_workers=num_workers, shards=num_workers, command=["train.py", "--lr=0.1"]),
         step(198, 0.5, ranks=ranks, rows=rows),
         event("checkpoint", 100, 0.6),
@@ -35,7 +38,10 @@ def view(num_workers=2, *lines, processes=None, at_s=4.0):
 
 
 def drawn(what, width, height=None, **options):
-    return [line.rstrip() for line in draw(what, width, height, **options).plain.split("\n")]
+    """The lines of a terminal of that width, without blanks at their ends."""
+    console = Console(width=max(width, 1), file=io.StringIO(), color_system=None)
+    console.print(draw(what, width, height, **options))
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
 def test_eighty_columns():
@@ -129,7 +135,7 @@ def test_who_is_slow_is_told_in_what_room_there_is(width, end):
 
 def test_last_words_are_not_cut_at_the_end():
     long = view(2, event("failure", 200, rank=0, error="E", message="word " * 100))
-    assert drawn(long, 40)[-5].count("word") == 100
+    assert " ".join(drawn(long, 40)).count("word") == 100
     cut = drawn(long, 40, 24)
     assert sum("word" in line for line in cut) == 3
     assert cut[-4].endswith("…") or cut[-5].endswith("…")
@@ -147,12 +153,12 @@ LINES = list(run_lines(num_steps=40, lost_at=20, fails=True))
     state=st.sampled_from([BUSY, STOPPED, GONE]),
 )
 def test_nothing_is_wider_or_higher_than_the_terminal(num_lines, width, height, at_s, state):
-    made = standing(*LINES[:num_lines])
+    made = status_of(*LINES[:num_lines])
     what = see(made, dict.fromkeys(range(3), state), BEGAN_UNIX_S + at_s)
     what = replace(what, title="一" * 40)  # two cells each
-    lines = draw(what, width, height).split("\n", allow_blank=True)
+    lines = drawn(what, width, height)
     assert len(lines) <= max(height, 1)
-    assert max(line.cell_len for line in lines) <= max(width, 1)
+    assert max(map(cell_len, lines)) <= max(width, 1)
 
 
 def test_names_are_no_markup():

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.report.reading import read_event
+from unisono.report.events import read_event
 
 PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
 

@@ -5,10 +5,9 @@ import math
 import pytest
 from tests.report.synthetic import start_line, step_line, to_bytes, write_run
 
-from unisono.report.events import End, Failure
+from unisono.report.events import End, Failure, read_event
 from unisono.report.history import MAX_METRICS, History, gather
-from unisono.report.marks import Kind
-from unisono.report.reading import read_event
+from unisono.report.marks import Severity
 
 
 def folded(*lines):
@@ -24,24 +23,20 @@ def step(number, **change):
 
 def test_a_run_is_gathered(tmp_path):
     history = gather(write_run(tmp_path))
-    assert (history.course.num_steps, history.course.num_done, history.num_samples) == (
-        300,
-        300,
-        300 * 64,
-    )
-    assert isinstance(history.course.ended, End)
-    assert [mark.kind for mark in history.marks] == [Kind.LOST, Kind.JOINED]
+    assert (history.progress.num_steps, history.progress.num_done) == (300, 300)
+    assert isinstance(history.progress.ended, End)
+    assert [mark.severity for mark in history.marks] == [Severity.BAD, Severity.GOOD]
     assert history.marks[0].text == "worker 1 was killed by SIGKILL"
     assert history.validation["loss"].steps == [100, 200, 300]
     assert history.phases.ranks == [0, 1, 2, 3]
     assert history.phases.by_rank[1].num_steps == 288
-    assert history.course.ranks == (0, 1, 2, 3)
-    assert history.num_checkpoints == 3
+    assert history.progress.ranks == (0, 1, 2, 3)
+    assert history.progress.num_checkpoints == 3
 
 
 def test_a_failed_run_says_why(tmp_path):
     history = gather(write_run(tmp_path, num_steps=130, fails=True))
-    assert isinstance(history.course.ended, Failure)
+    assert isinstance(history.progress.ended, Failure)
     assert history.marks[-1].text.startswith("worker 2: NonFiniteLossError: the loss of step 130")
 
 
@@ -55,7 +50,7 @@ def test_what_the_run_told_itself_comes_first():
 
 def test_a_step_that_does_not_follow_is_left_out():
     history = folded(start_line(), step(0), step(5), step(5), step(3), step(6))
-    assert (history.course.num_steps, history.course.num_again) == (3, 2)
+    assert (history.progress.num_steps, history.progress.num_again) == (3, 2)
 
 
 def test_the_first_value_that_is_not_finite_is_marked():
@@ -106,16 +101,16 @@ def test_the_windows_are_chosen(tmp_path):
         if number == 99:
             lines.append({"event": "workers", "step": 100, "ranks": [0], "lost": [1]})
     windows = folded(start_line(), *lines).windows
-    assert [one.step for one in windows.last] == list(range(376, 400))
-    assert [one.step for one in windows.loss] == list(range(92, 116))
-    slowest = [one.step for one in windows.slowest]
+    assert [one[0].step for one in windows.last] == list(range(376, 400))
+    assert [one[0].step for one in windows.loss] == list(range(92, 116))
+    slowest = [one[0].step for one in windows.slowest]
     assert len(slowest) == 24
     assert set(range(200, 210)) <= set(slowest)
 
 
 def test_a_worker_is_placed_on_the_wall_clock():
     told = folded(start_line(time_unix_s=1000.0, clock_s=50.0), step(0, begun_s=[52.0]))
-    assert told.windows.last[0].workers[0].begun_unix_s == 1002.0
+    assert told.windows.last[0][0].begun_unix_s == 1002.0
     untold = folded(start_line(clock_s=None), step(0, time_unix_s=1003.0))
-    assert untold.windows.last[0].workers[0].begun_unix_s == pytest.approx(1003.0 - 0.006)
-    assert not math.isnan(untold.course.seconds)
+    assert untold.windows.last[0][0].begun_unix_s == pytest.approx(1003.0 - 0.006)
+    assert not math.isnan(untold.progress.seconds)

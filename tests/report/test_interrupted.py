@@ -1,7 +1,7 @@
 """A run that somebody has ended is told apart from one under way, and from one that failed."""
 
 import pytest
-from tests.report.lines import event, standing, step
+from tests.report.lines import event, status_of, step
 from tests.report.synthetic import BEGAN_UNIX_S, start_line, to_bytes
 
 from unisono.report.history import gather
@@ -12,14 +12,14 @@ from unisono.report.view import see
 @pytest.mark.parametrize(("by", "words"), [("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM")])
 def test_an_interrupted_run_says_so(tmp_path, by, words):
     lines = [start_line(), step(0, 0.5), event("interrupted", 1, 2.0, by=by)]
-    found = see(standing(*lines), {}, BEGAN_UNIX_S + 1000)
+    found = see(status_of(*lines), {}, BEGAN_UNIX_S + 1000)
     assert found.facts[0] == "interrupted, 2 s"
     assert found.message == f"interrupted by {words} after 1 step"
     assert found.is_over
     (tmp_path / "events.jsonl").write_bytes(b"".join(to_bytes(line) for line in lines))
-    assert state(gather(tmp_path).course) == ("interrupted", "warn")
+    assert state(gather(tmp_path).progress) == ("interrupted", "warn")
 
 
 def test_an_interrupted_run_may_go_on():
     lines = [start_line(), step(0, 0.5), event("interrupted", 1, 2.0, by="SIGINT")]
-    assert standing(*lines, start_line(step=1)).course.ended is None
+    assert status_of(*lines, start_line(step=1)).progress.ended is None

@@ -4,33 +4,37 @@ import pytest
 from tests.report.lines import event, step, workers
 from tests.report.synthetic import start_line, to_bytes
 
-from unisono.report.marks import Kind, mark_of
-from unisono.report.reading import read_event
+from unisono.report.events import read_event
+from unisono.report.marks import Severity, mark_of
 
 
 @pytest.mark.parametrize(
-    ("line", "kind", "text"),
+    ("line", "severity", "text"),
     [
-        (start_line(step=3, num_workers=1), Kind.RESUMED, "started again at step 3 on 1 worker"),
-        (start_line(step=3, world_size=None), Kind.RESUMED, "started again at step 3"),
-        (workers(3, ranks=[0], lost=[1], why=["x", "y"]), Kind.LOST, "x; y"),
-        (workers(3, ranks=[0], lost=[1]), Kind.LOST, "worker 1 was lost"),
-        (workers(3, ranks=[0, 1], joined=[1]), Kind.JOINED, "worker 1 has come"),
-        (workers(3, ranks=[0]), Kind.CHANGED, "others compute now"),
-        (event("went_back", 3), Kind.WENT_BACK, "went back to step 3"),
+        (
+            start_line(step=3, num_workers=1),
+            Severity.NEUTRAL,
+            "started again at step 3 on 1 worker",
+        ),
+        (start_line(step=3, world_size=None), Severity.NEUTRAL, "started again at step 3"),
+        (workers(3, ranks=[0], lost=[1], why=["x", "y"]), Severity.BAD, "x; y"),
+        (workers(3, ranks=[0], lost=[1]), Severity.BAD, "worker 1 was lost"),
+        (workers(3, ranks=[0, 1], joined=[1]), Severity.GOOD, "worker 1 has come"),
+        (workers(3, ranks=[0]), Severity.NEUTRAL, "others compute now"),
+        (event("went_back", 3), Severity.WARN, "went back to step 3"),
         (
             event("went_back", 3, from_step=5),
-            Kind.WENT_BACK,
+            Severity.WARN,
             "went back to step 3 from step 5: 2 came again, with the same result",
         ),
-        (event("failure", 3, rank=1, error="E", message="m"), Kind.FAILED, "worker 1: E: m"),
-        (event("failure", 3, error="E", message="m"), Kind.FAILED, "E: m"),
-        (event("end", 3, stopped_early=True), Kind.ENDED, "stopped early after 3 steps"),
+        (event("failure", 3, rank=1, error="E", message="m"), Severity.BAD, "worker 1: E: m"),
+        (event("failure", 3, error="E", message="m"), Severity.BAD, "E: m"),
+        (event("end", 3, stopped_early=True), Severity.NEUTRAL, "stopped early after 3 steps"),
     ],
 )
-def test_what_happens_once_is_told(line, kind, text):
+def test_what_happens_once_is_told(line, severity, text):
     mark = mark_of(read_event(to_bytes(line)))
-    assert (mark.step, mark.kind, mark.text) == (3, kind, text)
+    assert (mark.step, mark.severity, mark.text) == (3, severity, text)
 
 
 @pytest.mark.parametrize(

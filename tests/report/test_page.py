@@ -11,11 +11,11 @@ from tests.report.synthetic import run_lines, start_line, step_line, to_bytes, w
 from unisono.cli import main
 from unisono.report import curves, document, times
 from unisono.report.comparison import digests_in_words
-from unisono.report.figure import Figure, as_json, badges
+from unisono.report.events import read_event
+from unisono.report.figure import Figure, as_json, drawn_marks
 from unisono.report.history import History, gather
-from unisono.report.marks import Kind, Mark
+from unisono.report.marks import Mark, Severity
 from unisono.report.page import command_line, report
-from unisono.report.reading import read_event
 from unisono.report.timeline import timelines
 from unisono.report.times import in_words
 
@@ -125,13 +125,13 @@ def test_a_failure_after_the_last_step_is_marked():
 
 
 def mark(step):
-    return Mark(step, 0.0, Kind.LOST, f"at {step}")
+    return Mark(step, 0.0, Severity.BAD, f"at {step}")
 
 
 def test_badges_that_are_near_are_one():
-    marks = [(float(step), i, mark(step)) for i, step in enumerate([0, 1, 50, 120], 1)]
-    found = badges(marks, 0, 100)
-    assert [(badge.at, badge.label) for badge in found] == [(0.0, "1–2"), (50.0, "3")]
+    marks = [mark(step) for step in [0, 1, 50, 120]]
+    found = drawn_marks(marks, lambda mark: mark.step, 0, 100)["annotations"]
+    assert [(badge["x"], badge["text"]) for badge in found] == [(0, "1–2"), (50, "3")]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ import pytest
 from tests.report.synthetic import step_line, to_bytes
 
 from unisono.report import phases
-from unisono.report.events import PHASES
+from unisono.report.events import PHASES, read_event
 from unisono.report.phases import MAX_WORKERS, PhaseTimes, Spent, slowest
-from unisono.report.reading import read_event
 
 
 def step(number, **change):
@@ -61,7 +60,7 @@ def test_each_crew_counts_for_its_workers():
 
 
 def test_no_more_crews_are_kept_than_a_real_run_has(monkeypatch):
-    monkeypatch.setattr(phases, "MAX_CREWS", 3)
+    monkeypatch.setattr(phases, "MAX_GROUPS_OF_RANKS", 3)
     times = PhaseTimes()
     for rank in range(5):
         times.add(step(rank, ranks=[rank], phases=[[1] * 6], seconds=6))

@@ -7,9 +7,8 @@ import pytest
 from tests.report.lines import event, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line, to_bytes
 
-from unisono.report.events import End, Failure
+from unisono.report.events import End, Failure, read_event
 from unisono.report.history import History
-from unisono.report.reading import read_event
 from unisono.report.run_progress import RunProgress
 from unisono.report.status import RunStatus
 from unisono.report.trace import trace_parts
@@ -19,7 +18,7 @@ def events(lines):
     return [read_event(to_bytes(line)) for line in lines]
 
 
-def course(*lines):
+def progress(*lines):
     made = RunProgress()
     for one in events(lines):
         made.add(one)
@@ -64,7 +63,7 @@ def test_of_no_events_nothing_is_known():
     ],
 )
 def test_who_works_and_how_far_it_is(lines, num_done, ranks, lost):
-    made = course(*lines)
+    made = progress(*lines)
     assert (made.num_done, made.ranks, made.lost) == (num_done, ranks, lost)
 
 
@@ -77,7 +76,7 @@ def test_a_step_counts_once_however_often_it_comes():
 
 def test_who_was_lost_is_counted_over_all_fits():
     lost = workers(5, ranks=[0], lost=[1])
-    assert course(start_line(), lost, start_line(step=5), lost).num_lost == 2
+    assert progress(start_line(), lost, start_line(step=5), lost).num_lost == 2
 
 
 @pytest.mark.parametrize(
@@ -93,13 +92,13 @@ def test_who_was_lost_is_counted_over_all_fits():
     ],
 )
 def test_how_it_ended(lines, kind, error):
-    ended = course(start_line(), *lines).ended
+    ended = progress(start_line(), *lines).ended
     assert isinstance(ended, kind or type(None))
     assert getattr(ended, "error", None) == error
 
 
 def test_a_pause_between_two_fits_is_no_time_of_them():
-    made = course(
+    made = progress(
         start_line(time_unix_s=100.0),
         {**step(0, 0), "time_unix_s": 101.0},
         {**step(1, 0), "time_unix_s": "nan"},
@@ -112,22 +111,22 @@ def test_a_pause_between_two_fits_is_no_time_of_them():
 
 def test_the_clock_is_that_of_the_latest_fit():
     again = start_line(step=5, time_unix_s=2000.0, clock_s=30.0)
-    assert course(start_line(time_unix_s=1000.0, clock_s=50.0), again).clock_at_unix_s == 1970.0
-    assert course(start_line(), start_line(clock_s=None)).clock_at_unix_s is None
-    assert course(start_line(time_unix_s="nan")).clock_at_unix_s is None
+    assert progress(start_line(time_unix_s=1000.0, clock_s=50.0), again).clock_at_unix_s == 1970.0
+    assert progress(start_line(), start_line(clock_s=None)).clock_at_unix_s is None
+    assert progress(start_line(time_unix_s="nan")).clock_at_unix_s is None
 
 
 def test_a_page_a_trace_and_the_live_view_agree():
     """Of a file that tells some steps twice, and of a worker that failed without an end."""
     lines = list(run_lines(num_steps=60, lost_at=20, ends=False))
     lines[40:40] = [failure(30), *lines[25:30]]
-    history, standing = History(), RunStatus()
+    history, status = History(), RunStatus()
     for one in events(lines):
         history.add(one)
-        standing.add(one)
+        status.add(one)
     trace = json.loads("".join(trace_parts(iter(events(lines)), num_left_out=0)))
     traced = {one["args"]["step"] for one in trace["traceEvents"] if one.get("cat") == "step"}
-    assert history.course.num_done == standing.course.num_done == len(traced) == 60
-    assert history.course.num_again == 5
-    assert history.course.ended is standing.course.ended is None
-    assert history.course.last_unix_s > BEGAN_UNIX_S
+    assert history.progress.num_done == status.progress.num_done == len(traced) == 60
+    assert history.progress.num_again == 5
+    assert history.progress.ended is status.progress.ended is None
+    assert history.progress.last_unix_s > BEGAN_UNIX_S

@@ -29,7 +29,7 @@ def filled(values, max_buckets=4):
 )
 def test_neighbours_become_one_when_it_is_full(num_values, width, steps):
     series = filled(range(num_values))
-    assert series.width == width
+    assert series.buckets.width == width
     assert [(v.first_step, v.last_step) for v in series.values] == steps
 
 

@@ -1,35 +1,35 @@
 """How a run stands after some events."""
 
 import pytest
-from tests.report.lines import ROW, event, standing, step, workers
+from tests.report.lines import ROW, event, status_of, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line
 
 from unisono.report.events import End
 from unisono.report.phases import Spent
 from unisono.report.process_status import Named
-from unisono.report.recent import MAX_BUCKETS
+from unisono.report.status import MAX_BUCKETS
 
 
 def test_of_no_events_nothing_is_known():
-    made = standing()
-    assert made.course.latest is None
-    assert (made.course.num_done, made.recent.num_steps) == (0, 0)
-    assert made.recent.steps_per_s is None
+    made = status_of()
+    assert made.progress.latest is None
+    assert (made.progress.num_done, made.num_steps) == (0, 0)
+    assert made.steps_per_s is None
     assert made.slow() is None
 
 
 def test_steps_are_counted_as_done():
-    made = standing(start_line(), step(0, 1), step(1, 2))
-    assert made.course.num_done == 2
-    assert made.last_step_by_rank == {0: 1, 1: 1}
-    assert made.recent.steps_per_s == pytest.approx(1.0)
-    assert made.recent.samples_per_s == pytest.approx(64.0)
+    made = status_of(start_line(), step(0, 1), step(1, 2))
+    assert made.progress.num_done == 2
+    assert made.progress.last_step_by_rank == {0: 1, 1: 1}
+    assert made.steps_per_s == pytest.approx(1.0)
+    assert made.samples_per_s == pytest.approx(64.0)
 
 
 def test_speed_is_right_where_steps_were_passed_over():
-    made = standing(start_line(), step(0, 0), step(100, 1), step(200, 2))
-    assert made.recent.steps_per_s == pytest.approx(100.0)
-    assert made.recent.num_steps == 201
+    made = status_of(start_line(), step(0, 0), step(100, 1), step(200, 2))
+    assert made.steps_per_s == pytest.approx(100.0)
+    assert made.num_steps == 201
 
 
 @pytest.mark.parametrize(
@@ -37,61 +37,61 @@ def test_speed_is_right_where_steps_were_passed_over():
     [(0.1, 300, 10 * MAX_BUCKETS), (30.0, 40, MAX_BUCKETS), (0.0, 50, 50)],
 )
 def test_the_newest_steps_are_ten_seconds_or_ten(interval_s, num_steps, kept):
-    made = standing(start_line(), *(step(n, n * interval_s) for n in range(num_steps)))
-    assert len(made.recent.buckets) <= MAX_BUCKETS
-    assert made.recent.num_steps == pytest.approx(kept, abs=MAX_BUCKETS + 1)
+    made = status_of(start_line(), *(step(n, n * interval_s) for n in range(num_steps)))
+    assert len(made.buckets) <= MAX_BUCKETS
+    assert made.num_steps == pytest.approx(kept, abs=MAX_BUCKETS + 1)
 
 
 @pytest.mark.parametrize("time_unix_s", [0.0, -1e300, 1e300, "nan", "inf", None])
 def test_a_clock_that_is_wrong_breaks_nothing(time_unix_s):
     wrong = {**step(1, 0), "time_unix_s": time_unix_s}
-    made = standing(start_line(), step(0, 5), wrong, step(2, 6))
-    assert made.course.num_done == 3
-    assert made.recent.by_rank[0].num_steps == 3
+    made = status_of(start_line(), step(0, 5), wrong, step(2, 6))
+    assert made.progress.num_done == 3
+    assert made.by_rank[0].num_steps == 3
 
 
 def test_who_was_lost_is_known_until_another_has_come():
     lost = workers(1, ranks=[0], pids=[4000], lost=[1], why=["worker 1 was killed by SIGKILL"])
-    made = standing(start_line(), step(0, 0.5), lost)
-    assert made.course.lost == {1}
-    assert made.course.ranks == (0,)
-    assert made.named[1].pid == 4001
-    assert made.last_step_by_rank[1] == 0
+    made = status_of(start_line(), step(0, 0.5), lost)
+    assert made.progress.lost == {1}
+    assert made.progress.ranks == (0,)
+    assert made.progress.named[1].pid == 4001
+    assert made.progress.last_step_by_rank[1] == 0
     come = workers(5, 9.0, ranks=[0, 1], pids=[4000, 77], joined=[1])
-    made = standing(start_line(), step(0, 0.5), lost, come)
-    assert made.course.lost == set()
-    assert made.named[1] == Named(77, BEGAN_UNIX_S + 9.0)
-    assert made.trouble.text == "worker 1 was killed by SIGKILL"
-    assert made.trouble.num_lost == 1
+    made = status_of(start_line(), step(0, 0.5), lost, come)
+    assert made.progress.lost == set()
+    assert made.progress.named[1] == Named(77, BEGAN_UNIX_S + 9.0)
+    assert made.progress.trouble.text == "worker 1 was killed by SIGKILL"
+    assert made.progress.trouble.num_lost == 1
 
 
 def test_whoever_comes_without_a_process_number_has_not_that_of_the_one_before():
     lost = workers(1, ranks=[0], pids=[4000], lost=[1])
     come = workers(5, 9.0, ranks=[0, 1], pids=[4000, None], joined=[1])
-    assert standing(start_line(), lost, come).named.keys() == {0}
-    assert standing(start_line(pids=[None, None])).named == {}
+    assert status_of(start_line(), lost, come).progress.named.keys() == {0}
+    assert status_of(start_line(pids=[None, None])).progress.named == {}
 
 
 def test_times_are_of_the_workers_that_there_are():
-    made = standing(start_line(), step(0, 0.5), workers(1, ranks=[0], lost=[1]))
-    assert made.recent.num_steps == 0
+    made = status_of(start_line(), step(0, 0.5), workers(1, ranks=[0], lost=[1]))
+    assert made.num_steps == 0
 
 
 def test_steps_that_come_again_are_told():
     back = event("went_back", 3, from_step=5)
-    made = standing(start_line(), step(0, 0.5), workers(5, ranks=[0], lost=[1], why=["x"]), back)
-    assert made.course.num_done == 3
-    assert made.trouble.text == "x; steps 3 to 4 came again"
+    made = status_of(start_line(), step(0, 0.5), workers(5, ranks=[0], lost=[1], why=["x"]), back)
+    assert made.progress.num_done == 3
+    assert made.progress.trouble.text == "x; steps 3 to 4 came again"
 
 
 def test_times_are_not_of_steps_that_come_again():
-    made = standing(start_line(), step(0, 1), step(1, 2), step(2, 3), step(1, 4))
-    assert (made.course.num_done, made.recent.num_steps) == (2, 1)
+    made = status_of(start_line(), step(0, 1), step(1, 2), step(2, 3), step(1, 4))
+    assert (made.progress.num_done, made.num_steps) == (2, 1)
 
 
 def test_who_is_slow_is_found():
     slow = [0.001, 0.004, 0.008, 0.0, 0.0005, 0.0005]
-    made = standing(
+    made = status_of(
         start_line(num_workers=4), step(0, 1, ranks=range(4), rows=[ROW, slow, ROW, ROW])
     )
     rank, times = made.slow()
@@ -101,21 +101,21 @@ def test_who_is_slow_is_found():
 
 def test_whoever_has_more_shards_is_not_slow_for_that():
     twice = [0.002, 0.004, 0.008, 0.0, 0.0005, 0.0005]
-    made = standing(start_line(num_workers=2, shards=3), step(0, 1, rows=[twice, ROW]))
+    made = status_of(start_line(num_workers=2, shards=3), step(0, 1, rows=[twice, ROW]))
     assert made.slow()[1] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("shards", [None, 0, 1, 2**53])
 def test_shards_that_cannot_be_are_of_no_account(shards):
-    made = standing(start_line(num_workers=2, shards=shards), step(0, 1))
+    made = status_of(start_line(num_workers=2, shards=shards), step(0, 1))
     assert made.slow()[1] == pytest.approx(1.0)
 
 
 def test_a_worker_lost_in_a_step_has_no_times():
     lines = {f"{name}_s": [0.001, None] for name in ("begun", "loading", "forward", "backward")}
     lines |= {f"{name}_s": [0.001, None] for name in ("waiting", "summing", "updating")}
-    made = standing(start_line(), {**step(0, 1), **lines})
-    assert set(made.recent.by_rank) == {0}
+    made = status_of(start_line(), {**step(0, 1), **lines})
+    assert set(made.by_rank) == {0}
 
 
 def test_shares_add_up():
@@ -126,9 +126,9 @@ def test_shares_add_up():
 
 
 def test_a_whole_run_is_followed():
-    made = standing(*run_lines(num_steps=300))
-    assert made.course.num_done == 300
+    made = status_of(*run_lines(num_steps=300))
+    assert made.progress.num_done == 300
     assert made.slow()[0] == 2
-    assert made.evaluation.step == 300
-    assert made.checkpoint.step == 300
-    assert isinstance(made.course.ended, End)
+    assert made.progress.evaluation.step == 300
+    assert made.progress.checkpoint.step == 300
+    assert isinstance(made.progress.ended, End)

@@ -6,9 +6,8 @@ import pytest
 from tests.report.synthetic import run_lines, start_line, to_bytes, write_run
 
 from unisono.report import trace
-from unisono.report.events import PHASES
+from unisono.report.events import PHASES, read_event
 from unisono.report.files import write_report
-from unisono.report.reading import read_event
 
 # "Trace Event Format": what each kind of event must have.
 FIELDS = {

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from tests.report.lines import event, standing, step, workers
+from tests.report.lines import event, status_of, step, workers
 from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line, to_bytes
 
+from unisono.report.events import read_event
 from unisono.report.process_status import GONE, Process, ProcessState
-from unisono.report.reading import read_event
 from unisono.report.status import RunStatus
 from unisono.report.view import Condition, see
 
@@ -20,7 +20,7 @@ BOTH_BUSY = {0: BUSY, 1: BUSY}
 
 
 def view(*lines, processes=BOTH_BUSY, at_s=1.0):
-    return see(standing(*lines), processes, BEGAN_UNIX_S + at_s)
+    return see(status_of(*lines), processes, BEGAN_UNIX_S + at_s)
 
 
 def test_before_a_run_begins_it_is_awaited():

@@ -52,7 +52,7 @@ def test_two_who_predict_to_one_path_do_not_touch_each_others_rows(path):
 
 def test_the_next_lead_finds_that_the_file_has_its_name(path):
     partial, fd = begin(path)
-    others_fd = open_file(partial)
+    others_fd = open_file(partial, os.getpid(), fd)
     finish_file(fd, partial, path)
     os.close(fd)
     finish_file(others_fd, partial, path)
@@ -98,5 +98,5 @@ def test_a_name_that_is_something_elses_is_refused_before_anything_is_computed(p
     with pytest.raises(OSError, match=r"a symbolic link|a device, pipe or socket"):
         check_path(path)
     with pytest.raises(OSError, match=r"a symbolic link|a named pipe"):
-        open_file(path)
+        open_file(path, os.getpid(), -1)
     assert outside.read_bytes() == b"of somebody else"

@@ -27,7 +27,7 @@ from unisono.workers.supervisor import Live, Passed
 from unisono.workers.team import Team
 from unisono.world import World
 
-ANSWERED_WITHIN_S = 3.0
+ANSWERED_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True)

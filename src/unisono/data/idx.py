@@ -16,8 +16,6 @@ import gzip
 import math
 import os
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -59,9 +57,15 @@ def read_idx(
         file.seek(0)
         if not is_packed:
             return _read(file, path, size_bytes=size_bytes, max_values_bytes=None)
-        with _damage_reported(path), gzip.GzipFile(fileobj=file) as unpacked:
-            stream = cast(BinaryIO, unpacked)
-            return _read(stream, path, size_bytes=None, max_values_bytes=max_unpacked_bytes)
+        try:
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                stream = cast(BinaryIO, unpacked)
+                return _read(stream, path, size_bytes=None, max_values_bytes=max_unpacked_bytes)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataFormatError(
+                f"{path}: a packed file must unpack without errors, but gzip says “{error}”: "
+                f"{_AGAIN}"
+            ) from error
 
 
 def _read(
@@ -127,14 +131,3 @@ def _read_at_most(file: BinaryIO, num_bytes: int) -> bytearray:
     while piece := file.read(min(num_bytes - len(data), _PIECE_BYTES)):
         data += piece
     return data
-
-
-@contextmanager
-def _damage_reported(path: Path) -> Iterator[None]:
-    """Turn the three ways in which gzip finds damage into one error."""
-    try:
-        yield
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataFormatError(
-            f"{path}: a packed file must unpack without errors, but gzip says “{error}”: {_AGAIN}"
-        ) from error

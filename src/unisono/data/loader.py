@@ -1,16 +1,14 @@
-"""A worker's batches in the order in which it wants them: read here, or ahead in loader processes.
+"""A worker's batches in the order in which it needs them: read here, or prefetched by processes.
 
 ::
 
     places     (epoch 0, batch 0, shard 2) (0, 0, 3) (0, 1, 2) (0, 1, 3) … (1, 0, 2) …
-               ▲ given out   ▲──── under way in processes ────▲
+               ▲ given out   ▲──── requested from processes ──▲
 
-What comes next is known as long as the worker computes the same shards, step after step: the
-processes read on over the ends of epochs. Where the run goes back or the shards are divided anew,
-reading ahead begins anew from there. Shards taken over in the midst of a step are read here.
-What is read for a place depends on the place alone, so nobody sees who read it. Where a sampler
-says the order, each process asks it for itself, and what it says there is compared with what it
-says here.
+While the worker computes the same shards, the next places are known, across the ends of epochs.
+Where the run goes back or the shards are divided anew, prefetching starts again from there. Shards
+taken over within a step are read here. A batch depends on its place alone, not on who reads it.
+Where a sampler says the order, each process asks it, and compares the answer with the worker's.
 """
 
 from __future__ import annotations
@@ -51,8 +49,8 @@ def upcoming(
     Args:
         plan: which samples are computed where.
         shards: those that the worker computes in every step, in order.
-        start: the first.
-        num_batches: global batches from the first epoch's first to the end, which is not listed.
+        start: the first place.
+        num_batches: see :class:`Loader`.
     """
     first = start.epoch * plan.steps_per_epoch + start.batch
     places = (
@@ -70,9 +68,8 @@ class Loader:
     Args:
         fetch: reads.
         plan: which samples are computed where.
-        num_processes: how many read ahead; 0: the worker reads for itself.
-        num_batches: global batches from the first epoch's first to the end; none is read ahead
-            beyond that.
+        num_processes: how many prefetch; 0: the worker reads for itself.
+        num_batches: how many global batches the run has in total.
         pin_memory: give batches out in pinned memory, where there is a GPU.
     """
 

@@ -1,18 +1,18 @@
-"""Loader processes: forks of a worker that do its reading ahead, and what comes of each in order.
+"""Loader processes: forks of a worker that read ahead.
 
 ::
 
     worker   ── request k ──►  pipe  ──► process k mod N:  work(request)
              ◄── result k ───  pipe  ◄──
 
-Requests are a few bytes and two a process at most, so sending one never blocks; a process whose
-result is not wanted yet waits in its pipe. Each pipe has one writer: where that dies, the reader
-sees the end at once. Invariant: no process outlives the worker (the kernel sees to that) or the
-call of :meth:`LoaderProcesses.close`.
+Requests take a few bytes and each process has at most two, so sending never blocks; a result waits
+in its pipe until it is wanted. Each pipe has one writer: if that dies, the reader sees the end at
+once. Invariant: no process outlives the worker (the kernel sees to that) or
+:meth:`LoaderProcesses.close`.
 
-Why not torch's DataLoader: it raises from a signal handler, so maybe in the midst of an update,
-when one of its processes dies (without that handler it waits for ever where one dies while it
-writes), and it wants shared memory and named sockets for tensors.
+torch's DataLoader is not used: it raises from a signal handler, possibly inside an update, when one
+of its processes dies (without that handler it waits for ever for one that dies while it writes),
+and it needs shared memory and named sockets for tensors.
 """
 
 from __future__ import annotations

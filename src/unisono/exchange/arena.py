@@ -1,7 +1,7 @@
-"""Where everything of a run lies in shared memory.
+"""The layout of a run's shared memory.
 
-One memory per run. The slots of all shards are reserved, but only the slots of the parts that
-somebody computes are ever written, and unwritten pages do not exist::
+One memory per run. The slots of all shards are reserved, but only the slots of parts that somebody
+computes are ever written, and unwritten pages do not exist::
 
     parameters │ fixed │ optimizer state │ whose │ buffers ×2 │ rows │ flags │ marks │ snapshots ×2
     gradients 0 … S−1
@@ -14,7 +14,7 @@ own dtype and strides.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -31,6 +31,7 @@ _BUFFERS = ("buffers", "other buffers")  # regions
 class Slot:
     """The place of one tensor: `offset` bytes from its region's start."""
 
+    name: str
     offset: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -43,12 +44,12 @@ class Slot:
         return self.offset + aligned(self.numel * self.dtype.itemsize)
 
 
-def lay_out(tensors: Iterable[torch.Tensor]) -> tuple[Slot, ...]:
+def lay_out(named: Mapping[str, torch.Tensor]) -> tuple[Slot, ...]:
     """Place tensors one after the other."""
     slots: list[Slot] = []
-    for t in tensors:
+    for name, t in named.items():
         offset = slots[-1].end if slots else 0
-        slots.append(Slot(offset, tuple(t.shape), t.stride(), t.dtype, t.numel()))
+        slots.append(Slot(name, offset, tuple(t.shape), t.stride(), t.dtype, t.numel()))
     return tuple(slots)
 
 
@@ -139,9 +140,7 @@ class Arena:
         plan: what it holds.
         key: the memory's name among all that the workers share.
         places: where snapshots lie.
-        parameters: the parameters that the optimizer updates.
-        fixed: those that it does not.
-        states: the optimizer's tensors, arrays and scalars.
+        parameters, fixed, states: regions of the plan.
         whose: which parameters have optimizer state: a byte for each, 1 for those.
         buffers: the model's buffers twice: those of this step and of the next.
         gradients: one region per shard; a part lies in the slot of its first shard.

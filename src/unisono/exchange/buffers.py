@@ -1,8 +1,8 @@
-"""Buffers of the model (BatchNorm's statistics, say): every shard starts from the same ones.
+"""The model's buffers (for example BatchNorm's statistics): every shard starts from the same ones.
 
-Those that the first non-empty shard leaves behind are kept, as DDP keeps rank 0's. The arena
-holds them twice: a step reads one copy and writes the other, then the two change places. A buffer
-keeps its identity, as a parameter does; only its memory is exchanged.
+Those that the first non-empty shard leaves are kept, as DDP keeps rank 0's. The arena holds them
+twice: a step reads one copy and writes the other, then the two change places. A buffer keeps its
+identity, as a parameter does; only its memory is exchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Buffers:
         self._homes = list(named.values())
         self._lazy = lazy_homes(model)
         self._tensors = [buffer_at(homes[0]) for homes in self._homes]
-        self.slots = lay_out(self._tensors)
+        self.slots = lay_out(dict(zip(named, self._tensors, strict=True)))
         self._block = torch.zeros(size_of(self.slots), dtype=torch.uint8)
         self._start = torch.zeros_like(self._block)
         self._shared: tuple[torch.Tensor, torch.Tensor] | None = None

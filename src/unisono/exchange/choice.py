@@ -1,4 +1,4 @@
-"""Which exchange does a run use? What it computes does not depend on it."""
+"""Choose the exchange of a run; results do not depend on it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ On CPUs the group is gloo's, on the loopback interface.
 from __future__ import annotations
 
 import json
-import threading
 from datetime import timedelta
 from typing import Any
 
@@ -20,9 +19,9 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
 from unisono.workers.team import Team
 
 _LOOK_EVERY = timedelta(milliseconds=50)
-# After this a group's threads give up, and its callers make another one: a worker that does not come
-# is waited for, and judged, where all meet on the control block.
-TIMEOUT = timedelta(seconds=10)
+# After this a call fails, and its callers make another group: a worker that does not come is waited
+# for, and judged, where all meet on the control block. gloo takes 5 s to give up a connection.
+_TIMEOUT = timedelta(seconds=30)
 
 
 class BrokenError(Exception):
@@ -44,19 +43,17 @@ class Communicator:
     def __init__(self, team: Team) -> None:
         self._team, self.membership = team, team.membership
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        # Connecting when data is sent first, not here, where a lost worker would not be noticed.
-        device = ProcessGroupGloo.create_device(interface="lo", lazy_init=True)
-        options._devices, options._timeout = [device], TIMEOUT
-        self._addresses = _Addresses()
+        options._devices = [ProcessGroupGloo.create_device(interface="lo")]
+        options._timeout = _TIMEOUT
         # What gloo's threads use must outlive them: they could not free it, as they have no GIL.
         self._in_use: tuple[object, ...] = ()
-        self._is_broken = False
+        self._group: Any = None
+        self._addresses = _Addresses(team)
         size = len(team.membership.ranks)
-        self._group: Any = ProcessGroupGloo(self._addresses, team.position, size, options)
-        self._addresses.share(team)
-        if team.membership != self.membership:
-            self.close()
-            raise BrokenError("a worker was lost")
+        try:
+            self._group = ProcessGroupGloo(self._addresses, team.position, size, options)
+        except RuntimeError as error:
+            raise BrokenError(f"the workers could not be connected: {error}") from error
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, from_each: list[int], to_each: list[int]
@@ -91,14 +88,10 @@ class Communicator:
     def close(self) -> None:
         """Leave; members that still wait for this one are told. Not collective."""
         group, self._group = self._group, None
-        in_use, self._in_use = self._in_use, ()
-        if group is None:
-            return
-        if self._is_broken:
-            # Its threads may still try to reach whoever was lost.
-            threading.Thread(target=_abort, args=([group], (in_use, self._addresses)), name="unisono-abort").start()
-        else:
+        if group is not None:
             group.abort()
+        del group
+        self._in_use = ()
 
     def _await(self, work: Work) -> None:
         while True:
@@ -106,40 +99,41 @@ class Communicator:
                 work.wait(_LOOK_EVERY)
             except RuntimeError as error:
                 if work.is_completed():
-                    self._is_broken = True
                     raise BrokenError(str(error)) from error
             else:
                 return
             if self._team.has_lost:
-                self._is_broken = True
                 raise BrokenError("a worker was lost")
-
-
-def _abort(group: list[Any], in_use: tuple[object, ...]) -> None:
-    """End a group's threads, which takes up to :data:`TIMEOUT`, and then free what they used."""
-    group.pop().abort()
 
 
 class _Addresses(Store):
     """What gloo takes for a store: the addresses of all, once each has told its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, team: Team) -> None:
         super().__init__()
+        self._team = team
         self._own: dict[str, str] = {}
-        self._all: dict[str, str] = {}
-
-    def share(self, team: Team) -> None:
-        """Hear everybody's addresses. Collective."""
-        for said in team.gather(json.dumps(self._own).encode(), "addresses").values():
-            self._all |= json.loads(said)
+        self._all: dict[str, str] | None = None
 
     def set(self, key: str, value: Any) -> None:
         """Keep an own address; gloo's is bytes."""
         self._own[key] = value.hex()
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Do nothing: all addresses are here before any is asked for."""
+        """Hear everybody's addresses. Collective the first time.
+
+        Raises:
+            RuntimeError: somebody was lost meanwhile.
+        """
+        if self._all is None:
+            self._all = {}
+            for said in self._team.gather(json.dumps(self._own).encode(), "addresses").values():
+                self._all |= json.loads(said)
+        if any(key not in self._all for key in keys):
+            raise RuntimeError("a worker was lost before it had told its address")
 
     def get(self, key: str) -> bytes:
         """Give an address."""
+        self.wait([key])
+        assert self._all is not None
         return bytes.fromhex(self._all[key])

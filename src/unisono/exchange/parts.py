@@ -1,4 +1,4 @@
-"""The parts that workers have published, in host memory, each in the slot of its first shard.
+"""Published parts in host memory, each in the slot of its first shard.
 
 A parameter that got no gradient from any shard of a part adds nothing to the sum: a byte a
 parameter says which have one.

@@ -1,4 +1,4 @@
-"""The seam between a step and whatever carries its gradients: what every exchange can do.
+"""The seam between a step and whatever carries its gradients: what every exchange does.
 
 ::
 
@@ -9,8 +9,8 @@
     share             ─── all meet ───  what was updated is everybody's
 
 Published parts, records, buffers and snapshots are in the host's memory whatever the exchange is,
-so it is known who has done what when a worker is lost (:class:`RunMemory`). Which exchange a run
-uses is not part of its identity: one may save what another loads.
+so it is known who has done what when a worker is lost (:class:`RunMemory`). The exchange is not
+part of a run's identity: one may save what another loads.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono.errors import CheckpointError
 from unisono.exchange.buffers import Buffers
 from unisono.exchange.division import Division
-from unisono.exchange.homes import Homes, StateKey
+from unisono.exchange.homes import Homes, StateKeys
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Gradients, Parts
-from unisono.exchange.run_memory import RunMemory
+from unisono.exchange.run_memory import RunMemory, plan_of
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
-from unisono.state.contents import fixed_parameters, updated_parameters
+from unisono.state.contents import named_parameters, updated_parameters
+from unisono.state.optimizer_state import apply_state, check_told, group_options, take_state
+from unisono.state.saved import apply_groups
 from unisono.workers.supervisor import Live
 from unisono.workers.team import Team
 
@@ -56,12 +59,15 @@ class Exchange(ABC):
         memory: what the workers of this host share.
         homes: where parameters and optimizer state lie in pieces; None: whoever updates does so
             with whole parameters and the state that its own optimizer has.
+        have_all: whether every worker has the whole state; else the leader alone updates, and has
+            the optimizer's state.
         pieces: what this worker adds up: pieces of the parameters, or all of them whole.
         totals: the sums over `pieces`, as vectors.
         whole: the sums of all parameters, as those lie; see :meth:`all_sums`.
     """
 
     homes: Homes | None = None
+    have_all = True
     pieces: Sequence[Piece]
     totals: Sequence[torch.Tensor]
     whole: list[torch.Tensor]
@@ -79,45 +85,42 @@ class Exchange(ABC):
         live: Live | None = None,
     ) -> None:
         self._model, self._optimizer, self._team = model, optimizer, team
-        self.parameters = list(updated_parameters(model, optimizer).values())
-        self.fixed = fixed_parameters(model, optimizer)
+        updated = updated_parameters(model, optimizer)
+        named = named_parameters(model, optimizer)
+        fixed = {name: named[name] for name in named if name not in updated}
+        self.parameters, self.fixed = list(updated.values()), list(fixed.values())
         self._all = [*self.parameters, *self.fixed]
         self.buffers = Buffers(model)
-        keys, states = self._plan_state()
+        keys, states = self._plan_state(updated)
         loop = None if live is None else live.loop
         self.memory = RunMemory(
-            model,
-            optimizer,
-            self.parameters,
-            self.fixed,
-            self.buffers,
+            plan_of(updated, fixed, states, self.buffers.slots, shards),
             keys,
-            states,
-            shards=shards,
-            team=team,
+            team,
             key=None if loop is None else loop["key"],
             previous=previous,
             new_key=new_key,
         )
+        self.buffers.bind(self.memory.arena)
         self._parts = Parts(self.memory.arena)
         self._bind(keys, None if loop is None else live)
+        self.trust_leader()
         self.division = Division(team, shards, [p.numel() for p in self.parameters])
         self._plan_sum()
 
     @property
-    @abstractmethod
     def acts(self) -> bool:
         """Whether this worker updates."""
+        return self.have_all or self._team.is_leader
 
     @property
-    @abstractmethod
     def is_lost(self) -> bool:
         """Whether what only one worker had was lost with it, and the run has to go back."""
+        return not self.have_all and self._team.membership.leader != self._leader
 
-    @property
-    @abstractmethod
-    def have_all(self) -> bool:
-        """Whether every worker has the whole state, so that the leader may be lost at any time."""
+    def trust_leader(self) -> None:
+        """Treat the present leader's state as the run's."""
+        self._leader = self._team.membership.leader
 
     def divide(self) -> None:
         """Divide the work anew among those who are members now."""
@@ -125,7 +128,7 @@ class Exchange(ABC):
         self._plan_sum()
 
     def publish(self, part: Node, gradients: Gradients) -> None:
-        """Show the others a part of this worker's, which may be lost from here on.
+        """Show the others a part of this worker's, which may be lost from now on.
 
         Raises:
             TypeError: a gradient is sparse.
@@ -133,11 +136,11 @@ class Exchange(ABC):
         self._parts.publish(part, gradients)
 
     def gather(self, purpose: str) -> list[Node] | None:
-        """Meet the others once the own parts are published.
+        """Meet the others once this worker's parts are published.
 
         Returns:
-            None once everybody's are. Else somebody was lost, and these are to be published, too,
-            maybe none; then this is called again.
+            None if all parts are there. Else a worker was lost: publish these, too (maybe none),
+            and call this again.
         """
         if self._team.meet(purpose):
             return None
@@ -172,7 +175,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
-        """Hear what those say whose sums this worker does not have; the same list for all.
+        """Collect a value from all whose sums this worker does not have; the same list for all.
 
         Returns:
             None if somebody was lost.
@@ -180,13 +183,12 @@ class Exchange(ABC):
 
     @abstractmethod
     def share(self, purpose: str) -> bool:
-        """Have what this worker has updated, and what the others have, be everybody's.
+        """Make what this worker and the others have updated everybody's.
 
         Returns:
             Whether it is; False if somebody was lost and :meth:`load` has to be called.
         """
 
-    @abstractmethod
     def save(
         self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, alone: bool = False
     ) -> int:
@@ -200,40 +202,92 @@ class Exchange(ABC):
         Returns:
             The slot; it is whole once everybody has done so.
         """
+        team = self._team
+        position, size = (0, 1) if alone else (team.position, team.size)
+        slot = self.memory.snapshots.begin()
+        self._copy(slot, self.buffers.now, position, size, into_slot=True)
+        if team.is_leader:
+            self._describe(slot, facts, tensors)
+        return slot
 
-    @abstractmethod
     def load(self) -> None:
         """Make the newest snapshot the present state."""
+        self._load()
+        self.trust_leader()
+        self.divide()
 
-    @abstractmethod
-    def trust_leader(self) -> None:
-        """Take what the leader has, and others may not have, for that of the run."""
-
-    @abstractmethod
     def hand_out(self) -> None:
         """Give every worker the state that only one had, from the newest snapshot, at a loop's end.
 
         Not collective.
         """
+        if not self.have_all:
+            self._take_optimizer(*self.memory.newest())
 
-    @abstractmethod
     def hand_round(self) -> None:
         """Give every worker the state that only one had, where there is no snapshot.
 
         State that cannot be kept stays where it is.
         """
+        if self.have_all or self._team.size == 1:
+            return
 
-    @abstractmethod
+        def speak() -> bytes:
+            try:
+                check_told(self._optimizer)
+                tensors, numbers = take_state(self._optimizer, self._named_whole())
+                facts = {"numbers": numbers, "groups": group_options(self._optimizer)}
+                self._describe(0, facts, tensors)
+            except (CheckpointError, ValueError):
+                return b""
+            return b"described"
+
+        is_there = self._team.hear_leader(speak, "end of a loop")
+        if is_there and not self._team.is_leader:
+            snapshots = self.memory.snapshots
+            self._take_optimizer(snapshots.facts(0), snapshots.extra(0))
+
     def unbind(self) -> None:
         """Give the model tensors of its own again; not collective. Values stay as they are."""
+        for parameter in self._all:
+            parameter.grad = None
+        self.buffers.unbind()
 
-    def _plan_state(self) -> tuple[list[dict[str, StateKey]], list[torch.Tensor]]:
+    def _describe(
+        self, slot: int, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        facts = {**facts, "copy of buffers": self.buffers.now}
+        self.memory.snapshots.describe(slot, facts, tensors)
+
+    def _take_optimizer(
+        self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        apply_state(self._optimizer, self._named_whole(), facts, tensors)
+        apply_groups(facts["groups"], self._optimizer)  # its step may change options
+
+    def _named_whole(self) -> dict[str, nn.Parameter]:
+        """Name the parameters whose optimizer state is not in the arena."""
+        return {} if self.homes is not None else named_parameters(self._model, self._optimizer)
+
+    def _plan_state(
+        self, parameters: Mapping[str, nn.Parameter]
+    ) -> tuple[StateKeys, dict[str, torch.Tensor]]:
         """List the optimizer state that is to lie in memory that all see; by default none does."""
-        return [{} for _ in self.parameters], []
+        return [{} for _ in parameters], {}
 
     @abstractmethod
-    def _bind(self, keys: Sequence[dict[str, StateKey]], live: Live | None) -> None:
+    def _bind(self, keys: StateKeys, live: Live | None) -> None:
         """Begin the loop with the others, or join it, so that all have the same state."""
+
+    @abstractmethod
+    def _load(self) -> None:
+        """Take the state from the newest snapshot."""
+
+    @abstractmethod
+    def _copy(
+        self, slot: int, copy_of_buffers: int, position: int, size: int, *, into_slot: bool
+    ) -> None:
+        """Copy a share of the state to or from a snapshot; see :meth:`Snapshots.copy`."""
 
     @abstractmethod
     def _plan_sum(self) -> None:

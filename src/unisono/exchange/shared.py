@@ -1,8 +1,8 @@
-"""Workers of one host that share everything: one copy of the parameters, in shared memory.
+"""An exchange for workers of one host: one copy of the parameters, in shared memory.
 
 Each worker adds up and updates its pieces where they lie, and nothing has to be sent. While a loop
-is under way parameters' ``.data`` are views of the arena. Between the two meetings of a step they
-change; a worker that is lost there leaves them torn, and the newest snapshot is put back.
+runs, parameters' ``.data`` are views of the arena. They change between the two meetings of a step;
+a worker that is lost there leaves them torn, and the newest snapshot is put back.
 
 Optimizers that are not element-wise cannot work on pieces: the leader updates whole parameters for
 all and alone has their state.
@@ -10,40 +10,21 @@ all and alone has their state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
-from unisono.errors import CheckpointError
-from unisono.exchange.homes import Homes, StateKey, plan_state
+from unisono.exchange.homes import Homes, StateKeys, plan_state
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.protocol import Exchange
-from unisono.state.contents import named_parameters
-from unisono.state.optimizer_state import apply_state, check_told, group_options, take_state
+from unisono.state.optimizer_state import apply_state
 from unisono.state.optimizers import is_elementwise
-from unisono.state.saved import apply_groups
 from unisono.workers.supervisor import Live
 
 
 class SharedExchange(Exchange):
     """An exchange through memory that all see. Final; arguments as of :class:`Exchange`."""
-
-    @property
-    def acts(self) -> bool:
-        """See :class:`Exchange`."""
-        return self.homes is not None or self._team.is_leader
-
-    @property
-    def is_lost(self) -> bool:
-        """See :class:`Exchange`."""
-        return self.homes is None and self._team.membership.leader != self._leader
-
-    @property
-    def have_all(self) -> bool:
-        """See :class:`Exchange`."""
-        return self.homes is not None
 
     def all_sums(self, purpose: str) -> bool:
         """See :class:`Exchange`."""
@@ -63,78 +44,28 @@ class SharedExchange(Exchange):
         """See :class:`Exchange`."""
         return self._team.meet(purpose)
 
-    def save(
-        self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, alone: bool = False
-    ) -> int:
-        """See :class:`Exchange`."""
-        team, snapshots = self._team, self.memory.snapshots
-        position, size = (0, 1) if alone else (team.position, team.size)
-        slot = snapshots.begin()
-        snapshots.copy(slot, self.buffers.now, position, size, into_slot=True)
-        if team.is_leader:
-            self.memory.describe(slot, facts, tensors)
-        return slot
-
-    def load(self) -> None:
-        """See :class:`Exchange`."""
-        self._put_back()
-        self.buffers.load(self.memory.copy_of_buffers)
-        for parameter in self.parameters:
-            self._optimizer.state.pop(parameter, None)
-        self._load_optimizer()
-        self.trust_leader()
-        self.divide()
-
-    def hand_out(self) -> None:
-        """See :class:`Exchange`."""
-        if not self.have_all:
-            self._take_optimizer(*self.memory.newest())
-
-    def hand_round(self) -> None:
-        """See :class:`Exchange`."""
-        if self.have_all or self._team.size == 1:
-            return
-        snapshots = self.memory.snapshots
-
-        def speak() -> bytes:
-            try:
-                check_told(self._optimizer)
-                tensors, numbers = take_state(self._optimizer, self._named_whole())
-                facts = {"numbers": numbers, "groups": group_options(self._optimizer)}
-                self.memory.describe(0, facts, tensors)
-            except (CheckpointError, ValueError):
-                return b""
-            return b"described"
-
-        is_there = self._team.hear_leader(speak, "end of a loop")
-        if is_there and not self._team.is_leader:
-            self._take_optimizer(snapshots.facts(0), snapshots.extra(0))
-
-    def trust_leader(self) -> None:
-        """See :class:`Exchange`."""
-        self._leader = self._team.membership.leader
-
     def unbind(self) -> None:
         """See :class:`Exchange`."""
         for parameter in self._all:
             parameter.data = parameter.data.clone()
-            parameter.grad = None
         for parameter in self.parameters:
             state = self._optimizer.state.get(parameter, {})
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
                     state[name] = value.clone()
-        self.buffers.unbind()
+        super().unbind()
 
-    def _plan_state(self) -> tuple[list[dict[str, StateKey]], list[torch.Tensor]]:
-        self._is_sliced = is_elementwise(self._optimizer)
-        if self._is_sliced:
-            return plan_state(self._optimizer, self.parameters)
-        return super()._plan_state()
+    def _plan_state(
+        self, parameters: Mapping[str, nn.Parameter]
+    ) -> tuple[StateKeys, dict[str, torch.Tensor]]:
+        self.have_all = is_elementwise(self._optimizer)
+        if self.have_all:
+            return plan_state(self._optimizer, parameters)
+        return super()._plan_state(parameters)
 
-    def _bind(self, keys: Sequence[dict[str, StateKey]], live: Live | None) -> None:
+    def _bind(self, keys: StateKeys, live: Live | None) -> None:
         arena = self.memory.arena
-        if self._is_sliced:
+        if self.have_all:
             self.homes = Homes(arena, keys)
         self._places = [*arena.parameters.tensors(), *arena.fixed.tensors()]
         self.whole = arena.gradients[0].tensors()
@@ -142,7 +73,6 @@ class SharedExchange(Exchange):
             self._begin()
         else:
             self._join(is_alone=live.is_alone)
-        self.trust_leader()
 
     def _plan_sum(self) -> None:
         division = self.division
@@ -181,30 +111,32 @@ class SharedExchange(Exchange):
             parameter.data = place
         self.buffers.load(copy_of_buffers)
 
+    def _load(self) -> None:
+        self._put_back()
+        self.buffers.load(self.memory.copy_of_buffers)
+        for parameter in self.parameters:
+            self._optimizer.state.pop(parameter, None)
+        self._load_optimizer()
+
     def _put_back(self) -> None:
         """Copy the newest snapshot over the arena, each worker its share."""
         team, memory = self._team, self.memory
         slot, copy_of_buffers = memory.newest_slot, memory.copy_of_buffers
         while True:
-            share = (team.position, team.size)
-            memory.snapshots.copy(slot, copy_of_buffers, *share, into_slot=False)
+            self._copy(slot, copy_of_buffers, team.position, team.size, into_slot=False)
             if team.meet("putting back"):
                 return
+
+    def _copy(
+        self, slot: int, copy_of_buffers: int, position: int, size: int, *, into_slot: bool
+    ) -> None:
+        snapshots = self.memory.snapshots
+        snapshots.copy(slot, copy_of_buffers, position, size, into_slot=into_slot)
 
     def _load_optimizer(self) -> None:
         """Take what is not in the arena of the optimizer's state from the newest snapshot."""
         if self.acts:
             apply_state(self._optimizer, self._named_whole(), *self.memory.newest())
-
-    def _take_optimizer(
-        self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
-    ) -> None:
-        apply_state(self._optimizer, self._named_whole(), facts, tensors)
-        apply_groups(facts["groups"], self._optimizer)  # its step may change options
-
-    def _named_whole(self) -> dict[str, nn.Parameter]:
-        """Name the parameters whose optimizer state is not in the arena."""
-        return {} if self.homes is not None else named_parameters(self._model, self._optimizer)
 
     def _share_optimizer(self, homes: Homes) -> None:
         flags = bytearray(len(self.parameters))

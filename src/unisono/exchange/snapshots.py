@@ -8,7 +8,7 @@ schedules, what the user keeps) is written beside it by the leader, as plain JSO
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,17 +23,29 @@ from unisono.checkpoint.slots import (
 )
 from unisono.device import bytes_of
 from unisono.exchange.arena import Arena
+from unisono.exchange.homes import StateKeys
 
 _SHARE_ALIGNMENT = 4096
 
 
 class Snapshots:
-    """The two slots of one arena, as one worker sees them. Final."""
+    """The two slots of one arena, as one worker sees them. Final.
 
-    def __init__(self, arena: Arena) -> None:
+    Args:
+        arena: where they lie.
+        keys: of the optimizer's state that lies there.
+    """
+
+    def __init__(self, arena: Arena, keys: StateKeys) -> None:
         self._arena = arena
         self._places = arena.places
         self._memory = arena.memory
+        model = (_described_in(arena, name) for name in ("parameters", "fixed", "buffers"))
+        self._model = [one for region in model for one in region]
+        states = _described_in(arena, "states")
+        self._states = [[states[key.at] for key in of_one.values()] for of_one in keys]
+        self._known: tuple[bytes, str] = (b"", "")
+        self._files = b""
 
     @property
     def newest(self) -> int | None:
@@ -92,21 +104,22 @@ class Snapshots:
         return [tensor for region in regions for tensor in region.tensors()]
 
     def describe(
-        self, slot: int, facts: Mapping[str, Any], files: bytes, extra: Iterable[torch.Tensor]
+        self, slot: int, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
     ) -> None:
-        """Write what is not in the arena, as ``checkpoint.slots`` has it; one worker does.
+        """Write what a snapshot means, and what is not in the arena; the leader does.
 
         Args:
-            slot: of which snapshot.
+            slot: of the snapshot.
             facts: plain JSON.
-            files: describes all tensors, in JSON.
-            extra: those tensors that are not in the arena.
+            tensors: those that lie nowhere else.
 
         Raises:
             ValueError: it does not fit.
         """
-        data = [as_bytes(tensor) for tensor in extra]
-        write_blob(self._slot(slot), self._places.blob_at, json.dumps(facts).encode(), files, data)
+        facts = {**facts, "strides": strides_of(tensors)}
+        files, data = self._describe_files(tensors), map(as_bytes, tensors.values())
+        text = json.dumps(facts).encode()
+        write_blob(self._slot(slot), self._places.blob_at, text, files, list(data))
 
     def complete(self, slot: int) -> None:
         """Note that a slot is whole; everybody who knows it may say so."""
@@ -128,6 +141,18 @@ class Snapshots:
                 found[one["name"]] = from_bytes(data, one)
         return found
 
+    def _describe_files(self, extras: Mapping[str, torch.Tensor]) -> bytes:
+        """Describe the tensors of both files, as ``checkpoint.slots`` has it, in JSON."""
+        whose, beside = bytes(self._arena.whose), describe_extras(extras)
+        key = (whose, json.dumps(beside))
+        if key != self._known or not self._files:
+            states = [
+                one for has, some in zip(whose, self._states, strict=True) if has for one in some
+            ]
+            files = {"model.safetensors": self._model, "optimizer.safetensors": states + beside}
+            self._known, self._files = key, json.dumps(files).encode()
+        return self._files
+
     def _next(self) -> int:
         newest = self.newest
         return 0 if newest is None else 1 - newest
@@ -136,7 +161,15 @@ class Snapshots:
         return self._memory.view(self._places.slots_at[slot], self._places.slot_bytes)
 
 
-def described(
+def _described_in(arena: Arena, name: str) -> list[dict[str, Any]]:
+    region = arena.region(name)
+    return [
+        _described(one.name, one.dtype, one.shape, one.stride, region.start + one.offset, "state")
+        for one in region.slots
+    ]
+
+
+def _described(
     name: str,
     dtype: torch.dtype,
     shape: Sequence[int],
@@ -159,7 +192,7 @@ def describe_extras(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]
     """Describe tensors that are kept beside the state, in this order."""
     offsets = offsets_of([tensor.nbytes for tensor in tensors.values()])
     return [
-        described(name, tensor.dtype, tensor.shape, layout_of(tensor), offset, "extra")
+        _described(name, tensor.dtype, tensor.shape, layout_of(tensor), offset, "extra")
         for (name, tensor), offset in zip(tensors.items(), offsets, strict=True)
     ]
 

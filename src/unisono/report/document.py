@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from importlib import resources
+from string import Template
 
 from unisono.report.figure import Figure, Key, as_json
-from unisono.report.text import in_page
+from unisono.report.text import in_page, moment
 
 MARK = '<!doctype html>\n<html lang="en">\n<head>\n<meta name="generator" content="Unisono">\n'
 _MISSING = (
@@ -36,8 +38,31 @@ class Page:
         """Add figures and return their places in the page."""
         first = len(self.figures)
         self.figures += _without_gap(figures)
-        places = [figure_html(one, first + i) for i, one in enumerate(self.figures[first:])]
+        places = [_figure_html(one, first + i) for i, one in enumerate(self.figures[first:])]
         return '<div class="figures">' + "\n".join(places) + "</div>" if places else ""
+
+    def document(self, title: str, body: Iterable[str]) -> str:
+        """Put the page together.
+
+        Args:
+            title: what the browser calls it.
+            body: HTML, with the places of all figures.
+
+        Raises:
+            MissingLibraryError: plotly is not installed.
+        """
+        library, script = _plotly(), _resource("page.js")
+        hashes = " ".join(f"'sha256-{_hash(text)}'" for text in (library, script))
+        return MARK + Template(_resource("page.html")).substitute(
+            title=in_page(title),
+            policy=f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
+            "img-src data: blob:; base-uri 'none'; form-action 'none'",
+            style=_resource("page.css"),
+            body="\n".join(body),
+            figures=as_json(self.figures),
+            library=library,
+            script=script,
+        )
 
 
 def _without_gap(figures: Sequence[Figure]) -> list[Figure]:
@@ -47,48 +72,7 @@ def _without_gap(figures: Sequence[Figure]) -> list[Figure]:
     return [replace(one, is_wide=True) if i == widened else one for i, one in enumerate(figures)]
 
 
-def document(title: str, body: Sequence[str], figures: Sequence[Figure]) -> str:
-    """Put a page together.
-
-    Args:
-        title: what the browser calls it.
-        body: HTML; each figure's place in it is what :func:`figure_html` returned.
-        figures: what is drawn there, in the same order.
-
-    Raises:
-        MissingLibraryError: plotly is not installed.
-    """
-    library, script = _plotly(), _resource("page.js")
-    hashes = " ".join(f"'sha256-{_hash(text)}'" for text in (library, script))
-    policy = (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
-    return "".join(
-        [
-            MARK,
-            '<meta charset="utf-8">\n',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
-            '<meta name="color-scheme" content="light dark">\n',
-            '<link rel="icon" href="data:,">\n',
-            f"<title>{in_page(title)}</title>\n<style>\n{_resource('page.css')}</style>\n",
-            "</head>\n<body>\n<main>\n",
-            "\n".join(body),
-            "\n</main>\n<noscript><p>The plots are drawn by a script in this page.</p></noscript>",
-            f'\n<script type="application/json" id="figures">{as_json(figures)}</script>\n',
-            f"<script>{library}</script>\n<script>{script}</script>\n</body>\n</html>\n",
-        ]
-    )
-
-
-def figure_html(figure: Figure, number: int) -> str:
-    """Return the place where a figure will be drawn, with its words.
-
-    Args:
-        figure: the figure.
-        number: which of the page's figures it is, from 0.
-    """
+def _figure_html(figure: Figure, number: int) -> str:
     note = f"<p>{in_page(figure.note)}</p>" if figure.note else ""
     kind = ' class="wide"' if figure.is_wide else ""
     plot = (
@@ -126,13 +110,34 @@ def section(title: str, *parts: str) -> str:
     return f"<section>\n<h2>{in_page(title)}</h2>\n" + "\n".join(filter(None, parts)) + "</section>"
 
 
-def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Return a table of names and values; both are plain text."""
-    body = "".join(
-        f'<tr><th scope="row">{in_page(key)}</th><td>{in_page(value)}</td></tr>'
-        for key, value in rows
-    )
-    return f"<table><tbody>{body}</tbody></table>"
+def table(rows: Iterable[str], heads: Sequence[str] = (), *, min_width_px: int = 0) -> str:
+    """Return a table.
+
+    Args:
+        rows: the cells of each row, as HTML.
+        heads: what stands above the columns, as plain text; empty for none.
+        min_width_px: where the page is narrower, the table is pushed from side to side; 0: never.
+    """
+    head = "".join(f"<th>{in_page(one)}</th>" for one in heads)
+    head = f"<thead><tr>{head}</tr></thead>" if heads else ""
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    if not min_width_px:
+        return f"<table>{head}<tbody>{body}</tbody></table>"
+    made = f'<table style="min-width:{min_width_px}px">{head}<tbody>{body}</tbody></table>'
+    return f'<div class="scroll">{made}</div>'
+
+
+def cells(name: str, *values: str) -> str:
+    """Return a row of a table: its name, and values; all are plain text."""
+    shown = "".join(f"<td>{in_page(value)}</td>" for value in values)
+    return f'<th scope="row">{in_page(name)}</th>{shown}'
+
+
+def footer(*said: str) -> str:
+    """Return what stands at the end of each page, and what else is to be said there."""
+    made = f"Made by Unisono at {moment(datetime.now(UTC).timestamp())}."
+    alone = "This page holds all that it shows and asks the network for nothing."
+    return f"<footer><p>{in_page(' '.join([made, alone, *said]))}</p></footer>"
 
 
 def _plotly() -> str:

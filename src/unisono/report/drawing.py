@@ -14,20 +14,20 @@ then workers of whom there is nothing to tell. ::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Iterable
 
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from unisono.report.events import PHASES
-from unisono.report.table import STYLES, Lines, cut, table
+from unisono.report.table import STYLES, table, worth_telling
 from unisono.report.view import Condition, View
 
 _MIN_BAR = 10
 _MIN_ROWS = 3
 _MAX_MESSAGE_ROWS = 3
 _BETWEEN = " · "
-_MESSAGE, _PROGRESS, _TITLE, _NUMBERS, _TROUBLE, _KEPT = range(6)  # what stays longest first
 _CONDITIONS = {
     Condition.RUNNING: "green",
     Condition.STILL: "yellow",
@@ -36,7 +36,7 @@ _CONDITIONS = {
 }
 
 
-def draw(view: View, width: int, height: int | None = None, *, has_unicode: bool = True) -> Text:
+def draw(view: View, width: int, height: int | None = None, *, has_unicode: bool = True) -> Group:
     """Draw what is to be seen.
 
     Args:
@@ -46,114 +46,106 @@ def draw(view: View, width: int, height: int | None = None, *, has_unicode: bool
         has_unicode: whether the terminal can show more than ASCII.
 
     Returns:
-        Lines of at most ``width`` cells, at most ``height`` of them; without a ``height`` the
-        message is one line, however long.
+        What takes at most ``width`` cells and ``height`` lines; without a ``height`` the message
+        takes as many as it is long.
     """
     width = max(width, 1)
     above = _above(view, width, has_unicode=has_unicode, cuts=height is not None)
     below = _below(view, width)
-    num_rows = len(view.workers)
+    shown = view.workers
+    num_rows = len(shown)
     if height is not None:
-        room = max(height, 1)
         # A few workers are worth more than most of what is above them.
-        above = _most_important(above, max(room - min(num_rows, _MIN_ROWS) - 1, 1))
-        num_rows = min(num_rows, max(room - len(above) - 1, 0))
-        below = below[: max(room - len(above) - 1 - num_rows, 0)]
-    lines = [line.text for line in above] + table(view.workers, width, num_rows) + below
-    return Text("\n").join(lines)
+        above = _most_important(above, max(height - min(num_rows, _MIN_ROWS) - 1, 1))
+        room = max(height - len(above) - 1, 0)
+        num_rows, below = min(num_rows, room), below[: max(room - num_rows, 0)]
+    if num_rows < len(shown):
+        shown = worth_telling(shown, num_rows - 1)
+    found: list[RenderableType] = [line for _, line in above]
+    if num_rows:
+        found.append(table(view.workers, shown, width))
+        if more := len(view.workers) - len(shown):
+            found.append(_line(f"and {more:,} more workers", "dim"))
+    return Group(*found, *below)
 
 
-@dataclass(frozen=True)
-class _Placed:
-    """A line above the table."""
-
-    text: Text
-    importance: tuple[bool, int]  # the least stays longest
+def _line(words: str, style: str = "") -> Text:
+    return Text(words, style, no_wrap=True, overflow="ellipsis")
 
 
-def _above(view: View, width: int, *, has_unicode: bool, cuts: bool) -> list[_Placed]:
-    condition = _CONDITIONS.get(view.condition, "")
-    title = [Text(view.title, "bold")] if view.title else []
-    facts = [Text(fact) for fact in view.facts]
+def _above(view: View, width: int, *, has_unicode: bool, cuts: bool) -> list[tuple[int, Text]]:
+    """Give lines in order, each with how important it is: the least number stays longest."""
+    style = _CONDITIONS.get(view.condition, "")
+    title = [_line(view.title, "bold")] if view.title else []
+    facts = list(map(_line, view.facts))
     if facts:
-        facts[0].stylize(condition)
-    message = Text(view.message, condition)
+        facts[0].stylize(style)
+    trouble = [_line(view.trouble, "yellow")] if view.trouble else []
+    message = [Text(view.message, style)] if view.message else []
+    if cuts:
+        wrap = textwrap.TextWrapper(width, max_lines=_MAX_MESSAGE_ROWS, placeholder="…")
+        wrap.break_on_hyphens = False
+        message = [_line(words, style) for words in wrap.wrap(view.message)]
+    # Of each group: how important its first line is, and how important the others.
     groups = [
-        (_TITLE, _flow([*title, *facts], width)),
-        (_PROGRESS, _progress(view, width, has_unicode)),
-        (_NUMBERS, _flow([Text(number) for number in view.numbers], width)),
-        (_KEPT, _flow([Text(kept) for kept in view.kept], width)),
-        (_TROUBLE, _flow([Text(view.trouble, "yellow")] if view.trouble else [], width)),
-        (_MESSAGE, _wrapped(message, width) if cuts else [message] if view.message else []),
+        (2, 8, _flow([*title, *facts], width)),
+        (1, 7, _progress(view, width, has_unicode)),
+        (3, 9, _flow(map(_line, view.numbers), width)),
+        (5, 11, _flow(map(_line, view.kept), width)),
+        (4, 10, trouble),
+        (0, 2, message),
     ]
     return [
-        _Placed(line, _importance(group, row))
-        for group, lines in groups
+        (first if row == 0 else others, line)
+        for first, others, lines in groups
         for row, line in enumerate(lines)
     ]
 
 
-def _importance(group: int, row: int) -> tuple[bool, int]:
-    """First lines of groups come before others; a message is worth more than the numbers."""
-    return (False, _TITLE) if group == _MESSAGE and row else (row > 0, group)
-
-
-def _most_important(lines: list[_Placed], num_lines: int) -> list[_Placed]:
-    order = sorted(range(len(lines)), key=lambda i: lines[i].importance)
+def _most_important(lines: list[tuple[int, Text]], num_lines: int) -> list[tuple[int, Text]]:
+    order = sorted(range(len(lines)), key=lambda i: lines[i][0])
     return [lines[i] for i in sorted(order[:num_lines])]
 
 
-def _flow(parts: Sequence[Text], width: int) -> Lines:
+def _flow(parts: Iterable[Text], width: int) -> list[Text]:
     """Put parts one behind another, on as many lines as it takes."""
-    lines: Lines = []
+    lines: list[Text] = []
     for part in parts:
         if lines and lines[-1].cell_len + len(_BETWEEN) + part.cell_len <= width:
             lines[-1].append(_BETWEEN, "dim").append_text(part)
         else:
-            lines.append(part.copy())
-    return [cut(line, width) for line in lines]
+            lines.append(part)
+    return lines
 
 
-def _wrapped(words: Text, width: int) -> Lines:
-    """Break lines between words; only so many of them."""
-    lines: Lines = []
-    while words and len(lines) < _MAX_MESSAGE_ROWS - 1 and words.cell_len > width:
-        at = words.plain.rfind(" ", 0, width + 1)
-        if at < 1:
-            break
-        lines.append(cut(words[:at], width))
-        words = words[at + 1 :]
-    return [*lines, cut(words, width)] if words else lines
-
-
-def _progress(view: View, width: int, has_unicode: bool) -> Lines:
+def _progress(view: View, width: int, has_unicode: bool) -> list[Text]:
     if view.condition is Condition.AWAITED:
         return []
-    if not view.end_step:
-        return _flow([Text(f"step {view.num_done:,}"), *map(Text, view.position)], width)
-    share = min(view.num_done / view.end_step, 1.0)
-    parts = [Text(f"step {view.num_done:,} of {view.end_step:,}"), *map(Text, view.position)]
+    of = f" of {view.end_step:,}" if view.end_step else ""
+    parts = [_line(f"step {view.num_done:,}{of}"), *map(_line, view.position)]
     first, *others = _flow(parts, width)
+    if not view.end_step:
+        return [first, *others]
+    share = min(view.num_done / view.end_step, 1.0)
     percent = f" {int(share * 100)} %"
     room = width - first.cell_len - len(percent) - 2
     if room >= _MIN_BAR:
         num_cells = min(room, 40)
         num_full = int(share * num_cells)
         full, empty = ("━", "─") if has_unicode else ("=", "-")
-        first = first.copy().append("  ")
-        first.append(full * num_full, "green").append(empty * (num_cells - num_full), "dim")
-        first.append(percent)
+        first.append("  ").append(full * num_full, "green")
+        first.append(empty * (num_cells - num_full), "dim").append(percent)
     return [first, *others]
 
 
-def _below(view: View, width: int) -> Lines:
+def _below(view: View, width: int) -> list[Text]:
     """Say who is slow, and what the letters mean."""
     lines = []
     slow = next((worker for worker in view.workers if worker.times_slow), None)
     if slow is not None and slow.times_slow is not None:
         words = f"! worker {slow.rank} computes {min(slow.times_slow, 999):.1f} times as long"
         whole = f"{words} as the others"
-        lines.append(cut(Text(whole if len(whole) <= width else words, "yellow"), width))
+        lines.append(_line(whole if len(whole) <= width else words, "yellow"))
     steps = "of the last step" if view.num_steps == 1 else f"of the last {view.num_steps:,} steps"
     names = [Text(phase, style) for phase, style in zip(PHASES, STYLES, strict=True)]
     legend = Text("  ").join([*names, Text(steps, "dim")])

@@ -1,63 +1,94 @@
-"""What can happen in a run, as its event file tells it?
+"""What can happen in a run, as a line of its event file says it?
 
-What a line does not say has a default that says so: None, an empty tuple, NaN. `docs/events.md` has
-every field.
+A line is untrusted: nothing is believed about its size or the types of its values. A field that is
+missing is None, empty or NaN; one of another type than is written here makes the whole line
+unreadable. Events and fields that are not known are passed over. `docs/events.md` explains them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, get_type_hints
 
+from unisono.report.fields import (
+    Column,
+    Count,
+    Counts,
+    Flag,
+    Means,
+    Number,
+    Numbers,
+    Object,
+    OptionalCounts,
+    Seconds,
+    Step,
+    Text,
+    Texts,
+    Time,
+    Whole,
+)
+
+FORMAT = 1
 PHASES = ("loading", "forward", "backward", "waiting", "summing", "updating")
+_phases = attrgetter(*(f"{name}_s" for name in PHASES))
 
-Column: TypeAlias = "tuple[float | None, ...]"
+
+class NewerFormatError(ValueError):
+    """The file was written in a format that this version does not know."""
 
 
 @dataclass(frozen=True)
-class Start:
+class Event:
+    """Something that happened: a line of the file. ``step`` is how many steps were done then."""
+
+    time_unix_s: Time
+    step: Step
+
+
+@dataclass(frozen=True)
+class Start(Event):
     """A fit, or one that starts again, begins."""
 
-    time_unix_s: float
-    step: int
-    clock_s: float | None
-    epoch: int | None
-    end_step: int | None
-    steps_per_epoch: int | None
-    num_samples: int | None
-    batch_size: int | None
-    shards: int | None
-    seed: int | None
-    world_size: int | None
-    ranks: tuple[int, ...]
-    pids: tuple[int | None, ...]
-    host: str | None
-    identity: Mapping[str, Any]
-    versions: Mapping[str, Any]
-    machine: Mapping[str, Any]
-    command: tuple[str, ...]
-    folder: str | None
-    num_parameters: int | None
-    loader_workers: int | None
+    format: Count
+    clock_s: Seconds
+    epoch: Count
+    end_step: Count
+    steps_per_epoch: Count
+    num_samples: Count
+    batch_size: Count
+    shards: Count
+    seed: Whole
+    world_size: Count
+    ranks: Counts
+    pids: OptionalCounts
+    host: Text
+    identity: Object
+    versions: Object
+    machine: Object
+    command: Texts
+    folder: Text
+    num_parameters: Count
+    loader_workers: Count
 
 
 @dataclass(frozen=True)
-class StepDone:
+class StepDone(Event):
     """A step has ended. A column has one entry a rank, or is empty if the line had none.
 
-    ``begun_s`` is on the clock of :attr:`Start.clock_s`; an entry is None where a worker was lost.
+    ``step`` is which one it was, counted from 0. ``begun_s`` is on the clock of
+    :attr:`Start.clock_s`; an entry is None where a worker was lost.
     """
 
-    time_unix_s: float
-    step: int
-    epoch: int | None
-    num_samples: int | None
-    seconds: float | None
-    means: Mapping[str, float]
-    learning_rates: tuple[float, ...]
-    gradient_norm: float | None
-    ranks: tuple[int, ...]
+    epoch: Count
+    num_samples: Count
+    seconds: Seconds
+    means: Means
+    learning_rates: Numbers
+    gradient_norm: Number
+    ranks: Counts
     begun_s: Column
     loading_s: Column
     forward_s: Column
@@ -66,23 +97,27 @@ class StepDone:
     summing_s: Column
     updating_s: Column
 
-    def phase(self, name: str) -> Column:
-        """Return how long each rank spent in one of :data:`PHASES`, in seconds."""
-        column: Column = getattr(self, f"{name}_s")
-        return column
+    def __post_init__(self) -> None:
+        num_ranks = len(self.ranks)
+        if not {len(self.begun_s), *map(len, self.phases)} <= {0, num_ranks}:
+            raise ValueError(f"a column has not one entry for each of {num_ranks} ranks")
+
+    @property
+    def phases(self) -> tuple[Column, ...]:
+        """How long each rank spent in each of :data:`PHASES`, in seconds."""
+        columns: tuple[Column, ...] = _phases(self)
+        return columns
 
 
 @dataclass(frozen=True)
-class Workers:
+class Workers(Event):
     """Who computes has changed."""
 
-    time_unix_s: float
-    step: int
-    ranks: tuple[int, ...]
-    pids: tuple[int | None, ...]
-    lost: tuple[int, ...]
-    joined: tuple[int, ...]
-    why: tuple[str, ...]
+    ranks: Counts
+    pids: OptionalCounts
+    lost: Counts
+    joined: Counts
+    why: Texts
 
     @property
     def in_words(self) -> str:
@@ -93,59 +128,120 @@ class Workers:
 
 
 @dataclass(frozen=True)
-class WentBack:
+class WentBack(Event):
     """The steps from ``step`` on come again; ``from_step`` is how far the run had been."""
 
-    time_unix_s: float
-    step: int
-    from_step: int | None
+    from_step: Count
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """The means over a validation set after ``step`` steps."""
+class Evaluation(Event):
+    """The means over a validation set."""
 
-    time_unix_s: float
-    step: int
-    epoch: int | None
-    seconds: float | None
-    means: Mapping[str, float]
+    epoch: Count
+    seconds: Seconds
+    means: Means
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint has been asked for after ``step`` steps."""
-
-    time_unix_s: float
-    step: int
+class Checkpoint(Event):
+    """A checkpoint has been asked for."""
 
 
 @dataclass(frozen=True)
-class Failure:
+class Failure(Event):
     """A fit has ended with an exception."""
 
-    time_unix_s: float
-    step: int
-    rank: int | None
-    error: str
-    message: str
+    rank: Count
+    error: Text
+    message: Text
+
+    @property
+    def in_words(self) -> str:
+        """What ended it: the exception, as Python shows it."""
+        return f"{self.error or 'an exception'}: {self.message or ''}"
 
 
 @dataclass(frozen=True)
 class Interrupted(Failure):
-    """Somebody has ended a fit; the message says how."""
+    """Somebody has ended a fit."""
+
+    by: Text
+
+    @property
+    def in_words(self) -> str:
+        """What ended it: who, or which signal."""
+        return f"by {'Ctrl-C' if self.by == 'SIGINT' else self.by or 'a signal'}"
 
 
 @dataclass(frozen=True)
-class End:
-    """A fit has ended well, after ``step`` steps."""
+class End(Event):
+    """A fit has ended well."""
 
-    time_unix_s: float
-    step: int
-    seconds: float | None
-    samples_per_second: float | None
-    digest: str | None
-    stopped_early: bool
+    seconds: Seconds
+    samples_per_second: Seconds
+    digest: Text
+    stopped_early: Flag
 
 
-Event: TypeAlias = "Start | StepDone | Workers | WentBack | Evaluation | Checkpoint | Failure | End"
+def _readers_of(event: type[Event]) -> list[tuple[str, Callable[[Any], Any]]]:
+    types = get_type_hints(event, include_extras=True)
+    return [(field.name, types[field.name].__metadata__[0]) for field in fields(event)]
+
+
+_EVENTS: dict[str, type[Event]] = {
+    "start": Start,
+    "step": StepDone,
+    "workers": Workers,
+    "went_back": WentBack,
+    "evaluation": Evaluation,
+    "checkpoint": Checkpoint,
+    "failure": Failure,
+    "interrupted": Interrupted,
+    "end": End,
+}
+_READERS = {name: _readers_of(event) for name, event in _EVENTS.items()}
+
+
+def read_event(line: bytes) -> Event | None:
+    """Read one line.
+
+    Args:
+        line: one JSON object in UTF-8.
+
+    Returns:
+        What it says, or None for an event that is not known.
+
+    Raises:
+        NewerFormatError: the file is of a format that this version cannot read.
+        ValueError: the line is not what the format says.
+    """
+    found = _loads(line)
+    if not isinstance(found, dict):
+        raise ValueError("not an object")
+    name, written = found.get("event"), found.get("format")
+    if not isinstance(name, str | None):
+        raise ValueError("`event` is not text")
+    if name not in _EVENTS:
+        return None
+    if name == "start" and type(written) is int and written > FORMAT:
+        raise NewerFormatError(f"written in format {written}")
+    values = []
+    for key, read in _READERS[name]:
+        try:
+            values.append(read(found.get(key)))
+        except ValueError as error:
+            raise ValueError(f"`{key}` {error}") from None
+    return _EVENTS[name](*values)
+
+
+def _loads(line: bytes) -> Any:
+    try:
+        found = json.loads(line)
+        if b"\\ud" in line.lower():
+            # Half of a surrogate pair is allowed in JSON, but cannot be written as UTF-8.
+            text = json.dumps(found, ensure_ascii=False)
+            found = json.loads(text.encode("utf-8", "replace"))
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    return found

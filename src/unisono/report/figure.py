@@ -1,29 +1,23 @@
 """What is drawn: traces and a layout as plotly's JSON describes them, with a legend in HTML.
 
 Colours are names of the page's own, such as ``var(--loss)``: the style sheet says what they are by
-day and by night, and the page's script puts them in.
+day and by night, and the page's script puts them in, as it does with what all plots have in common.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from unisono.report.marks import Kind, Mark
+from unisono.report.marks import Mark
 from unisono.report.text import in_plot
 
 SERIES_COLOURS = 8
 _NEAR = 0.022  # of an axis: two badges nearer than this would lie upon each other
-_MARK_COLOURS = {
-    Kind.LOST: "var(--bad)",
-    Kind.FAILED: "var(--bad)",
-    Kind.NOT_FINITE: "var(--bad)",
-    Kind.WENT_BACK: "var(--warn)",
-    Kind.JOINED: "var(--good)",
-}
+_MAX_TEXTS = 8
 
 
 @dataclass(frozen=True)
@@ -60,89 +54,87 @@ class Figure:
     is_long: bool = False
 
 
-@dataclass(frozen=True)
-class Badge:
-    """The numbers of marks that lie near each other on an axis."""
-
-    at: float
-    first: int
-    last: int
-    colour: str
-    texts: tuple[str, ...] = field(default=())
-
-    @property
-    def label(self) -> str:
-        """The number, or the first and the last."""
-        return str(self.first) if self.first == self.last else f"{self.first}–{self.last}"
-
-
-def colour_of(kind: Kind) -> str:
-    """Return the colour of a kind of mark."""
-    return _MARK_COLOURS.get(kind, "var(--muted)")
-
-
 def series_colour(number: int) -> str:
     """Return the colour of the n-th curve."""
     return f"var(--s{number % SERIES_COLOURS})"
 
 
-def badges(marks: Sequence[tuple[float, int, Mark]], low: float, high: float) -> list[Badge]:
-    """Number the marks of an axis; those that are near each other share a badge.
+def curve_trace(
+    xs: Sequence[float],
+    ys: Sequence[float | None],
+    label: str,
+    colour: str,
+    *,
+    width: float = 1.8,
+    num_dots: int = 30,
+    **change: Any,
+) -> dict[str, Any]:
+    """Return the trace of a curve over steps, with a dot for each value where there are few.
 
     Args:
-        marks: where each lies on the axis, its number, and what it is.
-        low: where the axis begins.
-        high: where it ends.
-    """
-    found: list[Badge] = []
-    for at, number, mark in sorted(marks, key=lambda one: one[:2]):
-        if not low <= at <= high:
-            continue
-        text = in_plot(f"{number}: {mark.text}")
-        if found and at - found[-1].at <= _NEAR * (high - low):
-            last = found[-1]
-            texts = (*last.texts, text)[:8]
-            found[-1] = Badge(last.at, last.first, number, last.colour, texts)
-        else:
-            found.append(Badge(at, number, number, colour_of(mark.kind), (text,)))
-    return found
-
-
-def drawn_badges(found: Sequence[Badge], *, is_above: bool = False) -> dict[str, Any]:
-    """Return the part of a layout that draws badges: a line each, and its number at the top.
-
-    Args:
-        found: the badges.
-        is_above: whether the numbers stand above the plot, not in it.
+        xs: the steps.
+        ys: the values.
+        label: what they are.
+        colour: its colour.
+        width: of the line, in pixels.
+        num_dots: so many values are few.
+        change: what is otherwise, in plotly's words.
     """
     return {
-        "shapes": [
-            {
-                "type": "line",
-                "x0": badge.at,
-                "x1": badge.at,
-                "y0": 0,
-                "y1": 1,
-                "yref": "y domain",
-                "line": {"color": badge.colour, "width": 1, "dash": "dot"},
-            }
-            for badge in found
-        ],
-        "annotations": [
-            {
-                "x": badge.at,
-                "y": 1,
-                "yref": "y domain",
-                "yanchor": "bottom" if is_above else "top",
-                "text": badge.label,
-                "hovertext": "<br>".join(badge.texts),
-                "showarrow": False,
-                "font": {"size": 10, "color": "var(--surface)"},
-                "bgcolor": badge.colour,
-                "borderpad": 2,
-            }
-            for badge in found
-        ],
+        "type": "scatter",
+        "mode": "lines+markers" if len(xs) <= num_dots else "lines",
+        "x": xs,
+        "y": ys,
+        "line": {"color": colour, "width": width},
+        "marker": {"size": 5},
+        "hovertemplate": f"step %{{x:,.0f}}<br>{in_plot(label)}: %{{y:.5g}}<extra></extra>",
+        "legendgroup": label,
+        **change,
+    }
+
+
+def drawn_marks(
+    marks: Sequence[Mark],
+    place: Callable[[Mark], float],
+    low: float,
+    high: float,
+    *,
+    is_above: bool = True,
+) -> dict[str, Any]:
+    """Return the part of a layout that draws marks: a line each, and a badge at its top.
+
+    Badges have the numbers of marks, from 1; marks that are near each other share one.
+
+    Args:
+        marks: all of a run.
+        place: where one lies on the axis.
+        low: where the axis begins.
+        high: where it ends.
+        is_above: whether the badges stand above the plot, not in it.
+    """
+    groups: list[list[tuple[float, int, Mark]]] = []
+    numbered = [(place(mark), number, mark) for number, mark in enumerate(marks, 1)]
+    for one in sorted(numbered, key=lambda one: one[:2]):
+        if low <= one[0] <= high:
+            if not groups or one[0] - groups[-1][0][0] > _NEAR * (high - low):
+                groups.append([])
+            groups[-1].append(one)
+    badges = [_badge(group) for group in groups]
+    yanchor = "bottom" if is_above else "top"
+    return {
+        "shapes": [{"x0": b["x"], "x1": b["x"], "line": {"color": b["bgcolor"]}} for b in badges],
+        "annotations": [{**badge, "yanchor": yanchor} for badge in badges],
+    }
+
+
+def _badge(group: Sequence[tuple[float, int, Mark]]) -> dict[str, Any]:
+    (at, first, mark), (_, last, _) = group[0], group[-1]
+    texts = [in_plot(f"{number}: {one.text}") for _, number, one in group[:_MAX_TEXTS]]
+    return {
+        "x": at,
+        "text": str(first) if first == last else f"{first}–{last}",
+        "hovertext": "<br>".join(texts),
+        "bgcolor": f"var(--{mark.severity.value or 'muted'})",
     }
 
 

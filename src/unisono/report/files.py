@@ -96,8 +96,10 @@ def _names(folders: Sequence[Path]) -> list[str]:
 def _write_trace(
     directory: str | os.PathLike[str], history: History, target: str | os.PathLike[str]
 ) -> Path:
-    num_workers = max(len(history.phases.ranks), len(history.course.ranks))
-    num_left_out = history.course.num_steps - trace.num_kept(history.course.num_steps, num_workers)
+    num_workers = max(len(history.phases.ranks), len(history.progress.ranks))
+    num_left_out = history.progress.num_steps - trace.num_kept(
+        history.progress.num_steps, num_workers
+    )
     events = EventReader(events_file(directory)).new_events()
     parts = trace.trace_parts(events, num_left_out=num_left_out)
     return write_whole(target, parts, mark=trace.MARK, option="--trace")

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from unisono.errors import DataFormatError
-from unisono.report.events import Event
-from unisono.report.reading import NewerFormatError, read_event
+from unisono.report.events import Event, NewerFormatError, read_event
 
 FILE_NAME = "events.jsonl"
 MAX_LINE_BYTES = 1 << 20

@@ -9,18 +9,11 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from unisono.report.events import (
-    Checkpoint,
-    End,
-    Evaluation,
-    Event,
-    Start,
-    StepDone,
-    Workers,
-)
+from unisono.report.events import End, Evaluation, Event, Start, StepDone, Workers
 from unisono.report.follow import EventReader, events_file
-from unisono.report.marks import Kind, Mark, mark_of
+from unisono.report.marks import Mark, Severity, mark_of
 from unisono.report.phases import PhaseTimes
 from unisono.report.run_progress import RunProgress
 from unisono.report.series import Series
@@ -48,15 +41,18 @@ class ValidationCurve:
         return step, value
 
 
+C = TypeVar("C", Series, ValidationCurve)
+
+
 class History:
     """What happened in a run, as far as its events have been added. Final.
 
     Attributes:
         name: what the run is called where there are several.
-        course: what the run has come to.
-        num_samples: how many samples its steps took.
+        progress: what the run has come to.
         means: each metric of training.
         validation: each metric of evaluation.
+        metrics_left_out: those beyond :data:`MAX_METRICS`.
         learning_rates: one series a group of parameters.
         phases: where the time goes.
         windows: a few steps, kept whole.
@@ -67,10 +63,10 @@ class History:
 
     def __init__(self, name: str = "") -> None:
         self.name = name
-        self.course = RunProgress()
-        self.num_samples = 0
+        self.progress = RunProgress()
         self.means: dict[str, Series] = {}
         self.validation: dict[str, ValidationCurve] = {}
+        self.metrics_left_out: set[str] = set()
         self.learning_rates: list[Series] = []
         self.gradient_norm = Series()
         self.samples_per_second = Series(max_buckets=300)
@@ -78,10 +74,6 @@ class History:
         self.windows = Windows()
         self.marks: list[Mark] = []
         self.num_marks = 0
-        self.num_checkpoints = 0
-        self.last_checkpoint: int | None = None
-        self.num_evaluations = 0
-        self.metrics_left_out: set[str] = set()
         self.num_unreadable = 0
 
     @property
@@ -97,19 +89,19 @@ class History:
         """What the run told in its end, or else the time from line to line."""
         if self._told is not None and self._told.seconds is not None:
             return self._told.seconds
-        return self.course.seconds
+        return self.progress.seconds
 
     @property
     def _told(self) -> End | None:
         """The end of a run that was fitted once; another's tells of its last fit alone."""
-        ended = self.course.ended
-        return ended if isinstance(ended, End) and self.course.num_starts == 1 else None
+        ended = self.progress.ended
+        return ended if isinstance(ended, End) and self.progress.num_starts == 1 else None
 
     def add(self, event: Event) -> None:
         """Add the next event."""
-        if not self.course.add(event):
+        if not self.progress.add(event):
             return
-        if event is not self.course.first and (mark := mark_of(event)) is not None:
+        if event is not self.progress.first and (mark := mark_of(event)) is not None:
             self._mark(mark)
         if isinstance(event, StepDone):
             self._add_step(event)
@@ -119,15 +111,15 @@ class History:
             self.windows.lose()
         elif isinstance(event, Evaluation):
             self._add_evaluation(event)
-        elif isinstance(event, Checkpoint):
-            self.num_checkpoints += 1
-            self.last_checkpoint = event.step
 
     def _add_step(self, step: StepDone) -> None:
         num_samples = step.num_samples or 0
-        self.num_samples += num_samples
         for name, value in step.means.items():
-            self._add_mean(step, name, value)
+            if (series := self._curve(self.means, name, Series)) is not None:
+                series.add(step.step, value, num_samples or 1)
+                if series.first_not_finite == step.step:
+                    text = f"{name} is {value} for the first time"
+                    self._mark(Mark(step.step, step.time_unix_s, Severity.BAD, text))
         for group, rate in enumerate(step.learning_rates[:MAX_GROUPS]):
             if group == len(self.learning_rates):
                 self.learning_rates.append(Series())
@@ -137,38 +129,29 @@ class History:
         if step.seconds:
             self.samples_per_second.add(step.step, num_samples / step.seconds, step.seconds)
         self.phases.add(step)
-        self.windows.add(step, self.course.clock_at_unix_s)
-
-    def _add_mean(self, step: StepDone, name: str, value: float) -> None:
-        if name not in self.means and len(self.means) == MAX_METRICS:
-            self._leave_out(name)
-            return
-        series = self.means.setdefault(name, Series())
-        was_finite = series.first_not_finite is None
-        series.add(step.step, value, step.num_samples or 1)
-        if was_finite and not math.isfinite(value):
-            text = f"{name} is {value} for the first time"
-            self._mark(Mark(step.step, step.time_unix_s, Kind.NOT_FINITE, text))
+        self.windows.add(step, self.progress.clock_at_unix_s)
 
     def _add_evaluation(self, event: Evaluation) -> None:
-        self.num_evaluations += 1
         for name, value in event.means.items():
-            if name not in self.validation and len(self.validation) == MAX_METRICS:
-                self._leave_out(name)
-                continue
-            curve = self.validation.setdefault(name, ValidationCurve())
-            if len(curve.steps) < MAX_EVALUATIONS:
+            curve = self._curve(self.validation, name, ValidationCurve)
+            if curve is not None and len(curve.steps) < MAX_EVALUATIONS:
                 curve.steps.append(event.step)
                 curve.values.append(value)
+
+    def _curve(self, curves: dict[str, C], name: str, new: type[C]) -> C | None:
+        """Return the curve of a metric; None if there are too many."""
+        if name not in curves:
+            if len(curves) == MAX_METRICS:
+                if len(self.metrics_left_out) < MAX_METRICS:
+                    self.metrics_left_out.add(name)
+                return None
+            curves[name] = new()
+        return curves[name]
 
     def _mark(self, mark: Mark) -> None:
         self.num_marks += 1
         if len(self.marks) < MAX_MARKS:
             self.marks.append(mark)
-
-    def _leave_out(self, name: str) -> None:
-        if len(self.metrics_left_out) < MAX_METRICS:
-            self.metrics_left_out.add(name)
 
 
 def gather(directory: str | os.PathLike[str], name: str = "") -> History:
@@ -188,7 +171,7 @@ def gather(directory: str | os.PathLike[str], name: str = "") -> History:
     for event in reader.new_events():
         history.add(event)
     history.num_unreadable = reader.num_unreadable
-    if history.course.first is None and not history.course.num_steps:
+    if history.progress.first is None and not history.progress.num_steps:
         told = f" ({reader.num_unreadable} lines cannot be read)" if reader.num_unreadable else ""
         raise ValueError(
             f"{str(path)!r} must tell of a run, but tells nothing{told}: name the folder of a run "
@@ -199,7 +182,7 @@ def gather(directory: str | os.PathLike[str], name: str = "") -> History:
 
 def identity(history: History) -> dict[str, object]:
     """Return all that fixes the bits of a run, by name."""
-    start = history.course.first
+    start = history.progress.first
     if start is None:
         return {}
     found: dict[str, object] = {

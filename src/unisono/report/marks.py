@@ -1,4 +1,4 @@
-"""What happened once in a run, in words."""
+"""What happened once in a run, in words, and how bad that is."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from unisono.report.events import End, Event, Failure, Interrupted, Start, WentB
 from unisono.report.text import plural
 
 
-class Kind(Enum):
-    """What sort of thing happened; the value is the word for it."""
+class Severity(Enum):
+    """How bad something is; the value is its class in the style sheet."""
 
-    RESUMED = "resumed"
-    LOST = "lost"
-    JOINED = "joined"
-    CHANGED = "workers"
-    WENT_BACK = "went back"
-    NOT_FINITE = "not finite"
-    FAILED = "failed"
-    ENDED = "ended"
+    BAD = "bad"
+    WARN = "warn"
+    GOOD = "good"
+    NEUTRAL = ""
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class Mark:
 
     step: int
     time_unix_s: float
-    kind: Kind
+    severity: Severity
     text: str
 
 
@@ -38,28 +34,24 @@ def mark_of(event: Event) -> Mark | None:
     return None if said is None else Mark(event.step, event.time_unix_s, *said)
 
 
-def _said(event: Event) -> tuple[Kind, str] | None:
-    if isinstance(event, Start) and event.step > 0:
-        workers = f" on {plural(event.world_size, 'worker')}" if event.world_size else ""
-        return Kind.RESUMED, f"started again at step {event.step}{workers}"
-    if isinstance(event, Workers):
-        kind = Kind.LOST if event.lost else Kind.JOINED if event.joined else Kind.CHANGED
-        return kind, event.in_words
-    if isinstance(event, WentBack):
-        return Kind.WENT_BACK, _back_in_words(event)
-    if isinstance(event, Interrupted):
-        return Kind.ENDED, f"{event.error} {event.message}"
-    if isinstance(event, Failure):
-        whose = "" if event.rank is None else f"worker {event.rank}: "
-        return Kind.FAILED, f"{whose}{event.error}: {event.message}"
-    if isinstance(event, End) and event.stopped_early:
-        return Kind.ENDED, f"stopped early after {event.step} steps"
+def _said(event: Event) -> tuple[Severity, str] | None:
+    match event:
+        case Start(step=step, world_size=world_size) if step > 0:
+            workers = f" on {plural(world_size, 'worker')}" if world_size else ""
+            return Severity.NEUTRAL, f"started again at step {step}{workers}"
+        case Workers(lost=lost, joined=joined):
+            good = Severity.GOOD if joined else Severity.NEUTRAL
+            return Severity.BAD if lost else good, event.in_words
+        case WentBack(step=step, from_step=None):
+            return Severity.WARN, f"went back to step {step}"
+        case WentBack(step=step, from_step=int(from_step)):
+            words = f"went back to step {step} from step {from_step}"
+            return Severity.WARN, f"{words}: {from_step - step} came again, with the same result"
+        case Interrupted():
+            return Severity.NEUTRAL, f"interrupted {event.in_words}"
+        case Failure(rank=rank):
+            whose = "" if rank is None else f"worker {rank}: "
+            return Severity.BAD, f"{whose}{event.in_words}"
+        case End(step=step, stopped_early=True):
+            return Severity.NEUTRAL, f"stopped early after {step} steps"
     return None
-
-
-def _back_in_words(event: WentBack) -> str:
-    text = f"went back to step {event.step}"
-    if event.from_step is None:
-        return text
-    again = event.from_step - event.step
-    return f"{text} from step {event.from_step}: {again} came again, with the same result"

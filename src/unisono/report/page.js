@@ -23,6 +23,15 @@
     return value;
   }
 
+  // What all badges of marks and the lines below them have in common.
+  function template(style) {
+    const font = { size: 10, color: style.getPropertyValue("--surface").trim() };
+    const badge = { y: 1, yref: "y domain", showarrow: false, borderpad: 2, font };
+    const line = { width: 1, dash: "dot" };
+    const below = { type: "line", y0: 0, y1: 1, yref: "y domain", line };
+    return { layout: { annotationdefaults: badge, shapedefaults: below } };
+  }
+
   function axis(own, style) {
     const colour = (name) => style.getPropertyValue(name).trim();
     return {
@@ -42,6 +51,7 @@
     const surface = style.getPropertyValue("--surface").trim();
     const result = {
       ...layout,
+      template: template(style),
       showlegend: false,
       paper_bgcolor: surface,
       plot_bgcolor: surface,

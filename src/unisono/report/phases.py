@@ -1,9 +1,9 @@
 """Where does the time of a step go, in each worker?
 
-For each stretch of steps and each membership that computed some of them, the sum of the seconds in
-each phase is kept: of all workers at once, as nearly all steps have the same. ::
+For each stretch of steps, and each group of ranks that computed some of them together, the sum of
+the seconds in each phase is kept: of all workers at once, as nearly all steps have the same. ::
 
-    membership (0, 1)   loading of 0, of 1, forward of 0, of 1, backward of 0, …
+    ranks (0, 1)   loading of 0, of 1, forward of 0, of 1, backward of 0, …
 
 What a step lasted beyond its phases (callbacks, evaluation, the time to find out that a worker is
 lost) is called *between*.
@@ -13,24 +13,27 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
+from statistics import median
 from typing import Any, TypeAlias, TypeVar
 
-from unisono.report.events import PHASES, Column, StepDone
+from unisono.report.events import PHASES, StepDone
 from unisono.report.series import Buckets
 
-MAX_CREWS = 1000  # only a made-up file has more
+MAX_GROUPS_OF_RANKS = 1000  # only a made-up file has more
 MAX_WORKERS = 64  # as many rows as can be told apart
 WAITING = PHASES.index("waiting")
-Crew: TypeAlias = "tuple[int, ...]"
+
+K = TypeVar("K")
+Ranks: TypeAlias = "tuple[int, ...]"
 
 _COMPUTING = tuple(PHASES.index(name) for name in ("loading", "forward", "backward"))
 
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds of one worker, or of a membership, in each phase, and over how many steps."""
+    """Seconds of one worker, or of several, in each phase, and over how many steps."""
 
     phases_s: list[float]
     num_steps: int
@@ -72,19 +75,19 @@ class PhaseSpan:
     last_step: int
     num_steps: int
     seconds: float
-    by_membership: dict[Crew, Spent]
+    by_ranks: dict[Ranks, Spent]
 
     def absorb(self, later: PhaseSpan, /) -> None:
         """Take in the steps that follow."""
         self.last_step = later.last_step
         self.num_steps += later.num_steps
         self.seconds += later.seconds
-        add_up(self.by_membership, later.by_membership)
+        add_up(self.by_ranks, later.by_ranks)
 
     @property
     def by_rank(self) -> dict[int, Spent]:
         """What each worker spent."""
-        return _by_rank(self.by_membership)
+        return _by_rank(self.by_ranks)
 
     @property
     def per_step_s(self) -> list[float]:
@@ -98,47 +101,42 @@ class PhaseSpan:
         return [*phases_s, max(between_s, 0.0)]
 
 
-@dataclass
 class PhaseTimes:
-    """Where the time goes, kept small: over the run, and in all of it for each worker.
+    """Where the time goes, kept small: over the run, and in all of it for each worker. Final.
 
     Attributes:
+        buckets: what is kept of the run, first to last.
         num_left_out: how many steps of workers beyond :data:`MAX_WORKERS` were left out.
     """
 
-    max_buckets: int = 200
-    num_left_out: int = 0
-    buckets: Buckets[PhaseSpan] = field(init=False)
-
-    _by_membership: dict[Crew, Spent] = field(default_factory=dict)
-    _ranks: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.buckets = Buckets(self.max_buckets)
+    def __init__(self, max_buckets: int = 200) -> None:
+        self.buckets: Buckets[PhaseSpan] = Buckets(max_buckets)
+        self.num_left_out = 0
+        self._ranks: set[int] = set()
+        self._groups: set[Ranks] = set()
 
     def add(self, step: StepDone) -> None:
         """Add a step; one without any columns is passed over."""
-        membership = step.ranks
-        seconds: list[Any] = list(chain.from_iterable(map(step.phase, PHASES)))
-        is_whole = len(seconds) == len(membership) * len(PHASES) and None not in seconds
-        if membership not in self._by_membership or not is_whole:
-            membership, seconds = self._with_a_row(spent_by_rank(step))
-        if membership:
-            spent = {membership: Spent(seconds, 1)}
-            add_up(self._by_membership, spent)
+        ranks = step.ranks
+        seconds: list[Any] = list(chain.from_iterable(step.phases))
+        is_whole = len(seconds) == len(ranks) * len(PHASES) and None not in seconds
+        if ranks not in self._groups or not is_whole:
+            ranks, seconds = self._with_a_row(spent_by_rank(step))
+        if ranks:
+            spent = {ranks: Spent(seconds, 1)}
             self.buckets.add(PhaseSpan(step.step, step.step, 1, step.seconds or 0.0, spent))
 
-    def _with_a_row(self, spent: Mapping[int, Spent]) -> tuple[Crew, list[Any]]:
+    def _with_a_row(self, spent: Mapping[int, Spent]) -> tuple[Ranks, list[Any]]:
         for rank in spent:
             if len(self._ranks) < MAX_WORKERS:
                 self._ranks.add(rank)
-        membership = tuple(rank for rank in spent if rank in self._ranks)
-        if membership not in self._by_membership and len(self._by_membership) == MAX_CREWS:
-            membership = ()
-        self.num_left_out += len(spent) - len(membership)
-        return membership, [
-            spent[rank].phases_s[i] for i in range(len(PHASES)) for rank in membership
-        ]
+        ranks = tuple(rank for rank in spent if rank in self._ranks)
+        if len(self._groups) < MAX_GROUPS_OF_RANKS:
+            self._groups.add(ranks)
+        elif ranks not in self._groups:
+            ranks = ()
+        self.num_left_out += len(spent) - len(ranks)
+        return ranks, [spent[rank].phases_s[i] for i in range(len(PHASES)) for rank in ranks]
 
     @property
     def stretches(self) -> list[PhaseSpan]:
@@ -153,7 +151,7 @@ class PhaseTimes:
     @property
     def by_rank(self) -> dict[int, Spent]:
         """What each worker spent in the whole run; at most :data:`MAX_WORKERS` of them."""
-        return _by_rank(self._by_membership)
+        return _by_rank(self._whole())
 
     @property
     def together(self) -> dict[int, Spent]:
@@ -161,17 +159,15 @@ class PhaseTimes:
 
         Whoever computes for a lost one is not slow.
         """
-        most = max(map(len, self._by_membership), default=0)
-        return _by_rank(
-            {
-                membership: one
-                for membership, one in self._by_membership.items()
-                if len(membership) == most
-            }
-        )
+        whole = self._whole()
+        most = max(map(len, whole), default=0)
+        return _by_rank({ranks: spent for ranks, spent in whole.items() if len(ranks) == most})
 
-
-K = TypeVar("K")
+    def _whole(self) -> dict[Ranks, Spent]:
+        found: dict[Ranks, Spent] = {}
+        for stretch in self.buckets.stretches:
+            add_up(found, stretch.by_ranks)
+        return found
 
 
 def add_up(sums: dict[K, Spent], more: Mapping[K, Spent]) -> None:
@@ -183,19 +179,18 @@ def add_up(sums: dict[K, Spent], more: Mapping[K, Spent]) -> None:
             sums[key] = Spent(list(spent.phases_s), spent.num_steps)
 
 
-def _by_rank(by_membership: Mapping[Crew, Spent]) -> dict[int, Spent]:
+def _by_rank(by_ranks: Mapping[Ranks, Spent]) -> dict[int, Spent]:
     found: dict[int, Spent] = {}
-    for membership, spent in by_membership.items():
-        for at, rank in enumerate(membership):
-            own = Spent(spent.phases_s[at :: len(membership)], spent.num_steps)
-            add_up(found, {rank: own})
+    for ranks, spent in by_ranks.items():
+        for at, rank in enumerate(ranks):
+            add_up(found, {rank: Spent(spent.phases_s[at :: len(ranks)], spent.num_steps)})
     return found
 
 
 def spent_by_rank(step: StepDone) -> dict[int, Spent]:
     """Return what each worker spent in a step; whoever has no entry was lost in it."""
-    nothing: Column = (None,) * len(step.ranks)
-    columns = [step.phase(name) or nothing for name in PHASES]
+    nothing: tuple[float | None, ...] = (None,) * len(step.ranks)
+    columns = [column or nothing for column in step.phases]
     return {
         rank: Spent([entry or 0.0 for entry in entries], 1)
         for rank, entries in zip(step.ranks, zip(*columns, strict=True), strict=True)
@@ -211,8 +206,6 @@ def slowest(by_rank: dict[int, Spent]) -> tuple[int, float] | None:
     times = sorted((spent.computing_s, rank) for rank, spent in by_rank.items())
     if len(times) < 2:
         return None
-    longest, rank = times[-1]
-    others = [seconds for seconds, _ in times[:-1]]
-    middle = len(others) // 2
-    median = others[middle] if len(others) % 2 else (others[middle - 1] + others[middle]) / 2
-    return (rank, longest / median) if median > 0 else None
+    longest, rank = times.pop()
+    usual = median(seconds for seconds, _ in times)
+    return (rank, longest / usual) if usual > 0 else None

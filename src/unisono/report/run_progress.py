@@ -12,8 +12,31 @@ shows. Where steps come again, each counts once. ::
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 
-from unisono.report.events import End, Event, Failure, Start, StepDone, WentBack, Workers
+from unisono.report.events import (
+    Checkpoint,
+    End,
+    Evaluation,
+    Event,
+    Failure,
+    Start,
+    StepDone,
+    WentBack,
+    Workers,
+)
+from unisono.report.process_status import Named
+
+MAX_WORKERS = 256  # of whom processes and last steps are kept
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """The newest thing that happened to the workers of a fit, and how many it has lost so far."""
+
+    time_unix_s: float
+    text: str
+    num_lost: int
 
 
 class RunProgress:
@@ -27,10 +50,17 @@ class RunProgress:
         num_done: steps done.
         epoch: the epoch of the last of them, counted from 0.
         last_step: that step, where the latest fit has done one.
+        last_step_by_rank: the last step that each worker of the latest fit ended.
         num_steps: how many steps the events tell of, each counted once.
         num_again: how many tell of a step that had been told of.
+        evaluation: the newest.
+        num_evaluations: how many there were.
+        checkpoint: the newest.
+        num_checkpoints: how many there were.
         ranks: who computes.
         lost: who was lost in the latest fit and not replaced.
+        named: the processes of those who compute, and of those who were lost last.
+        trouble: the newest thing that happened to workers of the latest fit.
         num_lost: how many workers were lost.
         num_went_back: how often steps came again.
         began_unix_s: when the first line was written; NaN before it.
@@ -46,10 +76,17 @@ class RunProgress:
         self.num_done = 0
         self.epoch: int | None = None
         self.last_step: StepDone | None = None
+        self.last_step_by_rank: dict[int, int] = {}
         self.num_steps = 0
         self.num_again = 0
+        self.evaluation: Evaluation | None = None
+        self.num_evaluations = 0
+        self.checkpoint: Checkpoint | None = None
+        self.num_checkpoints = 0
         self.ranks: tuple[int, ...] = ()
         self.lost: set[int] = set()
+        self.named: dict[int, Named] = {}
+        self.trouble: Trouble | None = None
         self.num_lost = 0
         self.num_went_back = 0
         self.began_unix_s = math.nan
@@ -73,17 +110,23 @@ class RunProgress:
             same as it did then.
         """
         self._add_time(event)
-        if isinstance(event, StepDone):
-            return self._add_step(event)
-        if isinstance(event, Start):
-            self._add_start(event)
-        elif isinstance(event, Workers):
-            self._add_workers(event)
-        elif isinstance(event, WentBack):
-            self.num_done = event.step
-            self.num_went_back += 1
-        elif isinstance(event, End | Failure):
-            self._add_last(event)
+        match event:
+            case StepDone():
+                return self._add_step(event)
+            case Start():
+                self._add_start(event)
+            case Workers():
+                self._add_workers(event)
+            case WentBack():
+                self._add_went_back(event)
+            case Evaluation():
+                self.evaluation = event
+                self.num_evaluations += 1
+            case Checkpoint():
+                self.checkpoint = event
+                self.num_checkpoints += 1
+            case End() | Failure():
+                self._add_last(event)
         return True
 
     def _add_time(self, event: Event) -> None:
@@ -102,12 +145,14 @@ class RunProgress:
         self.num_starts += 1
         self.num_done, self.epoch, self.last_step = start.step, start.epoch, None
         self.ranks = start.ranks or self.ranks
-        self.lost = set()
+        self.lost, self.named, self.last_step_by_rank, self.trouble = set(), {}, {}, None
+        self._name(start)
 
     def _add_step(self, step: StepDone) -> bool:
         if isinstance(self.ended, Failure):
             self.ended = None  # a replacement may fail, and the others go on
         self.num_done, self.epoch, self.last_step = step.step + 1, step.epoch, step
+        self.last_step_by_rank |= dict.fromkeys(step.ranks[:MAX_WORKERS], step.step)
         self.ranks = step.ranks or self.ranks
         if step.step <= self._furthest:
             self.num_again += 1
@@ -120,6 +165,25 @@ class RunProgress:
         self.ranks = event.ranks or self.ranks
         self.lost = (self.lost | set(event.lost)) - set(event.ranks)
         self.num_lost += len(event.lost)
+        # That another has come in its place is less than why it was lost.
+        if event.lost or self.trouble is None:
+            num_lost = len(event.lost) + (self.trouble.num_lost if self.trouble else 0)
+            self.trouble = Trouble(event.time_unix_s, event.in_words, num_lost)
+        self._name(event)
+
+    def _name(self, event: Start | Workers) -> None:
+        for rank, pid in list(zip(event.ranks, event.pids, strict=False))[:MAX_WORKERS]:
+            if pid is None:
+                self.named.pop(rank, None)  # not the process of that rank which was there before
+            else:
+                self.named[rank] = Named(pid, event.time_unix_s)
+
+    def _add_went_back(self, event: WentBack) -> None:
+        self.num_done = event.step
+        self.num_went_back += 1
+        if self.trouble is not None and event.from_step is not None:
+            text = f"{self.trouble.text}; steps {event.step} to {event.from_step - 1} came again"
+            self.trouble = replace(self.trouble, text=text)
 
     def _add_last(self, event: End | Failure) -> None:
         self.num_done = event.step

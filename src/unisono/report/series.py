@@ -9,18 +9,18 @@ neighbours become one, and each new one takes twice as many values. ::
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 
-class Stretch(Protocol):
+class Absorbing(Protocol):
     """What is kept of some neighbouring steps."""
 
     def absorb(self, later: Any, /) -> None:
         """Take in the stretch that follows this one."""
 
 
-S = TypeVar("S", bound=Stretch)
+S = TypeVar("S", bound=Absorbing)
 
 
 class Buckets(Generic[S]):
@@ -52,13 +52,10 @@ class Buckets(Generic[S]):
         self._num_in_last = 1
 
     def _halve(self) -> None:
-        num_kept = math.ceil(len(self.stretches) / 2)
         self._num_in_last = self.width * (2 - len(self.stretches) % 2)
-        for i in range(num_kept):
-            self.stretches[i] = self.stretches[2 * i]
-            if 2 * i + 1 < len(self.stretches):
-                self.stretches[i].absorb(self.stretches[2 * i + 1])
-        del self.stretches[num_kept:]
+        for one, next_one in zip(self.stretches[::2], self.stretches[1::2], strict=False):
+            one.absorb(next_one)
+        del self.stretches[1::2]
         self.width *= 2
 
 
@@ -94,24 +91,26 @@ class Values:
         return (self.first_step + self.last_step) / 2
 
 
-@dataclass
 class Series:
-    """A number a step, kept small.
+    """A number a step, kept small. Final.
 
     Attributes:
+        buckets: what is kept, first to last.
         last: the last value, which may be NaN or infinite; None before the first.
         last_step: the step that it belongs to.
         first_not_finite: the first step whose value was not finite, or None.
     """
 
-    max_buckets: int = 800
-    last: float | None = None
-    last_step: int | None = None
-    first_not_finite: int | None = None
-    buckets: Buckets[Values] = field(init=False)
+    def __init__(self, max_buckets: int = 800) -> None:
+        self.buckets: Buckets[Values] = Buckets(max_buckets)
+        self.last: float | None = None
+        self.last_step: int | None = None
+        self.first_not_finite: int | None = None
 
-    def __post_init__(self) -> None:
-        self.buckets = Buckets(self.max_buckets)
+    @property
+    def values(self) -> list[Values]:
+        """What is kept, first to last."""
+        return self.buckets.stretches
 
     def add(self, step: int, value: float, weight: float = 1.0) -> None:
         """Add a step's value; its weight counts in means."""
@@ -123,16 +122,6 @@ class Series:
             if self.first_not_finite is None:
                 self.first_not_finite = step
         self.buckets.add(one)
-
-    @property
-    def values(self) -> list[Values]:
-        """What is kept, first to last."""
-        return self.buckets.stretches
-
-    @property
-    def width(self) -> int:
-        """How many steps each point stands for."""
-        return self.buckets.width
 
 
 def smoothed(means: list[float | None], reach: int) -> list[float | None]:

@@ -1,105 +1,114 @@
-"""How does a run stand now, as far as its events say? What was last of everything, kept small."""
+"""How does a run stand now: what has it come to, and how fast are its newest steps?
+
+The newest steps are kept small, so that the last ten seconds, or ten steps, count. ::
+
+    the last ten buckets   │ step step step │ step │ step step step │…
+                            └ a second, or one step that took longer
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import deque
+from dataclasses import dataclass, field
 
 from unisono.plan.shards import assign
-from unisono.report.events import (
-    Checkpoint,
-    Evaluation,
-    Event,
-    Start,
-    StepDone,
-    WentBack,
-    Workers,
-)
-from unisono.report.phases import Spent, slowest
-from unisono.report.process_status import Named
-from unisono.report.recent import Recent
+from unisono.report.events import Event, Start, StepDone, Workers
+from unisono.report.phases import Spent, add_up, slowest, spent_by_rank
 from unisono.report.run_progress import RunProgress
 
-MAX_WORKERS = 256
+MAX_BUCKETS = 10
+BUCKET_S = 1.0
 
 
-@dataclass(frozen=True)
-class Trouble:
-    """The newest thing that happened to the workers of a fit, and how many it has lost so far."""
+@dataclass
+class Bucket:
+    """Neighbouring steps. Some between them may not have been read."""
 
-    time_unix_s: float
-    text: str
-    num_lost: int
+    first: StepDone
+    last: StepDone
+    num_read: int = 0
+    num_samples: int = 0
+    by_rank: dict[int, Spent] = field(default_factory=dict)
+
+    def add(self, step: StepDone) -> None:
+        """Add the next step."""
+        self.last = step
+        self.num_read += 1
+        self.num_samples += step.num_samples or 0
+        add_up(self.by_rank, spent_by_rank(step))
 
 
 class RunStatus:
     """How a run stands, as far as its events have been added. Final.
 
     Attributes:
-        course: what it has come to.
-        named: the processes of those who compute, and of those who were lost last.
-        last_step_by_rank: the last step that each worker ended.
-        trouble: the newest thing that happened to workers.
-        evaluation: the newest.
-        checkpoint: the newest.
-        recent: the newest steps with the workers that there are now.
+        progress: what it has come to.
+        buckets: the newest steps with the workers that there are now.
     """
 
     def __init__(self) -> None:
-        self.course = RunProgress()
-        self.named: dict[int, Named] = {}
-        self.last_step_by_rank: dict[int, int] = {}
-        self.trouble: Trouble | None = None
-        self.evaluation: Evaluation | None = None
-        self.checkpoint: Checkpoint | None = None
-        self.recent = Recent()
+        self.progress = RunProgress()
+        self.buckets: deque[Bucket] = deque(maxlen=MAX_BUCKETS)
 
     def add(self, event: Event) -> None:
         """Add the next event."""
-        self.course.add(event)
+        self.progress.add(event)
         if isinstance(event, StepDone):
-            for rank in event.ranks[:MAX_WORKERS]:
-                self.last_step_by_rank[rank] = event.step
-            self.recent.add(event)
-        elif isinstance(event, Start):
-            self.named, self.last_step_by_rank, self.trouble = {}, {}, None
-            self._begin_anew(event)
-        elif isinstance(event, Workers):
-            self._trouble(event)
-            self._begin_anew(event)
-        elif isinstance(event, WentBack):
-            self._add_went_back(event)
-        elif isinstance(event, Evaluation):
-            self.evaluation = event
-        elif isinstance(event, Checkpoint):
-            self.checkpoint = event
+            self._add_step(event)
+        elif isinstance(event, Start | Workers):
+            self.buckets.clear()  # others compute now
 
-    def _begin_anew(self, event: Start | Workers) -> None:
-        """Others compute: name them, and forget how fast it was before."""
-        for rank, pid in list(zip(event.ranks, event.pids, strict=False))[:MAX_WORKERS]:
-            if pid is None:
-                self.named.pop(rank, None)  # not the process of that rank which was there before
-            else:
-                self.named[rank] = Named(pid, event.time_unix_s)
-        self.recent = Recent()
+    def _add_step(self, step: StepDone) -> None:
+        if self.buckets and step.step <= self.buckets[-1].last.step:
+            self.buckets.clear()  # with a step that comes again, what was before is old
+        # Written so that a time that is not a number, or goes back, begins another bucket.
+        if not self.buckets or not (
+            0 <= step.time_unix_s - self.buckets[-1].first.time_unix_s < BUCKET_S
+        ):
+            self.buckets.append(Bucket(step, step))
+        self.buckets[-1].add(step)
 
-    def _trouble(self, event: Workers) -> None:
-        # That another has come in its place is less than why it was lost.
-        if event.lost or self.trouble is None:
-            num_lost = len(event.lost) + (self.trouble.num_lost if self.trouble else 0)
-            self.trouble = Trouble(event.time_unix_s, event.in_words, num_lost)
+    @property
+    def num_steps(self) -> int:
+        """How many steps there are from the first of the newest to the last."""
+        if not self.buckets:
+            return 0
+        return self.buckets[-1].last.step - self.buckets[0].first.step + 1
 
-    def _add_went_back(self, event: WentBack) -> None:
-        if self.trouble is not None and event.from_step is not None:
-            text = f"{self.trouble.text}; steps {event.step} to {event.from_step - 1} came again"
-            self.trouble = replace(self.trouble, text=text)
+    @property
+    def steps_per_s(self) -> float | None:
+        """How many steps are done in a second, evaluations between them included."""
+        if not self.buckets:
+            return None
+        first, last = self.buckets[0].first, self.buckets[-1].last
+        seconds = last.time_unix_s - first.time_unix_s
+        if last.step > first.step and seconds > 0:
+            return (last.step - first.step) / seconds
+        return 1 / last.seconds if last.seconds else None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """How many samples all workers compute in a second."""
+        num_samples = sum(bucket.num_samples for bucket in self.buckets)
+        if not num_samples or (rate := self.steps_per_s) is None:
+            return None
+        return rate * num_samples / sum(bucket.num_read for bucket in self.buckets)
+
+    @property
+    def by_rank(self) -> dict[int, Spent]:
+        """What each worker spent in the newest steps."""
+        found: dict[int, Spent] = {}
+        for bucket in self.buckets:
+            add_up(found, bucket.by_rank)
+        return found
 
     def slow(self) -> tuple[int, float] | None:
         """Return who computes longest for a shard, and how many times what is usual."""
-        start, ranks = self.course.latest, self.course.ranks
+        start, ranks = self.progress.latest, self.progress.ranks
         shards = _num_shards(start.shards if start else None, len(ranks))
         by_rank = {
             rank: Spent([seconds / shards[ranks.index(rank)] for seconds in spent.phases_s], n)
-            for rank, spent in self.recent.by_rank.items()
+            for rank, spent in self.by_rank.items()
             if rank in ranks and (n := spent.num_steps)
         }
         return slowest(by_rank)

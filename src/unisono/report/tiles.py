@@ -2,69 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from unisono.report.events import End, Failure
 from unisono.report.history import History
 from unisono.report.run_progress import RunProgress
 from unisono.report.text import amount, count, duration, in_page, plain, plural
 
 
-def tiles(history: History) -> list[str]:
-    """Return what came out of a run as entries of a list."""
-    course, start = history.course, history.course.latest
+def tiles(history: History) -> str:
+    """Return what came out of a run as a list in HTML."""
+    progress, start = history.progress, history.progress.latest
     goal = f"of {count(start.end_step)}" if start and start.end_step else ""
-    if course.epoch is not None:
-        goal += f" · epoch {count(course.epoch + 1)}"
-    found = [_tile("Steps", count(course.num_done), goal.strip(" ·"))]
-    speed = history.mean_samples_per_second
-    if speed is not None:
+    if progress.epoch is not None:
+        goal += f" · epoch {count(progress.epoch + 1)}"
+    found = [_tile("Steps", count(progress.num_done), goal.strip(" ·"))]
+    if (speed := history.mean_samples_per_second) is not None:
         found.append(_tile("Samples a second", count(speed), "in the mean"))
     found += _learning_tiles(history)
-    found.append(_workers_tile(course))
-    found.append(_tile("Time in fit", duration(history.seconds or None), _fits(course)))
-    found.append(_recoveries_tile(course))
-    if isinstance(course.ended, End) and course.ended.digest:
-        digest = plain(course.ended.digest)
-        found.append(_tile("Digest", digest[:12], "equal in equal runs", "long"))
-    return found
+    shards = progress.first.shards if progress.first else None
+    workers = count(len(progress.ranks)) if progress.ranks else "–"
+    found.append(_tile("Workers", workers, plural(shards, "shard") if shards else ""))
+    fits = f"in {progress.num_starts} fits" if progress.num_starts > 1 else ""
+    found.append(_tile("Time in fit", duration(history.seconds or None), fits))
+    found.append(_tile("Workers lost", count(progress.num_lost), _recovered(progress)))
+    if isinstance(progress.ended, End) and progress.ended.digest:
+        digest = plain(progress.ended.digest)[:12]
+        found.append(_tile("Digest", digest, "equal in equal runs", ' class="long"'))
+    return f'<ul class="tiles">{"".join(found)}</ul>'
 
 
-def _tile(label: str, shown: str, below: str = "", kind: str = "") -> str:
-    css = f' class="{kind}"' if kind else ""
+def _tile(label: str, shown: str, below: str, css: str = "") -> str:
     return (
         f"<li><span>{in_page(label)}</span><b{css}>{in_page(shown)}</b>"
         f"<span>{in_page(below)}</span></li>"
     )
 
 
-def _learning_tiles(history: History) -> list[str]:
-    found = []
+def _learning_tiles(history: History) -> Iterator[str]:
     loss = history.means.get("loss")
     if loss is not None and loss.last is not None:
-        below = f"training, step {count(loss.last_step or 0)}"
-        found.append(_tile("Loss", amount(loss.last), below))
+        yield _tile("Loss", amount(loss.last), f"training, step {count(loss.last_step or 0)}")
     for metric in ("loss", "accuracy"):
-        if metric in history.validation:
-            best = history.validation[metric].best(is_low_good=metric == "loss")
-            if best is not None:
-                title = f"Best validation {metric}"
-                found.append(_tile(title, amount(best[1]), f"after {plural(best[0], 'step')}"))
-    return found
+        curve = history.validation.get(metric)
+        if curve and (best := curve.best(is_low_good=metric == "loss")) is not None:
+            step, value = best
+            yield _tile(f"Best validation {metric}", amount(value), f"after {plural(step, 'step')}")
 
 
-def _workers_tile(course: RunProgress) -> str:
-    shards = course.first.shards if course.first else None
-    shown = count(len(course.ranks)) if course.ranks else "–"
-    return _tile("Workers", shown, plural(shards, "shard") if shards else "")
-
-
-def _fits(course: RunProgress) -> str:
-    return f"in {course.num_starts} fits" if course.num_starts > 1 else ""
-
-
-def _recoveries_tile(course: RunProgress) -> str:
-    below = "none"
-    if course.num_went_back:
-        below = f"went back {plural(course.num_went_back, 'time')}"
-    elif course.num_lost:
-        below = "" if isinstance(course.ended, Failure) else "and the run went on"
-    return _tile("Workers lost", count(course.num_lost), below)
+def _recovered(progress: RunProgress) -> str:
+    if progress.num_went_back:
+        return f"went back {plural(progress.num_went_back, 'time')}"
+    if progress.num_lost:
+        return "" if isinstance(progress.ended, Failure) else "and the run went on"
+    return "none"

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
-from rich.text import Text
 
 from unisono.report.drawing import draw
 from unisono.report.follow import FILE_NAME, EventReader, events_file
@@ -68,26 +67,26 @@ class Watch:
             if os.path.lexists(self._path):
                 raise
             self._begin()  # not there yet, or set aside for the next run
-        start = self._standing.course.latest
+        start = self._status.progress.latest
         is_here = start is not None and start.host == self._host
-        found = self._processes.look(self._standing.named) if is_here else {}
-        return see(self._standing, found, self._wall())
+        found = self._processes.look(self._status.progress.named) if is_here else {}
+        return see(self._status, found, self._wall())
 
     def _begin(self) -> None:
         self._reader = EventReader(self._path, RECENT_BYTES)
         self._times_begun = 0
-        self._standing = RunStatus()
+        self._status = RunStatus()
 
     def _read(self) -> None:
         for event in self._reader.new_events():
             self._begin_anew_where_the_file_is_another()
-            self._standing.add(event)
+            self._status.add(event)
         self._begin_anew_where_the_file_is_another()
 
     def _begin_anew_where_the_file_is_another(self) -> None:
         if self._reader.times_begun != self._times_begun:
             self._times_begun = self._reader.times_begun
-            self._standing = RunStatus()
+            self._status = RunStatus()
 
 
 def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> None:
@@ -143,13 +142,13 @@ def _until_a_signal(watch: Watch, live: Live, console: Console) -> tuple[View, i
             return view, found.si_signo
 
 
-def _drawn(view: View, console: Console, height: int | None) -> Text:
+def _drawn(view: View, console: Console, height: int | None) -> Group:
     has_unicode = not console.options.ascii_only
     return draw(view, console.width, height, has_unicode=has_unicode)
 
 
 def _print(view: View, console: Console) -> None:
-    console.print(_drawn(view, console, None), highlight=False, markup=False)
+    console.print(_drawn(view, console, None))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from unisono.report.events import PHASES, Evaluation, Event, StepDone
 from unisono.report.marks import mark_of
 from unisono.report.run_progress import RunProgress
 from unisono.report.text import plain
-from unisono.report.windows import WorkerStep, phase_begins, step_times
+from unisono.report.windows import WorkerStep, worker_steps
 
 MARK = '{"displayTimeUnit":"ms","otherData":{"writer":"unisono report"'
 MAX_SLICES = 300_000
@@ -47,18 +47,18 @@ def trace_parts(events: Iterable[Event], *, num_left_out: int) -> Iterator[str]:
 
 
 def _trace_events(events: Iterable[Event], num_left_out: int) -> Iterator[dict[str, Any]]:
-    course = RunProgress()
+    progress = RunProgress()
     named: set[int] = set()
     yield from _names(RUN_PID, "run", 0)
     for event in events:
-        is_new = course.add(event)
+        is_new = progress.add(event)
         if not math.isfinite(event.time_unix_s):
             continue  # it has no place
-        zero = course.began_unix_s
+        zero = progress.began_unix_s
         if not isinstance(event, StepDone):
             yield from _instant(event, zero)
-        elif is_new and course.num_steps > num_left_out:
-            for worker in step_times(event, course.clock_at_unix_s).workers:
+        elif is_new and progress.num_steps > num_left_out:
+            for worker in worker_steps(event, progress.clock_at_unix_s):
                 if (rank := worker.rank) not in named:
                     named.add(rank)
                     yield from _names(_FIRST_WORKER_PID + rank, f"worker {rank}", rank + 1)
@@ -74,8 +74,8 @@ def _names(pid: int, name: str, place: int) -> Iterator[dict[str, Any]]:
 
 
 def _slices(step: StepDone, worker: WorkerStep, zero: float) -> Iterator[dict[str, Any]]:
-    begins = [_us(begin - zero) for begin in phase_begins(worker)]
-    end = _us(worker.begun_unix_s + sum(worker.phases_s) - zero)
+    begins = [_us(begin - zero) for begin in worker.begins_unix_s]
+    end = _us(worker.end_unix_s - zero)
     common = {"ph": "X", "pid": _FIRST_WORKER_PID + worker.rank, "tid": _STEP_TID}
     args = {"step": step.step, "epoch": step.epoch, "samples": step.num_samples}
     yield {

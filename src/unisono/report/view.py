@@ -1,4 +1,4 @@
-"""What is to be seen of a run now: its standing, its processes and the clock, put into words.
+"""What is to be seen of a run now: its status, its processes and the clock, put into words.
 
 A pure function, :func:`see`; ``drawing.py`` finds places for it on a terminal. Whatever a file says
 comes out of here as plain text on one line.
@@ -72,62 +72,60 @@ class View:
     is_over: bool = False
 
 
-def see(standing: RunStatus, processes: Mapping[int, Process], now_unix_s: float) -> View:
+def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) -> View:
     """Put into words how a run stands.
 
     Args:
-        standing: what its events say.
+        status: what its events say.
         processes: what each rank's process does, as far as anybody can tell from here.
         now_unix_s: what time it is.
     """
-    course, start = standing.course, standing.course.latest
+    progress, start = status.progress, status.progress.latest
     if start is None:
         return View(Condition.AWAITED, "", message="waiting for the run to begin")
-    condition = _condition(standing, processes, now_unix_s)
-    workers = tuple(worker_lines(standing, processes))
+    condition = _condition(status, processes, now_unix_s)
+    workers = tuple(worker_lines(status, processes))
     return View(
         condition,
         _title(start),
-        facts=tuple(_facts(course, start, condition, now_unix_s)),
-        num_done=course.num_done,
+        facts=tuple(_facts(progress, start, condition, now_unix_s)),
+        num_done=progress.num_done,
         end_step=start.end_step,
-        position=tuple(_position(standing, start, condition)),
-        numbers=tuple(_numbers(standing)),
-        kept=tuple(_kept(standing, now_unix_s)),
-        trouble=_trouble(standing, now_unix_s),
-        message=_message(standing, condition, workers, now_unix_s),
+        position=tuple(_position(status, start, condition)),
+        numbers=tuple(_numbers(status)),
+        kept=tuple(_kept(status, now_unix_s)),
+        trouble=_trouble(status, now_unix_s),
+        message=_message(status, condition, workers, now_unix_s),
         workers=workers,
-        num_steps=standing.recent.num_steps,
-        is_over=_is_over(course, condition, processes, now_unix_s),
+        num_steps=status.num_steps,
+        is_over=_is_over(progress, condition, processes, now_unix_s),
     )
 
 
-def _condition(
-    standing: RunStatus, processes: Mapping[int, Process], now_unix_s: float
-) -> Condition:
-    course = standing.course
-    if course.ended is not None:
-        return Condition.FAILED if isinstance(course.ended, Failure) else Condition.ENDED
-    seen = [processes.get(rank, UNKNOWN).state for rank in course.ranks]
-    silent_s = _since(course.last_unix_s, now_unix_s)
+def _condition(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) -> Condition:
+    progress = status.progress
+    if progress.ended is not None:
+        return Condition.FAILED if isinstance(progress.ended, Failure) else Condition.ENDED
+    seen = [processes.get(rank, UNKNOWN).state for rank in progress.ranks]
+    silent_s = _since(progress.last_unix_s, now_unix_s)
     if seen and set(seen) == {ProcessState.GONE} and silent_s > STAYS_S:
         return Condition.GONE
-    rate = standing.recent.steps_per_s
+    rate = status.steps_per_s
     patience_s = max(STILL_S, STILL_STEPS / rate if rate else 0.0)
-    is_still = _without_step_s(standing, now_unix_s) > patience_s
+    is_still = _without_step_s(status, now_unix_s) > patience_s
     return Condition.STILL if is_still else Condition.RUNNING
 
 
 def _is_over(
-    course: RunProgress,
+    progress: RunProgress,
     condition: Condition,
     processes: Mapping[int, Process],
     now_unix_s: float,
 ) -> bool:
     if condition in (Condition.ENDED, Condition.FAILED):
-        states = {processes.get(rank, UNKNOWN).state for rank in course.ranks}
+        states = {processes.get(rank, UNKNOWN).state for rank in progress.ranks}
         is_there = bool(states & {ProcessState.RUNNING, ProcessState.STOPPED})
-        return not is_there or _since(course.last_unix_s, now_unix_s) > STAYS_S
+        return not is_there or _since(progress.last_unix_s, now_unix_s) > STAYS_S
     return condition is Condition.GONE
 
 
@@ -137,10 +135,10 @@ def _since(unix_s: float, now_unix_s: float) -> float:
     return passed_s if passed_s > 0 else 0.0
 
 
-def _without_step_s(standing: RunStatus, now_unix_s: float) -> float:
-    last: object = standing.course.last_step or standing.course.latest
+def _without_step_s(status: RunStatus, now_unix_s: float) -> float:
+    last: object = status.progress.last_step or status.progress.latest
     assert last is not None
-    return _since(max(_time_of(last), _time_of(standing.evaluation)), now_unix_s)
+    return _since(max(_time_of(last), _time_of(status.progress.evaluation)), now_unix_s)
 
 
 def _time_of(event: object) -> float:
@@ -158,46 +156,46 @@ def _title(start: Start) -> str:
 
 
 def _facts(
-    course: RunProgress, start: Start, condition: Condition, now_unix_s: float
+    progress: RunProgress, start: Start, condition: Condition, now_unix_s: float
 ) -> Iterator[str]:
     until_s = now_unix_s
     if condition in (Condition.ENDED, Condition.FAILED, Condition.GONE):
-        until_s = course.last_unix_s
-    yield f"{_condition_word(course, condition)}, {_whole(_since(start.time_unix_s, until_s))}"
-    yield _plural(len(course.ranks), "worker")
+        until_s = progress.last_unix_s
+    yield f"{_condition_word(progress, condition)}, {_whole(_since(start.time_unix_s, until_s))}"
+    yield _plural(len(progress.ranks), "worker")
     if start.shards is not None:
         yield _plural(start.shards, "shard")
     if start.host:
         yield f"on {name(start.host)}"
 
 
-def _condition_word(course: RunProgress, condition: Condition) -> str:
-    if isinstance(course.ended, End) and course.ended.stopped_early:
+def _condition_word(progress: RunProgress, condition: Condition) -> str:
+    if isinstance(progress.ended, End) and progress.ended.stopped_early:
         return "stopped early"
-    if isinstance(course.ended, Interrupted):
+    if isinstance(progress.ended, Interrupted):
         return "interrupted"
     return "standing still" if condition is Condition.STILL else condition.value
 
 
-def _position(standing: RunStatus, start: Start, condition: Condition) -> Iterator[str]:
-    course = standing.course
-    if course.epoch is not None:
+def _position(status: RunStatus, start: Start, condition: Condition) -> Iterator[str]:
+    progress = status.progress
+    if progress.epoch is not None:
         of = ""
         if start.steps_per_epoch and start.end_step is not None:
             of = f" of {math.ceil(start.end_step / start.steps_per_epoch):,}"
-        yield f"epoch {course.epoch + 1:,}{of}"
-    rate = standing.recent.steps_per_s
+        yield f"epoch {progress.epoch + 1:,}{of}"
+    rate = status.steps_per_s
     if rate and start.end_step is not None and condition is Condition.RUNNING:
-        yield f"{_whole(max(start.end_step - course.num_done, 0) / rate)} to go"
+        yield f"{_whole(max(start.end_step - progress.num_done, 0) / rate)} to go"
 
 
-def _numbers(standing: RunStatus) -> Iterator[str]:
-    step, ended = standing.course.last_step, standing.course.ended
+def _numbers(status: RunStatus) -> Iterator[str]:
+    step, ended = status.progress.last_step, status.progress.ended
     if step is None:
         return
     means = [f"{name(key)} {amount(mean)}" for key, mean in step.means.items()]
     yield from means[:1]
-    rate = standing.recent.samples_per_s
+    rate = status.samples_per_s
     if isinstance(ended, End):
         rate = ended.samples_per_second
     if rate is not None:
@@ -209,16 +207,16 @@ def _numbers(standing: RunStatus) -> Iterator[str]:
         yield f"gradient norm {amount(step.gradient_norm)}"
 
 
-def _kept(standing: RunStatus, now_unix_s: float) -> Iterator[str]:
-    if (found := standing.evaluation) is not None:
+def _kept(status: RunStatus, now_unix_s: float) -> Iterator[str]:
+    if (found := status.progress.evaluation) is not None:
         means = [f"{name(key)} {amount(mean)}" for key, mean in found.means.items()]
         yield f"validation at step {found.step:,}: {', '.join(means[:MAX_MEANS])}"
-    if (kept := standing.checkpoint) is not None:
+    if (kept := status.progress.checkpoint) is not None:
         yield f"checkpoint begun at step {kept.step:,}, {_ago(kept.time_unix_s, now_unix_s)}"
 
 
-def _trouble(standing: RunStatus, now_unix_s: float) -> str:
-    trouble = standing.trouble
+def _trouble(status: RunStatus, now_unix_s: float) -> str:
+    trouble = status.progress.trouble
     if trouble is None:
         return ""
     said = f"{_line(trouble.text)}, {_ago(trouble.time_unix_s, now_unix_s)}"
@@ -228,34 +226,34 @@ def _trouble(standing: RunStatus, now_unix_s: float) -> str:
 
 
 def _message(
-    standing: RunStatus, condition: Condition, workers: tuple[WorkerLine, ...], now_unix_s: float
+    status: RunStatus, condition: Condition, workers: tuple[WorkerLine, ...], now_unix_s: float
 ) -> str:
-    if isinstance(ended := standing.course.ended, Interrupted):
-        return f"interrupted {_line(ended.message)} after {_plural(ended.step, 'step')}"
+    if isinstance(ended := status.progress.ended, Interrupted):
+        return f"interrupted {_line(ended.in_words)} after {_plural(ended.step, 'step')}"
     if isinstance(ended, Failure):
         whose = "the run" if ended.rank is None else f"worker {ended.rank}"
-        return f"{whose} failed at step {ended.step:,}: {_line(f'{ended.error}: {ended.message}')}"
+        return f"{whose} failed at step {ended.step:,}: {_line(ended.in_words)}"
     if ended is not None:
         digest = f", digest {name(ended.digest)[:16]}" if ended.digest else ""
         return f"{_plural(ended.step, 'step')} in {duration(ended.seconds)}{digest}"
     if condition is Condition.GONE:
         return (
             f"no worker is there any more, so the run was interrupted or killed: last heard of "
-            f"{_ago(standing.course.last_unix_s, now_unix_s)}"
+            f"{_ago(status.progress.last_unix_s, now_unix_s)}"
         )
     if condition is Condition.STILL:
-        yet = " yet" if standing.course.last_step is None else ""
-        passed = _whole(_without_step_s(standing, now_unix_s))
-        return f"no step{yet} for {passed}{_at_an_end(standing.course)}{where(workers)}"
+        yet = " yet" if status.progress.last_step is None else ""
+        passed = _whole(_without_step_s(status, now_unix_s))
+        return f"no step{yet} for {passed}{_at_an_end(status.progress)}{where(workers)}"
     return ""
 
 
-def _at_an_end(course: RunProgress) -> str:
+def _at_an_end(progress: RunProgress) -> str:
     """Say that it may be evaluating: the last step of an epoch is written when the next one is."""
-    per_epoch = course.latest.steps_per_epoch if course.latest is not None else None
-    if course.last_step is None or not per_epoch or (course.num_done + 1) % per_epoch:
+    per_epoch = progress.latest.steps_per_epoch if progress.latest is not None else None
+    if progress.last_step is None or not per_epoch or (progress.num_done + 1) % per_epoch:
         return ""
-    return f", at the end of epoch {(course.epoch or 0) + 1:,}"
+    return f", at the end of epoch {(progress.epoch or 0) + 1:,}"
 
 
 def _line(text: str) -> str:

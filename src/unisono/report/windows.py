@@ -1,7 +1,7 @@
 """Which few steps of a long run are drawn worker by worker?
 
 The last ones, the slowest stretch, and those around the first loss of a worker. Times are turned
-into seconds of the wall clock as they come, since a run that was resumed has several clocks.
+into seconds of the wall clock when they are asked for; a run that was resumed has several clocks.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate, islice
+from typing import TypeAlias
 
-from unisono.report.events import PHASES, StepDone
+from unisono.report.events import StepDone
 from unisono.report.phases import MAX_WORKERS, spent_by_rank
 
 MAX_STEPS = 24  # more would be too thin to see
@@ -23,26 +25,28 @@ _AFTER_LOSS = 16
 class WorkerStep:
     """What one worker did in one step."""
 
+    step: int
     rank: int
     begun_unix_s: float
     phases_s: tuple[float, ...]
 
+    @property
+    def begins_unix_s(self) -> list[float]:
+        """When each phase begins, drawn one after another."""
+        return list(accumulate(self.phases_s[:-1], initial=self.begun_unix_s))
 
-@dataclass(frozen=True)
-class StepTimes:
-    """What all did in one step."""
-
-    step: int
-    seconds: float
-    workers: tuple[WorkerStep, ...]
-
-
-Window = tuple[StepTimes, ...]
-_Kept = tuple[StepDone, "float | None"]
+    @property
+    def end_unix_s(self) -> float:
+        """When the last one ends."""
+        return self.begun_unix_s + sum(self.phases_s)
 
 
-def step_times(step: StepDone, clock_at_unix_s: float | None) -> StepTimes:
-    """Place what each worker did on the wall clock.
+Window: TypeAlias = "tuple[tuple[WorkerStep, ...], ...]"  # the workers of each step
+_Kept: TypeAlias = "tuple[StepDone, float | None]"
+
+
+def worker_steps(step: StepDone, clock_at_unix_s: float | None) -> tuple[WorkerStep, ...]:
+    """Place what each worker did in a step on the wall clock.
 
     Args:
         step: the step.
@@ -50,21 +54,20 @@ def step_times(step: StepDone, clock_at_unix_s: float | None) -> StepTimes:
             or where a worker's begin is not known, each began as long before the line was written
             as its phases took.
     """
-    workers: list[WorkerStep] = []
-    for rank, spent in spent_by_rank(step).items():
-        if len(workers) == MAX_WORKERS:
-            break
-        begun_s = step.begun_s[step.ranks.index(rank)] if step.begun_s else None
-        if begun_s is None or clock_at_unix_s is None:
+    begun_s = dict(zip(step.ranks, step.begun_s, strict=False))
+    placed = []
+    for rank, spent in islice(spent_by_rank(step).items(), MAX_WORKERS):
+        own_s = begun_s.get(rank)
+        if own_s is None or clock_at_unix_s is None:
             begun_unix_s = step.time_unix_s - spent.total_s
         else:
-            begun_unix_s = begun_s + clock_at_unix_s
-        workers.append(WorkerStep(rank, begun_unix_s, tuple(spent.phases_s)))
-    return StepTimes(step.step, step.seconds or 0.0, tuple(workers))
+            begun_unix_s = own_s + clock_at_unix_s
+        placed.append(WorkerStep(step.step, rank, begun_unix_s, tuple(spent.phases_s)))
+    return tuple(placed)
 
 
 class Windows:
-    """The steps that are kept whole; they are placed in time when they are asked for."""
+    """The steps that are kept whole. Final."""
 
     def __init__(self) -> None:
         self._last: deque[_Kept] = deque(maxlen=MAX_STEPS)
@@ -103,8 +106,8 @@ class Windows:
             self._to_come = _AFTER_LOSS
 
     def add(self, step: StepDone, clock_at_unix_s: float | None) -> None:
-        """Add the next step; ``clock_at_unix_s`` is as for :func:`step_times`."""
-        if not any(step.phase(name) for name in PHASES):
+        """Add the next step; ``clock_at_unix_s`` is as for :func:`worker_steps`."""
+        if not any(step.phases):
             return
         self._last.append((step, clock_at_unix_s))
         self._since_start += 1
@@ -120,15 +123,5 @@ class Windows:
 
 
 def _placed(kept: Iterable[_Kept]) -> Window:
-    placed = (step_times(step, clock_at_unix_s) for step, clock_at_unix_s in kept)
-    return tuple(step for step in placed if step.workers)
-
-
-def phase_begins(worker: WorkerStep) -> list[float]:
-    """Return when each phase of a worker begins, drawn one after another."""
-    begins, at = [], worker.begun_unix_s
-    for seconds in worker.phases_s:
-        begins.append(at)
-        at += seconds
-    assert len(begins) == len(PHASES)
-    return begins
+    placed = (worker_steps(step, clock_at_unix_s) for step, clock_at_unix_s in kept)
+    return tuple(filter(None, placed))

@@ -52,19 +52,19 @@ class WorkerLine:
         return self.process.state.value
 
 
-def worker_lines(standing: RunStatus, processes: Mapping[int, Process]) -> Iterator[WorkerLine]:
+def worker_lines(status: RunStatus, processes: Mapping[int, Process]) -> Iterator[WorkerLine]:
     """Give a line for each who computes, and for each who was lost and not replaced, by rank."""
-    spent = standing.recent.by_rank
-    slow = standing.slow()
-    for rank in sorted({*standing.course.ranks, *standing.course.lost}):
-        named = standing.named.get(rank)
-        last_step = standing.last_step_by_rank.get(rank)
+    spent = status.by_rank
+    slow = status.slow()
+    for rank in sorted({*status.progress.ranks, *status.progress.lost}):
+        named = status.progress.named.get(rank)
+        last_step = status.progress.last_step_by_rank.get(rank)
         yield WorkerLine(
             rank,
             None if named is None else named.pid,
             processes.get(rank, UNKNOWN),
-            is_lost=rank in standing.course.lost,
-            has_ended=standing.course.ended is not None,
+            is_lost=rank in status.progress.lost,
+            has_ended=status.progress.ended is not None,
             num_done=None if last_step is None else last_step + 1,
             shares=spent[rank].shares if rank in spent else None,
             work_s=_work_s(spent[rank]) if rank in spent else None,

@@ -1,10 +1,10 @@
-"""What every shard tells about a step besides its gradients: its loss and scalars, exactly summed.
+"""A shard's loss and scalars of a step, read by all workers and summed exactly alike.
 
-A record is written by the worker that computed the shard and read by all::
+A record is written by the worker that computed the shard::
 
     form u32 │ number of names u32 │ bytes of names u32 │ – │ (sum f64, weight f64)… │ names, JSON
 
-Sums over shards are taken in the canonical order, so that means have the same bits everywhere.
+Sums over shards are taken in the canonical order, so means have the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from unisono.errors import MismatchError
-from unisono.plan.summation import Node, additions_over
+from unisono.plan.summation import tree_sum
 from unisono.step.loss import ShardLoss
 
 _HEAD = struct.Struct("<IIII")
@@ -36,7 +36,7 @@ class Form(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepTotals:
-    """What all shards of a step had to say together.
+    """The records of all shards of a step, added up.
 
     Attributes:
         form: the form of the loss, the same for every shard that is not empty.
@@ -72,8 +72,6 @@ class Records:
 
     def __init__(self, rows: Sequence[memoryview]) -> None:
         self._rows = rows
-        leaves = [Node(shard, shard + 1) for shard in range(len(rows))]
-        self._additions = additions_over(leaves, len(rows))
 
     def write(self, shard: int, loss: ShardLoss | None) -> None:
         """Publish one shard's record; None for an empty shard.
@@ -118,17 +116,16 @@ class Records:
                 )
         nothing = (0.0,) * len(first.pairs)
         pairs: list[Sequence[float]] = [record.pairs or nothing for record in records]
-        for into, other in self._additions:
-            pairs[into] = [a + b for a, b in zip(pairs[into], pairs[other], strict=True)]
-        sums, weights = pairs[0][0::2], pairs[0][1::2]
+        total = tree_sum(pairs, lambda *two: [a + b for a, b in zip(*two, strict=True)])
+        sums, weights = total[0::2], total[1::2]
         if not weights[0] > 0:
             raise ValueError(
                 f"the weights of a step's shards must add up to more than 0, but give "
                 f"{weights[0]}: return (sum, weight) with the number of things summed."
             )
         means = {
-            name: total / weight if weight else math.nan
-            for name, total, weight in zip(_names_in(first.names), sums, weights, strict=True)
+            name: value / weight if weight else math.nan
+            for name, value, weight in zip(_names_in(first.names), sums, weights, strict=True)
         }
         return StepTotals(Form(first.form), means, weights[0])
 

@@ -1,8 +1,8 @@
 """Exact means over a dataset: every sample once, the same bits on any number of workers.
 
-The dataset is cut into global batches and shards like an epoch of training, without shuffling.
-What the loss function says of each is added without rounding, so the mean is that of a plain loop
-over the same passes with ``math.fsum``: which worker made a pass, and when, has no part in it.
+The dataset is cut into global batches and shards like an epoch of training, without shuffling. What
+the loss function returns for each is added without rounding, so the mean is that of a plain loop
+over the same passes with ``math.fsum``, whichever worker made a pass, and when.
 """
 
 from __future__ import annotations
@@ -29,21 +29,10 @@ Sums = dict[str, tuple[ExactSum, ExactSum]]
 def evaluate(
     sweep: Sweep, loss: Callable[[nn.Module, Any], Any], metrics: Metrics | None
 ) -> dict[str, Any]:
-    """Average the loss and its scalars over a dataset. Collective: every rank calls it.
-
-    Args:
-        sweep: the pass; it begins each part with the buffers that the model has, and puts them
-            back.
-        loss: as for training.
-        metrics: what else to compute, in a pass of its own over each part.
-
-    Returns:
-        By name, the mean over all samples (or the true weight), and the results of the metrics;
-        the same on every worker.
+    """Average the loss over a dataset, and compute metrics; see :meth:`Trainer.evaluate`.
 
     Raises:
         MismatchError: the workers do not evaluate the same.
-        ValueError: a mean and a metric have the same name.
     """
     model = sweep.model
     sweep.agree("evaluate", **{"`metrics`": metrics.facts if metrics else None})
@@ -103,7 +92,7 @@ def _read(told: bytes) -> Sums:
 
 
 def _means(shards: list[Sums]) -> dict[str, float]:
-    """Average over shards, one entry each in shard order; empty where a shard had no samples."""
+    """Average over shards; a shard without samples has no sums."""
     names = list(next(sums for sums in shards if sums))
     if any(sums and set(sums) != set(names) for sums in shards):
         raise MismatchError(

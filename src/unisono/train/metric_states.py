@@ -1,9 +1,9 @@
-"""How do the states that shards have of one metric become the state of the whole dataset?
+"""Merge the states that shards have of one metric into the state of the whole dataset.
 
-A metric keeps its state in tensors and in lists of tensors. Each shard has states of its own,
-updated with its parts in the order of the batches. Here they are written for other workers, without
-pickle, and merged by the rules that torchmetrics has for ranks, in an order that knows no workers:
-sums along the tree of ``plan.summation``, lists in the order of the dataset.
+A metric keeps its state in tensors and in lists of tensors; each shard updates its own with its
+parts, in the order of the batches. They travel without pickle, and torchmetrics' rules for ranks
+merge them in an order that knows no workers: sums along the tree of ``plan.summation``, lists in
+the order of the dataset.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Predictions for a dataset, one row a sample, in dataset order, whoever computed them.
+"""Predictions for a dataset: one row a sample, in dataset order.
 
 The leader computes one batch to see what a row is, and makes the file (see ``rowsfile``); then
-every worker writes the rows of its shards, each once (see ``predictions``). A leader that is lost
-before the others have opened the file is followed by another one, which makes it anew.
+every worker writes the rows of its shards, each once (see ``predictions``). If the leader is lost
+before the others have opened the file, the next leader makes it anew.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ from unisono.train.rowsfile import (
     finish_file,
     identity_of,
     make_file,
-    make_memory,
     open_file,
-    open_memory,
     partial_path,
     remove,
 )
@@ -36,7 +34,7 @@ from unisono.train.sweep import Forward, PartsOf, Sweep
 from unisono.workers.joint_calls import JointCalls
 
 Said = dict[str, Any]
-"""What a leader has said of a file: how rows are named and put together, which file it is."""
+"""What the leader says of the file: how rows are named and put together, and which file it is."""
 
 
 def forward_inputs(model: nn.Module, batch: Any) -> Any:
@@ -45,12 +43,11 @@ def forward_inputs(model: nn.Module, batch: Any) -> Any:
 
 
 class Predictor:
-    """One prediction. Collective: every rank makes one and calls :meth:`once`. Final.
+    """One prediction. Final.
 
     Args:
         sweep: the pass.
-        forward: (model, batch) → a tensor, or a tuple or dict of tensors, one row a sample.
-        path: the safetensors file to write; None: memory.
+        forward, path: see :meth:`Trainer.predict`.
         say: tells the user something; called on one worker.
     """
 
@@ -62,17 +59,9 @@ class Predictor:
         self._path = None if path is None else path.parent.resolve() / path.name
 
     def once(self, joint_calls: JointCalls) -> Any:
-        """Compute every row, or, in the place of a lost worker, take over what came of it.
+        """Compute every row; the replacement of a lost worker takes over the rows instead.
 
-        Collective: every rank calls it.
-
-        Returns:
-            What `forward` returns, with a row for every sample; this worker's own.
-
-        Raises:
-            TypeError, ValueError: `forward` returns something else than rows.
-            OSError: the file cannot be made or found by all workers.
-            MismatchError: a replacement cannot have the rows any more.
+        Collective: every rank calls it. Returns and raises as :meth:`Trainer.predict`.
         """
         found: list[Any] = []
 
@@ -89,7 +78,7 @@ class Predictor:
         return found[0] if found else self._take_over(joint_calls, json.loads(words), rows)
 
     def _keep(self, joint_calls: JointCalls, fd: int) -> tuple[bool, bytes]:
-        """Say whether replacements can take over the rows, and what the launcher keeps of them."""
+        """Decide whether replacements can take over the rows, and what the launcher keeps."""
         ledger = Ledger.of(joint_calls)
         if self._path is not None:
             ledger.note_file(self._path, self._say_once, is_kept=joint_calls.is_told)
@@ -107,7 +96,7 @@ class Predictor:
         if self._path is not None:
             fd = _open_again(self._path, said["file"])
         elif said["is_kept"]:
-            fd = make_memory(rows, len(rows))
+            fd = make_file(None, rows, len(rows))
         else:
             raise MismatchError(
                 "a replacement must be given what was predicted outside of loops, but these "
@@ -176,7 +165,7 @@ class Predictor:
             output = self._forward(self._sweep.model, first.data)
             rows = taken_apart(output, first.num_samples)
             content = header_of(rows, self._sweep.plan.num_samples)
-            made.append(make_memory(*content) if partial is None else make_file(partial, *content))
+            made.append(make_file(partial, *content))
             stack.callback(os.close, made[-1])
             place = [self._team.world.rank, os.getpid(), made[-1]]
             return {"names": list(rows), "form": form_of(output), "place": place}
@@ -187,11 +176,8 @@ class Predictor:
             maker, pid, made_fd = said.pop("place")
             fd, trouble = -1, ""
             try:
-                if made:
-                    fd = made[-1]
-                else:
-                    fd = open_memory(pid, made_fd) if partial is None else open_file(partial)
-                    stack.callback(os.close, fd)
+                fd = os.dup(made[-1]) if made else open_file(partial, pid, made_fd)
+                stack.callback(os.close, fd)
             except OSError as error:
                 trouble = str(error)
             words = trouble.encode(errors="backslashreplace")
@@ -219,7 +205,7 @@ class Predictor:
         return {"file": identity_of(fd)}
 
     def _tell(self, act: Callable[[], Said]) -> Said:
-        """Have the leader do something with the file and tell all what came of it. Collective.
+        """Have the leader do something with the file, and tell everybody the result. Collective.
 
         Raises:
             OSError: it could not be written.

@@ -1,13 +1,13 @@
-"""Where do predictions lie while all workers write them? In one file, mapped by everybody.
+"""One file of predictions, mapped and written by all workers.
 
 ::
 
     | length of the header u64 | header: JSON | rows of the first tensor | of the second | …
 
-It is a safetensors file, so it can be read in parts and by others, and holds nothing but numbers
-(see ``rowsfile`` for where it is). Each row is written once, at its sample's number, by whoever
-computed it. What is given out in the end is a private mapping: whoever changes it changes no one
-else's, and rows are read when they are looked at.
+It is a safetensors file, so others can read it in parts, and it holds nothing but numbers (see
+``rowsfile`` for where it is). Each row is written once, at its sample's number, by the worker that
+computed it. The result is a private mapping: changes stay in the worker that makes them, and rows
+are read when they are looked at.
 """
 
 from __future__ import annotations

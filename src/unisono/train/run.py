@@ -35,9 +35,9 @@ from unisono.notices import say
 from unisono.plan.samples import NUM_SEEDS, SamplePlan
 from unisono.plan.shards import assign
 from unisono.state.contents import check_contents, signature
-from unisono.state.extra_state import ExtraState
 from unisono.state.modes import told_modes
 from unisono.state.position import Position
+from unisono.state.program_state import ExtraState
 from unisono.state.run_state import RunState
 from unisono.step.clipping import Clipping
 from unisono.step.engine import StepEngine

@@ -10,12 +10,13 @@ from unisono.report.events import (
     End,
     Evaluation,
     Failure,
+    NewerFormatError,
     Start,
     StepDone,
     WentBack,
     Workers,
+    read_event,
 )
-from unisono.report.reading import NewerFormatError, read_event
 
 STEP = {
     "event": "step",
@@ -45,9 +46,9 @@ def test_a_step_has_its_columns():
     assert step.means["loss"] == 0.69
     assert math.isnan(step.means["accuracy"])
     assert step.gradient_norm == math.inf
-    assert step.phase("loading") == (0.25, None)
-    assert step.phase("forward") == ()
-    assert step.phase("waiting") == (None, None)  # no time is negative, or not a number
+    assert step.loading_s == (0.25, None)
+    assert step.forward_s == ()
+    assert step.waiting_s == (None, None)  # no time is negative, or not a number
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_a_process_may_not_be_known(event):
     assert read(event=event, step=0, ranks=[0, 1], pids=[None, 12]).pids == (None, 12)
     assert read(event=event, step=0, ranks=[0], pids=[None]).pids == (None,)
     for wrong in ([None, "12"], [True], [-1], [1.5]):
-        with pytest.raises(ValueError, match="`pids` does not hold numbers alone"):
+        with pytest.raises(ValueError, match="`pids` must hold whole numbers"):
             read(event=event, step=0, ranks=[0, 1], pids=wrong)
 
 
