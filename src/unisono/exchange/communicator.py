@@ -20,8 +20,10 @@ from unisono.workers.team import Team
 
 _LOOK_EVERY = timedelta(milliseconds=50)
 # After this a call fails, and its callers make another group: a worker that does not come is waited
-# for, and judged, where all meet on the control block. gloo takes 5 s to give up a connection.
+# for, and judged, where all meet on the control block.
 _TIMEOUT = timedelta(seconds=30)
+# It takes some milliseconds, unless somebody is lost just then; gloo makes 5 s of it.
+_CONNECT_WITHIN = timedelta(seconds=1)
 
 
 class BrokenError(Exception):
@@ -44,7 +46,7 @@ class Communicator:
         self._team, self.membership = team, team.membership
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [ProcessGroupGloo.create_device(interface="lo")]
-        options._timeout = _TIMEOUT
+        options._timeout = _CONNECT_WITHIN
         # What gloo's threads use must outlive them: they could not free it, as they have no GIL.
         self._in_use: tuple[object, ...] = ()
         self._group: Any = None
@@ -54,6 +56,7 @@ class Communicator:
             self._group = ProcessGroupGloo(self._addresses, team.position, size, options)
         except RuntimeError as error:
             raise BrokenError(f"the workers could not be connected: {error}") from error
+        self._group.set_timeout(_TIMEOUT)
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, from_each: list[int], to_each: list[int]

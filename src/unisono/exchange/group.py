@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from unisono.errors import UnisonoError
-from unisono.exchange.arena import Region, Slot, lay_out, size_of
+from unisono.exchange.arena import Region, Slot, size_of
 from unisono.exchange.communicator import BrokenError, Communicator
-from unisono.exchange.homes import StateKey
+from unisono.exchange.homes import StateKeys
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Parts
 from unisono.exchange.replicas import ReplicaExchange
@@ -70,8 +70,8 @@ class GroupExchange(ReplicaExchange):
         self._close()
         super().unbind()
 
-    def _bind(self, keys: Sequence[dict[str, StateKey]], live: Live | None) -> None:
-        self._slots = lay_out(self.parameters)
+    def _bind(self, keys: StateKeys, live: Live | None) -> None:
+        self._slots = self.memory.arena.plan.parameters
         # Slices are whole cache lines: the last one may reach past the last parameter.
         room = size_of(self._slots) + ALIGNMENT_BYTES * self._team.world.world_size
         self._own = OwnParts(self._slots, self.memory.arena.flags, room)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from unisono.exchange.homes import StateKeys
 from unisono.exchange.protocol import Exchange
 from unisono.plan.slices import Piece, cut
 from unisono.state.optimizer_state import apply_state, take_state
