@@ -221,8 +221,12 @@ def test_sums_and_updates_are_those_of_the_tree(run, cls, optimizer, world_size,
     check(results, optimizer, num_shards)
 
 
+# A group that somebody leaves while it is made takes gloo 5 s to give up.
+LOSABLE = [SharedExchange, StagedExchange, pytest.param(GroupExchange, marks=pytest.mark.long)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", EXCHANGES)
+@pytest.mark.parametrize("cls", LOSABLE)
 @pytest.mark.parametrize("optimizer", [adam, normed])
 @pytest.mark.parametrize("moment", MOMENTS[1:3])
 @pytest.mark.parametrize("rank", [0, 1, 2])
