@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from unisono.exchange.parts import Parts, presence
+from unisono.exchange.parts import PublishedParts, presence
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node, additions_over, tree_sum
 
@@ -35,7 +35,7 @@ class OrderedSum:
 
     def __init__(
         self,
-        published: Parts,
+        published: PublishedParts,
         parts: Sequence[Node],
         num_shards: int,
         pieces: Sequence[Piece],
