@@ -7,7 +7,7 @@ import io
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,9 +17,9 @@ import unisono
 from unisono.c10d.gloo import GLOO, check_backend
 from unisono.errors import UnisonoError
 from unisono.faults import FAULTS_VARIABLE, read_faults
+from unisono.launch.environment import launch_environment
 from unisono.launch.gpus import check_workers, choose_gpus, num_gpus_here
-from unisono.launch.job import MODULE, SCRIPT
-from unisono.launch.limit import too_many_workers
+from unisono.launch.job import MODULE, SCRIPT, Job, too_many_workers
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.run_script import run as run_workers
 from unisono.launch.stalls import TIMEOUT_S
@@ -50,50 +50,55 @@ class _Commands(click.Group):
         return super().main(*args, **kwargs)
 
 
-def _count(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """Read a whole number of at least 1."""
-    if value is None:
-        return None
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Say in one sentence what is refused."""
     try:
-        count = int(value)
-    except ValueError:
-        count = 0
-    if count < 1:
+        yield
+    except (ValueError, UnisonoError) as error:
+        raise _Refusal(str(error)) from None
+
+
+def _option(read: Callable[[str], Any], must: str, example: str) -> Callable[..., Any]:
+    """Make the callback of an option whose text `read` refuses with a ValueError."""
+
+    def callback(context: click.Context, param: click.Parameter, value: str | None) -> Any:
         option = param.opts[0]
-        raise _Refusal(
-            f"`{option}` must be a whole number of at least 1, but is {value!r}: "
-            f"use for example `{option} 2`."
-        )
-    return count
+        try:
+            return None if value is None else read(value)
+        except ValueError:
+            raise _Refusal(
+                f"`{option}` must be {must}, but is {value!r}: use for example "
+                f"`{option} {example}`."
+            ) from None
+
+    return callback
 
 
-def _restarts(context: click.Context, param: click.Parameter, value: str) -> int:
-    """Read a whole number of at least 0."""
-    if not value.isdecimal():
-        raise _Refusal(
-            f"`--restarts` must be a whole number of at least 0, but is {value!r}: "
-            f"use for example `--restarts {RESTARTS}`."
-        )
-    return int(value)
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
-def _seconds(context: click.Context, param: click.Parameter, value: str) -> float:
-    """Read a number of seconds above 0."""
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < math.inf:
-        raise _Refusal(
-            f"`--stall-timeout` must be a number of seconds above 0, but is {value!r}: "
-            f"use for example `--stall-timeout {TIMEOUT_S:.0f}`."
-        )
-    return seconds
+def _not_negative(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not 0 < float(text) < math.inf:
+        raise ValueError
+    return float(text)
+
+
+_count = _option(_positive, "a whole number of at least 1", "2")
 
 
 def _num_workers(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Read a number of workers that a machine may be asked for."""
-    count = _count(context, param, value)
+    count: int | None = _count(context, param, value)
     if count is not None and (reason := too_many_workers(param.opts[0], count)):
         raise _Refusal(reason)
     return count
@@ -137,7 +142,7 @@ def main() -> None:
 )
 @click.option(
     "--restarts",
-    callback=_restarts,
+    callback=_option(_not_negative, "a whole number of at least 0", str(RESTARTS)),
     default=str(RESTARTS),
     show_default=True,
     metavar="N",
@@ -155,7 +160,7 @@ def main() -> None:
 @click.option(
     "--stall-timeout",
     "stall_timeout_s",
-    callback=_seconds,
+    callback=_option(_seconds, "a number of seconds above 0", f"{TIMEOUT_S:.0f}"),
     default=f"{TIMEOUT_S:.0f}",
     show_default=True,
     metavar="SECONDS",
@@ -235,28 +240,27 @@ def run(
     """
     if not is_module or not script:
         _check_script(script)
-    _check_faults()
-    try:
+    with _refusing():
+        read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         check_backend("--backend", backend)
         chosen = choose_gpus("--gpus", gpus, os.environ, num_gpus_here)
         num_workers = (len(chosen) or num_devices()) if workers is None else workers
         check_workers("--gpus", chosen, num_workers)
-    except ValueError as error:
-        raise _Refusal(str(error)) from None
-    status = run_workers(
-        MODULE if is_module else SCRIPT,
-        script,
-        args,
-        workers=num_workers,
-        threads=_threads_from_environment() if threads is None else threads,
+        threads = threads_per_worker() if threads is None else threads
+    command = ["unisono", *sys.argv[1:]]
+    job = Job(
+        kind=MODULE if is_module else SCRIPT,
+        target=script,
+        argv=args,
+        environ=launch_environment(os.environ, command, chosen, debug=debug),
+        num_workers=num_workers,
+        threads=threads,
         restarts=restarts,
         replaces=replaces,
         stall_timeout_s=stall_timeout_s,
-        gpus=chosen,
-        debug=debug,
         backend=backend,
     )
-    _leave(status)
+    _leave(run_workers(job))
 
 
 @main.command(short_help="List the checkpoints of a run.")
@@ -272,7 +276,6 @@ def checkpoints(directory: str) -> None:
       unisono checkpoints runs/mnist
     """
     from unisono.checkpoint.run_directory import RunDirectory
-    from unisono.errors import CheckpointError
 
     if not os.path.isdir(directory):
         raise _Refusal(
@@ -280,9 +283,8 @@ def checkpoints(directory: str) -> None:
             "passes as `directory` to its Trainer."
         )
     try:
-        entries = RunDirectory(Path(directory)).entries()
-    except CheckpointError as error:
-        raise _Refusal(str(error)) from None
+        with _refusing():
+            entries = RunDirectory(Path(directory)).entries()
     except OSError as error:
         raise _Refusal(
             f"the checkpoints in DIRECTORY must be readable, but {error.filename!r} is not: "
@@ -322,11 +324,8 @@ def top(directory: str, once: bool) -> None:
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every terminal knows every letter
-    try:
-        with _saying():
-            show(directory, Console(), once=once)
-    except (ValueError, UnisonoError) as error:
-        raise _Refusal(str(error)) from None
+    with _refusing(), _saying():
+        show(directory, Console(), once=once)
 
 
 @main.command(short_help="Draw what happened in a run.")
@@ -358,10 +357,8 @@ def report(directory: str, output: str | None, trace: str | None) -> None:
     """
     from unisono.report.files import write_report
 
-    try:
+    with _refusing():
         paths = write_report(directory, output, trace)
-    except (ValueError, UnisonoError) as error:
-        raise _Refusal(str(error)) from None
     with _saying():
         for path in paths:
             click.echo(path)
@@ -389,10 +386,8 @@ def compare(directories: tuple[str, ...], output: str) -> None:
     """
     from unisono.report.files import write_comparison
 
-    try:
+    with _refusing():
         path = write_comparison(directories, output)
-    except (ValueError, UnisonoError) as error:
-        raise _Refusal(str(error)) from None
     with _saying():
         click.echo(path)
 
@@ -441,20 +436,6 @@ def _check_script(script: str) -> None:
         raise _Refusal(
             f"SCRIPT must be a file you may read, but {script!r} is not: change its permissions."
         )
-
-
-def _check_faults() -> None:
-    try:
-        read_faults(os.environ.get(FAULTS_VARIABLE, ""))
-    except ValueError as error:
-        raise _Refusal(str(error)) from None
-
-
-def _threads_from_environment() -> int:
-    try:
-        return threads_per_worker()
-    except ValueError as error:
-        raise _Refusal(str(error)) from None
 
 
 def _leave(status: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What can happen to those who compute together, and what can follow: the words of ``recovery``."""
+"""What can happen to a membership, and what can follow: the events and actions of ``recovery``."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A worker will do nothing with the others any more: its program has ended, or it has left."""
+    """A worker takes no part any more: its program has ended, or it has left."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class StopWanted:
-    """Somebody wants the job to end after the step under way."""
+    """The job shall end after the step under way."""
 
 
 Event = Said | Lost | Gone | StopWanted
@@ -99,7 +99,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Say in words that replacements belong to the membership now."""
+    """Report that replacements have joined the membership."""
 
     ranks: tuple[int, ...]
 

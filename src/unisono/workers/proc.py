@@ -11,8 +11,7 @@ import contextlib
 import os
 from pathlib import Path
 
-_STATE, _STARTED = 0, 19  # of what follows the name in /proc/<pid>/stat; source: proc(5)
-_GONE = ("Z", "X")
+from unisono.procfs import read_stat
 
 
 class NotThereError(Exception):
@@ -41,12 +40,8 @@ def started_at(pid: int) -> int | None:
 
     Together with its number that names a process for ever; a number alone comes again.
     """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = stat[stat.rindex(")") + 2 :].split()
-    return None if fields[_STATE] in _GONE else int(fields[_STARTED])
+    stat = read_stat(pid)
+    return None if stat is None or stat.has_ended else stat.started
 
 
 def create_memory(name: str, num_bytes: int) -> int:
