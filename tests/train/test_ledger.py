@@ -47,6 +47,6 @@ def test_a_path_that_is_needed_must_stay_as_it_is(said):
 
 
 def test_a_job_has_one_ledger():
-    joint_calls = context().team().joint_calls
+    joint_calls = context().join()
     assert Ledger.of(joint_calls) is Ledger.of(joint_calls)
-    assert Ledger.of(joint_calls) is not Ledger.of(context().team().joint_calls)
+    assert Ledger.of(joint_calls) is not Ledger.of(context().join())

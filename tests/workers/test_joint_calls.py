@@ -6,6 +6,7 @@ from tests.workers.test_barrier import control_of  # noqa: F401
 
 from unisono.workers.context import context
 from unisono.workers.control_block import ControlBlock
+from unisono.workers.joint_calls import JointCalls
 from unisono.workers.launcher_messages import LOOP, JointResult, Live, LoopBegan, NoRecovery, Passed
 from unisono.workers.membership import Membership
 from unisono.workers.supervisor import Supervisor
@@ -40,7 +41,7 @@ class Recorder(Supervisor):
 def history_with(*entries):
     host = Recorder(*entries)
     team = Team(host)
-    return team.joint_calls, host, team
+    return JointCalls(team), host, team
 
 
 def unwanted():
@@ -151,7 +152,7 @@ def test_an_exception_inside_of_a_loop_is_the_loops_own_business():
 
 def test_a_team_of_one_has_a_history_for_each_run(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    assert context().team().joint_calls is not context().team().joint_calls
+    assert context().join() is not context().join()
 
 
 # With threads for workers, and a desk that decides as the launcher does.
@@ -161,7 +162,7 @@ def program(made):
     """Agree, then make a digest, then agree again; `made` counts who really took part."""
 
     def work(team):
-        joint_calls = team.joint_calls
+        joint_calls = JointCalls(team)
 
         def gathered(what):
             made.append((team.world.rank, team.is_replacement, what))

@@ -133,7 +133,8 @@ class Run:
     ) -> None:
         self._clipping = Clipping(clip_norm, clip_value)
         self.fixed: dict[str, Any] = {"clip_norm": clip_norm, "clip_value": clip_value}
-        self.team = context().team()
+        self.joint_calls = context().join()
+        self.team = self.joint_calls.team
         self.world = self.team.world
         if shards is None:
             shards = max(num_devices(), self.world.world_size)
@@ -174,7 +175,6 @@ class Run:
                 lambda line: self.say(line),
             )
         )
-        self.joint_calls = self.team.joint_calls
         self._engine: StepEngine | None = None
         self._memory: RunMemory | None = None
         self._plan: SamplePlan | None = None

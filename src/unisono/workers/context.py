@@ -13,6 +13,7 @@ from unisono.workers.supervisor import Supervisor
 from unisono.world import World, world
 
 if TYPE_CHECKING:
+    from unisono.workers.joint_calls import JointCalls
     from unisono.workers.team import Team
 
 
@@ -21,8 +22,7 @@ class Context:
 
     def __init__(self) -> None:
         self._link: LauncherLink | None = None
-        # One for all runs of a process: it has one seat.
-        self._teams: dict[World, Team] = {}
+        self._joined: dict[World, JointCalls] = {}
 
     @property
     def supervisor(self) -> Supervisor:
@@ -37,10 +37,18 @@ class Context:
         return self._link
 
     def team(self) -> Team:
+        """Join the workers, as :meth:`join` does."""
+        return self.join().team
+
+    def join(self) -> JointCalls:
         """Join the workers among whom this process was started, or be a team of one.
 
         Under another launcher than ours: collective, every rank calls it; waits for all of them the
         first time.
+
+        Returns:
+            The team, and what it does together; the same for all runs of a process, but a team of
+            one is another one for each.
 
         Raises:
             ValueError: the environment does not say clearly who this worker is, or torch's process
@@ -57,6 +65,7 @@ class Context:
             refuse_strangers,
         )
         from unisono.workers.external import ExternallyLaunched
+        from unisono.workers.joint_calls import JointCalls
         from unisono.workers.team import Team
 
         link = self.launcher
@@ -66,14 +75,14 @@ class Context:
         refuse_larger_group(here)
         refuse_spawned(here)
         if link is None and here.world_size == 1:
-            return Team(SingleProcess(here))
-        if here not in self._teams:
+            return JointCalls(Team(SingleProcess(here)))
+        if here not in self._joined:
             supervisor = link or ExternallyLaunched.meet(here)
             if link is not None:
                 link.control.take_seat(here.rank)
             faults = Faults.from_environment(os.environ, here.rank, supervisor.incarnation)
-            self._teams[here] = Team(supervisor, faults)
-        return self._teams[here]
+            self._joined[here] = JointCalls(Team(supervisor, faults))
+        return self._joined[here]
 
 
 def context() -> Context:

@@ -18,8 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.workers.launcher_messages import LOOP, JointResult, Live, LoopBegan, NoRecovery, Passed
-from unisono.workers.membership import Membership
-from unisono.workers.supervisor import Supervisor
+from unisono.workers.team import Team
 
 _INNER_LOOPS_AT_MOST = 1 << 32
 
@@ -28,20 +27,16 @@ class JointCalls:
     """One worker's way through the joint calls. Final.
 
     Args:
-        supervisor: keeps the outcomes.
-        join: makes this worker belong to a membership.
-        catches_up: whether this worker takes the place of a lost one.
+        team: the workers; one that replaces another catches up first.
+
+    Attributes:
+        team: the same.
     """
 
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        join: Callable[[Membership], None],
-        *,
-        catches_up: bool = False,
-    ) -> None:
-        self._supervisor, self._join = supervisor, join
-        self._catches_up = catches_up
+    def __init__(self, team: Team) -> None:
+        self.team = team
+        self._supervisor = team.supervisor
+        self._catches_up = team.is_replacement
         self._index = 0
         self._num_loops = 0
         self._num_inner_loops = 0
@@ -131,5 +126,5 @@ class JointCalls:
         entry = self._supervisor.catch_up(self._index, name)
         if isinstance(entry, Live):
             self._catches_up = False
-            self._join(entry.membership)
+            self.team.join(entry.membership)
         return entry

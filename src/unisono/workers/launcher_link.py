@@ -68,7 +68,7 @@ class LauncherLink(Supervisor):
         self.incarnation = int(os.environ.get(INCARNATION_VARIABLE, "0"))
         self.can_replace = os.environ.get(RECOVERS_VARIABLE) == "1"
         self._channel = Channel.from_fd(int(os.environ[LINK_VARIABLE]))
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._key_of_fd: dict[int, int] = {}
         self._unused: deque[int] = deque()
 
@@ -94,7 +94,7 @@ class LauncherLink(Supervisor):
             while self._unused:
                 self._release(self._unused.popleft())
             request = messages.MemoryRequest(key, num_bytes)
-            fd = self._ask_locked(request, messages.MemoryGranted).fds[0]
+            fd = self._ask(request, messages.MemoryGranted).fds[0]
             self._key_of_fd[fd] = key
         memory = Memory.map(fd, num_bytes)
         # Not sent by the finalizer, which may run at any moment, but with the next request.
@@ -136,14 +136,11 @@ class LauncherLink(Supervisor):
         return self._ask(request, messages.Gathered)
 
     def _ask(self, request: messages.Request, *kinds: type[Answer]) -> Answer:
-        with self._lock:
-            return self._ask_locked(request, *kinds)
-
-    def _ask_locked(self, request: messages.Request, *kinds: type[Answer]) -> Answer:
         """Send a request and wait for an answer of one of these kinds, or raise its refusal."""
         try:
-            self._channel.send(request)
-            answer = self._channel.receive()
+            with self._lock:
+                self._channel.send(request)
+                answer = self._channel.receive()
         except ConnectionError as error:
             raise _launcher_is_gone() from error
         if answer is None:

@@ -17,7 +17,6 @@ from unisono.errors import MismatchError
 from unisono.faults import Faults
 from unisono.workers.barrier import Barrier
 from unisono.workers.control_block import MAILBOX_BYTES, Departure
-from unisono.workers.joint_calls import JointCalls
 from unisono.workers.membership import Membership
 from unisono.workers.memory import Memory
 from unisono.workers.supervisor import Supervisor
@@ -37,7 +36,6 @@ class Team:
     Attributes:
         world: this worker's place.
         membership: who computes together now.
-        joint_calls: what the workers have done together so far.
         is_replacement: whether this worker takes the place of one that was lost.
     """
 
@@ -47,7 +45,6 @@ class Team:
         self.is_replacement = supervisor.can_replace and supervisor.incarnation > 0
         self.faults = faults or Faults()
         self.membership = Membership.of(self.world.world_size)
-        self.joint_calls = JointCalls(supervisor, self.join, catches_up=self.is_replacement)
         self._rank = self.world.rank
         self._control = supervisor.control
         self._head, self._line = self._control.head, self._control.lines[self._rank]
