@@ -36,7 +36,7 @@ from unisono.workers.supervisor import Gather, Supervisor
 from unisono.workers.team import Team
 from unisono.world import World
 
-ANSWERED_WITHIN_S = 3.0
+ANSWERED_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,12 @@ class Team:
         """Look whether a worker has ended for good, with a word or without."""
         return self._barrier.departure(rank) not in (Departure.PRESENT, Departure.LOST)
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether a member has left, so that whoever waits for it elsewhere waits in vain."""
+        ranks = self.membership.ranks
+        return any(self._barrier.departure(rank) != Departure.PRESENT for rank in ranks)
+
     def note_step(self, step: int) -> None:
         """Tell those who may wait for this worker which step it is in."""
         self._line.step = step
