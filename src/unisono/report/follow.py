@@ -7,14 +7,14 @@ replaced by a shorter one when a run goes back. A line counts once it ends in a 
                  └ offset_bytes: the next look begins here
 
 Where the file is another one, is shorter, or no longer holds the last line before the offset, it is
-read from its beginning again, and ``times_begun`` tells so.
+read from its beginning again.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -65,23 +65,20 @@ class EventReader:
         path: the file.
         offset_bytes: up to where it has been read.
         num_unreadable: how many lines could not be read since the file was begun.
-        times_begun: how often it was read from its beginning; whoever keeps something of what
-            was read begins anew when this grows.
     """
 
     def __init__(self, path: str | os.PathLike[str], recent_bytes: int | None = None) -> None:
         self.path = Path(path)
-        self.times_begun = 0
         self._recent_bytes = recent_bytes
         self._steps_from = 0
         self._file: tuple[int, int] | None = None
         self._begin()
 
-    def new_events(self) -> Iterator[Event]:
+    def new_events(self, begin: Callable[[], None] = lambda: None) -> Iterator[Event]:
         """Give what has been added since the last call, or all of it where the file is another.
 
-        Check :attr:`times_begun` with each event, or after the last: it grows before the first
-        event of a file that is read from its beginning.
+        Args:
+            begin: called before the file is read from its beginning: what was read is void.
 
         Raises:
             ValueError: the file cannot be read.
@@ -90,7 +87,7 @@ class EventReader:
         with self._open() as file:
             if not self._is_continued(file):
                 self._begin()
-                self.times_begun += 1
+                begin()
             self._file = _identity(file)
             if self._recent_bytes is not None:
                 self._steps_from = os.fstat(file.fileno()).st_size - self._recent_bytes

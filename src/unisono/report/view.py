@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 
@@ -83,67 +83,50 @@ def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) 
     progress, start = status.progress, status.progress.latest
     if start is None:
         return View(Condition.AWAITED, "", message="waiting for the run to begin")
-    condition = _condition(status, processes, now_unix_s)
+    states = {processes.get(rank, UNKNOWN).state for rank in progress.ranks}
+    silent_s = _since(progress.last_unix_s, now_unix_s)
+    known = (progress.last_step or start, progress.evaluation)
+    times = [one.time_unix_s for one in known if one and not math.isnan(one.time_unix_s)]
+    still_s = _since(max(times, default=-math.inf), now_unix_s)
+    condition = _condition(status, states, silent_s, still_s)
     workers = tuple(worker_lines(status, processes))
+    is_ended = condition in (Condition.ENDED, Condition.FAILED)
+    is_there = bool(states & {ProcessState.RUNNING, ProcessState.STOPPED})
+    until_s = progress.last_unix_s if is_ended or condition is Condition.GONE else now_unix_s
     return View(
         condition,
         _title(start),
-        facts=tuple(_facts(progress, start, condition, now_unix_s)),
+        facts=tuple(_facts(progress, start, condition, _since(start.time_unix_s, until_s))),
         num_done=progress.num_done,
         end_step=start.end_step,
         position=tuple(_position(status, start, condition)),
         numbers=tuple(_numbers(status)),
-        kept=tuple(_kept(status, now_unix_s)),
-        trouble=_trouble(status, now_unix_s),
-        message=_message(status, condition, workers, now_unix_s),
+        kept=tuple(_kept(progress, now_unix_s)),
+        trouble=_trouble(progress, now_unix_s),
+        message=_last_words(progress)
+        or _why_still(progress, condition, workers, still_s, now_unix_s),
         workers=workers,
         num_steps=status.num_steps,
-        is_over=_is_over(progress, condition, processes, now_unix_s),
+        is_over=condition is Condition.GONE or (is_ended and (not is_there or silent_s > STAYS_S)),
     )
 
 
-def _condition(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) -> Condition:
-    progress = status.progress
-    if progress.ended is not None:
-        return Condition.FAILED if isinstance(progress.ended, Failure) else Condition.ENDED
-    seen = [processes.get(rank, UNKNOWN).state for rank in progress.ranks]
-    silent_s = _since(progress.last_unix_s, now_unix_s)
-    if seen and set(seen) == {ProcessState.GONE} and silent_s > STAYS_S:
+def _condition(
+    status: RunStatus, states: Set[ProcessState], silent_s: float, still_s: float
+) -> Condition:
+    ended, rate = status.progress.ended, status.steps_per_s
+    if ended is not None:
+        return Condition.FAILED if isinstance(ended, Failure) else Condition.ENDED
+    if states == {ProcessState.GONE} and silent_s > STAYS_S:
         return Condition.GONE
-    rate = status.steps_per_s
     patience_s = max(STILL_S, STILL_STEPS / rate if rate else 0.0)
-    is_still = _without_step_s(status, now_unix_s) > patience_s
-    return Condition.STILL if is_still else Condition.RUNNING
-
-
-def _is_over(
-    progress: RunProgress,
-    condition: Condition,
-    processes: Mapping[int, Process],
-    now_unix_s: float,
-) -> bool:
-    if condition in (Condition.ENDED, Condition.FAILED):
-        states = {processes.get(rank, UNKNOWN).state for rank in progress.ranks}
-        is_there = bool(states & {ProcessState.RUNNING, ProcessState.STOPPED})
-        return not is_there or _since(progress.last_unix_s, now_unix_s) > STAYS_S
-    return condition is Condition.GONE
+    return Condition.STILL if still_s > patience_s else Condition.RUNNING
 
 
 def _since(unix_s: float, now_unix_s: float) -> float:
     """Return the seconds since then; 0 for what is to come, or for no time at all."""
     passed_s = now_unix_s - unix_s
     return passed_s if passed_s > 0 else 0.0
-
-
-def _without_step_s(status: RunStatus, now_unix_s: float) -> float:
-    last: object = status.progress.last_step or status.progress.latest
-    assert last is not None
-    return _since(max(_time_of(last), _time_of(status.progress.evaluation)), now_unix_s)
-
-
-def _time_of(event: object) -> float:
-    time_unix_s = getattr(event, "time_unix_s", -math.inf)
-    return -math.inf if math.isnan(time_unix_s) else time_unix_s
 
 
 def _title(start: Start) -> str:
@@ -156,12 +139,9 @@ def _title(start: Start) -> str:
 
 
 def _facts(
-    progress: RunProgress, start: Start, condition: Condition, now_unix_s: float
+    progress: RunProgress, start: Start, condition: Condition, lasted_s: float
 ) -> Iterator[str]:
-    until_s = now_unix_s
-    if condition in (Condition.ENDED, Condition.FAILED, Condition.GONE):
-        until_s = progress.last_unix_s
-    yield f"{_condition_word(progress, condition)}, {_whole(_since(start.time_unix_s, until_s))}"
+    yield f"{_condition_word(progress, condition)}, {_whole(lasted_s)}"
     yield _plural(len(progress.ranks), "worker")
     if start.shards is not None:
         yield _plural(start.shards, "shard")
@@ -170,21 +150,21 @@ def _facts(
 
 
 def _condition_word(progress: RunProgress, condition: Condition) -> str:
-    if isinstance(progress.ended, End) and progress.ended.stopped_early:
-        return "stopped early"
-    if isinstance(progress.ended, Interrupted):
-        return "interrupted"
+    match progress.ended:
+        case End(stopped_early=True):
+            return "stopped early"
+        case Interrupted():
+            return "interrupted"
     return "standing still" if condition is Condition.STILL else condition.value
 
 
 def _position(status: RunStatus, start: Start, condition: Condition) -> Iterator[str]:
-    progress = status.progress
+    progress, rate = status.progress, status.steps_per_s
     if progress.epoch is not None:
         of = ""
         if start.steps_per_epoch and start.end_step is not None:
             of = f" of {math.ceil(start.end_step / start.steps_per_epoch):,}"
         yield f"epoch {progress.epoch + 1:,}{of}"
-    rate = status.steps_per_s
     if rate and start.end_step is not None and condition is Condition.RUNNING:
         yield f"{_whole(max(start.end_step - progress.num_done, 0) / rate)} to go"
 
@@ -193,30 +173,32 @@ def _numbers(status: RunStatus) -> Iterator[str]:
     step, ended = status.progress.last_step, status.progress.ended
     if step is None:
         return
-    means = [f"{name(key)} {amount(mean)}" for key, mean in step.means.items()]
-    yield from means[:1]
-    rate = status.samples_per_s
-    if isinstance(ended, End):
-        rate = ended.samples_per_second
+    first, *others = _means(step.means) or [""]
+    rate = ended.samples_per_second if isinstance(ended, End) else status.samples_per_s
+    if first:
+        yield first
     if rate is not None:
         yield f"{rate:,.0f} samples/s" if 10 <= rate < 1e12 else f"{rate:.2g} samples/s"
-    yield from means[1:MAX_MEANS]
+    yield from others
     if step.learning_rates:
         yield f"learning rate {amount(step.learning_rates[0])}"
     if step.gradient_norm is not None:
         yield f"gradient norm {amount(step.gradient_norm)}"
 
 
-def _kept(status: RunStatus, now_unix_s: float) -> Iterator[str]:
-    if (found := status.progress.evaluation) is not None:
-        means = [f"{name(key)} {amount(mean)}" for key, mean in found.means.items()]
-        yield f"validation at step {found.step:,}: {', '.join(means[:MAX_MEANS])}"
-    if (kept := status.progress.checkpoint) is not None:
+def _kept(progress: RunProgress, now_unix_s: float) -> Iterator[str]:
+    if (found := progress.evaluation) is not None:
+        yield f"validation at step {found.step:,}: {', '.join(_means(found.means))}"
+    if (kept := progress.checkpoint) is not None:
         yield f"checkpoint begun at step {kept.step:,}, {_ago(kept.time_unix_s, now_unix_s)}"
 
 
-def _trouble(status: RunStatus, now_unix_s: float) -> str:
-    trouble = status.progress.trouble
+def _means(means: Mapping[str, float]) -> list[str]:
+    return [f"{name(key)} {amount(mean)}" for key, mean in means.items()][:MAX_MEANS]
+
+
+def _trouble(progress: RunProgress, now_unix_s: float) -> str:
+    trouble = progress.trouble
     if trouble is None:
         return ""
     said = f"{_line(trouble.text)}, {_ago(trouble.time_unix_s, now_unix_s)}"
@@ -225,26 +207,34 @@ def _trouble(status: RunStatus, now_unix_s: float) -> str:
     return said
 
 
-def _message(
-    status: RunStatus, condition: Condition, workers: tuple[WorkerLine, ...], now_unix_s: float
+def _last_words(progress: RunProgress) -> str:
+    match progress.ended:
+        case Interrupted() as ended:
+            return f"interrupted {_line(ended.in_words)} after {_plural(ended.step, 'step')}"
+        case Failure() as ended:
+            whose = "the run" if ended.rank is None else f"worker {ended.rank}"
+            return f"{whose} failed at step {ended.step:,}: {_line(ended.in_words)}"
+        case End() as ended:
+            digest = f", digest {name(ended.digest)[:16]}" if ended.digest else ""
+            return f"{_plural(ended.step, 'step')} in {duration(ended.seconds)}{digest}"
+    return ""
+
+
+def _why_still(
+    progress: RunProgress,
+    condition: Condition,
+    workers: tuple[WorkerLine, ...],
+    still_s: float,
+    now_unix_s: float,
 ) -> str:
-    if isinstance(ended := status.progress.ended, Interrupted):
-        return f"interrupted {_line(ended.in_words)} after {_plural(ended.step, 'step')}"
-    if isinstance(ended, Failure):
-        whose = "the run" if ended.rank is None else f"worker {ended.rank}"
-        return f"{whose} failed at step {ended.step:,}: {_line(ended.in_words)}"
-    if ended is not None:
-        digest = f", digest {name(ended.digest)[:16]}" if ended.digest else ""
-        return f"{_plural(ended.step, 'step')} in {duration(ended.seconds)}{digest}"
     if condition is Condition.GONE:
         return (
-            f"no worker is there any more, so the run was interrupted or killed: last heard of "
-            f"{_ago(status.progress.last_unix_s, now_unix_s)}"
+            "no worker is there any more, so the run was interrupted or killed: last heard of "
+            f"{_ago(progress.last_unix_s, now_unix_s)}"
         )
     if condition is Condition.STILL:
-        yet = " yet" if status.progress.last_step is None else ""
-        passed = _whole(_without_step_s(status, now_unix_s))
-        return f"no step{yet} for {passed}{_at_an_end(status.progress)}{where(workers)}"
+        yet = " yet" if progress.last_step is None else ""
+        return f"no step{yet} for {_whole(still_s)}{_at_an_end(progress)}{where(workers)}"
     return ""
 
 
