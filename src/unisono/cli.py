@@ -7,9 +7,9 @@ import io
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import click
 
@@ -50,53 +50,55 @@ class _Commands(click.Group):
         return super().main(*args, **kwargs)
 
 
-def _count(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """Read a whole number of at least 1."""
-    if value is None:
-        return None
-    try:
-        count = int(value)
-    except ValueError:
-        count = 0
-    if count < 1:
+_Callback: TypeAlias = "Callable[[click.Context, click.Parameter, str | None], Any]"
+
+
+def _number(rule: str, example: object, read: Callable[[str], float]) -> _Callback:
+    """Return what reads an option: a number of which the rule is true, in words and as read."""
+
+    def callback(context: click.Context, param: click.Parameter, value: str | None) -> Any:
+        if value is None:
+            return None
+        with contextlib.suppress(ValueError):
+            return read(value)
         option = param.opts[0]
         raise _Refusal(
-            f"`{option}` must be a whole number of at least 1, but is {value!r}: "
-            f"use for example `{option} 2`."
+            f"`{option}` must be {rule}, but is {value!r}: use for example `{option} {example}`."
         )
-    return count
+
+    return callback
 
 
-def _restarts(context: click.Context, param: click.Parameter, value: str) -> int:
-    """Read a whole number of at least 0."""
-    if not value.isdecimal():
-        raise _Refusal(
-            f"`--restarts` must be a whole number of at least 0, but is {value!r}: "
-            f"use for example `--restarts {RESTARTS}`."
-        )
-    return int(value)
+def _whole_number(least: int, example: int) -> _Callback:
+    def read(text: str) -> int:
+        if int(text) < least:
+            raise ValueError("too small")
+        return int(text)
+
+    return _number(f"a whole number of at least {least}", example, read)
 
 
-def _seconds(context: click.Context, param: click.Parameter, value: str) -> float:
-    """Read a number of seconds above 0."""
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < math.inf:
-        raise _Refusal(
-            f"`--stall-timeout` must be a number of seconds above 0, but is {value!r}: "
-            f"use for example `--stall-timeout {TIMEOUT_S:.0f}`."
-        )
-    return seconds
+def _seconds(text: str) -> float:
+    if not 0 < float(text) < math.inf:
+        raise ValueError("no time that one can wait")
+    return float(text)
 
 
 def _num_workers(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Read a number of workers that a machine may be asked for."""
-    count = _count(context, param, value)
-    if count is not None and (reason := too_many_workers(param.opts[0], count)):
+    number: int | None = _whole_number(1, example=2)(context, param, value)
+    if number is not None and (reason := too_many_workers(param.opts[0], number)):
         raise _Refusal(reason)
-    return count
+    return number
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Tell in one sentence what is wrong with the input."""
+    try:
+        yield
+    except (ValueError, UnisonoError) as error:
+        raise _Refusal(str(error)) from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -130,14 +132,14 @@ def main() -> None:
 )
 @click.option(
     "--threads",
-    callback=_count,
+    callback=_whole_number(1, example=2),
     metavar="N",
     help="How many threads each worker computes with; UNISONO_THREADS by default, else 1. "
     "The number changes the bits of a result, so it does not depend on the number of workers.",
 )
 @click.option(
     "--restarts",
-    callback=_restarts,
+    callback=_whole_number(0, example=RESTARTS),
     default=str(RESTARTS),
     show_default=True,
     metavar="N",
@@ -155,7 +157,7 @@ def main() -> None:
 @click.option(
     "--stall-timeout",
     "stall_timeout_s",
-    callback=_seconds,
+    callback=_number("a number of seconds above 0", f"{TIMEOUT_S:.0f}", _seconds),
     default=f"{TIMEOUT_S:.0f}",
     show_default=True,
     metavar="SECONDS",
@@ -233,22 +235,21 @@ def run(
       2     the command line was wrong; nothing was started
       130   Ctrl-C; 143 SIGTERM; 128 + N a worker was killed by signal N
     """
-    if not is_module or not script:
-        _check_script(script)
-    _check_faults()
-    try:
+    if (not is_module or not script) and (trouble := _trouble_with(script)):
+        raise _Refusal(trouble)
+    with _refusing():
+        read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         check_backend("--backend", backend)
         chosen = choose_gpus("--gpus", gpus, os.environ, num_gpus_here)
         num_workers = (len(chosen) or num_devices()) if workers is None else workers
         check_workers("--gpus", chosen, num_workers)
-    except ValueError as error:
-        raise _Refusal(str(error)) from None
+        num_threads = threads_per_worker() if threads is None else threads
     status = run_workers(
         MODULE if is_module else SCRIPT,
         script,
         args,
         workers=num_workers,
-        threads=_threads_from_environment() if threads is None else threads,
+        threads=num_threads,
         restarts=restarts,
         replaces=replaces,
         stall_timeout_s=stall_timeout_s,
@@ -272,30 +273,27 @@ def checkpoints(directory: str) -> None:
       unisono checkpoints runs/mnist
     """
     from unisono.checkpoint.run_directory import RunDirectory
-    from unisono.errors import CheckpointError
 
     if not os.path.isdir(directory):
         raise _Refusal(
             f"DIRECTORY must be a run's folder, but {directory!r} is none: name what the script "
             "passes as `directory` to its Trainer."
         )
-    try:
-        entries = RunDirectory(Path(directory)).entries()
-    except CheckpointError as error:
-        raise _Refusal(str(error)) from None
-    except OSError as error:
-        raise _Refusal(
-            f"the checkpoints in DIRECTORY must be readable, but {error.filename!r} is not: "
-            f"{error.strerror}."
-        ) from None
-    with _saying():
-        for entry in entries:
-            state = f"whole, {entry.num_bytes:,} bytes"
-            if entry.trouble:
-                state = f"damaged: {entry.trouble}"
-            click.echo(f"{entry.path.name}  {state}")
-        if not entries:
-            click.echo(f"no checkpoints in {directory}")
+    with _refusing():
+        try:
+            entries = RunDirectory(Path(directory)).entries()
+        except OSError as error:
+            raise ValueError(
+                f"the checkpoints in DIRECTORY must be readable, but {error.filename!r} is not: "
+                f"{error.strerror}."
+            ) from None
+    for entry in entries:
+        state = f"whole, {entry.num_bytes:,} bytes"
+        if entry.trouble:
+            state = f"damaged: {entry.trouble}"
+        _say(f"{entry.path.name}  {state}")
+    if not entries:
+        _say(f"no checkpoints in {directory}")
 
 
 @main.command(short_help="Watch a run, live.")
@@ -322,11 +320,8 @@ def top(directory: str, once: bool) -> None:
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not every terminal knows every letter
-    try:
-        with _saying():
-            show(directory, Console(), once=once)
-    except (ValueError, UnisonoError) as error:
-        raise _Refusal(str(error)) from None
+    with _refusing(), _saying():
+        show(directory, Console(), once=once)
 
 
 @main.command(short_help="Draw what happened in a run.")
@@ -358,13 +353,9 @@ def report(directory: str, output: str | None, trace: str | None) -> None:
     """
     from unisono.report.files import write_report
 
-    try:
+    with _refusing():
         paths = write_report(directory, output, trace)
-    except (ValueError, UnisonoError) as error:
-        raise _Refusal(str(error)) from None
-    with _saying():
-        for path in paths:
-            click.echo(path)
+    _say(*paths)
 
 
 @main.command(short_help="Draw several runs together.")
@@ -389,12 +380,9 @@ def compare(directories: tuple[str, ...], output: str) -> None:
     """
     from unisono.report.files import write_comparison
 
-    try:
+    with _refusing():
         path = write_comparison(directories, output)
-    except (ValueError, UnisonoError) as error:
-        raise _Refusal(str(error)) from None
-    with _saying():
-        click.echo(path)
+    _say(path)
 
 
 @contextlib.contextmanager
@@ -416,45 +404,37 @@ def _saying() -> Iterator[None]:
         ) from None
 
 
-def _check_script(script: str) -> None:
+def _say(*lines: object) -> None:
+    with _saying():
+        for line in lines:
+            click.echo(line)
+
+
+def _trouble_with(script: str) -> str:
+    """Say why something is no script that workers can run; empty if it is one."""
     if not script:
-        raise _Refusal(
+        return (
             "SCRIPT must be a Python file, but none is named: use for example "
             "`unisono run -n 2 train.py`, and see `unisono run --help`."
         )
     if os.path.isdir(script):
-        raise _Refusal(
+        return (
             f"SCRIPT must be a Python file, but {script!r} is a folder: "
             "name a file in it, or use `-m` with the name of a package."
         )
     if not os.path.exists(script):
-        raise _Refusal(
+        return (
             f"SCRIPT must be a Python file, but {script!r} does not exist in {os.getcwd()!r}: "
             "check its name, or use `-m` for a module."
         )
     if not os.path.isfile(script):
-        raise _Refusal(
+        return (
             f"SCRIPT must be a file that every worker can read from its beginning, but {script!r} "
             "is a pipe or a device: write it into a file first."
         )
     if not os.access(script, os.R_OK):
-        raise _Refusal(
-            f"SCRIPT must be a file you may read, but {script!r} is not: change its permissions."
-        )
-
-
-def _check_faults() -> None:
-    try:
-        read_faults(os.environ.get(FAULTS_VARIABLE, ""))
-    except ValueError as error:
-        raise _Refusal(str(error)) from None
-
-
-def _threads_from_environment() -> int:
-    try:
-        return threads_per_worker()
-    except ValueError as error:
-        raise _Refusal(str(error)) from None
+        return f"SCRIPT must be a file you may read, but {script!r} is not: change its permissions."
+    return ""
 
 
 def _leave(status: int) -> NoReturn:
