@@ -39,37 +39,21 @@ class Condition(Enum):
 
 @dataclass(frozen=True)
 class View:
-    """What is to be seen. Each text is one line; tuples hold what may stand on different ones.
-
-    Attributes:
-        condition: how the run is.
-        title: its command.
-        facts: what it is.
-        num_done: steps done.
-        end_step: of so many; None where nobody knows.
-        position: where in the run that is.
-        numbers: of the last step.
-        kept: the newest evaluation and the newest checkpoint, which may not be written.
-        trouble: what has become of workers; empty if nothing.
-        message: the last words, or why nothing moves; empty if there is nothing to say.
-        workers: those who compute, and those who were lost, by rank.
-        num_steps: over how many steps times are taken.
-        is_over: whether nothing more will come.
-    """
+    """What is to be seen. Each text is one line; tuples hold what may stand on different ones."""
 
     condition: Condition
-    title: str
-    facts: tuple[str, ...] = ()
+    title: str  # the command
+    facts: tuple[str, ...] = ()  # what it is
     num_done: int = 0
-    end_step: int | None = None
-    position: tuple[str, ...] = ()
-    numbers: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
-    trouble: str = ""
-    message: str = ""
-    workers: tuple[WorkerLine, ...] = ()
-    num_steps: int = 0
-    is_over: bool = False
+    end_step: int | None = None  # None where nobody knows
+    position: tuple[str, ...] = ()  # where in the run that is
+    numbers: tuple[str, ...] = ()  # of the last step
+    kept: tuple[str, ...] = ()  # the newest evaluation and checkpoint, which may not be written
+    trouble: str = ""  # what has become of workers
+    message: str = ""  # the last words, or why nothing moves
+    workers: tuple[WorkerLine, ...] = ()  # those who compute, and those who were lost, by rank
+    num_steps: int = 0  # over how many times are taken
+    is_over: bool = False  # whether nothing more will come
 
 
 def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) -> View:

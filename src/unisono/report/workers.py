@@ -18,29 +18,17 @@ _MAX_NAMED = 8
 
 @dataclass(frozen=True)
 class WorkerLine:
-    """One worker.
-
-    Attributes:
-        rank: which.
-        pid: its process, where it is known.
-        process: what that does now.
-        is_lost: whether it was lost, and no other has come in its place.
-        has_ended: whether the run has, so that its process may.
-        num_done: how many steps the run had done with the last one that this worker ended.
-        shares: the part of its time that each phase took.
-        work_s: its time a step, without waiting.
-        times_slow: for the slowest one, how many times what is usual it computes.
-    """
+    """One worker."""
 
     rank: int
-    pid: int | None
+    pid: int | None  # None where it is not known
     process: Process
-    is_lost: bool = False
-    has_ended: bool = False
-    num_done: int | None = None
-    shares: Mapping[str, float] | None = None
-    work_s: float | None = None
-    times_slow: float | None = None
+    is_lost: bool = False  # and no other has come in its place
+    has_ended: bool = False  # whether the run has, so that its process may
+    num_done: int | None = None  # steps that the run had done with the last one of this worker
+    shares: Mapping[str, float] | None = None  # the part of its time that each phase took
+    work_s: float | None = None  # its time a step, without waiting
+    times_slow: float | None = None  # of the slowest: how many times what is usual it computes
 
     @property
     def state(self) -> str:
