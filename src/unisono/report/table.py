@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.report.events import PHASES
-from unisono.report.workers import USUAL, WorkerLine
+from unisono.report.status import USUAL, WorkerLine
 
 BAR_WIDTH = 12
 STYLES = ("cyan", "green", "blue", "red", "magenta", "yellow")  # of the phases

@@ -15,15 +15,17 @@ from enum import Enum
 from unisono.report.events import End, Failure, Interrupted, Start
 from unisono.report.process_status import UNKNOWN, Process, ProcessState
 from unisono.report.run_progress import RunProgress
-from unisono.report.status import RunStatus
+from unisono.report.status import RunStatus, WorkerLine, worker_lines
 from unisono.report.text import SCRIPTS, amount, duration, name, plain
-from unisono.report.workers import WorkerLine, where, worker_lines
 
 STILL_S = 3.0  # no step for so long is worth saying
 STILL_STEPS = 5  # …unless steps take as long
 STAYS_S = 5.0  # a program may call `fit` again; so long it is waited for
 MAX_MEANS = 4
 _AGES_S = 1e10
+_BUSY = 0.05  # cores; who waits uses none, and who computes may have to share one with many
+_DOINGS = ("gone", "stopped", "at a disk", "computing", "waiting")  # who is to blame comes first
+_MAX_NAMED = 8
 
 
 class Condition(Enum):
@@ -218,8 +220,40 @@ def _why_still(
         )
     if condition is Condition.STILL:
         yet = " yet" if progress.last_step is None else ""
-        return f"no step{yet} for {_whole(still_s)}{_at_an_end(progress)}{where(workers)}"
+        return f"no step{yet} for {_whole(still_s)}{_at_an_end(progress)}{_where(workers)}"
     return ""
+
+
+def _where(workers: tuple[WorkerLine, ...]) -> str:
+    """Say what each worker does, whoever keeps the others waiting first."""
+    found: dict[str, list[int]] = {words: [] for words in _DOINGS}
+    for worker in workers:
+        if words := _doing(worker):
+            found[words].append(worker.rank)
+    said = [f"{_named(ranks)} {words}" for words, ranks in found.items() if ranks]
+    return ": " + "; ".join(said) if said else ""
+
+
+def _doing(worker: WorkerLine) -> str:
+    process = worker.process
+    if worker.is_lost or process.state is ProcessState.UNKNOWN:
+        return ""
+    if process.state is ProcessState.GONE:
+        return "gone"
+    if process.state is ProcessState.STOPPED:
+        return "stopped"
+    if process.waits_for_disk:
+        return "at a disk"
+    if process.cpu is None:
+        return ""
+    return "computing" if process.cpu >= _BUSY else "waiting"
+
+
+def _named(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"worker {ranks[0]}"
+    more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
+    return f"workers {', '.join(map(str, ranks[:_MAX_NAMED]))}{more}"
 
 
 def _at_an_end(progress: RunProgress) -> str:
