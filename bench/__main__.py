@@ -157,7 +157,8 @@ def run_recovery(
     """Kill workers, then time steps that nobody disturbs; what fails does not stop the rest."""
     data = args.data.resolve()
     failures = []
-    for way in (UNISONO, TORCHRUN):
+    ways = (UNISONO, TORCHRUN) if any(side.startswith("ddp") for side in args.sides) else (UNISONO,)
+    for way in ways:
         try:
             for kill in measure_recovery(way, args.workers, data, is_quick=args.quick):
                 kills.append(kill)

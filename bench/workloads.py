@@ -78,6 +78,11 @@ def mlp() -> nn.Module:
     )
 
 
+def tiny() -> nn.Module:
+    """Two small layers: nearly all of a step is overhead."""
+    return nn.Sequential(nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
 class Block(nn.Module):
     """Causal attention and two linear layers, each added to its input."""
 
@@ -181,6 +186,16 @@ WORKLOADS = {
         ),
         Workload("cnn64", "MNIST CNN, batch 64 per worker", cnn, load_mnist, 64, 10, 150),
         Workload("mlp", "MLP 1024-4096-4096-10, batch 32 per worker", mlp, load_vectors, 32, 5, 40),
+        Workload(
+            "tiny",
+            "Two small layers, batch 8 per worker: overhead of a step",
+            tiny,
+            load_vectors,
+            8,
+            200,
+            3000,
+            sides=("plain", "passes", "ddp-tuned", "unisono", "unisono-fused"),
+        ),
         Workload("gpt", "GPT, 6 layers, 4 × 128 tokens per worker", GPT, load_text, 4, 3, 25),
     )
 }

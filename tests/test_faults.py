@@ -106,21 +106,24 @@ def test_what_is_written_is_read(faults):
     assert read_faults(";".join(map(written, faults))) == faults
 
 
-@given(st.lists(FAULTS, max_size=5).map(tuple), st.integers(0, 2), NUMBERS, st.sampled_from(PLACES))
-def test_only_a_row_for_this_rank_step_and_place_is_due(faults, rank, step, at):
-    row = Fault("kill", rank, step, at)
+@given(st.lists(FAULTS, max_size=5).map(tuple), NUMBERS, st.sampled_from(PLACES))
+def test_only_a_row_for_this_step_and_place_is_due(faults, step, at):
+    row = Fault("kill", 0, step, at)
     expected = [
         fault
         for fault in (*faults, row)
-        if fault.kind in DEEDS
-        and fault.rank == rank
-        and fault.at == at
-        and (fault.step is None or fault.step == step)
+        if fault.kind in DEEDS and fault.at == at and (fault.step is None or fault.step == step)
     ]
-    assert due((*faults, row), rank=rank, step=step, at=at) == expected[0]
-    assert due((row,), rank=rank + 1, step=step, at=at) is None
-    assert due((row,), rank=rank, step=step + 1, at=at) is None
-    assert all(due((row,), rank=rank, step=step, at=o) is None for o in PLACES if o != at)
+    assert due((*faults, row), step=step, at=at) == expected[0]
+    assert due((row,), step=step + 1, at=at) is None
+    assert all(due((row,), step=step, at=o) is None for o in PLACES if o != at)
+
+
+@given(st.lists(FAULTS, max_size=5).map(tuple), st.integers(0, 2))
+def test_only_rows_for_this_rank_are_met(faults, rank):
+    table = {FAULTS_VARIABLE: ";".join(map(written, faults))}
+    mine = [fault for fault in faults if fault.rank == rank and fault.at != "join"]
+    assert Faults.from_environment(table, rank, 0)._mine == tuple(mine)
 
 
 def test_the_disk_is_full_at_one_checkpoint():

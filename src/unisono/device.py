@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data._utils import pin_memory
 
 from unisono.seeding import seed_python_and_numpy
 
@@ -108,8 +109,8 @@ def can_pin() -> bool:
 
 
 def pin(batch: Any) -> Any:
-    """Have a tensor, or whatever has such a method, in pinned memory."""
-    return batch.pin_memory()
+    """Have every tensor of a batch in pinned memory, as torch's DataLoader does."""
+    return pin_memory.pin_memory(batch)  # type: ignore[no-untyped-call]
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -66,7 +66,7 @@ class Fault:
     Attributes:
         kind: what happens.
         rank: to whom; None for the launcher.
-        step: when, counted from 0; None: whenever its place is come to.
+        step: when, counted from 0; None: at any step.
         at: where in the step; empty for kinds that have no place.
         checkpoint: the number of the checkpoint that is being written, the first is 1.
     """
@@ -87,33 +87,27 @@ def read_faults(text: str) -> tuple[Fault, ...]:
     return tuple(_read(row.strip()) for row in text.split(";") if row.strip())
 
 
-def due(faults: tuple[Fault, ...], *, rank: int, step: int | None, at: str) -> Fault | None:
-    """Find what shall happen to a worker here, if anything; the first that is named."""
+def due(faults: tuple[Fault, ...], *, step: int | None, at: str) -> Fault | None:
+    """Find the first of a worker's faults that is due here."""
     for fault in faults:
-        if (
-            fault.kind in DEEDS
-            and (fault.rank, fault.at) == (rank, at)
-            and fault.step in (None, step)
-        ):
+        if fault.kind in DEEDS and fault.at == at and fault.step in (None, step):
             return fault
     return None
 
 
 def disk_full(faults: tuple[Fault, ...], checkpoint: int) -> bool:
-    """Tell whether the disk shall be full for the launcher's `checkpoint`-th, the first is 1."""
+    """Tell whether the disk is to be full for a checkpoint, the first of which is 1."""
     return Fault("disk-full", checkpoint=checkpoint) in faults
 
 
 class Faults:
-    """What shall happen to this process. Final.
+    """The faults of this process. Final.
 
     Args:
-        mine: the faults that this process shall meet; by default none.
-        rank: of this worker.
+        mine: those that are still to come.
     """
 
-    def __init__(self, mine: tuple[Fault, ...] = (), rank: int = 0) -> None:
-        self._rank = rank
+    def __init__(self, mine: tuple[Fault, ...] = ()) -> None:
         self._mine = mine
 
     @classmethod
@@ -131,23 +125,23 @@ class Faults:
         faults = read_faults(environ.get(FAULTS_VARIABLE, ""))
         mine = (fault for fault in faults if fault.rank == rank)
         here = (fault for fault in mine if incarnation == (1 if fault.at == "join" else 0))
-        return cls(tuple(here), rank)
+        return cls(tuple(here))
 
     def meet(self, at: str, step: int | None = None) -> None:
-        """Come to a place; does not return, or late, if something shall happen here.
+        """Do what is due at a place; may not return.
 
         Raises:
             RuntimeError: this was asked for.
         """
         if not self._mine:
             return
-        fault = due(self._mine, rank=self._rank, step=step, at=at)
+        fault = due(self._mine, step=step, at=at)
         if fault is not None:
             self._forget(fault)
             _do(fault.kind, at, step)
 
     def flips(self, step: int) -> bool:
-        """Tell whether a bit shall be wrong in this step; true once."""
+        """Tell whether a bit is to be flipped in this step; true once."""
         if not self._mine:
             return False
         for fault in self._mine:

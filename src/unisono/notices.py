@@ -1,4 +1,4 @@
-"""Words for the user: lines that are neither results nor errors, and names that others chose."""
+"""Notices for the user, and names in them that others chose."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ _NAME_CHARS_AT_MOST = 200
 
 
 def say(line: str) -> None:
-    """Tell the user something at once, on a line of its own even where a progress bar is drawn.
-
-    Where nobody takes it (a full disk, a pipe without a reader) there is nobody to tell.
-    """
+    """Show a line at once, on a line of its own even beside a progress bar; never fails."""
     stream = sys.stderr  # or what the program has put in its place, which may do anything
     with contextlib.suppress(Exception):
         start = "\r\x1b[2K" if hasattr(stream, "isatty") and stream.isatty() else ""

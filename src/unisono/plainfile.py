@@ -32,13 +32,12 @@ _KINDS = {
 _HARD_LINK = "one with several names (hard links)"
 
 
-def open_plain(path: Path, flags: int, mode: int = 0o666) -> int:
+def open_plain(path: Path, flags: int) -> int:
     """Open a plain file and return its descriptor, which is close-on-exec.
 
     Args:
         path: the file; its directory may be reached over links.
         flags: as for :func:`os.open`.
-        mode: the permissions of a file that is made.
 
     Raises:
         NotPlainFileError: something else has that name.
@@ -46,31 +45,19 @@ def open_plain(path: Path, flags: int, mode: int = 0o666) -> int:
     """
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return open_in(folder, path, flags, mode)
+        return open_in(folder, path, flags)
     finally:
         os.close(folder)
 
 
-def open_in(folder: int, path: Path, flags: int, mode: int = 0o666) -> int:
-    """Open a plain file of an open directory; see :func:`open_plain`.
-
-    Args:
-        folder: the directory's descriptor.
-        path: the file's last part is its name there; the rest is for messages.
-        flags: as for :func:`os.open`.
-        mode: the permissions of a file that is made.
-
-    Raises:
-        NotPlainFileError: something else has that name.
-        OSError: it cannot be opened.
-    """
+def open_in(folder: int, path: Path, flags: int) -> int:
+    """Do the same in a directory that is open: only the last part of `path` is looked up there."""
     writes = flags & os.O_ACCMODE != os.O_RDONLY
     if (kind := _kind_there(folder, path.name)) == stat.S_IFBLK or kind == stat.S_IFCHR:
         raise _refusal(path, _KINDS[kind])
     try:
-        fd = os.open(
-            path.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=folder
-        )
+        safe = flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(path.name, safe, 0o666, dir_fd=folder)
     except OSError as error:
         if kind in (stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK) and error.errno != errno.EEXIST:
             raise _refusal(path, _KINDS[kind]) from None

@@ -1,4 +1,4 @@
-"""Whole numbers from callers: accepted as whatever counts, refused in words."""
+"""Whole numbers from callers, of any integer type."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 
 from unisono.c10d import execution, group_member
 from unisono.c10d.group import Group
-from unisono.c10d.work import GoingOn
+from unisono.c10d.work import GroupWork
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
 
@@ -61,7 +61,7 @@ def test_a_call_goes_on_while_somebody_waits_for_us_elsewhere(as_ranks, numel):
         tensor = torch.full((numel,), 1.0 + rank)
         if rank == 0:
             going_on = all_reduce(group, tensor, is_async=True)
-            assert isinstance(going_on, GoingOn)
+            assert isinstance(going_on, GroupWork)
             assert not going_on.is_completed()
             assert not going_on.is_success()
             tell(group, 1)

@@ -1,9 +1,10 @@
-"""What a rank posts about a call, and how the others say it in words."""
+"""What a rank posts about a call: words, which the others compare and show."""
 
 import pytest
 import torch
 
-from unisono.c10d.calls import CALL_BYTES, describe, encode
+from unisono.c10d.calls import encode, kind_of
+from unisono.c10d.group_memory import POST_TEXT_BYTES
 
 F32, I64 = torch.float32, torch.int64
 
@@ -31,8 +32,8 @@ F32, I64 = torch.float32, torch.int64
     ],
 )
 def test_a_call_is_told_in_words(call, words):
-    assert len(call) == CALL_BYTES
-    assert describe(call).startswith(words)
+    assert call.decode().startswith(words)
+    assert kind_of(call) == words.partition("(")[0].partition(" ")[0]
 
 
 def test_calls_that_differ_in_shape_or_sizes_have_other_bytes():
@@ -40,3 +41,12 @@ def test_calls_that_differ_in_shape_or_sizes_have_other_bytes():
         encode("broadcast", F32, 6, root=0, shape=shape) for shape in [(6,), (2, 3), (3, 2), (1, 6)]
     } | {encode("all_to_all", F32, sizes=sizes) for sizes in [(2, 3), (3, 2), (1, 4)]}
     assert len(calls) == 7
+
+
+def test_a_call_of_many_words_is_cut_and_still_differs_from_others():
+    shapes = [(1,) * 99 + (size,) for size in (2, 3)]
+    calls = {encode("broadcast", F32, 6, root=0, shape=shape) for shape in shapes}
+    assert len(calls) == 2
+    for call in calls:
+        assert len(call) == POST_TEXT_BYTES
+        assert call.decode(errors="replace").startswith("broadcast of 6 float32 elements in the")

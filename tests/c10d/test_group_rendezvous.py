@@ -13,10 +13,15 @@ import torch
 import torch.distributed as dist
 
 from unisono.c10d import group_rendezvous
+from unisono.c10d.group_memory import HEADER_BYTES, Layout
 from unisono.c10d.group_rendezvous import MemoryAddress
-from unisono.c10d.layout import HEADER_BYTES, Layout
 from unisono.errors import RendezvousError
 from unisono.workers.proc import host_name
+
+
+def joined(store, rank, world_size, timeout_s):
+    with group_rendezvous.shared_memory(store, rank, world_size, timeout_s) as memory:
+        return memory
 
 
 def total(group, rank):
@@ -72,25 +77,22 @@ def test_a_left_over_that_nobody_replaces_is_explained(entry, reason):
     store = dist.HashStore()
     store.set("unisono", left_over(**entry))
     with pytest.raises(RendezvousError, match=reason):
-        group_rendezvous.share(store, 1, 2, timeout_s=0.05)
+        joined(store, 1, 2, timeout_s=0.05)
 
 
 def test_the_memory_of_an_earlier_group_is_not_taken_for_this_ones():
     store = dist.HashStore()
-    shared = group_rendezvous.share(store, 0, 2, timeout_s=1)
-    entry = MemoryAddress.decode(store.get("unisono").decode())
-    try:
+    with group_rendezvous.shared_memory(store, 0, 2, timeout_s=1) as memory:
+        entry = MemoryAddress.decode(store.get("unisono").decode())
         store.set("unisono", dataclasses.replace(entry, token="00" * 16).encode())
         with pytest.raises(RendezvousError, match="the memory of another group"):
-            group_rendezvous.share(store, 1, 2, timeout_s=0.05)
+            joined(store, 1, 2, timeout_s=0.05)
         store.set("unisono", entry.encode())
         with pytest.raises(RendezvousError, match="is memory of another size"):
-            group_rendezvous.share(store, 1, 3, timeout_s=0.05)
-        shared.mapping[shared.layout.line(1) + 8] = 1
+            joined(store, 1, 3, timeout_s=0.05)
+        memory.set_word(memory.layout.line(1) + 8, 1)
         with pytest.raises(RendezvousError, match="a rank 1 has already come"):
-            group_rendezvous.share(store, 1, 2, timeout_s=0.05)
-    finally:
-        shared.close_fd()
+            joined(store, 1, 2, timeout_s=0.05)
 
 
 def test_a_tcp_store_serves_as_well(as_ranks):
@@ -116,7 +118,7 @@ def test_a_tcp_store_serves_as_well(as_ranks):
 
 def test_a_rank_0_that_never_comes_is_missed_in_words():
     with pytest.raises(RendezvousError, match="rank 0 must publish"):
-        group_rendezvous.share(dist.HashStore(), 1, 2, timeout_s=0.05)
+        joined(dist.HashStore(), 1, 2, timeout_s=0.05)
 
 
 def test_the_others_hear_at_once_that_rank_0_cannot_make_the_memory(monkeypatch):
@@ -127,16 +129,16 @@ def test_the_others_hear_at_once_that_rank_0_cannot_make_the_memory(monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(group_rendezvous, "_map", fail)
         with pytest.raises(RendezvousError, match="no addresses"):
-            group_rendezvous.share(store, 0, 2, timeout_s=60)
+            joined(store, 0, 2, timeout_s=60)
     with pytest.raises(RendezvousError, match="but failed: no addresses are left"):
-        group_rendezvous.share(store, 1, 2, timeout_s=60)
+        joined(store, 1, 2, timeout_s=60)
 
 
 def test_a_rank_0_that_has_failed_and_ended_is_a_left_over():
     store = dist.HashStore()
     store.set("unisono", f"failed {ended_process()} {host_name()} no addresses are left")
     with pytest.raises(RendezvousError, match="rank 0 of an earlier group failed: no addresses"):
-        group_rendezvous.share(store, 1, 2, timeout_s=0.05)
+        joined(store, 1, 2, timeout_s=0.05)
 
 
 @pytest.mark.parametrize("world_size", [2, 16, 128])

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 import torch
 
+from unisono.c10d.group_memory import RING_ENTRIES
 from unisono.c10d.heap import Blocks, HeapFullError
-from unisono.c10d.layout import RING_ENTRIES, Heap
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 
 
@@ -125,7 +125,7 @@ def test_the_memory_of_read_messages_is_used_again(as_ranks):
         for _ in range(20):
             if rank == 0:
                 group.send([tensor], 1, 0)
-                places.add(group.membership.messages._unread[-1])
+                places.add(group.member.messages._unread[-1])
             else:
                 group.recv([tensor], 0, 0).wait()
             group.barrier()
@@ -136,7 +136,7 @@ def test_the_memory_of_read_messages_is_used_again(as_ranks):
 
 @pytest.fixture
 def blocks():
-    return Blocks(mmap.mmap(-1, 8192), Heap(4096, 8192))
+    return Blocks(mmap.mmap(-1, 8192), range(4096, 8192))
 
 
 def test_blocks_are_aligned_and_apart(blocks):
@@ -156,7 +156,7 @@ def test_blocks_given_back_join_in_any_order(blocks, order):
 def test_the_pages_of_a_large_block_go_back_to_the_kernel():
     size = 100 << 20
     mapping = mmap.mmap(-1, 2 * size)
-    blocks = Blocks(mapping, Heap(0, 2 * size))
+    blocks = Blocks(mapping, range(2 * size))
     offset = blocks.take(size)
     mapping[offset : offset + 4] = b"full"
     blocks.give_back(offset)

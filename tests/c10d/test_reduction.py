@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.plan.definition import sum_by_definition
 
 from unisono.c10d import reduction
-from unisono.plan.summation import tree_sum
 
 
 @pytest.mark.parametrize("numel", [1, 1000])
@@ -13,7 +15,7 @@ def test_the_result_may_go_where_any_of_the_values_is(monkeypatch, num_ranks, nu
     monkeypatch.setattr(reduction, "_BLOCK_BYTES", 256)  # several blocks
     generator = torch.Generator().manual_seed(num_ranks)
     values = [torch.randn(numel, generator=generator) for _ in range(num_ranks)]
-    expected = tree_sum(values, torch.add)
+    expected = sum_by_definition(values, torch.add)
     for place in range(num_ranks):
         given = [value.clone() for value in values]
         reduction.combine("SUM", given, given[place])
@@ -27,6 +29,30 @@ def test_the_result_may_go_where_any_of_the_values_is(monkeypatch, num_ranks, nu
     out = torch.empty(numel)
     reduction.combine("AVG", values, out)
     assert torch.equal(out, expected / num_ranks)
+
+
+OPERATIONS = {
+    "SUM": torch.add,
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BXOR": torch.bitwise_xor,
+}
+
+
+@given(st.integers(1, 20), st.sampled_from(sorted(OPERATIONS)), st.integers(-1, 19))
+def test_every_reduction_is_that_of_the_definition(num_ranks, name, place):
+    dtype = torch.int32 if name == "BXOR" else torch.float32
+    generator = torch.Generator().manual_seed(num_ranks)
+    values = (torch.randn(num_ranks, 7, generator=generator) * 9).to(dtype)
+    values[:, 0] = 0  # and of one sign: -0.0 stays what it is
+    if dtype.is_floating_point:
+        values[:, 0].neg_()
+    given_values = values.clone().unbind()
+    out = given_values[place][:] if -1 < place < num_ranks else torch.empty(7, dtype=dtype)
+    reduction.combine(name, given_values, out)
+    expected = sum_by_definition(values.unbind(), OPERATIONS[name])
+    assert torch.equal(out.view(torch.int32), expected.view(torch.int32))
 
 
 def truncated(total, divisor):

@@ -17,6 +17,7 @@ from unisono.callbacks import best_checkpoint as module
 class Fit:
     def __init__(self, directory=None):
         self.step, self.has_ended, self.directory = 0, False, directory
+        self.has_joined = False
         self.model, self.said, self.saved = torch.nn.Linear(1, 1), [], []
 
     def once(self, work, purpose):
@@ -30,6 +31,8 @@ class Fit:
         self.said.append(line)
 
     def judge(self, rule, *losses):
+        if self.step == 0:
+            rule.on_begin(self)
         for loss in losses:
             self.step += 1
             rule.on_validation(self, {"loss": loss}, 0.0)
@@ -83,7 +86,8 @@ def test_a_disk_that_is_full_ends_nothing(fit, monkeypatch):
     rule = BestCheckpoint("best.safetensors")
     fit.judge(rule, 2.0)
     [line] = fit.said
-    assert "the best weights so far, of step 1, are not in best.safetensors" in line
+    path = os.path.abspath("best.safetensors")
+    assert f"the best weights so far, of step 1, are not in {path}" in line
     assert "No space left on device" in line
 
 
@@ -92,7 +96,10 @@ def test_a_folder_is_made(tmp_path):
     fit.judge(BestCheckpoint(tmp_path / "new" / "folder" / "best.safetensors"), 2.0)
     assert (tmp_path / "new" / "folder" / "best.safetensors").is_file()
     assert fit.said == []
-    fit.judge(BestCheckpoint(tmp_path), 2.0)
+    rule = BestCheckpoint(tmp_path / "later")
+    rule.on_begin(fit)
+    (tmp_path / "later").mkdir()
+    fit.judge(rule, 2.0)
     [line] = fit.said
     assert "is a folder: save to a file in it; training goes on." in line
 

@@ -14,7 +14,7 @@ from unisono.callbacks.cell import (
     message_of,
     sight_of,
 )
-from unisono.callbacks.display_state import DisplayState
+from unisono.callbacks.display_state import Count, DisplayState
 
 BAR = "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━"
 
@@ -52,24 +52,26 @@ def test_a_sight_in_one_line(sight, line):
 
 def test_a_run_is_shown_a_few_times_a_second_and_at_its_end():
     shown, clock = [], Clock()
-    observed = Observed(shown.append, clock)
-    observed.start(2, 12)
+    count = Count(Observed.every_s, clock)
+    observed = Observed(shown.append)
+    observed.start(count.start(2, 12))
     for _ in range(10):
         clock.now += 0.1
-        observed.step(0, 0.5, 32)
-    observed.stop()
-    observed.stop()
-    assert [sight.done for sight in shown] == [2, 5, 8, 11, 12]
+        state = count.step(0, 0.5, 32)
+        if state is not None:
+            observed.show(state)
+    observed.stop(count.state)
+    observed.stop(count.state)
+    assert [state.done for state in shown] == [2, 5, 8, 11, 12]
     assert shown[-1].samples == 320
 
 
 def test_who_stops_before_the_end_claims_nothing():
-    shown, clock = [], Clock()
-    observed = Observed(shown.append, clock)
-    observed.start(0, 10)
-    observed.step(0, 0.5, 32)
-    observed.stop()
-    assert [sight.done for sight in shown] == [0]
+    shown = []
+    observed = Observed(shown.append)
+    observed.start(DisplayState(0, 10))
+    observed.stop(DisplayState(1, 10, 0.1, 1, 32, 0, 0.5))
+    assert [state.done for state in shown] == [0]
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@ import io
 import os
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from unisono.callbacks import display as display_module
-from unisono.callbacks.display import Bar, Lines, Relay, Silence, display
+from unisono.callbacks import Progress
+from unisono.callbacks.display import Bar, Lines, display
+from unisono.callbacks.display_state import DisplayState
 from unisono.callbacks.summary import Summary
 
 
@@ -29,14 +31,16 @@ class Clock:
         return self.now
 
 
-def test_a_terminal_gets_a_bar_that_leaves_nothing_behind(monkeypatch):
-    monkeypatch.setattr(display_module, "_REDRAW_EVERY_S", 0.0)
+FIRST = DisplayState(1, 10, 0.5, 1, 32, 0, 0.5)
+
+
+def test_a_terminal_gets_a_bar_that_leaves_nothing_behind():
     terminal = console(force_terminal=True)
     bar = Bar(terminal)
-    bar.start(0, 10)
-    bar.step(0, 0.5, 32)
+    bar.start(DisplayState(0, 10))
+    bar.show(FIRST)
     bar.say("epoch 1: validation loss 0.1")
-    bar.stop()
+    bar.stop(FIRST)
     text = terminal.file.getvalue()
     assert "epoch 1 " in text  # as in the line of its validation
     assert "loss 0.5000" in text
@@ -58,12 +62,11 @@ def test_a_terminal_gets_a_bar_that_leaves_nothing_behind(monkeypatch):
     ],
 )
 def test_a_narrow_terminal_gets_fewer_columns_and_all_of_each(width, shown):
-    terminal, clock = console(width, force_terminal=True), Clock()
-    bar = Bar(terminal, clock)
-    bar.start(811, 2814)
-    clock.now += 0.25
-    bar.step(1, 0.1234, 800)
-    bar.stop()
+    terminal = console(width, force_terminal=True)
+    bar, state = Bar(terminal), DisplayState(812, 2814, 0.25, 1, 800, 1, 0.1234)
+    bar.start(DisplayState(811, 2814))
+    bar.show(state)
+    bar.stop(state)
     frame = frames(terminal)[-1]
     everything = ["epoch", "━", "812/2814", "loss 0.1234", "3,200 samples/s", ":"]
     assert [one for one in everything if one in frame] == shown
@@ -73,33 +76,61 @@ def test_a_narrow_terminal_gets_fewer_columns_and_all_of_each(width, shown):
 def test_before_the_first_step_nothing_is_claimed():
     terminal = console(force_terminal=True)
     bar = Bar(terminal)
-    bar.start(3, 10)
+    bar.start(DisplayState(3, 10))
     first = frames(terminal)[0]
-    bar.stop()
+    bar.stop(DisplayState(3, 10))
     assert "3/10 loss -" in first
     assert "nan" not in first
     assert "epoch" not in first
     assert "samples/s" not in first
 
 
+class Fit:
+    """A run of one worker, for what shows it."""
+
+    def __init__(self, make, is_first=lambda: True, clock=None):
+        self.step, self.end_step = 0, 10
+        self._is_first = is_first
+        self.progress = Progress(make, clock or Clock())
+
+    @property
+    def is_first(self):
+        return self._is_first()
+
+    def begin(self, step=0, end_step=10):
+        self.step, self.end_step = step, end_step
+        self.progress.on_begin(self)
+
+    def do(self, number=None, epoch=0, loss=0.5, num_samples=32):
+        self.step = (self.step if number is None else number) + 1
+        step = {"number": self.step - 1, "epoch": epoch, "means": {"loss": loss}}
+        self.progress.on_step_end(self, SimpleNamespace(num_samples=num_samples, **step))
+
+    def say(self, line):
+        self.progress.say(self, line)
+
+    def end(self):
+        self.progress.on_end(self, None)
+
+
 def test_other_outputs_get_plain_lines():
     out = io.StringIO()
-    lines = Lines(Console(file=out))
-    lines.start(0, 10)
-    lines.step(0, 0.5, 32)
-    lines.say("a [line] that is longer than the width of any terminal " * 3)
-    lines.stop()
+    fit = Fit(lambda: Lines(Console(file=out)))
+    fit.begin()
+    fit.do()
+    fit.say("a [line] that is longer than the width of any terminal " * 3)
+    fit.end()
     assert out.getvalue() == "a [line] that is longer than the width of any terminal " * 3 + "\n"
 
 
 def test_a_long_run_says_every_half_minute_how_far_it_is():
     log, clock = console(), Clock()
-    lines = Lines(log, clock)
-    lines.start(2000, 2814)
+    fit = Fit(lambda: Lines(log), clock=clock)
+    fit.begin(2000, 2814)
     for step in range(100):  # of one second
         clock.now += 1
-        lines.step(1, 1 / (step + 1), 3455)
-    lines.stop()
+        fit.do(epoch=1, loss=1 / (step + 1), num_samples=3455)
+    fit.end()
     assert log.file.getvalue().splitlines() == [
         "epoch 2, step 2,030 of 2,814: loss 0.0333, 3,455 samples/s",
         "epoch 2, step 2,060 of 2,814: loss 0.0167, 3,455 samples/s",
@@ -107,103 +138,111 @@ def test_a_long_run_says_every_half_minute_how_far_it_is():
     ]
 
 
-class Screen(Silence):
+class Screen:
     """What one worker has shown."""
+
+    every_s = 0.0
 
     def __init__(self, seen):
         self._seen = seen
 
-    def start(self, done, total):
-        self._seen.append(f"start {done}/{total}")
+    def start(self, state):
+        self._seen.append(f"start {state.done}/{state.total}")
 
-    def step(self, epoch, loss, num_samples):
+    def show(self, state):
         self._seen.append("step")
 
     def say(self, line):
         self._seen.append(line)
 
-    def stop(self):
+    def stop(self, state):
         self._seen.append("stop")
 
 
 class Team:
-    """Workers that all do the same; one of them leads."""
+    """Workers that all do the same; the first of them shows it."""
 
     def __init__(self, num_workers):
-        self.leader = 0
+        self.first = 0
         self.seen = [[] for _ in range(num_workers)]
-        self.relays = [self.relay(rank) for rank in range(num_workers)]
+        self.fits = [self.fit(rank) for rank in range(num_workers)]
 
-    def relay(self, rank):
-        return Relay(lambda: rank == self.leader, lambda: Screen(self.seen[rank]))
+    def fit(self, rank):
+        return Fit(lambda: Screen(self.seen[rank]), lambda: rank == self.first)
 
-    def all(self, act):
-        for relay in self.relays:
-            act(relay)
+    def all(self, act, *arguments):
+        for fit in self.fits:
+            act(fit, *arguments)
 
 
-def test_only_the_lead_speaks():
+def test_only_the_first_speaks():
     team = Team(3)
-    team.all(lambda relay: relay.start(0, 10))
-    team.all(lambda relay: relay.step(0, 0.5, 32))
-    team.all(lambda relay: relay.say("epoch 1"))
-    team.all(Relay.stop)
+    team.all(Fit.begin)
+    team.all(Fit.do)
+    team.all(Fit.say, "epoch 1")
+    team.all(Fit.end)
     assert team.seen == [["start 0/10", "step", "epoch 1", "stop"], [], []]
 
 
-def test_who_takes_the_lead_goes_on_where_the_other_was():
+def test_who_comes_first_goes_on_where_the_other_was():
     team = Team(2)
-    team.all(lambda relay: relay.start(2, 10))
+    team.all(Fit.begin, 2)
     for _ in range(3):
-        team.all(lambda relay: relay.step(0, 0.5, 32))
-    team.leader = 1
-    team.all(lambda relay: relay.step(0, 0.5, 32))
-    team.all(Relay.stop)
+        team.all(Fit.do)
+    team.first = 1
+    team.all(Fit.do)
+    team.all(Fit.end)
     assert team.seen[0] == ["start 2/10", "step", "step", "step", "stop"]
     assert team.seen[1] == ["start 5/10", "step", "stop"]
 
 
-def test_a_replacement_that_leads_begins_where_the_run_is():
+def test_steps_that_come_again_are_not_counted_again():
     team = Team(1)
-    team.relays[0].start(0, 10)
-    team.relays[0].step(0, 0.5, 32)
-    team.leader = 1
-    replacement = team.relay(0)
-    replacement.start(0, 10)
-    replacement.at(7)
-    team.leader = 0
-    replacement.step(0, 0.5, 32)
-    replacement.stop()
+    team.all(Fit.begin)
+    for number in (0, 1, 2, 1, 2, 3):
+        team.all(Fit.do, number)
+    assert team.seen[0] == ["start 0/10", "step", "step", "step", "step"]
+
+
+def test_a_replacement_that_comes_first_begins_where_the_run_is():
+    team = Team(1)
+    team.fits[0].begin()
+    team.fits[0].do()
+    team.first = 1
+    replacement = team.fit(0)
+    replacement.begin()
+    team.first = 0
+    replacement.do(7)
+    replacement.end()
     assert team.seen[0] == ["start 0/10", "step", "start 7/10", "step", "stop"]
 
 
-def test_a_replacement_that_took_itself_for_the_lead_begins_anew_where_the_run_is():
+def test_a_replacement_that_took_itself_for_the_first_begins_anew_where_the_run_is():
     team = Team(1)
-    team.relays[0].start(0, 10)
-    for done in (7, 8):
-        team.relays[0].at(done)
-        team.relays[0].step(0, 0.5, 32)
+    team.fits[0].begin()
+    for number in (7, 8):
+        team.fits[0].do(number)
     assert team.seen[0] == ["start 0/10", "stop", "start 7/10", "step", "step"]
 
 
-def test_who_loses_the_lead_and_gets_it_again_begins_anew():
+def test_who_comes_first_again_begins_anew():
     team = Team(2)
-    team.all(lambda relay: relay.start(0, 10))
-    team.leader = 1
-    team.all(lambda relay: relay.step(0, 0.5, 32))
-    team.leader = 0
-    team.all(lambda relay: relay.step(0, 0.5, 32))
+    team.all(Fit.begin)
+    team.first = 1
+    team.all(Fit.do)
+    team.first = 0
+    team.all(Fit.do)
     assert team.seen[0] == ["start 0/10", "stop", "start 1/10", "step"]
     assert team.seen[1] == ["start 0/10", "step", "stop"]
 
 
-def test_one_that_never_led_has_no_display_to_stop():
+def test_one_that_never_came_first_has_no_display_to_stop():
     made = []
-    relay = Relay(lambda: False, lambda: made.append("display"))
-    relay.start(0, 1)
-    relay.step(0, 0.5, 1)
-    relay.say("unheard")
-    relay.stop()
+    fit = Fit(lambda: made.append("display"), lambda: False)
+    fit.begin(0, 1)
+    fit.do()
+    fit.say("unheard")
+    fit.end()
     assert made == []
 
 
@@ -223,18 +262,18 @@ class Broken(io.StringIO):
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EPIPE, errno.EIO], ids=os.strerror)
 def test_a_run_that_cannot_be_shown_goes_on_and_is_told_of_once(code, monkeypatch, capsys):
-    monkeypatch.setattr(display_module, "_REDRAW_EVERY_S", 0.0)
+    monkeypatch.setattr(Bar, "every_s", 0.0)
     monkeypatch.setattr(sys, "stdout", Broken(code))
     monkeypatch.setenv("TERM", "xterm")
-    relay = Relay(lambda: True, display)
-    relay.start(0, 3)
+    fit = Fit(display)
+    fit.begin(0, 3)
     for _ in range(3):
-        relay.step(0, 0.5, 32)
-        relay.say("a line")
-    relay.stop()
-    relay.start(3, 4)
-    relay.say("another line")
-    relay.stop()
+        fit.do()
+        fit.say("a line")
+    fit.end()
+    fit.begin(3, 4)
+    fit.say("another line")
+    fit.end()
     assert capsys.readouterr().err == (
         f"unisono: the run is not shown any more, since standard output takes nothing "
         f"({os.strerror(code)}); it goes on.\n"
@@ -247,23 +286,23 @@ def test_letters_that_an_output_lacks_end_no_run(make, encoding, shown):
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
     shower = make(Console(file=out, force_terminal=make is Bar, _environ={"TERM": "xterm"}))
-    shower.start(0, 3)
-    shower.step(0, 0.5, 32)
+    shower.start(DisplayState(0, 10))
+    shower.show(FIRST)
     shower.say("5.9 × → 2")
-    shower.stop()
+    shower.stop(FIRST)
     assert shown in raw.getvalue().decode(encoding)
 
 
 def test_what_is_said_outside_of_a_run_is_a_line_and_no_more():
     team = Team(1)
-    (relay,) = team.relays
-    relay.say("going on from a checkpoint")
-    relay.stop()
+    (fit,) = team.fits
+    fit.say("going on from a checkpoint")
+    fit.end()
     assert team.seen == [["going on from a checkpoint"]]
-    relay.start(0, 1)
-    relay.stop()
-    relay.say("over")
-    relay.stop()
+    fit.begin(0, 1)
+    fit.end()
+    fit.say("over")
+    fit.end()
     assert team.seen[0][1:] == ["start 0/1", "stop", "over"]
 
 
@@ -285,18 +324,18 @@ def test_a_summary_names_what_it_did():
 
 @pytest.mark.parametrize("error", [ValueError("I/O operation on closed file"), KeyError("x")])
 def test_a_display_that_fails_in_any_way_is_told_once_and_shows_nothing_more(error, capsys):
-    class Broken(Silence):
+    class Broken(Screen):
         def say(self, line):
             raise error
 
-        def stop(self):
+        def stop(self, state):
             raise error
 
-    relay = Relay(lambda: True, Broken)
-    relay.start(0, 2)
-    relay.say("one")
-    relay.say("two")
-    relay.stop()
+    fit = Fit(lambda: Broken([]))
+    fit.begin(0, 2)
+    fit.say("one")
+    fit.say("two")
+    fit.end()
     (told,) = capsys.readouterr().err.splitlines()
     assert told.startswith("unisono: the run is not shown any more")
     assert str(error) in told

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.callbacks.test_journal import alone
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
@@ -285,7 +286,7 @@ def test_learning_rates_that_are_tensors_are_numbers(tmp_path):
     log = EventLog()
     step = SimpleNamespace(number=0, epoch=0, num_samples=1, means={}, is_skipped=False)
     fit.ranks, step.gradient_norm = (0, 1), None
-    log._journal = Journal(tmp_path / "events.jsonl", place_of, print)
+    log._journal = Journal(tmp_path / "events.jsonl", place_of, fit)
     log.on_step_end(fit, step)
     assert log._pending[1]["learning_rates"] == [0.5]
 
@@ -497,7 +498,7 @@ def test_a_step_is_written_before_somebody_joins_who_knows_nothing_of_it(tmp_pat
 
 def test_who_leads_on_takes_out_what_others_have_undone(tmp_path):
     log, fit = EventLog(tmp_path / "events.jsonl"), Crew()
-    Journal(tmp_path / "events.jsonl", place_of, pytest.fail).note(
+    Journal(tmp_path / "events.jsonl", place_of, alone(pytest.fail)).note(
         b"".join(encode("step", step=step) for step in range(6)) + encode("evaluation", step=6)
     )
     fit.is_leader = False
@@ -596,9 +597,9 @@ def test_a_folder_that_cannot_be_looked_into_is_told_and_ends_no_run(tmp_path, m
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     said = []
-    journal_of = Journal(tmp_path / "closed" / "events.jsonl", place_of, said.append)
+    journal_of = Journal(tmp_path / "closed" / "events.jsonl", place_of, alone(said.append))
     monkeypatch.setattr(journal.Path, "exists", denied)
-    journal_of.cut(0, writes=True)
+    journal_of.cut(0)
     assert journal_of.last() == b""
     assert said == [
         f"{tmp_path / 'closed' / 'events.jsonl'} must be writable, but is not "
@@ -612,8 +613,8 @@ def test_a_file_that_cannot_be_closed_is_told_and_ends_no_run(tmp_path, monkeypa
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     said, close = [], os.close
-    journal_of = Journal(tmp_path / "events.jsonl", place_of, said.append)
-    journal_of.add(0, lambda: b"{}\n", writes=True)
+    journal_of = Journal(tmp_path / "events.jsonl", place_of, alone(said.append))
+    journal_of.add(0, lambda: b"{}\n")
     monkeypatch.setattr(os, "close", full)
     journal_of.close()
     assert len(said) == 1

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -21,16 +22,25 @@ def line_of(step):
     return f"step {step}\n".encode()
 
 
+def alone(say):
+    """A call of `fit` of one worker, as a journal sees it."""
+    return SimpleNamespace(is_leader=True, is_first=True, directory=None, say=say)
+
+
 class Worker:
     def __init__(self, path):
         self.path, self.said = path, []
-        self.journal = Journal(path, place_of, self.said.append)
+        self.fit = alone(self.said.append)
+        self.journal = Journal(path, place_of, self.fit)
 
     def step(self, *steps, writes=True, may_wait=False):
         for step in steps:
-            self.journal.add(
-                step, lambda step=step: line_of(step), writes=writes, may_wait=may_wait
-            )
+            self.fit.is_leader = writes
+            self.journal.add(step, lambda step=step: line_of(step), may_wait=may_wait)
+
+    def cut(self, step, writes=True):
+        self.fit.is_leader = writes
+        self.journal.cut(step)
 
     @property
     def lines(self):
@@ -53,7 +63,7 @@ def test_folder_and_file_are_made_with_the_first_line(worker):
 
 def test_who_does_not_write_makes_nothing(worker):
     worker.step(0, 1, writes=False)
-    worker.journal.cut(1, writes=False)
+    worker.cut(1, writes=False)
     assert not worker.path.parent.exists()
 
 
@@ -61,7 +71,7 @@ def test_steps_that_come_again_stand_there_once_and_other_lines_stay(worker):
     worker.step(0, 1, 2)
     worker.journal.note(b"a worker was lost\n")
     worker.step(3)
-    worker.journal.cut(2, writes=True)
+    worker.cut(2)
     worker.step(2, 3)
     assert worker.lines == [*steps(0, 1), "a worker was lost", *steps(2, 3)]
 
@@ -69,7 +79,7 @@ def test_steps_that_come_again_stand_there_once_and_other_lines_stay(worker):
 @pytest.mark.parametrize("cut_at", range(6))
 def test_a_file_is_cut_anywhere(worker, cut_at):
     worker.step(*range(5))
-    worker.journal.cut(cut_at, writes=True)
+    worker.cut(cut_at)
     assert worker.lines == steps(*range(min(cut_at, 5)))
 
 
@@ -79,7 +89,7 @@ def test_blocks_may_end_anywhere_in_a_line(worker, monkeypatch, block_bytes):
     worker.step(*range(8, 13))
     worker.journal.note(b"a note\n")
     worker.step(13)
-    worker.journal.cut(10, writes=True)
+    worker.cut(10)
     worker.step(10)
     assert worker.lines == [*steps(8, 9), "a note", *steps(10)]
 
@@ -151,7 +161,7 @@ def test_trouble_is_told_once_and_ends_nothing(tmp_path):
     worker = Worker(tmp_path / "file" / "lines.txt")
     worker.step(0, 1)
     worker.journal.note(b"a note\n")
-    worker.journal.cut(0, writes=True)
+    worker.cut(0)
     worker.journal.set_aside()
     assert len(worker.said) == 1
     assert "must be writable" in worker.said[0]
@@ -204,7 +214,7 @@ def test_what_waits_comes_before_what_follows_it(worker, clock):
     worker.step(0, 1, 2, may_wait=True)
     worker.journal.note(b"a note\n")
     worker.step(3, 4, may_wait=True)
-    worker.journal.cut(4, writes=True)
+    worker.cut(4)
     assert worker.lines == [*steps(0, 1, 2), "a note", *steps(3)]
 
 
@@ -289,7 +299,7 @@ def test_each_step_stands_there_once_in_order(tmp_path_factory, acts):
         elif act[0] == "back":
             position = max(0, position - act[1])
             for rank, worker in enumerate(workers):
-                worker.journal.cut(position, writes=rank == leader)
+                worker.cut(position, writes=rank == leader)
         elif act[0] == "lose":  # just before it wrote the newest step
             for rank, worker in enumerate(workers):
                 if rank != leader:
@@ -320,8 +330,8 @@ def test_a_long_end_without_a_place_is_read_in_few_pieces(worker, monkeypatch):
         asked.append(line)
         return place_of(line)
 
-    after = Journal(worker.path, counting, worker.said.append)
-    after.add(1, lambda: line_of(1), writes=True)
+    after = Journal(worker.path, counting, worker.fit)
+    after.add(1, lambda: line_of(1))
     assert worker.lines[-1] == "step 1"
     assert len(asked) < 4 * 5001
 

@@ -32,6 +32,7 @@ class Job:
         program: another script, with `arguments`.
         arguments: of that script.
         popen: starts it; `subprocess.Popen` where the start itself is looked at.
+        python: the interpreter, whose Unisono may be another version.
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class Job:
         program: Path = PROGRAM,
         arguments: tuple[object, ...] = (),
         popen: type[subprocess.Popen[bytes]] = start,
+        python: str = sys.executable,
     ) -> None:
-        starter = [sys.executable]
+        starter = [python]
         if workers is not None:
             starter += ["-m", "unisono", "run", "-n", str(workers), *map(str, flags)]
         given = [json.dumps(asdict(options))] if options is not None else list(map(str, arguments))

@@ -7,14 +7,13 @@ from safetensors.torch import save
 
 from unisono.exchange.snapshots import strides_of
 from unisono.state.contents import named_parameters
-from unisono.state.model_buffers import named_buffers
 from unisono.state.optimizer_state import group_options, take_state
 from unisono.state.saved import FORMAT
 
 
 def files_of_run(model, optimizer, facts, own=None):
     named = named_parameters(model, optimizer)
-    tensors = {**named, **named_buffers(model)}
+    tensors = {**named, **dict(model.named_buffers())}
     kept, rest = take_state(optimizer, named)
     kept |= {f"run.state/{key}": tensor for key, tensor in (own or {}).items()}
     more = {

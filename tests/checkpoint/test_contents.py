@@ -67,11 +67,8 @@ def test_the_users_tensors_are_no_state_of_the_optimizer():
     there, here = make(0, 2), make(1, 1)
     own = {"mean": torch.arange(3.0), "a/b": torch.tensor(7), "0.weight": torch.zeros(999)}
     read = Snapshot.from_files(files_of_run(*there, FACTS, own))
-    assert read.state_tensors.keys() == own.keys()
-    assert all(torch.equal(read.state_tensors[name], own[name]) for name in own)
-    assert (
-        read.optimizer.keys() == load(files_of_run(*there, FACTS)["optimizer.safetensors"]).keys()
-    )
+    assert all(torch.equal(read.others[f"run.state/{name}"], own[name]) for name in own)
+    assert len(read.others) == len(own) + len(Snapshot.from_files(files()).others)
     apply(read, *here)
     assert digest_of(*here) == digest_of(*there)
 
@@ -81,7 +78,6 @@ def test_an_old_checkpoint_has_no_state():
     snapshot = Snapshot.from_files(files(old))
     there_later = ("state", "last", "strides", "modes")
     assert [snapshot.facts[name] for name in there_later] == [{}, {}, {}, {}]
-    assert snapshot.state_tensors == {}
 
 
 @pytest.mark.parametrize("modes", [{}, {"fixed": ["0.weight", "9"], "evaluating": ["1"]}])
@@ -169,7 +165,7 @@ def test_state_and_the_users_tensors_lie_as_their_copies_do(tensor):
     apply(snapshot, *here)
     state = here[1].state[here[0][0].bias]
     from_memory = from_bytes(bytearray(as_bytes(tensor)), describe_extras({"own": tensor})[0])
-    for seen in (state["mean"], state["many"][0], snapshot.state_tensors["own"], from_memory):
+    for seen in (state["mean"], state["many"][0], snapshot.others["run.state/own"], from_memory):
         assert torch.equal(seen, tensor)
         assert seen.stride() == tensor.clone().stride()
         seen += 1

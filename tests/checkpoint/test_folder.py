@@ -15,7 +15,7 @@ from unisono.checkpoint.folder import (
     FILES,
     TooLargeError,
     check_folder,
-    read_file,
+    read_folder,
     write_folder,
 )
 from unisono.checkpoint.run_directory import RunDirectory
@@ -33,7 +33,8 @@ def whole(tmp_path_factory):
 
 def test_what_was_written_is_read(whole):
     assert check_folder(whole) == {name: len(data) for name, data in CONTENTS.items()}
-    assert {name: read_file(whole, name) for name in FILES} == CONTENTS
+    assert read_folder(whole) == CONTENTS
+    assert read_folder(whole, wanted=FILES[:1]) == {FILES[0]: CONTENTS[FILES[0]]}
     assert sorted(os.listdir(whole)) == sorted([*FILES, COMMIT])
 
 
@@ -158,7 +159,7 @@ def test_a_file_beyond_what_is_needed_is_refused_unread(sparse, tmp_path, monkey
     at_most = {"model.safetensors": 1 << 20}
     message = r"model\.safetensors must have at most 1,048,576 bytes, .* but has 274,877,906,944"
     with pytest.raises(TooLargeError, match=message):
-        check_folder(sparse, at_most)
+        read_folder(sparse, at_most)
     with pytest.raises(CheckpointError, match=f"step-000000000007: {message}"):
         RunDirectory(tmp_path).newest(dict, at_most)
 

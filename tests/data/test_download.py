@@ -21,8 +21,8 @@ from tests.data.server import Server, serving
 from tests.data.test_datasets import REAL_MNIST, idx
 
 import unisono
-from unisono.data import datasets, mnist
-from unisono.data.download import Patience, Published, fetch_missing
+from unisono.data import datasets, download, mnist
+from unisono.data.download import Published, fetch_missing
 from unisono.errors import DownloadError
 
 FILES = {"pictures.gz": gzip.compress(bytes(50_000)), "labels.gz": gzip.compress(b"0123456789")}
@@ -34,8 +34,9 @@ PUBLISHED = {name: Published(sum, len(FILES[name])) for name, sum in CHECKSUMS.i
 
 
 @pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_proxy_and_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(download, "PAUSE_S", 0.0)
 
 
 @pytest.fixture
@@ -50,9 +51,13 @@ def second() -> Iterator[Server]:
         yield running
 
 
-def fetch(folder: Path, *servers: Server, **options: float) -> None:
-    addresses = [server.address for server in servers]
-    fetch_missing(folder, PUBLISHED, addresses, Patience(**({"pause_s": 0.0} | options)))
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "TIMEOUT_S", 0.05)
+
+
+def fetch(folder: Path, *servers: Server) -> None:
+    fetch_missing(folder, PUBLISHED, [server.address for server in servers])
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -133,10 +138,10 @@ def test_what_fails_twice_is_tried_a_third_time(tmp_path: Path, server: Server, 
 
 @pytest.mark.parametrize("how", [manners.CUT, manners.BUSY, manners.REFUSED, manners.SILENT])
 def test_the_next_mirror_is_asked_where_one_fails(
-    tmp_path: Path, server: Server, second: Server, how: str
+    impatient: None, tmp_path: Path, server: Server, second: Server, how: str
 ) -> None:
     server.misbehave(how)
-    fetch(tmp_path, server, second, timeout_s=0.05)
+    fetch(tmp_path, server, second)
     assert contents(tmp_path) == FILES
     assert server.asked == second.asked == {"pictures.gz": 1, "labels.gz": 1}
 
@@ -152,11 +157,11 @@ def test_the_next_mirror_is_asked_where_one_fails(
     ],
 )
 def test_a_server_that_keeps_failing_is_named_with_what_it_did(
-    tmp_path: Path, server: Server, how: str, said: str, num_asked: int
+    impatient: None, tmp_path: Path, server: Server, how: str, said: str, num_asked: int
 ) -> None:
     server.misbehave(how)
     with pytest.raises(DownloadError, match=r"pass `mirrors=`") as caught:
-        fetch(tmp_path, server, timeout_s=0.05)
+        fetch(tmp_path, server)
     assert f"{server.address}/pictures.gz: {said}" in str(caught.value)
     assert contents(tmp_path) == {}
     assert server.asked == {"pictures.gz": num_asked}
@@ -172,13 +177,19 @@ def test_a_server_that_keeps_failing_is_named_with_what_it_did(
     ],
 )
 def test_a_server_that_comes_to_no_end_is_given_up(
-    tmp_path: Path, server: Server, second: Server, how: str, said: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    server: Server,
+    second: Server,
+    how: str,
+    said: str,
 ) -> None:
+    monkeypatch.setattr(download, "SLOW_S", 0.05)
     server.misbehave(how)
-    fetch(tmp_path / "both", server, second, slow_s=0.05)
+    fetch(tmp_path / "both", server, second)
     assert contents(tmp_path / "both") == FILES
     with pytest.raises(DownloadError, match=r"pass `mirrors=`") as caught:
-        fetch(tmp_path / "alone", server, slow_s=0.05)
+        fetch(tmp_path / "alone", server)
     assert f"{server.address}/pictures.gz: {said}" in str(caught.value)
     assert server.asked == {"pictures.gz": 4, "labels.gz": 1}
 
@@ -204,7 +215,7 @@ def test_a_wrong_checksum_is_refused_and_not_kept(tmp_path: Path, server: Server
 )
 def test_an_address_that_is_none_is_named(tmp_path: Path, mirror: str, said: str) -> None:
     with pytest.raises(DownloadError, match=said):
-        fetch_missing(tmp_path, PUBLISHED, [mirror], Patience(pause_s=0.0))
+        fetch_missing(tmp_path, PUBLISHED, [mirror])
 
 
 # Folders that fail

@@ -417,10 +417,9 @@ def test_samples_that_do_not_fit_together_are_named(loader_workers):
 
 def test_a_batch_that_cannot_travel_is_refused_in_words():
     with pytest.raises(unisono.LoadingError, match="must travel between processes"):
-        processes = LoaderProcesses(lambda request: lambda: None, 1)
+        processes = LoaderProcesses(lambda request: lambda: None, 1, iter([0]))
         try:
-            processes.send(0)
-            processes.receive()
+            processes.take()
         finally:
             processes.close()
 
@@ -439,13 +438,12 @@ def test_a_loader_process_that_is_killed_is_explained():
 
 
 def test_a_loader_process_that_is_killed_while_it_writes_is_explained():
-    processes = LoaderProcesses(lambda request: torch.zeros(2_000_000), 2)
+    processes = LoaderProcesses(lambda request: torch.zeros(2_000_000), 2, iter([0]))
     try:
-        processes.send(0)
         select.select([processes._loaders[0].results_fd], [], [])
         processes._loaders[0].process.kill()
         with pytest.raises(unisono.LoadingError, match="was killed by SIGKILL"):
-            processes.receive()
+            processes.take()
     finally:
         processes.close()
 
@@ -465,10 +463,9 @@ def test_loader_processes_end_when_the_loop_is_left():
 @pytest.mark.slow
 def test_a_loader_process_that_is_stuck_is_ended():
     before = multiprocessing.active_children()
-    processes = LoaderProcesses(lambda seconds: signal.sigtimedwait([], seconds), 1)
-    for seconds in (0, 600):
-        processes.send(seconds)
-    processes.receive()
+    wait = lambda seconds: signal.sigtimedwait([], seconds)  # noqa: E731
+    processes = LoaderProcesses(wait, 1, iter([0, 600]))
+    processes.take()
     processes.close()
     assert multiprocessing.active_children() == before
 

@@ -8,7 +8,7 @@ import torch
 from tests.data import augmenting
 
 from unisono.data import loader
-from unisono.data.pinning import pinned
+from unisono.device import pin
 
 Pair = namedtuple("Pair", "image label")
 
@@ -38,7 +38,7 @@ def marked(monkeypatch):
 def test_every_tensor_is_pinned_and_all_else_stays(marked):
     ones = torch.ones(2)
     batch = {"pair": Pair(ones, ["a", ones]), "tuple": (ones, 3), "none": None, "own": Own()}
-    found = pinned(OrderedDict(batch))
+    found = pin(OrderedDict(batch))
     assert type(found) is OrderedDict
     assert torch.equal(found["pair"].image, marked)
     assert found["pair"].label[0] == "a"
@@ -47,7 +47,7 @@ def test_every_tensor_is_pinned_and_all_else_stays(marked):
     assert found["tuple"][1] == 3
     assert found["none"] is None
     assert found["own"].is_pinned
-    assert pinned(Odd()) == []
+    assert pin(Odd()) == []
 
 
 @pytest.mark.slow
@@ -87,4 +87,4 @@ def test_without_a_gpu_nothing_happens_and_nothing_is_said():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_with_a_gpu_tensors_lie_in_pinned_memory():
-    assert all(tensor.is_pinned() for tensor in pinned([torch.ones(2), torch.zeros(3)]))
+    assert all(tensor.is_pinned() for tensor in pin([torch.ones(2), torch.zeros(3)]))

@@ -137,10 +137,10 @@ def test_a_process_that_is_forked_from_a_reader_begins_for_itself():
     numbers = Numbers()
     fetch = fetcher(numbers, batch_size=6)
     read(fetch, [(0, 0, 0)])
-    processes = LoaderProcesses(lambda place: (read(fetch, [place]), numbers.begun), 1)
+    work = lambda place: (read(fetch, [place]), numbers.begun)  # noqa: E731
+    processes = LoaderProcesses(work, 1, iter([(0, 1, 0)]))
     try:
-        processes.send((0, 1, 0))
-        assert processes.receive() == ([[6, 9]], 2)
+        assert processes.take() == ([[6, 9]], 2)
     finally:
         processes.close()
 

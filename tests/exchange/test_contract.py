@@ -13,7 +13,7 @@ from unisono.exchange.staged import StagedExchange
 from unisono.plan.summation import tree_sum
 from unisono.state.digest import digest_of
 from unisono.state.optimizer_state import group_options, take_state
-from unisono.step.update import SlicedUpdate, WholeUpdate
+from unisono.step.update import update_of
 from unisono.workers import barrier
 
 EXCHANGES = [SharedExchange, StagedExchange]
@@ -131,14 +131,6 @@ def model_of(exchange):
     return exchange._model
 
 
-def update_of(exchange, optimizer):
-    if exchange.homes is None:
-        return WholeUpdate(optimizer, exchange.parameters, exchange.whole, acts=exchange.acts)
-    return SlicedUpdate(
-        optimizer, exchange.parameters, exchange.homes, exchange.pieces, exchange.totals
-    )
-
-
 def publish(exchange, parts, step):
     for part in parts:
         exchange.publish(part, sum_of(range(part.lo, part.hi), step))
@@ -152,7 +144,7 @@ def take_step(exchange, optimizer, step):
     while more is not None:
         publish(exchange, more, step)
         # While nobody updates: it reads how far the optimizer has counted.
-        update = update_of(exchange, optimizer)
+        update = update_of(optimizer, exchange)
         more = exchange.gather(f"gradients of {step}")
     if exchange.is_lost:
         return None

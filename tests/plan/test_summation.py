@@ -1,19 +1,14 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.plan.definition import sum_by_definition
 
 from unisono.plan.shards import assign
-from unisono.plan.summation import Node, additions_after, additions_over, parts_of, tree_sum
+from unisono.plan.summation import Node, additions_after, parts_of, tree_sum
 
 
-def written(lo, hi):
-    """The definition, written down once more: T[lo,hi) = T[lo,mid) + T[mid,hi)."""
-    if hi - lo == 1:
-        return str(lo)
-    half = 1
-    while half * 2 < hi - lo:
-        half *= 2
-    return f"({written(lo, lo + half)}+{written(lo + half, hi)})"
+def written(shards):
+    return sum_by_definition([str(shard) for shard in range(shards)], joined)
 
 
 def joined(left, right):
@@ -32,7 +27,7 @@ def joined(left, right):
     ],
 )
 def test_the_tree_is_the_designs(shards, expected):
-    assert written(0, shards) == expected
+    assert written(shards) == expected
     assert tree_sum([str(v) for v in range(shards)], joined) == expected
 
 
@@ -50,9 +45,9 @@ def test_parts_are_the_maximal_sub_trees(shards, total, expected):
     assert parts_of(shards, total) == expected
 
 
-def computed(shards, workers):
-    """Add as the workers do: stacks for the parts, then the rest of the tree over the slots."""
-    slots, parts = {}, []
+def computed(shards, workers, shuffle):
+    """Add as the workers do: stacks for the parts, then the rest of the tree over the parts."""
+    values = []
     for mine in assign(shards, workers):
         for part in parts_of(mine, shards):
             stack = []
@@ -61,15 +56,19 @@ def computed(shards, workers):
                 for _ in range(count):
                     right, left = stack.pop(), stack.pop()
                     stack.append(joined(left, right))
-            (slots[part.lo],) = stack
-            parts.append(part)
-    for into, other in additions_over(parts, shards):
-        slots[into] = joined(slots[into], slots[other])
-    return slots[0]
+            values.append((part, stack))
+    shuffle(values)  # the parts of a lost worker's shards come last
+    parts, sums = zip(*((part, value) for part, (value,) in values), strict=True)
+    return tree_sum(sums, joined, parts)
 
 
 @pytest.mark.slow
-@given(st.integers(1, 40).flatmap(lambda s: st.tuples(st.just(s), st.integers(1, s))))
-def test_every_placement_makes_the_same_additions(case):
+@given(st.integers(1, 40).flatmap(lambda s: st.tuples(st.just(s), st.integers(1, s))), st.randoms())
+def test_every_placement_makes_the_same_additions(case, chance):
     shards, workers = case
-    assert computed(shards, workers) == written(0, shards)
+    assert computed(shards, workers, chance.shuffle) == written(shards)
+
+
+@given(st.integers(1, 200))
+def test_one_value_a_shard_is_added_as_defined(shards):
+    assert tree_sum([str(shard) for shard in range(shards)], joined) == written(shards)

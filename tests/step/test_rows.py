@@ -1,5 +1,6 @@
 """What shards tell beside their gradients."""
 
+import pytest
 import torch
 
 import unisono
@@ -21,3 +22,32 @@ def test_rows_of_any_length_are_read_whole():
             for batch in step.shards:
                 step.backward(loss(model, batch))
     assert {name: step.means[name] for name in names} == {n: float(p) for p, n in enumerate(names)}
+
+
+def train_with(loss):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=2)
+    data = torch.utils.data.TensorDataset(torch.randn(4, 3))
+    for step in run.steps(data, batch_size=4, epochs=1):
+        with step:
+            for batch in step.shards:
+                step.backward(loss(model, batch))
+    return step.means
+
+
+def test_a_scalar_counts_as_it_is_when_its_shard_is_done():
+    seen = torch.zeros(())
+
+    def loss(model, batch):
+        return {"loss": model(batch[0]).mean(), "seen": seen.add_(1)}
+
+    assert train_with(loss)["seen"] == 1.5
+
+
+def test_a_loss_that_is_not_a_number_is_named_before_it_is_differentiated():
+    with (
+        torch.autograd.set_detect_anomaly(True, check_nan=True),
+        pytest.raises(unisono.NonFiniteLossError, match="nan in step 0 for shard 0"),
+    ):
+        train_with(lambda model, batch: (0 * model(batch[0])).mean().log() * float("nan"))

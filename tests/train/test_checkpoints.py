@@ -140,7 +140,7 @@ def test_a_checkpoint_that_names_no_optimizer_is_taken_up(tmp_path):
     whole = fit_at_once("adam")
     fit(tmp_path, 8)
     path = tmp_path / "checkpoints" / "step-000000000008"
-    files = {name: folder.read_file(path, name) for name in folder.FILES}
+    files = folder.read_folder(path)
     facts = json.loads(files["run.json"])
     del facts["identity"]["optimizer"], facts["identity"]["updated parameters"]
     shutil.rmtree(path)
@@ -343,7 +343,7 @@ def test_a_learning_rate_that_changed_is_kept(tmp_path):
 def test_a_well_sealed_checkpoint_of_another_form_is_passed_over(tmp_path, text, capsys):
     fit(tmp_path, 2)
     path = tmp_path / "checkpoints" / "step-000000000002"
-    files = {name: folder.read_file(path, name) for name in folder.FILES}
+    files = folder.read_folder(path)
     folder.write_folder(path.with_name("step-000000000009"), files | {"run.json": text.encode()})
     assert fit(tmp_path, 3)[0] == 1
     assert "step-000000000009 is passed over: run.json must have" in capsys.readouterr().out

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from tests.test_plainfile import STAND_INS
 
-from unisono.train.predictions import Field, Rows
+from unisono.train.predictions import Rows, header_of
 from unisono.train.rowsfile import (
     check_path,
     finish_file,
@@ -17,17 +17,17 @@ from unisono.train.rowsfile import (
     partial_path,
 )
 
-FIELDS = [Field("predictions", torch.float32, (1,))]
+CONTENT = header_of({"predictions": torch.zeros(2, 1)}, 4)
 
 
 def begin(path):
     """Have somebody collect rows for `path`; give the partial file's name and a descriptor."""
     partial = partial_path(path)
-    return partial, make_file(partial, FIELDS, 4)
+    return partial, make_file(partial, *CONTENT)
 
 
 def fill(fd, value):
-    Rows(os.dup(fd), FIELDS, 4, is_private=False).tensors[FIELDS[0]].fill_(value)
+    Rows(fd, ["predictions"], is_private=False).tensors["predictions"].fill_(value)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_two_who_predict_to_one_path_do_not_touch_each_others_rows(path):
 
 def test_the_next_lead_finds_that_the_file_has_its_name(path):
     partial, fd = begin(path)
-    others_fd = open_file(partial)
+    others_fd = open_file(partial, os.getpid(), fd)
     finish_file(fd, partial, path)
     os.close(fd)
     finish_file(others_fd, partial, path)
@@ -73,7 +73,7 @@ def test_a_file_of_somebody_else_is_never_renamed(path):
 
 def test_the_next_lead_makes_the_file_of_a_lost_one_anew(path):
     partial, fd = begin(path)
-    next_fd = make_file(partial, FIELDS, 4)
+    next_fd = make_file(partial, *CONTENT)
     assert identity_of(fd) != identity_of(next_fd)
     finish_file(next_fd, partial, path)
     os.close(fd)
@@ -98,5 +98,5 @@ def test_a_name_that_is_something_elses_is_refused_before_anything_is_computed(p
     with pytest.raises(OSError, match=r"a symbolic link|a device, pipe or socket"):
         check_path(path)
     with pytest.raises(OSError, match=r"a symbolic link|a named pipe"):
-        open_file(path)
+        open_file(path, os.getpid(), -1)
     assert outside.read_bytes() == b"of somebody else"

@@ -15,9 +15,8 @@ from torch.optim import lr_scheduler
 
 import unisono
 from unisono.errors import CheckpointError
-from unisono.state.keys import STATE_PREFIX
 from unisono.state.optimizer_state import group_options
-from unisono.state.program_state import pack, unpack, unpacked
+from unisono.state.program_state import STATE_PREFIX, pack, unpack, unpacked
 from unisono.state.saved import apply_groups
 
 PLAIN = st.recursive(

@@ -1,14 +1,13 @@
-"""The reduction that everybody gets: three ways to the same bits.
+"""all_reduce: three ways to the same bits.
 
-*Each for itself.* Everybody shows its vector and evaluates the whole tree: one meeting a chunk.
+*Each for itself.* Each rank shows its vector and evaluates the whole tree: one meeting a chunk.
 Best for two ranks (nothing is read or written in vain) and for short vectors.
 
-*Slices.* Everybody shows its vector; each rank reduces one slice of it and shows that; everybody
-takes all slices: two meetings a chunk, and each element crosses between cores twice, however many
-ranks there are.
+*Slices.* Each rank shows its vector, reduces one slice of all vectors, shows that, and takes all
+slices: two meetings a chunk, and each element crosses between cores twice, however many ranks.
 
-*In place.* Every rank's tensor lies in the shared memory: each rank reduces its slice where it
-lies and writes the result into everybody's tensor. Nothing else is copied.
+*In place.* If every rank's tensor lies in the shared memory, each rank reduces its slice where it
+lies and writes the result into all tensors. Nothing else is copied.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ from collections.abc import Sequence
 import torch
 
 from unisono.c10d.board import Board, Meetings
+from unisono.c10d.collectives import part_of, reduce
+from unisono.c10d.group_memory import GroupMemory
 from unisono.c10d.meeting import NO_NOTE as NOWHERE
 from unisono.c10d.reduction import combine
-from unisono.c10d.region import GroupMemory
 
 _BLOCK_BYTES = 1 << 20
 _FOR_ITSELF_UP_TO_BYTES = 1 << 16
@@ -29,7 +29,7 @@ _KEPT_UP_TO_BYTES = 16 << 20  # views of longer vectors are many, and soon made 
 
 
 def place_of(vector: torch.Tensor, region: GroupMemory) -> int:
-    """Tell where a vector lies in the shared memory, if it does and if that is of use."""
+    """Return where a vector lies in the shared memory, if it does and if that is of use."""
     if vector.numel() * vector.itemsize <= _FOR_ITSELF_UP_TO_BYTES:
         return NOWHERE  # showing a copy saves a meeting
     offset = region.offset_of(vector)
@@ -37,7 +37,7 @@ def place_of(vector: torch.Tensor, region: GroupMemory) -> int:
 
 
 def all_reduce(board: Board, vector: torch.Tensor, reduction: str, place: int) -> Meetings:
-    """Leave the reduction of everybody's vectors in everybody's vector.
+    """Leave the reduction of all ranks' vectors in each of them.
 
     Args:
         board: the meeting place.
@@ -48,7 +48,7 @@ def all_reduce(board: Board, vector: torch.Tensor, reduction: str, place: int) -
     dtype = vector.dtype
     if place == NOWHERE:
         start, stop = next(board.chunks(vector.numel(), vector.dtype))
-        board.mine(dtype, stop).copy_(_part(vector, start, stop))
+        board.mine(dtype, stop).copy_(part_of(vector, start, stop))
     yield
     places = board.meeting.notes()
     if NOWHERE not in places:
@@ -56,28 +56,15 @@ def all_reduce(board: Board, vector: torch.Tensor, reduction: str, place: int) -
         return
     is_shown = all(other == NOWHERE for other in places)
     if board.num_ranks <= 2 or vector.numel() * dtype.itemsize <= _FOR_ITSELF_UP_TO_BYTES:
-        yield from _each_for_itself(board, vector, reduction, is_shown)
+        yield from reduce(board, vector, reduction, is_shown=is_shown)
     else:
         yield from _in_slices(board, vector, reduction, is_shown)
-
-
-def _each_for_itself(
-    board: Board, vector: torch.Tensor, reduction: str, is_shown: bool
-) -> Meetings:
-    for start, stop in board.chunks(vector.numel(), vector.dtype):
-        piece = _part(vector, start, stop)
-        if not (is_shown and start == 0):
-            board.mine(vector.dtype, stop - start).copy_(piece)
-            yield
-        values = board.shown(vector.dtype, stop - start).copy()
-        values[board.rank] = piece  # warmer than its copy
-        combine(reduction, values, piece)
 
 
 def _in_slices(board: Board, vector: torch.Tensor, reduction: str, is_shown: bool) -> Meetings:
     dtype = vector.dtype
     for start, stop in board.chunks(vector.numel(), vector.dtype):
-        piece, mine = _part(vector, start, stop), board.mine(dtype, stop - start)
+        piece, mine = part_of(vector, start, stop), board.mine(dtype, stop - start)
         cuts = slices(stop - start, board.num_ranks)
         begin, end = cuts[board.rank]
         if not (is_shown and start == 0):
@@ -98,9 +85,9 @@ def _in_slices(board: Board, vector: torch.Tensor, reduction: str, is_shown: boo
 def _in_place(
     board: Board, numel: int, dtype: torch.dtype, reduction: str, places: Sequence[int]
 ) -> Meetings:
-    what = (numel, dtype, tuple(places))
+    what = (board.region, board.rank, numel, dtype, tuple(places))
     is_long = numel * dtype.itemsize > _KEPT_UP_TO_BYTES
-    blocks = _blocks_in_place(board, *what) if is_long else board.once(_blocks_in_place, *what)
+    blocks = _blocks_in_place(*what) if is_long else board.once(_blocks_in_place, *what)
     for values, result, others in blocks:
         combine(reduction, values, result)
         for other in others:
@@ -109,23 +96,18 @@ def _in_place(
 
 
 def _blocks_in_place(
-    board: Board, numel: int, dtype: torch.dtype, places: tuple[int, ...]
+    region: GroupMemory, own: int, numel: int, dtype: torch.dtype, places: tuple[int, ...]
 ) -> list[tuple[list[torch.Tensor], torch.Tensor, list[torch.Tensor]]]:
     """View this rank's slice of everybody's tensors, block by block: values, result, others."""
-    vectors = [board.in_heap(place, numel, dtype) for place in places]
-    begin, end = slices(numel, board.num_ranks)[board.rank]
+    vectors = [region.flat(place, numel, dtype) for place in places]
+    begin, end = slices(numel, len(places))[own]
     block = _BLOCK_BYTES // dtype.itemsize
     blocks = []
     for start in range(begin, end, block):
         values = [vector[start : min(start + block, end)] for vector in vectors]
-        others = [value for rank, value in enumerate(values) if rank != board.rank]
-        blocks.append((values, values[board.rank], others))
+        others = [value for rank, value in enumerate(values) if rank != own]
+        blocks.append((values, values[own], others))
     return blocks
-
-
-def _part(vector: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Slice, unless the slice is everything: short vectors are worth the microsecond."""
-    return vector if stop - start == vector.numel() else vector[start:stop]
 
 
 def slices(numel: int, num_ranks: int) -> list[tuple[int, int]]:

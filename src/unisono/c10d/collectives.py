@@ -1,8 +1,7 @@
-"""What each collective shows and takes, chunk by chunk. Vectors in, vectors out.
+"""What each collective shows and takes, chunk by chunk.
 
-Everything here works on contiguous vectors after the call has been announced, yields wherever all
-must meet before it can go on, and does so equally often on every rank, since what was announced is
-the same on every rank.
+All of them work on contiguous vectors after the call was announced, and yield wherever all ranks
+must meet: equally often on every rank, since what was announced is the same on every rank.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ _Vector = torch.Tensor
 _Vectors = Sequence[torch.Tensor]
 
 
-def barrier(board: Board) -> Meetings:
+def barrier() -> Meetings:
     """Meet."""
     yield
 
 
 def broadcast(board: Board, vector: _Vector, root: int) -> Meetings:
-    """Give everybody the root's vector."""
+    """Give every rank the root's vector."""
     dtype = vector.dtype
     for start, stop in board.chunks(vector.numel(), dtype):
         if board.rank == root:
@@ -36,17 +35,28 @@ def broadcast(board: Board, vector: _Vector, root: int) -> Meetings:
             vector[start:stop].copy_(board.shown(dtype, stop - start)[root])
 
 
-def reduce(board: Board, vector: _Vector, reduction: str, root: int) -> Meetings:
-    """Leave the reduction of all vectors in the root's."""
+def reduce(
+    board: Board,
+    vector: _Vector,
+    reduction: str,
+    root: int | None = None,
+    *,
+    is_shown: bool = False,
+) -> Meetings:
+    """Leave the reduction of all vectors in the root's, or in all if `root` is None.
+
+    With `is_shown` all have shown the first chunk and met.
+    """
     dtype = vector.dtype
     for start, stop in board.chunks(vector.numel(), dtype):
-        piece = vector[start:stop]
-        if board.rank != root:
-            board.mine(dtype, stop - start).copy_(piece)
-        yield
-        if board.rank == root:
+        piece = part_of(vector, start, stop)
+        if not (is_shown and start == 0):
+            if board.rank != root:
+                board.mine(dtype, stop - start).copy_(piece)
+            yield
+        if root is None or board.rank == root:
             values = board.shown(dtype, stop - start).copy()
-            values[root] = piece
+            values[board.rank] = piece  # warmer than its copy
             combine(reduction, values, piece)
 
 
@@ -94,7 +104,7 @@ def scatter(board: Board, output: _Vector, inputs: _Vectors, root: int) -> Meeti
 
 
 def reduce_scatter(board: Board, output: _Vector, inputs: _Vectors, reduction: str) -> Meetings:
-    """Reduce everybody's inputs for this rank, whatever their lengths."""
+    """Reduce all ranks' inputs for this rank, whatever their lengths."""
     dtype, num_ranks, rank = output.dtype, board.num_ranks, board.rank
     for start, stop in board.chunks(max(vector.numel() for vector in inputs), dtype, num_ranks):
         width = stop - start
@@ -109,7 +119,7 @@ def reduce_scatter(board: Board, output: _Vector, inputs: _Vectors, reduction: s
 
 
 def only_size(outputs: _Vectors, inputs: _Vectors) -> int:
-    """Tell the size that all of a rank's vectors have, or ``NO_NOTE``: the note to all_to_all."""
+    """Return the size that all of a rank's vectors have, or ``NO_NOTE``: all_to_all's note."""
     sizes = {vector.numel() for vector in (*inputs, *outputs)}
     return sizes.pop() if len(sizes) == 1 else NO_NOTE
 
@@ -150,7 +160,7 @@ def all_to_all(board: Board, outputs: _Vectors, inputs: _Vectors, size: int) -> 
 def _longest_of_all(
     board: Board, outputs: _Vectors, inputs: _Vectors
 ) -> Generator[None, None, int]:
-    """Tell everybody what everybody gives and takes; return the length of the longest vector."""
+    """Exchange what each rank gives and takes; return the length of the longest vector."""
     num_ranks = board.num_ranks
     mine = board.mine(torch.int64, 2 * num_ranks)
     mine.copy_(torch.tensor([vector.numel() for vector in (*inputs, *outputs)]))
@@ -176,3 +186,8 @@ def _show_side_by_side(board: Board, pieces: _Vectors, width: int) -> None:
         if rank != board.rank:
             begin = rank * width
             mine[begin : begin + piece.numel()].copy_(piece)
+
+
+def part_of(vector: _Vector, start: int, stop: int) -> _Vector:
+    """Slice, unless the slice is everything: short vectors are worth the microsecond."""
+    return vector if stop - start == vector.numel() else vector[start:stop]

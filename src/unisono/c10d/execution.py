@@ -1,12 +1,11 @@
-"""Who carries a call out? The thread that makes it, unless it would have to wait for long.
+"""Runs the calls of one rank in a group, one after the other, in the order in which they were made.
 
-The calls of one rank in a group are carried out one after the other, in the order in which they
-were made. Most are done where they are called: the others are microseconds away, and handing a call
-to another thread would take longer than that. But whoever said ``async_op=True`` must not be held
-up by somebody who comes late, and maybe waits for us elsewhere. So after a few milliseconds such a
-call, and all after it, go on in a thread of the group's own, the *helper*. It ends when it has had
-nothing to do for a while, and before Python does: a thread that came back from C++ after that would
-abort the process.
+A call runs in the thread that makes it: the other ranks are usually microseconds away, and handing
+it to another thread would take longer. With ``async_op=True`` the caller must not be blocked by a
+late rank, which may itself be waiting for this one elsewhere. Such a call moves after a few
+milliseconds, with all calls after it, to the group's *helper* thread. The helper ends when it is
+idle for a while, and before Python does: a thread that returned from C++ after that would abort
+the process.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class Call:
 
     Attributes:
         rank: this rank as the program knows it.
-        is_done: whether the helper has carried it out, or has failed to.
-        error: what it has failed with there.
+        is_done: whether the helper has finished it, well or not.
+        error: its failure in the helper.
     """
 
     def __init__(self, meeting: Meeting, steps: Meetings, vectors: Vectors) -> None:
@@ -59,11 +58,11 @@ class Call:
         self.error: BaseException | None = None
 
     def proceed(self, patience_s: float = math.inf, *, spins: bool = True) -> bool:
-        """Carry on with it, and return whether it is done: False where patience was lost.
+        """Run it, or on with it; return False if a meeting took longer than `patience_s`.
 
         Raises:
-            MismatchError: on every rank, and at the same meeting: the group lives on.
-            BaseException: whatever else went wrong; the group has ended for this rank.
+            MismatchError: on every rank, at the same meeting; the group can still be used.
+            BaseException: anything else; the group has ended for this rank.
         """
         try:
             with torch.inference_mode():  # it may write to tensors of either kind
@@ -84,7 +83,7 @@ class Call:
             raise
 
     def proceed_elsewhere(self) -> None:
-        """Carry it out to its end in another thread than the one that has made it."""
+        """Run it to its end in another thread than the one that made it."""
         torch.set_flush_denormal(self._flushes)  # each thread has a mode of its own
         self.proceed(spins=False)
 
@@ -116,9 +115,8 @@ class _Turn(enum.Enum):
 class Execution:
     """The calls of one rank in a group, in their order. Final.
 
-    A mismatch ends a call on every rank, and the group lives on. What this rank has called before
-    the program hears of it is not carried out: the others may have heard of it at once, and then
-    did not call it.
+    A mismatch ends a call on every rank, not the group. Calls that this rank made before the
+    program learned of it are not run: other ranks may have learned of it at once and not made them.
     """
 
     def __init__(self) -> None:
@@ -133,17 +131,17 @@ class Execution:
         self._unheard: MismatchError | None = None
 
     def carry_out(self, call: Call, *, is_async: bool) -> bool:
-        """Carry a call out after all that were made before it.
+        """Run a call after all that were made before it.
 
         Args:
             call: made by this rank.
             is_async: return within milliseconds, done or not.
 
         Returns:
-            Whether it is done: always, unless `is_async`.
+            Whether it is done; always True unless `is_async`.
 
         Raises:
-            BaseException: what it has failed with, if that is known already.
+            BaseException: its failure, or one of an earlier call that nobody was told of.
         """
         with self._lock:
             if self._unheard is not None:
@@ -170,17 +168,17 @@ class Execution:
         return True
 
     def hear(self, call: Call) -> BaseException | None:
-        """Return what a call has failed with: the program knows it then."""
+        """Return a call's failure; the program knows of it then."""
         if self._unheard is call.error:
             self._unheard = None
         return call.error
 
     def wait(self, call: Call, timeout_s: float | None = None) -> None:
-        """Wait until the helper has carried out a call, at most for some time.
+        """Wait until the helper has finished a call.
 
         Raises:
-            BaseException: what it has failed with.
-            WaitTimeoutError: it goes on.
+            BaseException: the call's failure.
+            WaitTimeoutError: it is not done in `timeout_s` seconds.
         """
         with self._lock:
             if not self._changed.wait_for(lambda: call.is_done, timeout_s):
@@ -194,19 +192,19 @@ class Execution:
             raise error
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until the helper has nothing left to carry out, at most for some time."""
+        """Wait until the helper has nothing left to run, at most `timeout_s` seconds."""
         end = time.monotonic() + timeout_s
         while self._turn is _Turn.HELPER and time.monotonic() < end:
             time.sleep(_LOOK_EVERY_S)
 
     def close(self) -> None:
-        """Let the helper end as soon as it has nothing to do."""
+        """Let the helper end as soon as it is idle."""
         with self._lock:
             self._is_closed = True
             self._changed.notify_all()
 
     def end_helper(self) -> None:
-        """End the helper, with the group for this rank if it has something to do."""
+        """End the helper, and if it is busy, the group for this rank."""
         self.close()
         with self._lock:
             helper = self._helper
@@ -231,9 +229,9 @@ class Execution:
         return is_done
 
     def _refuse(self, call: Call) -> NoReturn:
-        """Refuse a call of a signal's handler that holds this thread up in the midst of another.
+        """Refuse a call that a signal handler makes while this thread is in another one.
 
-        Also where such a handler has raised an exception between two lines of :meth:`carry_out`.
+        Also after such a handler has raised an exception between two lines of :meth:`carry_out`.
         """
         error = PeerLostError(
             "calls of a process group must be made one after the other, but a signal has held this "

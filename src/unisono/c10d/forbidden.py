@@ -1,16 +1,16 @@
-"""Where must a worker not call a collective? Where workers are not at the same place: in passes.
+"""Refuses collectives where workers are not at the same place: inside of a pass.
 
-Each worker computes its own shards, one after the other, and not all have equally many. A
-collective called there would mix different shards for each number of workers, or never end. So it
-is refused before it begins, on every backend::
+Each worker computes its own shards, and not all have equally many. A collective called there would
+mix different shards for each number of workers, or never end. So it is refused before it begins, on
+every backend::
 
     forbid(IN_A_PASS) ─► loss, backward ─► dist.all_gather ─► RuntimeError
-    forbid("")        ─► callbacks, the program's own code ─► dist.all_gather ─► as ever
+    forbid("")        ─► callbacks, the program's own code ─► dist.all_gather ─► allowed
 
-The backend `unisono` asks by itself. All others are reached through torch's dispatcher, be it from
-Python, from functional collectives or from DDP's C++: as long as a loop is under way in a program
-with a process group, a kernel in front of each of the dispatcher's collectives asks, too (8 µs a
-call). In programs without one a step costs less than a microsecond.
+The backend `unisono` checks by itself. All others are reached through torch's dispatcher, from
+Python, functional collectives and DDP's C++: while a loop runs in a program with a process group,
+a kernel in front of each of the dispatcher's collectives checks (8 µs a call). Without a process
+group a step costs less than a microsecond.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NAMES = {
     "recv_any_source": "recv",
 }
 _NAMESPACE = "c10d"
-_LOCAL = {"check_for_nan"}  # asks nobody else
+_LOCAL = {"check_for_nan"}  # no collective
 # No tensor lacks it in any mode, and torch itself has nothing there.
 _KEY = "BackendSelect"
 
@@ -63,7 +63,7 @@ def forbid(where: str) -> str:
         where: :data:`IN_A_PASS` or :data:`IN_AN_UPDATE`.
 
     Returns:
-        What was before, to go back to.
+        What was refused before, to restore it.
     """
     before = _where.get()
     _where.set(where)
@@ -73,7 +73,7 @@ def forbid(where: str) -> str:
 
 
 def check_allowed(call: str) -> None:
-    """Refuse a collective where :func:`forbid` has said so.
+    """Refuse a collective where :func:`forbid` applies.
 
     Args:
         call: its name, torch's or the dispatcher's.
@@ -92,7 +92,7 @@ def check_allowed(call: str) -> None:
 
 @contextmanager
 def collectives_watched() -> Iterator[None]:
-    """Have :func:`forbid` reach every backend within a block."""
+    """Make :func:`forbid` apply to every backend within a block."""
     gate = _gate()
     gate.enter()
     try:
@@ -102,7 +102,7 @@ def collectives_watched() -> Iterator[None]:
 
 
 class _Gate:
-    """Kernels in front of the dispatcher's collectives, as long as somebody needs them. Final."""
+    """Kernels in front of the dispatcher's collectives, while a block needs them. Final."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -110,12 +110,12 @@ class _Gate:
         self._kernels: Any = None  # a torch.library.Library
 
     def enter(self) -> None:
-        """Note that a block begins in which they may be needed."""
+        """Begin a block that may need them."""
         with self._lock:
             self._num_users += 1
 
     def leave(self) -> None:
-        """Take the kernels away behind the last such block."""
+        """End such a block; the last one removes the kernels."""
         with self._lock:
             self._num_users -= 1
             if self._num_users == 0 and self._kernels is not None:
@@ -123,7 +123,7 @@ class _Gate:
                 self._kernels = None
 
     def put_up(self) -> None:
-        """Register the kernels within a block; at the first call, in a millisecond."""
+        """Register the kernels, if within a block; takes a millisecond, once."""
         if self._kernels is not None or not self._num_users:
             return
         with self._lock:

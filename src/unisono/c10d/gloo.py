@@ -1,9 +1,7 @@
-"""How do programs that accept only "gloo" on CPUs run on our backend? It takes gloo's place.
+"""Replaces gloo by our backend, for libraries that accept only the name "gloo" on CPUs.
 
-Accelerate, transformers and Lightning compare the backend's name with those they know. So gloo
-groups are made by our backend, and ``get_backend()`` still returns the name that was asked for.
-The group is the same :class:`~unisono.c10d.group.Group` that ``init_process_group("unisono")``
-makes.
+Accelerate, transformers and Lightning compare the backend's name with those they know. So our
+backend makes the gloo groups, and ``get_backend()`` still returns the name that was asked for.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ def replace_gloo(rank: int) -> None:
 
 
 def _has_gpus_too(asked: str, backends: Mapping[str, str], rank: int) -> bool:
-    """Tell whether a group has another backend for GPUs: ours cannot be combined with it."""
+    """Return whether a group has another backend for GPUs: ours cannot be combined with it."""
     import torch
 
     if set(backends.values()) == {GLOO} or not torch.cuda.is_available():

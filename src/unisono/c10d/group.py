@@ -1,7 +1,7 @@
 """torch's ProcessGroup over shared memory: translates torch's calls, one method each.
 
-Collectives are carried out on the caller's thread, unless it says ``async_op=True`` and others come
-late. Sends never wait; receives are taken when somebody waits for them.
+Collectives run in the caller's thread, unless ``async_op=True`` and other ranks are late. Sends
+never wait; a receive takes its message when it is waited for.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from torch.distributed import BarrierOptions, ProcessGroup
 import unisono.c10d.collectives as collectives
 from unisono.c10d.allreduce import all_reduce, place_of
 from unisono.c10d.board import Meetings
-from unisono.c10d.call_checks import (
-    all_gather_call,
+from unisono.c10d.calls import (
     all_to_all_call,
+    call_of_each,
     check_rank,
-    reduce_scatter_call,
+    encode,
+    kind_of,
     rooted_call,
 )
-from unisono.c10d.calls import encode, kind_of
 from unisono.c10d.forbidden import check_allowed
 from unisono.c10d.group_member import GroupMember
 from unisono.c10d.meeting import NO_NOTE
-from unisono.c10d.options import listed, nested, reduction_of, timeout_s
+from unisono.c10d.reduction import reduction_of
 from unisono.c10d.uncompiled import never_compiled
-from unisono.c10d.vectors import Vectors, as_vector, check_movable, parts, rows
-from unisono.c10d.work import Finished, GoingOn, Receiving, together
+from unisono.c10d.vectors import Vectors, as_vector, check_movable, listed, nested, parts, rows
+from unisono.c10d.work import GroupWork, ReceiveWork
 from unisono.workers.allocator import keep_freed_memory
 
 Tensor = torch.Tensor
 Tensors = list[torch.Tensor]
+_NO_TIME = timedelta(0)
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _ProcessGroup: Any = ProcessGroup  # torch declares overloads that no caller uses
 _KEPT_AT_MOST = 1024
@@ -61,14 +62,14 @@ def create(options: Any, backend_options: object) -> Group:
 
 
 def _refusals_are_told(method: _Method) -> _Method:
-    """Let the other ranks know when this one's arguments are refused: they are about to wait."""
+    """Tell the other ranks when this one's arguments are refused: they are about to wait."""
 
     @functools.wraps(method)
     def call(self: Group, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(self, *args, **kwargs)
         except (TypeError, ValueError):
-            self.membership.refuse()
+            self.member.refuse()
             raise
 
     return cast(_Method, call)
@@ -92,140 +93,142 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, store: Any, rank: int, names: Sequence[int], timeout_s: float) -> None:
         super().__init__(rank, len(names))
+        self._rank, self._num_ranks, self._names = rank, len(names), names
         self._name = self._description = ""
-        self._kept: deque[Finished] = deque(maxlen=_KEPT_AT_MOST)
-        self.membership = GroupMember(store, rank, names, timeout_s)
+        self._kept: deque[GroupWork] = deque(maxlen=_KEPT_AT_MOST)
+        self.member = GroupMember(store, rank, names, timeout_s)
+        self._board = self.member.board
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, None)
 
     @_refusals_are_told
-    def allreduce(self, tensors: Tensors | Tensor, opts: Any = None, op: Any = None) -> Finished:
-        """Reduce one tensor; every rank gets the result."""
+    def allreduce(self, tensors: Tensors | Tensor, opts: Any = None, op: Any = None) -> GroupWork:
+        """Reduce one tensor for every rank."""
         opts = op if opts is None else opts
         (tensor,) = tensors = listed(tensors)
-        vectors = Vectors()
+        vectors = Vectors(tensors)
         vector = vectors.filled(tensor)
-        reduction = reduction_of(opts, vector.dtype)
-        place = place_of(vector, self.membership.region)
-        call = encode("all_reduce", vector.dtype, vector.numel(), reduction, shape=tensor.shape)
-        what = vector, reduction, place
-        work = self._run(call, opts, all_reduce, what, tensors, vectors, note=place)
-        if vector.numel() == 1 and vector.untyped_storage().nbytes() <= _KEPT_BYTES_AT_MOST:
+        dtype, numel = vector.dtype, vector.numel()
+        reduction = reduction_of(opts, dtype)
+        place = place_of(vector, self.member.region)
+        call = encode("all_reduce", dtype, numel, reduction, shape=tensor.shape)
+        steps = all_reduce(self._board, vector, reduction, place)
+        work = self._run(call, opts, steps, vectors, note=place)
+        if numel == 1 and vector.untyped_storage().nbytes() <= _KEPT_BYTES_AT_MOST:
             # DDP inside of `join` gives such a Work to its C++ part and lets go of it. That keeps
             # the half that is C++; without the other, waiting for it would never end.
             self._kept.append(work)
         return work
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Finished:
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> GroupWork:
         """Reduce several tensors."""
-        return together(tensors, [self.allreduce(tensor, opts) for tensor in tensors])
+        return self._together(tensors, [self.allreduce(tensor, opts) for tensor in tensors])
 
     @_refusals_are_told
-    def reduce(self, tensors: Tensors, opts: Any) -> Finished:
+    def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
         """Reduce one tensor for the root; the others keep theirs."""
         (tensor,) = tensors
-        vectors, root = Vectors(), opts.rootRank
-        check_rank("root", root, self.size())
-        vector = vectors.filled(tensor) if root == self.rank() else vectors.given(tensor)
+        vectors, root = Vectors(tensors), opts.rootRank
+        check_rank("root", root, self._num_ranks)
+        vector = vectors.filled(tensor) if root == self._rank else vectors.given(tensor)
         reduction = reduction_of(opts, vector.dtype)
-        call = encode("reduce", vector.dtype, vector.numel(), reduction, root, shape=tensor.shape)
-        what = vector, reduction, root
-        return self._run(call, opts, collectives.reduce, what, tensors, vectors)
+        call = encode(
+            "reduce", vector.dtype, vector.numel(), reduction, self._names[root], shape=tensor.shape
+        )
+        steps = collectives.reduce(self._board, vector, reduction, root)
+        return self._run(call, opts, steps, vectors)
 
     @_refusals_are_told
-    def broadcast(self, tensors: Tensors | Tensor, opts: Any = 0) -> Finished:
-        """Give everybody the root's tensor."""
+    def broadcast(self, tensors: Tensors | Tensor, opts: Any = 0) -> GroupWork:
+        """Give every rank the root's tensor."""
         (tensor,) = tensors = listed(tensors)
         root = opts if isinstance(opts, int) else opts.rootRank
-        check_rank("root", root, self.size())
-        vectors = Vectors()
-        vector = vectors.given(tensor) if root == self.rank() else vectors.filled(tensor)
-        call = encode("broadcast", vector.dtype, vector.numel(), root=root, shape=tensor.shape)
-        what = vector, root
-        return self._run(call, opts, collectives.broadcast, what, tensors, vectors)
+        check_rank("root", root, self._num_ranks)
+        vectors = Vectors(tensors)
+        vector = vectors.given(tensor) if root == self._rank else vectors.filled(tensor)
+        call = encode(
+            "broadcast", vector.dtype, vector.numel(), root=self._names[root], shape=tensor.shape
+        )
+        return self._run(call, opts, collectives.broadcast(self._board, vector, root), vectors)
 
     @_refusals_are_told
-    def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Finished:
-        """Give everybody everybody's tensor; lengths may differ where all ranks know them."""
+    def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> GroupWork:
+        """Give every rank all ranks' tensors; lengths may differ if all ranks know them."""
         (outputs,), (tensor,) = nested(output_lists), listed(inputs)
-        vectors = Vectors()
+        vectors = Vectors(outputs)
         taken = [vectors.filled(output) for output in outputs]
-        return self._all_gather(taken, vectors.given(tensor), opts, outputs, vectors)
+        return self._all_gather(taken, vectors.given(tensor), opts, vectors)
 
     @_refusals_are_told
-    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Finished:
-        """Give everybody everybody's tensor, one after the other in one."""
-        vectors = Vectors()
-        taken = rows(vectors.filled(output), self.size())
-        return self._all_gather(taken, vectors.given(tensor), opts, [output], vectors)
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> GroupWork:
+        """Give every rank all ranks' tensors, one after the other in one."""
+        vectors = Vectors([output])
+        taken = rows(vectors.filled(output), self._num_ranks)
+        return self._all_gather(taken, vectors.given(tensor), opts, vectors)
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> Finished:
+    ) -> GroupWork:
         """Do :meth:`all_gather_single` for several tensors."""
         pairs = zip(outputs, inputs, strict=True)
-        return together(outputs, [self.all_gather_single(*pair, opts) for pair in pairs])
+        return self._together(outputs, [self.all_gather_single(*pair, opts) for pair in pairs])
 
     def allgather_coalesced(
         self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None
-    ) -> Finished:
+    ) -> GroupWork:
         """Gather several tensors; ``output_lists[rank][position]``."""
         works = [
             self.allgather([[outputs[position] for outputs in output_lists]], [tensor], opts)
             for position, tensor in enumerate(inputs)
         ]
-        return together(output_lists, works)
+        return self._together(output_lists, works)
 
     @_refusals_are_told
-    def gather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> Finished:
-        """Give the root everybody's tensor."""
+    def gather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
+        """Give the root all ranks' tensors."""
         (tensor,), outputs = inputs, output_lists[0] if output_lists else []
-        root = opts.rootRank
-        vectors = Vectors()
+        vectors, root = Vectors(outputs), opts.rootRank
         vector, taken = vectors.given(tensor), [vectors.filled(output) for output in outputs]
-        call = rooted_call("gather", vector, taken, root, self.rank(), self.size())
-        what = taken, vector, root
-        return self._run(call, opts, collectives.gather, what, outputs, vectors)
+        call = rooted_call("gather", vector, taken, root, self._rank, self._names)
+        return self._run(call, opts, collectives.gather(self._board, taken, vector, root), vectors)
 
     @_refusals_are_told
-    def scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> Finished:
+    def scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> GroupWork:
         """Give each rank one of the root's tensors."""
         (output,), inputs = outputs, input_lists[0] if input_lists else []
-        root = opts.rootRank
-        vectors = Vectors()
+        vectors, root = Vectors(outputs), opts.rootRank
         vector, given = vectors.filled(output), [vectors.given(tensor) for tensor in inputs]
-        call = rooted_call("scatter", vector, given, root, self.rank(), self.size())
-        what = vector, given, root
-        return self._run(call, opts, collectives.scatter, what, outputs, vectors)
+        call = rooted_call("scatter", vector, given, root, self._rank, self._names)
+        return self._run(call, opts, collectives.scatter(self._board, vector, given, root), vectors)
 
     @_refusals_are_told
-    def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Finished:
+    def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> GroupWork:
         """Reduce a list of tensors; each rank gets one. Lengths may differ within the list."""
         (output,), (inputs,) = listed(outputs), nested(input_lists)
-        vectors = Vectors()
+        vectors = Vectors([output])
         given = [vectors.given(tensor) for tensor in inputs]
         return self._reduce_scatter(output, given, opts, vectors)
 
     @_refusals_are_told
-    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Finished:
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> GroupWork:
         """Reduce one tensor; each rank gets an equal part."""
-        vectors = Vectors()
-        given = rows(vectors.given(tensor), self.size())
+        vectors = Vectors([output])
+        given = rows(vectors.given(tensor), self._num_ranks)
         return self._reduce_scatter(output, given, opts, vectors)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> Finished:
+    ) -> GroupWork:
         """Do :meth:`reduce_scatter_single` for several tensors."""
         pairs = zip(outputs, inputs, strict=True)
-        return together(outputs, [self.reduce_scatter_single(*pair, opts) for pair in pairs])
+        return self._together(outputs, [self.reduce_scatter_single(*pair, opts) for pair in pairs])
 
     @_refusals_are_told
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Finished:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
         """Give each rank one tensor and take one from each."""
-        vectors = Vectors()
+        vectors = Vectors(outputs)
         given = [vectors.given(tensor) for tensor in inputs]
         taken = [vectors.filled(output) for output in outputs]
-        return self._all_to_all(taken, given, opts, outputs, vectors)
+        return self._all_to_all(taken, given, opts, vectors)
 
     @_refusals_are_told
     def all_to_all_single(
@@ -235,42 +238,42 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         output_split_sizes: list[int] | None = None,
         input_split_sizes: list[int] | None = None,
         opts: Any = None,
-    ) -> Finished:
+    ) -> GroupWork:
         """Give each rank a part of one tensor and take a part of one from each."""
-        vectors = Vectors()
+        vectors = Vectors([output])
         whole = vectors.filled(output).view(output.shape)
-        taken = parts(whole, output_split_sizes, self.size())
-        given = parts(vectors.given(tensor).view(tensor.shape), input_split_sizes, self.size())
-        return self._all_to_all(taken, given, opts, [output], vectors)
+        taken = parts(whole, output_split_sizes, self._num_ranks)
+        given = parts(vectors.given(tensor).view(tensor.shape), input_split_sizes, self._num_ranks)
+        return self._all_to_all(taken, given, opts, vectors)
 
-    def barrier(self, opts: Any = None) -> Finished:
+    def barrier(self, opts: Any = None) -> GroupWork:
         """Wait until every rank has come."""
-        return self._run(encode("barrier"), opts, collectives.barrier, (), [], Vectors())
+        return self._run(encode("barrier"), opts, collectives.barrier(), Vectors([]))
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Wait until every rank has come; whoever has not come in time is named on all others."""
+        """Wait until every rank has come; the error names those that do not come in time."""
         opts = BarrierOptions()
         if timeout is not None:
             opts.timeout = timeout
         self.barrier(opts).wait()
 
-    def send(self, tensors: Tensors, destination: int, tag: int) -> Finished:
-        """Leave a tensor for another rank; done when it returns."""
+    def send(self, tensors: Tensors, destination: int, tag: int) -> GroupWork:
+        """Send a tensor; done when it returns."""
         check_allowed("send")
         (tensor,) = tensors
-        check_rank("destination", destination, self.size())
-        self.membership.messages.send(as_vector(tensor), destination, tag)
-        return Finished(tensors)
+        check_rank("destination", destination, self._num_ranks)
+        self.member.messages.send(as_vector(tensor), destination, tag)
+        return GroupWork(tensors, self.member.execution)
 
-    def recv(self, tensors: Tensors, source: int, tag: int) -> Receiving:
-        """Ask for a tensor of another rank; the Work's ``wait`` takes it."""
-        check_rank("source", source, self.size())
+    def recv(self, tensors: Tensors, source: int, tag: int) -> ReceiveWork:
+        """Receive a tensor from another rank, when the Work is waited for."""
+        check_rank("source", source, self._num_ranks)
         return self._receive(tensors, source, tag)
 
-    def recv_anysource(self, tensors: Tensors, tag: int) -> Receiving:
-        """Ask for a tensor of any rank."""
+    def recv_anysource(self, tensors: Tensors, tag: int) -> ReceiveWork:
+        """Receive a tensor from any rank."""
         return self._receive(tensors, None, tag)
 
     # torch's names before 2.11, which its C++ part and older programs still use.
@@ -281,7 +284,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     alltoall_base = all_to_all_single
 
     def _get_backend(self, device: torch.device) -> Group:
-        """Return what moves the tensors of a device: torch asks it about what it can do."""
+        """Return the backend of a device: torch asks it what it supports."""
         if device.type != "cpu":
             raise RuntimeError(
                 f"the backend `unisono` moves CPU tensors, but was asked for {device}."
@@ -296,7 +299,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Make a vector in shared memory, where torch offers to communicate from such."""
-        return self.membership.empty(torch.Size([size]), dtype)
+        return self.member.empty(torch.Size([size]), dtype)
 
     def getBackendName(self) -> str:
         """Say which backend this is. DDP's C++ logger would take a "gloo" for torch's class."""
@@ -326,88 +329,61 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Say how long waits may last from now on."""
-        self.membership.set_timeout(timeout.total_seconds())
+        self.member.set_timeout(timeout.total_seconds())
 
     def shutdown(self) -> None:
         """Leave the group; its memory goes with the last tensor of :func:`unisono.c10d.empty`."""
-        self.membership.leave()
+        self.member.leave()
 
     def abort(self) -> None:
         """Leave the group and tell the others that this rank cannot go on."""
-        self.membership.abort()
+        self.member.abort()
 
     def _run(
-        self,
-        call: bytes,
-        opts: Any,
-        act: Callable[..., Meetings],
-        arguments: Sequence[Any],
-        tensors: list[Any],
-        vectors: Vectors,
-        *,
-        note: int = NO_NOTE,
-    ) -> Finished:
-        """Carry a call out, or begin to, if it is asynchronous.
-
-        Args:
-            call: what the other ranks compare with theirs.
-            opts: torch's, with a time limit and ``asyncOp``, or None.
-            act: what to do, given a board and `arguments`.
-            arguments: for `act`.
-            tensors: what the Work gives as its result.
-            vectors: those among the arguments.
-            note: for `act`.
-        """
+        self, call: bytes, opts: Any, steps: Meetings, vectors: Vectors, note: int = NO_NOTE
+    ) -> GroupWork:
+        """Carry a call out as torch's `opts` say; for the others see :meth:`GroupMember.run`."""
         check_allowed(kind_of(call))
-        is_async = getattr(opts, "asyncOp", False)
-        what = call, timeout_s(opts), act, arguments, vectors
+        timeout = getattr(opts, "timeout", _NO_TIME)  # torch says "none" with a negative one
+        timeout_s = timeout.total_seconds() if timeout > _NO_TIME else None
+        what = call, steps, vectors, note, timeout_s, getattr(opts, "asyncOp", False)
         if torch._C._autograd._profiler_enabled():
             with record_function(f"unisono:{kind_of(call)}"):
-                going_on = self.membership.run(*what, note=note, is_async=is_async)
+                calls = self.member.run(*what)
         else:
-            going_on = self.membership.run(*what, note=note, is_async=is_async)
-        if going_on is None:
-            return Finished(tensors)
-        return GoingOn(tensors, self.membership.execution, [going_on])
+            calls = self.member.run(*what)
+        return GroupWork(vectors.result, self.member.execution, calls)
 
-    def _all_gather(
-        self,
-        outputs: Tensors,
-        vector: Tensor,
-        opts: Any,
-        tensors: Tensors,
-        vectors: Vectors,
-    ) -> Finished:
-        call = all_gather_call(outputs, vector, self.rank(), self.size())
-        what = outputs, vector
-        return self._run(call, opts, collectives.all_gather, what, tensors, vectors)
+    def _together(self, tensors: list[Any], works: Sequence[GroupWork]) -> GroupWork:
+        """Join the Works of several calls, whose result is `tensors`, into one."""
+        calls = [call for work in works for call in work.calls]
+        return GroupWork(tensors, self.member.execution, calls)
+
+    def _all_gather(self, taken: Tensors, given: Tensor, opts: Any, vectors: Vectors) -> GroupWork:
+        call = call_of_each("all_gather", given, taken, self._rank, self._num_ranks)
+        return self._run(call, opts, collectives.all_gather(self._board, taken, given), vectors)
 
     def _reduce_scatter(
-        self, output: Tensor, inputs: Tensors, opts: Any, vectors: Vectors
-    ) -> Finished:
-        vector = vectors.filled(output)
-        reduction = reduction_of(opts, vector.dtype)
-        call = reduce_scatter_call(vector, inputs, reduction, self.rank(), self.size())
-        what = vector, inputs, reduction
-        return self._run(call, opts, collectives.reduce_scatter, what, [output], vectors)
+        self, output: Tensor, given: Tensors, opts: Any, vectors: Vectors
+    ) -> GroupWork:
+        taken = vectors.filled(output)
+        reduction = reduction_of(opts, taken.dtype)
+        rank, num_ranks = self._rank, self._num_ranks
+        call = call_of_each("reduce_scatter", taken, given, rank, num_ranks, reduction)
+        steps = collectives.reduce_scatter(self._board, taken, given, reduction)
+        return self._run(call, opts, steps, vectors)
 
-    def _all_to_all(
-        self,
-        outputs: Tensors,
-        inputs: Tensors,
-        opts: Any,
-        tensors: Tensors,
-        vectors: Vectors,
-    ) -> Finished:
-        call = all_to_all_call(outputs, inputs, self.size())
-        size = collectives.only_size(outputs, inputs)
-        what = outputs, inputs, size
-        return self._run(call, opts, collectives.all_to_all, what, tensors, vectors, note=size)
+    def _all_to_all(self, taken: Tensors, given: Tensors, opts: Any, vectors: Vectors) -> GroupWork:
+        call = all_to_all_call(taken, given, self._num_ranks)
+        size = collectives.only_size(taken, given)
+        steps = collectives.all_to_all(self._board, taken, given, size)
+        return self._run(call, opts, steps, vectors, note=size)
 
-    def _receive(self, tensors: Tensors, source: int | None, tag: int) -> Receiving:
+    def _receive(self, tensors: Tensors, source: int | None, tag: int) -> ReceiveWork:
         check_allowed("recv")
         (tensor,) = tensors
         tensor = tensor.detach() if tensor.requires_grad else tensor
         check_movable(tensor)
-        messages = self.membership.messages
-        return Receiving(messages, messages.receive(tensor, source, tag))
+        messages = self.member.messages
+        receive = messages.receive(tensor, source, tag)
+        return ReceiveWork(self.member.execution, messages, receive)

@@ -1,27 +1,25 @@
-"""One rank's part in a group, from the rendezvous to the end: who else is there, and one call.
+"""What one rank holds of a group, from the rendezvous to the end.
 
-What a rank holds of a group is made here and let go here. A call that fails half-way ends the
-group for this rank, since the others can no longer be met; they learn the reason.
+A call that fails half-way ends the group for this rank; the other ranks learn the reason.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from unisono.c10d.board import Board, Meetings
 from unisono.c10d.calls import encode
 from unisono.c10d.execution import Call, Execution
-from unisono.c10d.group_rendezvous import KeyValueStore, share
+from unisono.c10d.group_rendezvous import shared_memory
 from unisono.c10d.heap import Blocks
 from unisono.c10d.meeting import Meeting
 from unisono.c10d.messages import Messages
 from unisono.c10d.peers import Peers, RankExit
-from unisono.c10d.region import GroupMemory
 from unisono.c10d.vectors import Vectors
 
 LATE_AT_MOST_S = 10.0
@@ -37,77 +35,62 @@ class GroupMember:
         timeout_s: how long a wait may last.
     """
 
-    def __init__(
-        self, store: KeyValueStore, rank: int, names: Sequence[int], timeout_s: float
-    ) -> None:
-        shared = share(store, rank, len(names), timeout_s)
-        self.region = GroupMemory(shared.mapping, shared.layout)
-        self._peers = Peers(self.region, rank, names)
-        try:
-            self._meeting = Meeting(self.region, self._peers, timeout_s)
-            self._meeting.announce(encode("init_process_group"))
-            self._meeting.meet()
-        except BaseException as error:
-            self._peers.leave(RankExit.GAVE_UP, str(error))
-            self._peers.close()
-            raise
-        finally:
-            shared.close_fd()
+    def __init__(self, store: Store, rank: int, names: Sequence[int], timeout_s: float) -> None:
+        with shared_memory(store, rank, len(names), timeout_s) as self.region:
+            self._peers = Peers(self.region, rank, names)
+            try:
+                self._meeting = Meeting(self.region, self._peers, timeout_s)
+                self._meeting.announce(encode("init_process_group"))
+                self._meeting.meet()
+            except BaseException as error:
+                self._peers.leave(RankExit.GAVE_UP, str(error))
+                self._peers.close()
+                raise
         self._peers.watch()
-        self._board = Board(self.region, self._meeting)
-        self._blocks = Blocks(shared.mapping, shared.layout.heap(rank))
+        self.board = Board(self.region, self._meeting)
+        self._blocks = Blocks(self.region.mapping, self.region.layout.heap(rank))
         self.messages = Messages(self.region, self._blocks, self._peers, timeout_s)
         self.execution = Execution()
 
     def run(
         self,
         call: bytes,
-        timeout_s: float | None,
-        act: Callable[..., Meetings],
-        arguments: Sequence[Any],
+        steps: Meetings,
         vectors: Vectors,
-        *,
         note: int,
+        timeout_s: float | None,
         is_async: bool,
-    ) -> Call | None:
+    ) -> tuple[Call, ...]:
         """Announce a call and carry it out. Collective: every rank calls it, in the same order.
 
         Args:
             call: what :func:`~unisono.c10d.calls.encode` returned.
+            steps: what to do once it is announced.
+            vectors: what that works on.
+            note: a number for `steps` that may differ between ranks.
             timeout_s: how long each wait may last; the group's limit if None.
-            act: what to do, given the board and `arguments`.
-            arguments: for `act`.
-            vectors: those among the arguments.
-            note: a number for `act` that may differ between ranks.
             is_async: return within milliseconds, whether it is done or not.
 
         Returns:
-            What to wait for, or None if it is done: always, unless `is_async`.
+            What is left to wait for: nothing, unless `is_async`.
         """
-        steps = self._steps(call, note, timeout_s, act, arguments, vectors)
-        made = Call(self._meeting, steps, vectors)
-        return None if self.execution.carry_out(made, is_async=is_async) else made
 
-    def _steps(
-        self,
-        call: bytes,
-        note: int,
-        timeout_s: float | None,
-        act: Callable[..., Meetings],
-        arguments: Sequence[Any],
-        vectors: Vectors,
-    ) -> Meetings:
-        self._meeting.announce(call, note, timeout_s)
-        yield from act(self._board, *arguments)
-        vectors.write_back()
+        def announced() -> Meetings:
+            self._meeting.announce(call, note, timeout_s)
+            yield from steps
+            vectors.write_back()
+
+        made = Call(self._meeting, announced(), vectors)
+        return () if self.execution.carry_out(made, is_async=is_async) else (made,)
 
     def refuse(self) -> None:
         """Tell the others that this rank's arguments are wrong, without waiting for them."""
-        self.execution.carry_out(Call(self._meeting, self._refusal(), Vectors()), is_async=True)
 
-    def _refusal(self) -> Meetings:
-        self._meeting.refuse()
-        yield from ()
+        def refusal() -> Meetings:
+            self._meeting.refuse()
+            yield from ()
+
+        self.execution.carry_out(Call(self._meeting, refusal(), Vectors([])), is_async=True)
 
     def empty(self, sizes: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         """Make an uninitialized tensor in this rank's heap; see :func:`unisono.c10d.empty`."""
@@ -125,10 +108,10 @@ class GroupMember:
         self._meeting.timeout_s = self.messages.timeout_s = timeout_s
 
     def leave(self) -> None:
-        """Leave in order, and let go of the memory.
+        """Leave in order, and free the memory.
 
-        Calls that go on are waited for, as the others may just be late, but not for ever, and not
-        where the program is failing.
+        Waits some seconds for calls in the helper, as other ranks may just be late, unless the
+        program is failing.
         """
         if sys.exc_info()[0] is None:
             self.execution.finish(LATE_AT_MOST_S)
@@ -136,11 +119,11 @@ class GroupMember:
         self._let_go()
 
     def abort(self) -> None:
-        """Leave because this rank cannot go on; reaches a thread of it that waits."""
+        """Leave because this rank cannot go on; also ends the wait of another thread."""
         self._meeting.give_up("the process group was aborted.")
         self._let_go()
 
     def _let_go(self) -> None:
         self.execution.close()
         self._peers.close()
-        self._board.close()
+        self.board.close()

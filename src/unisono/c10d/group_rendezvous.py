@@ -1,13 +1,13 @@
-"""How do the ranks of a group come to share one memory? Through the store, once.
+"""How the ranks of a group come to share one memory: through the store, once.
 
-Rank 0 makes a memfd and writes into the store where it is: its process, the descriptor, a random
-token that the memory begins with. The others open ``/proc/<pid>/fd/<fd>``. Once all have mapped
-it, nothing needs the store or the descriptor. No socket, no file with a name, no pickle.
+Rank 0 makes a memfd and writes into the store where it is: its process, the descriptor, and a
+random token that the memory begins with. The others open ``/proc/<pid>/fd/<fd>``. Once all have
+mapped it, nothing needs the store or the descriptor. No socket, no file with a name, no pickle.
 
 A store may still hold the entry of an earlier group: a file that outlived a crash, or was used
-twice. Its process is gone, its descriptor means something else (the token tells), or our own line
-in its memory is taken. Then we wait for rank 0 of this group to replace it, for a limited time.
-Where rank 0 cannot make the memory, it says so there.
+twice. Its process is gone, its descriptor is another file (the token differs), or this rank's line
+in its memory is taken. Then the others wait some time for rank 0 of this group to replace it. If
+rank 0 cannot make the memory, it writes the reason there.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
+from typing import NoReturn
 
-from unisono.c10d.layout import PID, TOKEN_BYTES, Layout
+from torch._C._distributed_c10d import Store
+
+from unisono.c10d.group_memory import PID, TOKEN_BYTES, GroupMemory, Layout
 from unisono.errors import RendezvousError
 from unisono.workers.proc import NotThereError, host_name, open_memory, started_at
 
@@ -28,19 +32,6 @@ _MEMORY_NAME = "unisono-c10d"
 _FAILED = "failed"
 _STALE_AT_MOST_S = 60.0
 _LOOK_EVERY_S = 0.01
-
-
-class KeyValueStore(Protocol):
-    """What is needed of ``torch.distributed.Store``."""
-
-    def set(self, key: str, value: str) -> None:
-        """Put a value, over any older one."""
-
-    def get(self, key: str) -> bytes:
-        """Return the newest value."""
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Wait until there is a value, at most for some time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +55,13 @@ class MemoryAddress:
         return cls(int(pid), int(fd), token, int(heap_bytes), host)
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """A group's memory, mapped. `fd` is open on rank 0 until everybody has come, else -1."""
-
-    mapping: mmap.mmap
-    layout: Layout
-    fd: int
-
-    def close_fd(self) -> None:
-        """Let nobody else in."""
-        if self.fd >= 0:
-            os.close(self.fd)
-
-
-def share(store: KeyValueStore, rank: int, world_size: int, timeout_s: float) -> Shared:
+@contextmanager
+def shared_memory(
+    store: Store, rank: int, world_size: int, timeout_s: float
+) -> Iterator[GroupMemory]:
     """Map the memory of a group. Collective: every rank calls it.
+
+    Others can find it until the block of rank 0 ends.
 
     Args:
         store: the group's own part of a store.
@@ -91,7 +73,12 @@ def share(store: KeyValueStore, rank: int, world_size: int, timeout_s: float) ->
         RendezvousError: what the store leads to is not this group's memory.
     """
     if rank == 0:
-        return _publish(store, Layout.for_this_machine(world_size))
+        memory, fd = _publish(store, Layout.for_this_machine(world_size))
+        try:
+            yield memory
+        finally:
+            os.close(fd)
+        return
     try:
         store.wait([_KEY], timedelta(seconds=timeout_s))
     except RuntimeError as error:
@@ -99,10 +86,10 @@ def share(store: KeyValueStore, rank: int, world_size: int, timeout_s: float) ->
             f"rank 0 must publish the group's memory in the store, but in {timeout_s:.1f} s it "
             f"did not ({error}): look whether rank 0 was started with the same store."
         ) from error
-    return _find(store, rank, world_size, timeout_s)
+    yield _find(store, rank, world_size, timeout_s)
 
 
-def _publish(store: KeyValueStore, layout: Layout) -> Shared:
+def _publish(store: Store, layout: Layout) -> tuple[GroupMemory, int]:
     fd = os.memfd_create(_MEMORY_NAME, os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, layout.num_bytes)
@@ -115,54 +102,41 @@ def _publish(store: KeyValueStore, layout: Layout) -> Shared:
         os.close(fd)
         store.set(_KEY, f"{_FAILED} {os.getpid()} {host_name()} {error}")
         raise
-    return Shared(mapping, layout, fd)
+    return GroupMemory(mapping, layout), fd
 
 
-def _find(store: KeyValueStore, rank: int, world_size: int, timeout_s: float) -> Shared:
+def _find(store: Store, rank: int, world_size: int, timeout_s: float) -> GroupMemory:
     deadline = time.monotonic() + min(timeout_s, _STALE_AT_MOST_S)
     while True:
         text = store.get(_KEY).decode()
-        if text.startswith(_FAILED):
-            reason = _why_failed(text)
-        else:
-            entry = MemoryAddress.decode(text)
-            reason = _why_not(entry)
-        if not reason:
-            try:
-                return _open(entry, rank, world_size)
-            except NotThereError as error:
-                reason = str(error)
-        if time.monotonic() >= deadline:
-            raise RendezvousError(
-                f"rank {rank} must map the memory that rank 0 has published in the store, but "
-                f"the entry there cannot be used: {reason}. If it is a left-over, remove the file "
-                f"of `file://` or take a fresh store; if rank 0 is late, start it first."
-            )
+        try:
+            if text.startswith(_FAILED):
+                _refuse_failed(text)
+            return _open(MemoryAddress.decode(text), rank, world_size)
+        except NotThereError as error:
+            if time.monotonic() >= deadline:
+                raise RendezvousError(
+                    f"rank {rank} must map the memory that rank 0 has published in the store, but "
+                    f"the entry there cannot be used: {error}. If it is a left-over, remove the "
+                    f"file of `file://` or take a fresh store; if rank 0 is late, start it first."
+                ) from error
         time.sleep(_LOOK_EVERY_S)
 
 
-def _why_failed(text: str) -> str:
-    """Tell of a rank 0 that has failed earlier.
-
-    Raises:
-        RendezvousError: it is this group's: its process is there.
-    """
+def _refuse_failed(text: str) -> NoReturn:
+    """Refuse the entry of a rank 0 that has failed: of this group if its process is there."""
     _, pid, host, why = text.split(" ", 3)
     if host == host_name() and started_at(int(pid)) is not None:
         raise RendezvousError(f"rank 0 must make the group's memory, but failed: {why}")
-    return f"rank 0 of an earlier group failed: {why}"
+    raise NotThereError(f"rank 0 of an earlier group failed: {why}")
 
 
-def _why_not(entry: MemoryAddress) -> str:
-    if entry.host == host_name():
-        return ""
-    return (
-        "it was made on another host or in another container, and the backend joins processes of "
-        "one host only (take gloo or nccl across hosts)"
-    )
-
-
-def _open(entry: MemoryAddress, rank: int, world_size: int) -> Shared:
+def _open(entry: MemoryAddress, rank: int, world_size: int) -> GroupMemory:
+    if entry.host != host_name():
+        raise NotThereError(
+            "it was made on another host or in another container, and the backend joins processes "
+            "of one host only (take gloo or nccl across hosts)"
+        )
     layout = Layout(world_size, entry.heap_bytes)
     fd = open_memory(entry.pid, entry.fd, _MEMORY_NAME, layout.num_bytes)
     path = f"/proc/{entry.pid}/fd/{entry.fd}"
@@ -171,7 +145,7 @@ def _open(entry: MemoryAddress, rank: int, world_size: int) -> Shared:
             raise NotThereError(f"{path} is the memory of another group")
         if any(os.pread(fd, 4, layout.line(rank) + PID)):
             raise NotThereError(f"a rank {rank} has already come to the memory at {path}")
-        return Shared(_map(fd, layout), layout, -1)
+        return GroupMemory(_map(fd, layout), layout)
     finally:
         os.close(fd)
 

@@ -1,7 +1,6 @@
-"""Which bytes of a rank's heap are free? First fit, neighbours joined.
+"""Allocates blocks in a rank's heap: first fit, free neighbours joined.
 
-Only the rank that owns a heap takes from it and gives back. Pages of a small block are kept for
-the next one, those of a large block go back to the kernel.
+Only the owning rank allocates and frees. The pages of a large block go back to the kernel.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import mmap
 import threading
 from collections import deque
 
-from unisono.c10d.layout import Heap
 from unisono.workers.memory import aligned
 
 _KEEP_PAGES_UP_TO_BYTES = 64 << 20
@@ -29,7 +27,7 @@ class Blocks:
         heap: which part of it.
     """
 
-    def __init__(self, mapping: mmap.mmap, heap: Heap) -> None:
+    def __init__(self, mapping: mmap.mmap, heap: range) -> None:
         self._mapping = mapping
         self._free = [heap]
         self._size_of: dict[int, int] = {}
@@ -52,9 +50,9 @@ class Blocks:
 
     def _first_fit(self, size: int) -> int:
         for position, gap in enumerate(self._free):
-            if gap.stop - gap.start >= size:
+            if len(gap) >= size:
                 self._free[position : position + 1] = (
-                    [Heap(gap.start + size, gap.stop)] if gap.stop - gap.start > size else []
+                    [range(gap.start + size, gap.stop)] if len(gap) > size else []
                 )
                 self._size_of[gap.start] = size
                 return gap.start
@@ -73,14 +71,13 @@ class Blocks:
                 first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
                 whole = (offset + size - first) // mmap.PAGESIZE * mmap.PAGESIZE
                 self._mapping.madvise(mmap.MADV_REMOVE, first, whole)
-            self._join(Heap(offset, offset + size))
+            self._join(offset, offset + size)
 
-    def _join(self, gap: Heap) -> None:
-        position = bisect.bisect(self._free, gap)
-        start, stop = gap
+    def _join(self, start: int, stop: int) -> None:
+        position = bisect.bisect(self._free, start, key=lambda gap: gap.start)
         if position < len(self._free) and self._free[position].start == stop:
             stop = self._free.pop(position).stop
         if position > 0 and self._free[position - 1].stop == start:
             position -= 1
             start = self._free.pop(position).start
-        self._free.insert(position, Heap(start, stop))
+        self._free.insert(position, range(start, stop))

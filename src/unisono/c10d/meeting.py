@@ -1,13 +1,13 @@
-"""Where the ranks of a group meet: nobody goes on before everybody has come for the same call.
+"""Where the ranks of a group meet: none goes on before all have come for the same call.
 
 A call has one meeting or more. Before the first, each rank posts its call; after it, all compare.
 A wait spins for a moment (the others are usually microseconds away), then sleeps in the kernel,
-and wakes at least five times a second to see whether somebody died. Somebody who waits long says
-so in words. Each counter is written by its rank alone and added to inside the kernel, which orders
-memory on every processor (see ``futex``).
+and wakes at least five times a second to see whether a rank died. A long wait is reported once.
+Only the rank itself writes its counter, adding to it inside the kernel, which orders memory on
+every processor (see ``futex``).
 
-Calls alternate between two posts a rank. That is enough: nobody posts the next but one call
-before everyone has come to the next one, and so has compared this one.
+Each rank alternates between two posts. That is enough: none posts the next but one call before
+all have come to the next one, and so have compared this one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import os
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import closing
 
-from unisono.c10d.calls import CALL_BYTES, describe, encode
-from unisono.c10d.layout import ARRIVALS, CALLS, POST_BYTES, POSTS, is_crowded
+from unisono.c10d.calls import encode
+from unisono.c10d.group_memory import ARRIVALS, CALLS, POST_TEXT_BYTES, GroupMemory
 from unisono.c10d.peers import Peers, RankExit
-from unisono.c10d.region import GroupMemory
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 from unisono.notices import say
 from unisono.workers.barrier import NOTICE_AFTER_S
@@ -36,8 +36,12 @@ _NOTE = struct.Struct("<q")
 
 
 def spin_s(names: Sequence[int]) -> float:
-    """Tell how long to spin before sleeping: shortly where ranks take each other's cores."""
-    return _SPIN_WHEN_CROWDED_S if is_crowded(names) else _SPIN_S
+    """Return how long to spin before sleeping: shortly where processes outnumber the cores.
+
+    There are at least as many processes as the greatest of the global ranks `names` says.
+    """
+    is_crowded = max(names) + 1 > len(os.sched_getaffinity(0))
+    return _SPIN_WHEN_CROWDED_S if is_crowded else _SPIN_S
 
 
 class Meeting:
@@ -64,7 +68,7 @@ class Meeting:
         self._spin_s = spin_s(self.names)
         self.num_met = 0
         self._num_calls = 0
-        self._call = b""
+        self._note = NO_NOTE
         self._post = b""
         self._is_compared = True
         self.is_ahead = False  # whether we have come to a meeting that we have not waited for
@@ -84,44 +88,39 @@ class Meeting:
         """
         self._check_usable()
         self._num_calls += 1
-        self._call = call
-        line = self._lines[self.rank]
-        start = line + POSTS + self._num_calls % 2 * POST_BYTES
-        self._post = call + _NOTE.pack(note)
+        self._note = note
+        self._post = _NOTE.pack(note) + call + b"\0"
+        start = self._region.layout.post(self.rank, self._num_calls)
         self._region.mapping[start : start + len(self._post)] = self._post
-        self._region.set_word(line + CALLS, self._num_calls % _COUNTER)
+        self._region.set_word(self._lines[self.rank] + CALLS, self._num_calls % _COUNTER)
         self._is_compared = False
         self._timeout_s = self.timeout_s if timeout_s is None else timeout_s
 
     def meet(self) -> None:
-        """Come, and wait until everybody has. Collective: every rank calls it, in the same order.
-
-        Raises:
-            MismatchError: somebody came with another call; everybody learns it here.
-            PeerLostError: a rank that has not come never will.
-            WaitTimeoutError: a rank did not come in time.
-        """
+        """Arrive and wait. Collective: every rank calls it, in the same order."""
         self.arrive()
         self.wait()
 
     def arrive(self) -> None:
-        """Come, without waiting for anybody yet: what was shown before, the others may read."""
+        """Come, without waiting yet: the others may read what this rank has shown."""
         self.num_met = (self.num_met + 1) % _COUNTER
         self._region.add_and_wake(self._lines[self.rank] + ARRIVALS)
         self.is_ahead = True
 
     def wait(self, patience_s: float = math.inf, *, spins: bool = True) -> bool:
-        """Wait until everybody has come where this rank has, and compare calls.
+        """Wait until all have come where this rank has, and compare calls.
 
         Args:
-            patience_s: how long at most; whoever has lost patience may wait again.
-            spins: burn a core for a moment, since the others are usually microseconds away.
+            patience_s: how long at most; then it may be called again.
+            spins: spin for a moment before sleeping.
 
         Returns:
-            Whether everybody has come.
+            Whether all have come.
 
         Raises:
-            MismatchError, PeerLostError, WaitTimeoutError: as for :meth:`meet`.
+            MismatchError: a rank came with another call; all learn it here.
+            PeerLostError: a rank that has not come never will.
+            WaitTimeoutError: a rank did not come in time.
         """
         if not self._wait(patience_s, self._spin_s if spins else 0.0):
             return False
@@ -133,7 +132,7 @@ class Meeting:
     def refuse(self) -> None:
         """Come to a meeting only to say that this rank's arguments are wrong.
 
-        Nobody is waited for until this rank's next call: the others find a mismatch when they come.
+        Returns at once; the others find a mismatch when they come.
         """
         if not self._ended:
             self.announce(encode("a call with wrong arguments"))
@@ -141,12 +140,11 @@ class Meeting:
             self.arrive()
 
     def notes(self) -> list[int]:
-        """Tell each rank's note to this call; known after the first meeting."""
+        """Return each rank's note to this call; known after the first meeting."""
         if self._all_posts_are_equal:
-            return [int(_NOTE.unpack(self._post[CALL_BYTES:])[0])] * self.num_ranks
-        offset = POSTS + self._num_calls % 2 * POST_BYTES + CALL_BYTES
-        read = self._region.memory.read
-        return [int(_NOTE.unpack(read(line + offset, 8))[0]) for line in self._lines]
+            return [self._note] * self.num_ranks
+        starts = [self._region.layout.post(rank, self._num_calls) for rank in range(self.num_ranks)]
+        return [int(_NOTE.unpack_from(self._region.mapping, start)[0]) for start in starts]
 
     def give_up(self, reason: str) -> None:
         """End the group: this rank cannot go on with it, and the others learn why."""
@@ -188,63 +186,63 @@ class Meeting:
         return [r for r in ranks if (words[at[r]] - target) % _COUNTER >= _COUNTER // 2]
 
     def _sleep(self, missing: list[int], target: int, patience_s: float) -> bool:
-        shown = ShownWait()
-        try:
-            return self._sleep_shown(missing, target, patience_s, shown)
-        finally:
-            shown.end()
-
-    def _sleep_shown(
-        self, missing: list[int], target: int, patience_s: float, shown: ShownWait
-    ) -> bool:
         start = time.monotonic()
-        is_told = False
-        while missing:
-            other = missing[0]
-            seen = self._region.words[self._arrivals_at[other]]
-            self._check_usable()  # another thread may have aborted the group
-            self._peers.watch()
-            lost = self._peers.first_lost(missing)  # before the next look at who has come
-            missing = self._missing(missing, target)
-            if lost and lost[0] in missing:
-                raise self._lost(*lost)
-            if other not in missing:
-                continue
-            waited_s = time.monotonic() - start
-            if waited_s >= self._timeout_s:
-                raise self._late(missing, waited_s)
-            if waited_s >= patience_s:
-                return False
-            if waited_s >= NOTICE_AFTER_S and not is_told:
-                is_told = True
-                if self.rank < min(set(self._others) - set(missing), default=self.rank + 1):
-                    sight = self._sight(missing, f"has waited {waited_s:.0f} s")
-                    say(f"in {self._here()} {sight}.")
-            shown.look(waited_s, self._here)
-            slice_s = min(SLEEP_AT_MOST_S, self._timeout_s - waited_s, patience_s - waited_s)
-            self._region.sleep_while(self._lines[other] + ARRIVALS, seen, slice_s)
+        has_said = False
+        with closing(ShownWait()) as shown:
+            while missing:
+                other = missing[0]
+                seen = self._region.words[self._arrivals_at[other]]
+                self._check_usable()  # another thread may have aborted the group
+                self._peers.watch()
+                lost = self._peers.first_lost(missing)  # before the next look at who has come
+                missing = self._missing(missing, target)
+                if lost and lost[0] in missing:
+                    raise self._lost(*lost)
+                if other not in missing:
+                    continue
+                waited_s = time.monotonic() - start
+                if waited_s >= self._timeout_s:
+                    raise self._late(missing, waited_s)
+                if waited_s >= patience_s:
+                    return False
+                if waited_s >= NOTICE_AFTER_S and not has_said:
+                    has_said = True
+                    self._say_who_is_late(missing, waited_s)
+                shown.look(waited_s, self._here)
+                slice_s = min(SLEEP_AT_MOST_S, self._timeout_s - waited_s, patience_s - waited_s)
+                self._region.sleep_while(self._lines[other] + ARRIVALS, seen, slice_s)
         return True
+
+    def _say_who_is_late(self, missing: list[int], waited_s: float) -> None:
+        """Say it on one rank: the first of those that have come."""
+        if self.rank < min(set(self._others) - set(missing), default=self.rank + 1):
+            sight = self._sight(missing, f"has waited {waited_s:.0f} s")
+            say(f"in {self._here()} {sight}.")
 
     def _compare(self) -> None:
         """Compare all posts of this call with ours; the notes in them may differ."""
-        offset = POSTS + self._num_calls % 2 * POST_BYTES
-        mapping = self._region.mapping
+        post, mapping = self._post, self._region.mapping
         self._all_posts_are_equal = True
         for other in self._others:
-            start = self._lines[other] + offset
-            theirs = mapping[start : start + len(self._post)]
-            if theirs != self._post:
+            start = self._region.layout.post(other, self._num_calls)
+            theirs = mapping[start : start + len(post)]
+            if theirs != post:
                 self._all_posts_are_equal = False
-                if theirs[:CALL_BYTES] != self._call:
-                    raise self._mismatch(other, theirs[:CALL_BYTES])
+                if theirs[_NOTE.size :] != post[_NOTE.size :]:
+                    raise self._mismatch(other)
 
-    def _mismatch(self, other: int, theirs: bytes) -> MismatchError:
-        names = self.names
+    def _call_of(self, rank: int, num_calls: int) -> str:
+        start = self._region.layout.post(rank, num_calls) + _NOTE.size
+        text = self._region.memory.read(start, POST_TEXT_BYTES)
+        return text.partition(b"\0")[0].decode(errors="replace")
+
+    def _mismatch(self, other: int) -> MismatchError:
+        rank, number, names = self.rank, self._num_calls, self.names
         return MismatchError(
-            f"every rank must make the same calls in the same order, but in call "
-            f"{self._num_calls} rank {names[self.rank]} came to {describe(self._call, names)} and "
-            f"rank {names[other]} to {describe(theirs, names)}: look for code that not every rank "
-            f"runs, or for tensors whose dtype or size differs."
+            f"every rank must make the same calls in the same order, but in call {number} rank "
+            f"{names[rank]} came to {self._call_of(rank, number)} and rank {names[other]} to "
+            f"{self._call_of(other, number)}: look for code that not every rank runs, or for "
+            f"tensors whose dtype or size differs."
         )
 
     def _lost(self, other: int, why: str) -> PeerLostError:
@@ -270,13 +268,10 @@ class Meeting:
         return f"rank {names[self.rank]} {does} for {there}"
 
     def _here(self) -> str:
-        return f"{describe(self._call, self.names)} (call {self._num_calls})"
+        return f"{self._call_of(self.rank, self._num_calls)} (call {self._num_calls})"
 
     def _last_seen(self, other: int) -> str:
-        line = self._lines[other]
-        number = self._region.word(line + CALLS)
+        number = self._region.word(self._lines[other] + CALLS)
         if not number:
             return "never seen"
-        start = line + POSTS + number % 2 * POST_BYTES
-        call = describe(self._region.memory.read(start, CALL_BYTES), self.names)
-        return f"last seen in {call}, call {number}"
+        return f"last seen in {self._call_of(other, number)}, call {number}"

@@ -1,16 +1,16 @@
 """Messages from one rank to another: a send never waits for the receive.
 
 The sender copies its tensor into a block of its own heap and puts an entry into the ring towards
-the receiver; the block outlives it. So a send is done when it returns, whatever the size, and two
-ranks may send to each other before either receives. The receiver fetches entries from the rings
-towards it, matches them with its posted receives (same tag and source, both in order), copies and
-marks the block as read; the sender takes such blocks back when it sends again::
+the receiver; the block outlives the sender. So a send is done when it returns, and two ranks may
+send to each other before either receives. The receiver fetches entries, matches them with its
+posted receives (same tag and source, both in order), copies, and marks the block as read; the
+sender frees such blocks when it sends again::
 
     sender   heap: │ read? │ contents … │     ring: │ tag, numel, offset, dtype │ …
     receiver arrived: entries that nobody has asked for yet     posted: receives not yet matched
 
-Only a ring with 1,024 entries that nobody fetched makes a sender wait. Meanwhile it fetches what
-has come to itself, so two that send to each other never wait for each other.
+Only a full ring (1,024 entries) makes a sender wait. Meanwhile it fetches its own messages, so two
+ranks that send to each other never wait for each other.
 """
 
 from __future__ import annotations
@@ -21,17 +21,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from unisono.c10d.calls import DTYPES, dtype_code, dtype_name
+from unisono.c10d.group_memory import (
+    DOORBELL,
+    ENTRIES,
+    ENTRY_BYTES,
+    RING_ENTRIES,
+    SENT,
+    TAKEN,
+    GroupMemory,
+)
 from unisono.c10d.heap import Blocks
-from unisono.c10d.layout import DOORBELL, ENTRIES, ENTRY_BYTES, RING_ENTRIES, SENT, TAKEN
 from unisono.c10d.meeting import SLEEP_AT_MOST_S, spin_s
 from unisono.c10d.peers import Peers
-from unisono.c10d.region import GroupMemory
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 from unisono.workers.waiting import ShownWait
 
@@ -123,7 +131,7 @@ class Messages:
         )
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> Receive:
-        """Ask for a message; whoever waits for it finds it in the tensor."""
+        """Ask for a message, which :meth:`wait` then leaves in the tensor."""
         dtype_code(tensor.dtype)
         receive = Receive(tensor, source, tag)
         with self._lock:
@@ -153,7 +161,7 @@ class Messages:
             raise receive.error
 
     def is_done(self, receive: Receive) -> bool:
-        """Look whether the message has come, and take it if so."""
+        """Return whether the message has come, and take it if so."""
         if not receive.is_done:
             with self._lock:
                 self._progress()
@@ -231,44 +239,26 @@ class Messages:
         self, is_done: Callable[[], bool], word: int, others: list[int], what: str, timeout_s: float
     ) -> None:
         """Try again whenever a word changes, as long as one of the others may change it."""
-        shown = ShownWait()
-        try:
-            self._wait_shown(is_done, word, others, what, timeout_s, shown)
-        finally:
-            shown.end()
-
-    def _wait_shown(
-        self,
-        is_done: Callable[[], bool],
-        word: int,
-        others: list[int],
-        what: str,
-        timeout_s: float,
-        shown: ShownWait,
-    ) -> None:
         start = time.monotonic()
-        while True:
-            seen = self._region.word(word)
-            if is_done():
-                return
-            waited_s = time.monotonic() - start
-            if waited_s < self._spin_s:
-                os.sched_yield()
-                continue
-            self._check_usable()
-            lost = [gone for other in others if (gone := self._peers.first_lost([other]))]
-            if lost and len(lost) == len(others) and not is_done():
-                raise self._lost(lost[0], what)
-            if waited_s >= timeout_s:
-                names = tuple(self._name(other) for other in others)
-                raise WaitTimeoutError(
-                    f"{self._named(others)} must {what}, but did not in {waited_s:.1f} s: look at "
-                    f"what it does there.",
-                    missing=names,
-                    waited_s=waited_s,
+        with closing(ShownWait()) as shown:
+            while True:
+                seen = self._region.word(word)
+                if is_done():
+                    return
+                waited_s = time.monotonic() - start
+                if waited_s < self._spin_s:
+                    os.sched_yield()
+                    continue
+                self._check_usable()
+                lost = [gone for other in others if (gone := self._peers.first_lost([other]))]
+                if lost and len(lost) == len(others) and not is_done():
+                    raise self._lost(lost[0], what)
+                if waited_s >= timeout_s:
+                    raise self._late(others, what, waited_s)
+                shown.look(
+                    waited_s, lambda: f"a call that waits for {self._named(others)} to {what}"
                 )
-            shown.look(waited_s, lambda: f"a call that waits for {self._named(others)} to {what}")
-            self._region.sleep_while(word, seen, min(SLEEP_AT_MOST_S, timeout_s - waited_s))
+                self._region.sleep_while(word, seen, min(SLEEP_AT_MOST_S, timeout_s - waited_s))
 
     def _check_usable(self) -> None:
         if self._peers.has_left:
@@ -286,12 +276,17 @@ class Messages:
             f"rank {name} must {what}, but never will, since {lost[1]}.", rank=name
         )
 
+    def _late(self, others: list[int], what: str, waited_s: float) -> WaitTimeoutError:
+        return WaitTimeoutError(
+            f"{self._named(others)} must {what}, but did not in {waited_s:.1f} s: look at what it "
+            f"does there.",
+            missing=tuple(self._name(other) for other in others),
+            waited_s=waited_s,
+        )
+
     def _named(self, others: list[int]) -> str:
-        return _ranks(tuple(self._name(other) for other in others))
+        names = ", ".join(str(self._name(other)) for other in others)
+        return f"rank {names}" if len(others) == 1 else f"one of ranks {names}"
 
     def _name(self, rank: int) -> int:
         return self._peers.names[rank]
-
-
-def _ranks(names: tuple[int, ...]) -> str:
-    return f"rank {names[0]}" if len(names) == 1 else f"one of ranks {', '.join(map(str, names))}"

@@ -1,19 +1,28 @@
-"""Who of the group can still come? The processes behind the ranks, and how they left.
+"""Which ranks of the group are still there: their processes, and how they left.
 
-A rank that ends well, or gives up, marks its line and wakes the sleepers. One that is killed
-cannot: its process is watched through a pidfd, which is opened while everybody is certainly there
-and so can never mean a later process with the same number.
+A rank that leaves, or gives up, marks its line and wakes whoever sleeps. A killed one cannot: its
+process is watched through a pidfd, opened while all are certainly there, so that it can never
+refer to a later process with the same number.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import select
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 
-from unisono.c10d.layout import ARRIVALS, DEPARTURE, DOORBELL, PID, REASON, REASON_BYTES
-from unisono.c10d.region import GroupMemory
+from unisono.c10d.group_memory import (
+    ARRIVALS,
+    DEPARTURE,
+    DOORBELL,
+    PID,
+    REASON,
+    REASON_BYTES,
+    GroupMemory,
+)
 
 
 class RankExit(enum.IntEnum):
@@ -35,6 +44,7 @@ class Peers:
 
     def __init__(self, region: GroupMemory, rank: int, names: Sequence[int]) -> None:
         self._pidfds: dict[int, int] = {}
+        weakref.finalize(self, _close_all, self._pidfds).atexit = False
         self._region = region
         self._layout = region.layout
         self.rank = rank
@@ -45,7 +55,7 @@ class Peers:
         region.set_word(self._layout.line(rank) + PID, os.getpid())
 
     def watch(self) -> None:
-        """Open what tells us of the others' deaths, for all whose processes are known by now."""
+        """Open pidfds of the other ranks whose processes are known by now."""
         for other in range(len(self.names)):
             pid = self._pid(other)
             if other == self.rank or not pid or other in self._pidfds or other in self._dead:
@@ -56,7 +66,7 @@ class Peers:
                 self._dead.add(other)
 
     def first_lost(self, ranks: Iterable[int]) -> tuple[int, str] | None:
-        """Find one of some ranks that will never come, and say why; the dead before the others."""
+        """Find one of `ranks` that will never come, and the reason; dead ones first."""
         lost: tuple[int, str] | None = None
         for other in ranks:
             if self._is_dead(other):
@@ -79,18 +89,9 @@ class Peers:
         for other in range(len(self.names)):
             self._region.wake(self._layout.line(other) + DOORBELL)
 
-    def close(self, _close: Callable[[int], None] = os.close) -> None:
-        """Stop watching; also when Python ends, and has cleared this module's names."""
-        pidfds = getattr(self, "_pidfds", {})  # none if `__init__` was interrupted
-        while pidfds:
-            _, fd = pidfds.popitem()
-            try:
-                _close(fd)
-            except OSError:
-                continue
-
-    def __del__(self) -> None:
-        self.close()
+    def close(self) -> None:
+        """Stop watching; this also happens when the object is collected."""
+        _close_all(self._pidfds)
 
     def _pid(self, rank: int) -> int:
         return self._region.word(self._layout.line(rank) + PID)
@@ -108,3 +109,9 @@ class Peers:
     def _reason(self, rank: int) -> str:
         text = self._region.memory.read(self._layout.line(rank) + REASON, REASON_BYTES)
         return text.rstrip(b"\0").decode(errors="replace")
+
+
+def _close_all(pidfds: dict[int, int]) -> None:
+    while pidfds:
+        with contextlib.suppress(OSError):
+            os.close(pidfds.popitem()[1])

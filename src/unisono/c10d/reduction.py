@@ -1,23 +1,23 @@
-"""How are the ranks' elements combined? Along the one binary tree of :mod:`~.plan.summation`.
+"""Combines the ranks' elements along the binary tree of :mod:`unisono.plan.summation`.
 
-The reduction over ranks 0 … W−1 is ``T[lo,hi) = T[lo,mid) ∘ T[mid,hi)``, element by element. No
-element knows its neighbours, so the bits depend neither on where an element lies in a buffer, nor
-on how buffers are cut for the journey, nor on who computes which slice. ``AVG`` is the sum,
-divided by W. Averages of integers are rounded towards zero, as NCCL's are; their sums are taken in
-64 bits, so that those of narrow dtypes cannot overflow. Elements of half precision are rounded
-after each addition, as gloo does.
+Each element is reduced by itself, so its bits depend neither on where it lies in a buffer, nor on
+how buffers are cut, nor on who computes which slice. ``AVG`` is the sum, divided by W. Averages of
+integers are rounded towards zero, as NCCL's are, and summed in 64 bits, so that narrow dtypes
+cannot overflow. Elements of half precision are rounded after each addition, as gloo does.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch.distributed import ReduceOp
 
-from unisono.plan.summation import Node
+from unisono.plan.summation import tree_sum
 
-_OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
+OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "SUM": torch.add,
     "AVG": torch.add,
     "PRODUCT": torch.mul,
@@ -27,9 +27,26 @@ _OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
+# By number: torch's own way to compare operations takes longer than all the rest here.
+_REDUCTION_OF = {getattr(ReduceOp, name).value: name for name in OPERATIONS}
 _BITWISE = ("BAND", "BOR", "BXOR")
 # Sums on the way are this long: they stay in the cores' cache, and in malloc's heap.
 _BLOCK_BYTES = 1 << 20
+
+
+def reduction_of(opts: Any, dtype: torch.dtype) -> str:
+    """Name the reduction of a call, from torch's options for it: SUM unless they say otherwise.
+
+    Raises:
+        TypeError: it is none of ours, or has no meaning for the dtype.
+    """
+    wanted = getattr(opts, "reduceOp", opts)
+    wanted = ReduceOp.SUM if wanted is None else getattr(wanted, "op", wanted)
+    name = _REDUCTION_OF.get(getattr(wanted, "value", None))
+    if name is None:
+        raise TypeError(f"the reduction must be one of {', '.join(OPERATIONS)}, but is {wanted}.")
+    check(name, dtype)
+    return name
 
 
 def check(reduction: str, dtype: torch.dtype) -> None:
@@ -56,7 +73,7 @@ def check(reduction: str, dtype: torch.dtype) -> None:
 def _is_known_to_torch(reduction: str, dtype: torch.dtype) -> bool:
     one = torch.zeros(1, dtype=dtype)
     try:
-        _OPERATIONS[reduction](one, one, out=torch.empty_like(one))
+        OPERATIONS[reduction](one, one, out=torch.empty_like(one))
     except (NotImplementedError, RuntimeError):
         return False
     return True
@@ -75,12 +92,11 @@ def combine(reduction: str, values: Sequence[torch.Tensor], out: torch.Tensor) -
 
 
 def _combine(reduction: str, values: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    operation = _OPERATIONS[reduction]
+    operation = OPERATIONS[reduction]
     num_ranks = len(values)
     if reduction == "AVG" and not (out.is_floating_point() or out.is_complex()):
         wide = [value.to(torch.int64) for value in values]
-        total = _total(Node(0, num_ranks), wide, operation)
-        out.copy_(total.div(num_ranks, rounding_mode="trunc"))
+        out.copy_(tree_sum(wide, operation).div(num_ranks, rounding_mode="trunc"))
         return
     if num_ranks == 1:
         if out is not values[0]:
@@ -88,25 +104,14 @@ def _combine(reduction: str, values: Sequence[torch.Tensor], out: torch.Tensor) 
     elif num_ranks == 2:
         operation(values[0], values[1], out=out)
     else:
-        left, right = Node(0, num_ranks).children()
-        # One of the two goes where the result goes: the one that has it as a value, if any does.
+        # Sums that include the value whose memory `out` is go to `out`: it is not read again.
         at = out.data_ptr()
-        is_right = any(values[rank].data_ptr() == at for rank in range(right.lo, right.hi))
-        total_left = _total(left, values, operation, None if is_right else out)
-        total_right = _total(right, values, operation, out if is_right else None)
-        operation(total_left, total_right, out=out)
+        own = next((value for value in values if value.data_ptr() == at), values[0])
+
+        def add(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            goes_out = one is own or other is own or one is out or other is out
+            return operation(one, other, out=out if goes_out else None)
+
+        tree_sum(values, add)
     if reduction == "AVG":
         out.div_(num_ranks)
-
-
-def _total(
-    node: Node,
-    values: Sequence[torch.Tensor],
-    operation: Callable[..., torch.Tensor],
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Reduce a sub-tree: into `out`, which may be one of its values, or into a new tensor."""
-    if node.is_leaf:
-        return values[node.lo]
-    left, right = node.children()
-    return operation(_total(left, values, operation), _total(right, values, operation), out=out)

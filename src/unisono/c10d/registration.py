@@ -1,8 +1,8 @@
-"""How does torch learn that the backend exists? Whoever is imported first, torch or Unisono.
+"""Registers the backend with torch, whichever of torch and Unisono is imported first.
 
-torch keeps its backends in ``torch.distributed.distributed_c10d``. If that module is there, the
-backend is registered at once. If not, we wait for its import without causing it: the launcher
-never loads torch. The backend's own code is loaded when the first group is made.
+torch keeps its backends in ``torch.distributed.distributed_c10d``. Once that module is imported,
+the backend is registered; this does not import it, as the launcher never loads torch. The
+backend's own code is loaded when the first group is made.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def register() -> None:
 
 
 class _Watch(MetaPathFinder):
-    """Sees one module being imported, has it found by the others, and steps aside. Final."""
+    """Has the other finders find one module, once, and registers the backend in it. Final."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Hand over the spec of torch's module, with the registration after its execution."""
+        """Return the spec of torch's module, with the registration after its execution."""
         if name != _WHERE_TORCH_KEEPS_BACKENDS:
             return None
         if self in sys.meta_path:

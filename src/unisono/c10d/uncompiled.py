@@ -1,9 +1,9 @@
-"""How are our methods kept away from ``torch.compile``? By a mark on their code.
+"""Keeps our methods out of ``torch.compile``, by a mark on their code.
 
-While a compiled program runs, torch looks at every Python function that is about to run and may
-compile it. C++ (DDP's broadcast of buffers, say) calls our Python in the midst of such programs,
-and what moves bytes between processes must not be traced. torch's own decorator for this would
-load its compiler, a second of import, in every program; the mark that it sets does not.
+While a compiled program runs, torch may compile every Python function that is about to run. C++
+(for example DDP's broadcast of buffers) calls our Python inside of such programs, and what moves
+bytes between processes must not be traced. torch's own decorator would load its compiler, a second
+of import, in every program; the mark that it sets does not.
 """
 
 from __future__ import annotations

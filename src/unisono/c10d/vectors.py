@@ -1,6 +1,8 @@
-"""Tensors of any shape and stride as contiguous vectors, and back."""
+"""What torch's callers pass: tensors of any shape and stride as contiguous vectors, and back."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -24,17 +26,30 @@ def check_movable(tensor: torch.Tensor) -> None:
         )
 
 
+def listed(tensors: Any) -> list[torch.Tensor]:
+    """Take a tensor for a list of one."""
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+
+
+def nested(lists: Any) -> list[list[torch.Tensor]]:
+    """Take a list for a list of one list."""
+    return [lists] if isinstance(lists[0], torch.Tensor) else lists
+
+
 class Vectors:
     """The vectors of one call, and the tensors of which some are copies. Final.
 
-    A vector sees a tensor's memory, whatever the program gives the tensor later. Where elements do
-    not lie in order it is a copy; one that was made for a call which then had to wait for its turn
-    is made anew when that begins.
+    A vector views a tensor's memory, whatever ``.data`` the program gives the tensor later. Where
+    elements do not lie in order it is a copy, made again if the call had to wait for its turn.
+
+    Attributes:
+        result: the tensors that the call gives as its result.
     """
 
-    __slots__ = ("_filled", "_given")
+    __slots__ = ("_filled", "_given", "result")
 
-    def __init__(self) -> None:
+    def __init__(self, result: list[Any]) -> None:
+        self.result = result
         self._given: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._filled: list[tuple[torch.Tensor, torch.Tensor]] = []
 

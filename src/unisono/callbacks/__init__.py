@@ -1,4 +1,4 @@
-"""What looks at a run under way: progress, files, averages, decisions; one file each."""
+"""Callbacks: progress, files, averages, decisions; one file each."""
 
 from __future__ import annotations
 
@@ -6,17 +6,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unisono.callbacks.best_checkpoint import BestCheckpoint
-    from unisono.callbacks.callback import Callback, DoneStep, Fit, Times
-    from unisono.callbacks.csv_log import CSVLog
-    from unisono.callbacks.early_stopping import EarlyStopping
-    from unisono.callbacks.ema import EMA
-    from unisono.callbacks.event_log import EventLog
-    from unisono.callbacks.garbage_collection import GarbageCollection
-    from unisono.callbacks.learning_rate_monitor import LearningRateMonitor
-    from unisono.callbacks.progress import Progress
-    from unisono.callbacks.tensorboard import TensorBoard
-    from unisono.callbacks.throughput import Throughput
+    from unisono.callbacks.best_checkpoint import BestCheckpoint as BestCheckpoint
+    from unisono.callbacks.callback import (
+        Callback as Callback,
+    )
+    from unisono.callbacks.callback import (
+        DoneStep as DoneStep,
+    )
+    from unisono.callbacks.callback import (
+        Fit as Fit,
+    )
+    from unisono.callbacks.callback import (
+        Times as Times,
+    )
+    from unisono.callbacks.csv_log import CSVLog as CSVLog
+    from unisono.callbacks.early_stopping import EarlyStopping as EarlyStopping
+    from unisono.callbacks.ema import EMA as EMA
+    from unisono.callbacks.event_log import EventLog as EventLog
+    from unisono.callbacks.garbage_collection import GarbageCollection as GarbageCollection
+    from unisono.callbacks.learning_rate_monitor import LearningRateMonitor as LearningRateMonitor
+    from unisono.callbacks.progress import Progress as Progress
+    from unisono.callbacks.tensorboard import TensorBoard as TensorBoard
+    from unisono.callbacks.throughput import Throughput as Throughput
 
 # Loaded when they are first used: the launcher draws in notebooks, but has no need of torch.
 _HOMES = {
@@ -36,22 +47,7 @@ _HOMES = {
     "Times": "callback",
 }
 
-__all__ = [
-    "EMA",
-    "BestCheckpoint",
-    "CSVLog",
-    "Callback",
-    "DoneStep",
-    "EarlyStopping",
-    "EventLog",
-    "Fit",
-    "GarbageCollection",
-    "LearningRateMonitor",
-    "Progress",
-    "TensorBoard",
-    "Throughput",
-    "Times",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
@@ -61,4 +57,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

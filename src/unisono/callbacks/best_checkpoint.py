@@ -1,4 +1,4 @@
-"""Which weights were best? Kept in a file of their own, as validations judge them."""
+"""Saves the weights that validated best."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from unisono.callbacks.callback import Callback, Fit
 from unisono.callbacks.early_stopping import check_better, is_better, monitored
-from unisono.callbacks.place import trouble_at
+from unisono.callbacks.place import path_of, trouble_at
 from unisono.plainfile import check_plain
 from unisono.state.weights import save_weights
 
@@ -18,15 +18,15 @@ NAME = "best.safetensors"
 
 
 class BestCheckpoint(Callback):
-    """Keeps the weights that validated best in a file; ``unisono.load_model`` reads it. Final.
+    """Saves the weights that validated best; ``unisono.load_model`` reads the file. Final.
 
-    The file is the old one or the whole new one at any moment, and it is written before training
-    goes on: if the worker that writes is lost, the next one does it. A disk that is full ends no
-    run; it is told, and what is better later is tried again.
+    At any moment the file is the old one or the whole new one. It is written before training
+    continues; if the worker that writes is lost, the next one does it. A full disk ends no run: it
+    is reported, and the next better weights are tried.
 
-    What was best is kept with the run, so a run that is stopped and taken up again, or goes back,
-    judges as one that never stopped. The validation at the very end of ``fit``, where none was due,
-    counts for the file; a run that goes on from there forgets that it was.
+    What was best is kept with the run, so a run that is resumed, or goes back, judges as one that
+    never stopped. The validation at the very end of ``fit``, where none was due, counts for the
+    file; a run that continues from there forgets it.
 
     Args:
         path: the file, one for each of several; None: ``best.safetensors`` in the run directory.
@@ -57,7 +57,7 @@ class BestCheckpoint(Callback):
         if not min_delta >= 0.0:
             raise ValueError(f"`min_delta` must be at least 0, but is {min_delta}.")
         self._given = None if path is None else Path(path)
-        self._at: Path | None = None  # within one fit, whatever folder the program goes to
+        self._path = Path()  # of the call of `fit` under way
         self._monitor, self._better, self._min_delta = monitor, better, float(min_delta)
         self.best: float | None = None
         self.step: int | None = None
@@ -72,10 +72,10 @@ class BestCheckpoint(Callback):
 
     def on_begin(self, fit: Fit) -> None:
         """See that there is a place for the file."""
-        self._at = None
-        path = self._at = self._path(fit).absolute()
+        example = 'BestCheckpoint("best.safetensors")'
+        self._path = path_of(self, fit, "the best weights go", example)
         if not fit.has_joined:
-            check_plain(path, is_replaced=True)
+            check_plain(self._path, is_replaced=True)
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Keep the weights if they are the best so far."""
@@ -101,19 +101,8 @@ class BestCheckpoint(Callback):
         same = state["rule"] == self._rule
         self.best, self.step = (state["best"], state["step"]) if same else (None, None)
 
-    def _path(self, fit: Fit) -> Path:
-        if self._at is not None:
-            return self._at
-        path = self.writes_to(fit.directory)
-        if path is None:
-            raise ValueError(
-                "`path` must say where the best weights go if the run has no directory, but is "
-                'None: pass `BestCheckpoint("best.safetensors")`, or `directory=` to the trainer.'
-            )
-        return path
-
     def _save(self, fit: Fit) -> str:
-        path = self._path(fit)
+        path = self._path
         try:
             if trouble := trouble_at(fit, path):
                 raise OSError(trouble)

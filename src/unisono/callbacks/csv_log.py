@@ -1,9 +1,8 @@
-"""A table of the run, one row a step or an epoch, for whoever reads CSV."""
+"""Writes a table of the run as CSV: a row for each step or epoch."""
 
 from __future__ import annotations
 
 import csv
-import functools
 import io
 import os
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,9 @@ from typing import Any, TextIO, cast
 
 from unisono.callbacks.callback import Callback, DoneStep, Fit
 from unisono.callbacks.journal import Journal
-from unisono.callbacks.place import trouble_at
-from unisono.callbacks.rates import rates_of
+from unisono.callbacks.place import path_of, say_alone
+from unisono.callbacks.rates import named_rates
 from unisono.callbacks.summary import Summary
-from unisono.callbacks.worker_notices import say_alone
 from unisono.plainfile import check_plain, open_plain
 
 EVERY = ("step", "epoch")
@@ -24,14 +22,13 @@ Row = dict[str, int | float | None]
 
 
 class CSVLog(Callback):
-    """Writes a row for each step or each epoch, each once, whatever becomes of the run. Final.
+    """Writes a row for each step or each epoch, each once, also if steps come again. Final.
 
     Columns: ``step`` and ``epoch``, both counted from 0; the means, for an epoch those of its
     steps weighted by their samples; ``learning_rate`` (``learning_rate_0`` and so on, if there are
     several groups); ``gradient_norm`` of a step; ``validation_loss`` and so on, empty where there
-    was no validation. Numbers are written so that they can be read back exactly. What comes later
-    under a new name gets a column behind the others, for which the file is written anew once;
-    metrics that are lists have none.
+    was no validation. Numbers can be read back exactly. A name that comes later gets a column
+    behind the others, for which the file is written anew once; metrics that are lists have none.
 
     Args:
         path: the file; None: ``steps.csv`` or ``epochs.csv`` in the run directory. A file of
@@ -47,7 +44,7 @@ class CSVLog(Callback):
             raise ValueError(f"`every` must be one of {EVERY}, but is {every!r}.")
         self._given = None if path is None else Path(path)
         self._every = every
-        self._at: Path | None = None  # within one fit, whatever folder the program goes to
+        self._path = Path()  # of the call of `fit` under way
         self._journal: Journal | None = None
         self._columns: list[str] | None = None
         self._row: Row = {}
@@ -64,21 +61,15 @@ class CSVLog(Callback):
         self._sums, self._samples, self._validated = {}, 0, {}
 
     def on_begin(self, fit: Fit) -> None:
-        """Go on in the file where the run goes on, or begin it."""
-        self._at = None
-        path = self._at = self._path(fit).absolute()
+        """Continue the file where the run continues, or begin it."""
+        path = self._path = path_of(self, fit, "the table goes", 'CSVLog("log.csv")')
         if not fit.has_joined:
             check_plain(path)
-        self._journal = Journal(
-            path,
-            place_of,
-            functools.partial(say_alone, fit),
-            trouble=functools.partial(trouble_at, fit, path),
-        )
+        self._journal = Journal(path, step_of, fit)
         self._columns, self._row = None, {}
         if fit.is_leader and fit.step == 0 and not fit.has_joined:
             self._journal.set_aside()
-        self._journal.cut(fit.step, writes=fit.is_leader)
+        self._journal.cut(fit.step)
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
         """Write the row of a step, or count it for that of its epoch."""
@@ -103,7 +94,7 @@ class CSVLog(Callback):
             # What is found at the very end belongs to an epoch that may go on, and is kept.
             self._validated = self._validated if fit.has_ended else found
         elif self._row and self._journal is not None:
-            self._journal.cut(fit.step - 1, writes=fit.is_leader)
+            self._journal.cut(fit.step - 1)
             self._write(fit, {**self._row, **found})
 
     def on_epoch_end(self, fit: Fit) -> None:
@@ -115,42 +106,31 @@ class CSVLog(Callback):
             self.forget()
 
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
-        """Take out rows of steps that were undone by some who did not live to do it."""
+        """Remove rows of undone steps that a lost worker has left."""
         if self._journal is not None:
-            self._journal.cut(fit.step, writes=fit.is_leader)
+            self._journal.cut(fit.step)
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:
-        """Take out the rows of the steps that come again."""
+        """Remove the rows of the steps that come again."""
         if self._journal is not None:
-            self._journal.cut(fit.step, writes=fit.is_leader)
+            self._journal.cut(fit.step)
 
     def on_end(self, fit: Fit, summary: Summary) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._close()
 
     def on_error(self, fit: Fit, error: BaseException) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what is known of the epoch under way."""
+        """Return the sums of the epoch under way."""
         return {"sums": self._sums, "samples": self._samples, "validated": self._validated}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what is known of the epoch under way."""
+        """Load the sums of the epoch under way."""
         self._sums, self._samples = dict(state["sums"]), int(state["samples"])
         self._validated = dict(state["validated"])
-
-    def _path(self, fit: Fit) -> Path:
-        if self._at is not None:
-            return self._at
-        path = self.writes_to(fit.directory)
-        if path is None:
-            raise ValueError(
-                "`path` must say where the table goes if the run has no directory, but is None: "
-                'pass `CSVLog("log.csv")`, or `directory=` to the trainer.'
-            )
-        return path
 
     def _write(self, fit: Fit, row: Row) -> None:
         self._row = row
@@ -160,12 +140,12 @@ class CSVLog(Callback):
             self._widen(fit, list(row))
         at = row["step"]
         assert at is not None, "every row is of a step"
-        self._journal.add(at, lambda: self._line(fit, row), writes=fit.is_leader)
+        self._journal.add(at, lambda: self._line(row))
 
     def _widen(self, fit: Fit, names: list[str]) -> None:
-        """Make room for names that are new, unless the file is to begin with them."""
+        """Add columns for new names, unless the file is still empty."""
         assert self._journal is not None, "only where there is a file"
-        path, columns = self._path(fit), self._known_columns(fit)
+        columns = self._known_columns()
         new = [name for name in names if name not in (columns or names)]
         if columns is None or not new:
             return
@@ -173,24 +153,23 @@ class CSVLog(Callback):
         self._journal.close()
         self._columns = [*columns, *new]
         try:
-            _rewrite(path, self._columns)
+            _rewrite(self._path, self._columns)
         except (OSError, csv.Error) as error:
-            line = f"{path} has no columns for {new}, as it cannot be written anew: {error}."
-            say_alone(fit, line)
+            why = f"as it cannot be written anew: {error}"
+            say_alone(fit, f"{self._path} has no columns for {new}, {why}.")
 
-    def _line(self, fit: Fit, row: Row) -> bytes:
+    def _line(self, row: Row) -> bytes:
         """Write a row, the first one below the names of the columns."""
-        columns, before = self._known_columns(fit), b""
+        columns, before = self._known_columns(), b""
         if columns is None:
             columns = self._columns = list(row)
             before = encode(columns)
         return before + encode([row.get(name) for name in columns])
 
-    def _known_columns(self, fit: Fit) -> list[str] | None:
+    def _known_columns(self) -> list[str] | None:
         """Name the columns of the file; None while it has none, also if a full disk took none."""
-        path = self._path(fit)
-        if self._columns is None or not _has_content(path):
-            self._columns = _read_columns(path)
+        if self._columns is None or not _has_content(self._path):
+            self._columns = _read_columns(self._path)
         return self._columns
 
     def _close(self) -> None:
@@ -206,7 +185,7 @@ def encode(cells: list[Any]) -> bytes:
     return text.getvalue().encode(errors="backslashreplace")
 
 
-def place_of(line: bytes) -> float | None:
+def step_of(line: bytes) -> float | None:
     """Tell which step a line belongs to, for :class:`Journal`; None of the names of columns."""
     first = line.partition(b",")[0]
     return float(first) if first.isdigit() else None
@@ -256,12 +235,5 @@ def _rewrite(path: Path, columns: list[str]) -> None:
 
 def _row(fit: Fit, step: int, epoch: int, means: Mapping[str, float]) -> Row:
     row: Row = {"step": step, "epoch": epoch}
-    own = {**row, **_rates(fit)}
+    own = {**row, **named_rates(fit.optimizer, "_")}
     return {**row, **{name: mean for name, mean in means.items() if name not in own}, **own}
-
-
-def _rates(fit: Fit) -> dict[str, float]:
-    rates = rates_of(fit.optimizer)
-    if len(rates) == 1:
-        return {"learning_rate": rates[0]}
-    return {f"learning_rate_{at}": rate for at, rate in enumerate(rates)}

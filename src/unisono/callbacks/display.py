@@ -1,14 +1,7 @@
-"""What a person sees of a run: a bar on a terminal, plain lines elsewhere; from one worker.
-
-A run that can no longer be shown (a full disk, a pipe that nobody reads, an output that the program
-has closed or replaced by another) goes on.
-"""
+"""What a run is shown on: a bar on a terminal, plain lines elsewhere, a notebook's cell."""
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable
 from typing import Protocol
 
 from rich.console import Console
@@ -22,39 +15,40 @@ from rich.progress import (
 )
 
 from unisono.callbacks.cell import Cell, Observed, in_notebook, launcher_draws, message_of
-from unisono.callbacks.display_state import Clock, Count
-from unisono.notices import say, shown_lines
+from unisono.callbacks.display_state import DisplayState
+from unisono.notices import shown_lines
 from unisono.workers.launcher_link import LauncherLink
-
-_REDRAW_EVERY_S = 0.25
-_LINE_EVERY_S = 30.0
 
 
 class Display(Protocol):
     """Shows a run."""
 
-    def start(self, done: int, total: int) -> None:
-        """Begin at step `done` of `total`."""
+    @property
+    def every_s(self) -> float:
+        """How long to wait from one state that is shown to the next, in seconds."""
 
-    def step(self, epoch: int, loss: float, num_samples: int) -> None:
-        """Count one step."""
+    def start(self, state: DisplayState) -> None:
+        """Begin with a run."""
+
+    def show(self, state: DisplayState) -> None:
+        """Show how far the run is."""
 
     def say(self, line: str) -> None:
         """Show one line that stays."""
 
-    def stop(self) -> None:
-        """Leave the terminal as it was."""
+    def stop(self, state: DisplayState) -> None:
+        """Leave the terminal as it was; the run has come to `state`, and may go on elsewhere."""
 
 
 class _Output(Console):
-    """Standard output. Where nobody reads it any more, rich would end the program."""
+    """Standard output. If its reader has gone, rich would end the program."""
 
     def on_broken_pipe(self) -> None:
         raise  # what rich has just caught
 
 
 def display(console: Console | None = None) -> Display:
-    """Choose the display for whoever shows a run: a bar, or lines.
+    """Choose what a run is shown on: a bar, or lines.
 
     Args:
         console: where to; the notebook's cell, or standard output, by default.
@@ -74,140 +68,36 @@ def _in_cell() -> Display | None:
     return Observed(Cell().draw) if in_notebook() else None
 
 
-class Relay:
-    """Lets one worker at a time show the run: whoever is to do it now. Final.
-
-    Args:
-        is_mine: whether it is this worker.
-        make: makes the display to show it on.
-    """
-
-    def __init__(self, is_mine: Callable[[], bool], make: Callable[[], Display]) -> None:
-        self._is_mine = is_mine
-        self._make = make
-        self._display: Display | None = None
-        self._is_under_way = False
-        self._done = self._total = 0
-
-    def start(self, done: int, total: int) -> None:
-        """See :class:`Display`."""
-        self.stop()
-        self._display = None
-        self._done, self._total = done, total
-        self._is_under_way = True
-        self._show(lambda display: None)
-
-    def step(self, epoch: int, loss: float, num_samples: int) -> None:
-        """See :class:`Display`."""
-        self._show(lambda display: display.step(epoch, loss, num_samples))
-        self._done += 1
-
-    def at(self, done: int) -> None:
-        """Take notice of how far the run is: a replacement does not see its beginning."""
-        if done != self._done:
-            self._drop()
-        self._done = done
-
-    def say(self, line: str) -> None:
-        """See :class:`Display`."""
-        self._show(lambda display: display.say(line))
-
-    def stop(self) -> None:
-        """See :class:`Display`."""
-        self._stop()
-        self._is_under_way = False
-
-    def _show(self, act: Callable[[Display], None]) -> None:
-        try:
-            act(self._now())
-        except Exception as error:
-            self._fall_silent(error)
-
-    def _stop(self) -> None:
-        if self._display is not None and self._is_under_way:
-            try:
-                self._display.stop()
-            except Exception as error:
-                self._fall_silent(error)
-
-    def _fall_silent(self, error: Exception) -> None:
-        broken, self._display, self._make = self._display, Silence(), Silence
-        with contextlib.suppress(Exception):
-            if broken is not None:
-                broken.stop()
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        say(
-            f"the run is not shown any more, since standard output takes nothing "
-            f"({why}); it goes on."
-        )
-
-    def _drop(self) -> None:
-        """Let another display begin, here or elsewhere."""
-        self._stop()
-        self._display = None
-
-    def _now(self) -> Display:
-        if not self._is_mine():
-            self._drop()
-            return Silence()
-        if self._display is None:
-            self._display = self._make()
-            # What is said before the run begins, or after it, is a line and no more.
-            if self._is_under_way:
-                self._display.start(self._done, self._total)
-        return self._display
-
-
-class Silence:
-    """Shows nothing. Final."""
-
-    def start(self, done: int, total: int) -> None:
-        """See :class:`Display`."""
-
-    def step(self, epoch: int, loss: float, num_samples: int) -> None:
-        """See :class:`Display`."""
-
-    def say(self, line: str) -> None:
-        """See :class:`Display`."""
-
-    def stop(self) -> None:
-        """See :class:`Display`."""
-
-
 class Lines:
-    """Shows lines that stay: those it is told to, and now and then how far the run is. Final.
+    """Prints lines, and now and then how far the run is. Final.
 
     Args:
         console: where to.
-        clock: gives the time in seconds.
     """
 
-    def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
+    every_s = 30.0
+
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._count = Count(_LINE_EVERY_S, clock)
-        self._told = self._count.sight
 
-    def start(self, done: int, total: int) -> None:
+    def start(self, state: DisplayState) -> None:
         """See :class:`Display`."""
-        self._told = self._count.start(done, total)
+        self._shown = state
 
-    def step(self, epoch: int, loss: float, num_samples: int) -> None:
+    def show(self, state: DisplayState) -> None:
         """See :class:`Display`."""
-        sight = self._count.step(epoch, loss, num_samples)
-        if sight is None:
-            return
-        samples, seconds = sight.samples - self._told.samples, sight.seconds - self._told.seconds
-        self._told = sight
+        before, self._shown = self._shown, state
+        rate = (state.samples - before.samples) / (state.seconds - before.seconds)
         self.say(
-            f"epoch {epoch + 1}, step {sight.done:,} of {sight.total:,}: "
-            f"loss {loss:.4f}, {samples / seconds:,.0f} samples/s"
+            f"{state.epoch_and_loss[0]}, step {state.done:,} of {state.total:,}: "
+            f"{state.epoch_and_loss[1]}, {rate:,.0f} samples/s"
         )
 
     def say(self, line: str) -> None:
         """See :class:`Display`."""
         _print_line(self._console, line)
 
-    def stop(self) -> None:
+    def stop(self, state: DisplayState) -> None:
         """See :class:`Display`."""
 
 
@@ -216,37 +106,34 @@ class Bar:
 
     Args:
         console: a terminal.
-        clock: gives the time in seconds.
     """
 
-    def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
+    every_s = 0.25
+
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._count = Count(_REDRAW_EVERY_S, clock)
         self._progress = Progress(
             *columns(console.width), console=console, auto_refresh=False, transient=True
         )
         # Before the first step nothing is known but how far the run is.
         self._task = self._progress.add_task("", epoch="", loss="loss -", rate="")
 
-    def start(self, done: int, total: int) -> None:
+    def start(self, state: DisplayState) -> None:
         """See :class:`Display`."""
-        self._count.start(done, total)
-        self._progress.update(self._task, completed=done, total=total)
+        self._progress.update(self._task, completed=state.done, total=state.total)
         self._progress.start()
 
-    def step(self, epoch: int, loss: float, num_samples: int) -> None:
+    def show(self, state: DisplayState) -> None:
         """See :class:`Display`."""
-        sight = self._count.step(epoch, loss, num_samples)
-        if sight is None:
-            return
         # The terminal may have another width than when the run began.
         self._progress.columns = columns(self._console.width)
+        epoch, loss = state.epoch_and_loss
         self._progress.update(
             self._task,
-            completed=sight.done,
-            epoch=f"epoch {epoch + 1}",
-            loss=f"loss {loss:.4f}",
-            rate=f"{sight.samples / sight.seconds:,.0f} samples/s",
+            completed=state.done,
+            epoch=epoch,
+            loss=loss,
+            rate=f"{state.samples / state.seconds:,.0f} samples/s",
             refresh=True,
         )
 
@@ -254,7 +141,7 @@ class Bar:
         """See :class:`Display`."""
         _print_line(self._console, line)
 
-    def stop(self) -> None:
+    def stop(self, state: DisplayState) -> None:
         """See :class:`Display`."""
         self._progress.stop()
 

@@ -1,4 +1,4 @@
-"""How far is a run, and when is it time to show it again? For displays of all kinds."""
+"""How far a run is, for all displays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DisplayState:
     Attributes:
         done: steps of the whole run.
         total: steps that it will have.
-        seconds: since it was begun or gone on with, in seconds.
+        seconds: since it began here, in seconds.
         steps: steps since then.
         samples: samples since then.
         epoch: of the newest step, counted from 0; None before the first.
@@ -36,23 +36,25 @@ class DisplayState:
 
     @property
     def is_over(self) -> bool:
-        """Nothing will follow."""
+        """Whether all steps are done."""
         return self.done >= self.total
 
     def begins_another_than(self, before: DisplayState | None) -> bool:
-        """Tell whether it begins another run than the one that `before` is of.
-
-        A worker that shows the run in the place of one that was lost begins with the same total.
-        """
+        """Tell whether another run begins, and not another worker's display of the same run."""
         return before is None or before.is_over or (self.steps == 0 and self.total != before.total)
+
+    @property
+    def epoch_and_loss(self) -> tuple[str, str]:
+        """The newest step's, in words."""
+        return f"epoch {(self.epoch or 0) + 1}", f"loss {self.loss:.4f}"
 
     def __str__(self) -> str:
         share = self.done / self.total if self.total else 1.0
         full = min(_BAR_WIDTH, int(_BAR_WIDTH * share))
         words = ["━" * full + "─" * (_BAR_WIDTH - full), f"{self.done:,}/{self.total:,} steps"]
         if self.epoch is not None:
-            words.insert(0, f"epoch {self.epoch + 1}")
-            words.append(f"loss {self.loss:.4f}")
+            epoch, loss = self.epoch_and_loss
+            words = [epoch, *words, loss]
         if self.steps and self.seconds > 0:
             words.append(f"{self.samples / self.seconds:,.0f} samples/s")
         if self.steps and not self.is_over:
@@ -61,7 +63,7 @@ class DisplayState:
 
 
 class Count:
-    """Counts the steps of a run, and tells now and then that it is time to show it. Final.
+    """Counts the steps of a run, and tells when to show them. Final.
 
     Args:
         every_s: how long to wait from one time to the next, in seconds.
@@ -75,7 +77,7 @@ class Count:
         self._newest: tuple[int | None, float] = (None, math.nan)
 
     @property
-    def sight(self) -> DisplayState:
+    def state(self) -> DisplayState:
         """How far the run is."""
         epoch, loss = self._newest
         return DisplayState(
@@ -94,7 +96,7 @@ class Count:
         self._begun_with, self._total = done, total
         self._steps = self._samples = 0
         self._newest = (None, math.nan)
-        return self.sight
+        return self.state
 
     def step(self, epoch: int, loss: float, num_samples: int) -> DisplayState | None:
         """Count one step.
@@ -108,7 +110,7 @@ class Count:
         if self._now - self._shown_at < self._every_s:
             return None
         self._shown_at = self._now
-        return self.sight
+        return self.state
 
 
 def _time(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""When does training no longer help? Decided from what validations found, by every worker alike."""
+"""Ends training when validations no longer improve; every worker decides the same."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ BETTER = ("lower", "higher")
 
 
 def is_better(value: float, best: float | None, better: str, min_delta: float = 0.0) -> bool:
-    """Tell whether `value` is better than `best` by more than `min_delta`; NaN never is.
+    """Tell whether `value` is better than `best` by more than `min_delta`.
 
-    Anything is better than None, which stands for nothing so far.
+    NaN never is; anything is better than None, which stands for nothing so far.
     """
     if best is None:
         return True
@@ -47,11 +47,10 @@ def monitored(means: Mapping[str, Any], name: str, option: str = "monitor") -> f
 
 
 class EarlyStopping(Callback):
-    """Ends training when validations have not got better for a while. Final.
+    """Ends training when validations have not improved for a while. Final.
 
-    Every worker has the same means, so every worker decides the same. What was best is kept with
-    the run: a run that is stopped and taken up again decides as one that never stopped. A run that
-    has ended so stays ended for every `fit` with it; without it, the run goes on.
+    What was best is kept with the run: a resumed run decides as one that never stopped. A run that
+    was stopped stays stopped for every `fit` with this callback, and continues without it.
 
     Args:
         patience: how many validations in a row may be no better than the best before them.

@@ -71,7 +71,7 @@ class EMA(Callback):
             return
         self.num_averaged += 1
         if self.num_averaged == 1:
-            self._average = {name: p.detach().clone() for name, p in _parameters(fit.model)}
+            self._average = {name: p.detach().clone() for name, p in fit.model.named_parameters()}
             self._pairs = []
             return
         for average, weights in self._paired(fit.model):
@@ -102,7 +102,7 @@ class EMA(Callback):
         averaged = copy.deepcopy(model)
         _check(average, averaged)
         with torch.no_grad():
-            for name, parameter in _parameters(averaged):
+            for name, parameter in averaged.named_parameters():
                 parameter.copy_(average[name])
         return averaged
 
@@ -120,7 +120,7 @@ class EMA(Callback):
         if self._pairs:
             return self._pairs
         pairs: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-        for name, parameter in _parameters(model):
+        for name, parameter in model.named_parameters():
             # Another order of elements in memory could be another kernel, with other bits.
             average = torch.empty_like(parameter.detach()).copy_(self._average[name])
             self._average[name] = average
@@ -131,17 +131,13 @@ class EMA(Callback):
         return self._pairs
 
 
-def _parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return list(model.named_parameters())
-
-
 def _check(average: Mapping[str, torch.Tensor], model: nn.Module) -> None:
     """Refuse an average of another model.
 
     Raises:
         ValueError: names, shapes or dtypes differ.
     """
-    here = {name: (tuple(p.shape), p.dtype) for name, p in _parameters(model)}
+    here = {name: (tuple(p.shape), p.dtype) for name, p in model.named_parameters()}
     there = {name: (tuple(value.shape), value.dtype) for name, value in average.items()}
     for name in [*here, *there]:
         if here.get(name) != there.get(name):

@@ -1,4 +1,4 @@
-"""The event file: all that happened in a run, as one JSON object a line.
+"""Writes the event file: what happened in a run, one JSON object a line.
 
 ::
 
@@ -6,14 +6,14 @@
     step         means, learning rates, norm, and where each worker's time went
     evaluation   what a validation found
     checkpoint   one was asked for
-    workers      others compute together now, and why
-    went_back    steps come again; their lines are taken out
+    workers      other workers compute now, and why
+    went_back    steps come again; their lines are removed
     failure      `fit` ended with an exception
-    interrupted  somebody ended it, by Ctrl-C or SIGTERM
+    interrupted  Ctrl-C or SIGTERM ended it
     end          `fit` is over
 
-Units are in the names; numbers that JSON has no word for are the texts "nan", "inf" and "-inf". The
-lines of steps ascend, and each step stands there once. `docs/events.md` has every field.
+Units are in the names; numbers that JSON lacks are the texts "nan", "inf" and "-inf". The lines of
+steps ascend, and each step is there once. `docs/events.md` describes every field.
 """
 
 from __future__ import annotations
@@ -32,10 +32,8 @@ from typing import Any
 
 from unisono.callbacks.callback import Callback, DoneStep, Fit, Times
 from unisono.callbacks.journal import Journal
-from unisono.callbacks.place import trouble_at
 from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
-from unisono.callbacks.worker_notices import say_alone
 from unisono.errors import PeerLostError
 from unisono.plainfile import check_plain
 
@@ -59,9 +57,9 @@ class EventLog(Callback):
     Args:
         path: the file; None: ``events.jsonl`` in the run directory.
 
-    The time of a step is told by every worker when it is over, so its line is known when the next
-    one is; at once where there is one worker. It is written within a tenth of a second of training,
-    and before the state of the run is kept that it has led to.
+    Workers report their times after a step, so its line is complete after the next step; at once
+    if there is one worker. It is written within a tenth of a second of training, and before the
+    next snapshot.
     """
 
     may_fail = True
@@ -77,7 +75,7 @@ class EventLog(Callback):
         return self._given or (directory and directory / NAME)
 
     def on_begin(self, fit: Fit) -> None:
-        """Go on in the file where the run goes on, or begin it."""
+        """Continue the file where the run continues, or begin it."""
         path = self.writes_to(fit.directory)
         if path is None:
             return
@@ -88,13 +86,7 @@ class EventLog(Callback):
             step = min(fit.step, math.ceil(min(place, fit.step)))
             return encode("start", format=FORMAT, **{**_start(fit), "step": step})
 
-        journal = Journal(
-            path,
-            place_of,
-            functools.partial(say_alone, fit),
-            trouble=functools.partial(trouble_at, fit, path),
-            anew=anew,
-        )
+        journal = Journal(path, place_of, fit, anew=anew)
 
         def begin() -> str:
             try:
@@ -148,7 +140,7 @@ class EventLog(Callback):
         self._add(fit, "checkpoint", step, {"step": step})
 
     def on_snapshot(self, fit: Fit) -> None:
-        """Write all that is known: should all workers be lost, the run goes on from here."""
+        """Write all lines: if all workers are lost, the run continues from here."""
         if self._journal is None or not fit.is_leader:
             return
         if self._pending is not None:
@@ -170,21 +162,21 @@ class EventLog(Callback):
         if self._journal is not None and fit.is_leader:
             facts = {"lost": lost, "joined": joined, "why": why.split("; ") if why else []}
             # There may be lines of steps that were undone by some who did not live to cut them.
-            self._journal.cut(fit.step, writes=True)
+            self._journal.cut(fit.step)
             self._journal.note(encode("workers", step=fit.step, **_workers(fit), **facts))
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:
-        """Take out the lines of the steps that come again."""
+        """Remove the lines of the steps that come again."""
         if self._pending is not None and self._pending[0] >= fit.step:
             self._pending = None
         if self._journal is not None:
             self._write_pending(fit)
-            self._journal.cut(fit.step, writes=fit.is_leader)
+            self._journal.cut(fit.step)
             if fit.is_leader:
                 self._journal.note(encode("went_back", step=fit.step, from_step=from_step))
 
     def on_end(self, fit: Fit, summary: Summary) -> None:
-        """Write what became of it."""
+        """Write how the call ended."""
         facts = {
             "step": fit.step,
             "seconds": summary.seconds,
@@ -196,7 +188,7 @@ class EventLog(Callback):
         self._close()
 
     def on_error(self, fit: Fit, error: BaseException) -> None:
-        """Write what happened; the worker that failed does, not those that miss it."""
+        """Write what happened, on the worker that failed and not on those that wait for it."""
         if self._journal is not None and self._has_a_say(fit, error):
             if fit.is_leader:
                 self._write_pending(fit)
@@ -210,12 +202,12 @@ class EventLog(Callback):
     def _begin(self, fit: Fit, journal: Journal, path: Path) -> None:
         if fit.step == 0 and not fit.has_joined:
             journal.set_aside()
-        journal.cut(fit.step, writes=True)
+        journal.cut(fit.step)
         if not (fit.has_joined and path.exists()):
             journal.note(encode("start", format=FORMAT, **_start(fit)))
 
     def _has_a_say(self, fit: Fit, error: BaseException) -> bool:
-        """Tell whether it is this worker that writes how the call ends."""
+        """Tell whether this worker writes how the call ends."""
         if isinstance(error, PeerLostError):
             # One that was killed has left no word: the first of those who miss it writes theirs.
             is_told = self._journal is not None and b'"event":"failure"' in self._journal.last()
@@ -228,7 +220,7 @@ class EventLog(Callback):
         self._write_pending(fit)
         facts = {"time_unix_s": time.time(), **facts}
         place = steps_done - 1 + _FRACTIONS[event]
-        self._journal.add(place, lambda: encode(event, **facts), writes=fit.is_leader)
+        self._journal.add(place, lambda: encode(event, **facts))
 
     def _write_pending(self, fit: Fit) -> None:
         """Write all that is known so far."""
@@ -237,13 +229,13 @@ class EventLog(Callback):
             self._journal.flush()
 
     def _add_pending(self, fit: Fit) -> None:
-        """Add the newest step, now that all have met since."""
+        """Add the newest step, whose times are known now."""
         if self._pending is None or self._journal is None:
             return
         (number, facts), self._pending = self._pending, None
         # Now: who adds it in the place of one that is lost may come too late for the times.
         make = functools.partial(step_line, facts, _times(fit, number, facts))
-        self._journal.add(number, make, writes=fit.is_leader, may_wait=True)
+        self._journal.add(number, make, may_wait=True)
 
     def _close(self) -> None:
         if self._journal is not None:
@@ -252,7 +244,7 @@ class EventLog(Callback):
 
 
 def _times(fit: Fit, number: int, facts: Mapping[str, Any]) -> list[Times | None]:
-    """Read what each worker has told of its times in a step; None of one that has not."""
+    """Read the times that each worker has reported; None for one that has not."""
     return [fit.times(rank, number) for rank in facts["ranks"]]
 
 

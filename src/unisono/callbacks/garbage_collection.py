@@ -1,7 +1,7 @@
-"""When does Python look for garbage? On all workers at the same step, so that nobody waits twice.
+"""Collects garbage on all workers at the same step.
 
-Python's cyclic collector runs whenever enough objects have been made, so on each worker at another
-moment, and at every meeting the others wait for the one that it has stopped.
+Python's cyclic collector runs whenever enough objects have been made: on each worker at another
+moment, while the others wait for that worker at the next meeting.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FROZEN_BY_PYTHON = 1000  # Python 3.12 begins with 375 objects
 class GarbageCollection(Callback):
     """Collects garbage after every so many steps, on all workers at once, and never else. Final.
 
-    Python's own way comes back when ``fit`` is over, whatever ends it.
+    Python collects by itself again when ``fit`` is over.
 
     Args:
         every: the steps from one collection to the next. Tensors in cycles stay until then.
@@ -33,7 +33,7 @@ class GarbageCollection(Callback):
         self._is_to_be_enabled = self._is_to_be_unfrozen = False
 
     def on_begin(self, fit: Fit) -> None:
-        """Collect once, and look no more at what has survived until here."""
+        """Collect once, and exclude what has survived from later collections."""
         self._put_back()
         self._is_to_be_enabled = gc.isenabled()
         gc.disable()
@@ -43,7 +43,7 @@ class GarbageCollection(Callback):
             gc.freeze()
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
-        """Collect if it is time, which every worker tells by the step."""
+        """Collect if it is time."""
         if (step.number + 1) % self._every == 0:
             gc.collect()
 

@@ -1,18 +1,17 @@
-"""A file of lines, some for each step, that stays right whatever becomes of the run.
+"""A file with lines for each step, that stays right whatever becomes of the run.
 
-Every worker knows the newest lines; one writes. When it is lost, another goes on where the file
-ends. When steps are undone (the run goes back, or is taken up from a checkpoint), their lines are
-taken out, so that the file holds each step once. A last line without its end is torn and is taken
-out, too. A disk that is full or a folder that cannot be written ends no run: it is told, and every
-line after it is tried again.
+Every worker knows the newest lines; one writes. When it is lost, another continues where the file
+ends. When steps are undone (the run goes back, or resumes from a checkpoint), their lines are cut,
+so that the file holds each step once. A last line without its end is torn and is cut, too. A full
+disk or a folder that cannot be written ends no run: it is reported, and every line after it is
+tried again.
 
 A line may be held back for a moment and be written with those that follow it: between two steps
-every cache is cold, and to write eight lines takes little longer than to write one. Whoever writes
-looks first whether the file ends where it has left it; if not, somebody else has written, and it
+every cache is cold, and to write eight lines takes little longer than to write one. The writer
+looks first whether the file ends where it has left it; if not, another worker has written, and it
 adds what the file lacks.
 
-What is written here can be made up for by nothing else than running again, and is not synced: a
-host that loses power may lose the newest lines.
+Nothing is synced: a host that loses power may lose the newest lines.
 """
 
 from __future__ import annotations
@@ -28,6 +27,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from unisono.callbacks.callback import Fit
+from unisono.callbacks.place import say_alone, trouble_at
 from unisono.notices import shown
 from unisono.plainfile import is_at, open_plain
 
@@ -46,13 +47,12 @@ _Line = tuple[float, Callable[[], bytes]]
 
 
 class Journal:
-    """One file. Final.
+    """One file; the leader writes it. Final.
 
     Args:
         path: the file; it and its folder are made when the first line is written.
         place_of: where a line of it belongs; lines that have a place ascend.
-        say: where troubles are told.
-        trouble: says why nothing may be written there now; empty where it may.
+        fit: the call of ``fit`` under way; troubles are told there.
         anew: gives the lines with which a file begins in the place of one that was removed while
             it was written, from the place of the first line that follows.
     """
@@ -61,13 +61,11 @@ class Journal:
         self,
         path: Path,
         place_of: PlaceOf,
-        say: Callable[[str], None],
+        fit: Fit,
         *,
-        trouble: Callable[[], str] = lambda: "",
         anew: Callable[[float], bytes] = lambda place: b"",
     ) -> None:
-        self._path, self._place_of, self._say = path, place_of, say
-        self._trouble, self._anew = trouble, anew
+        self._path, self._place_of, self._fit, self._anew = path, place_of, fit, anew
         self._fd = -1
         self._known: deque[_Line] = deque(maxlen=_KNOWN)
         self._held: list[_Line] = []
@@ -77,18 +75,16 @@ class Journal:
         self._barred_at_s = -math.inf
         self._has_complained = False
 
-    def add(
-        self, place: float, make: Callable[[], bytes], *, writes: bool, may_wait: bool = False
-    ) -> None:
-        """Add a line.
+    def add(self, place: float, make: Callable[[], bytes], *, may_wait: bool = False) -> None:
+        """Add a line; every worker does, so that whoever leads next knows it.
 
         Args:
             place: where it belongs; above that of the line before.
             make: gives the line, with its end, now or later.
-            writes: whether it is this worker that writes.
             may_wait: whether it may be held back, until the eighth, or the next after a tenth of a
                 second.
         """
+        writes = self._fit.is_leader
         if not writes:
             self.close()
         self._known.append((place, make))
@@ -104,11 +100,11 @@ class Journal:
             self._write(b"")
 
     def take_over(self) -> None:
-        """Be the one that writes from now on: write what the last one may have left out."""
+        """Become the writer: write what the last one may have left out."""
         self._write(b"")
 
     def note(self, line: bytes) -> None:
-        """Add a line that belongs to no step, after all that this worker knows. Any may."""
+        """Add a line that belongs to no step, after all that this worker knows; any worker may."""
         is_mine = self._fd >= 0
         self._write(line)
         if not is_mine:
@@ -129,15 +125,15 @@ class Journal:
                 self._let_go()
         return lines[-1] if lines else b""
 
-    def cut(self, step: int, *, writes: bool) -> None:
-        """Take out the lines of `step` and of all after it."""
+    def cut(self, step: int) -> None:
+        """Remove the lines of `step` and of all after it."""
         self._known = deque((one for one in self._known if one[0] < step), maxlen=_KNOWN)
         self._held = [one for one in self._held if one[0] < step]
-        if writes and self._exists():
+        if self._fit.is_leader and self._exists():
             self._write(b"", but_cut_at=step)
 
     def set_aside(self) -> None:
-        """Give the file another name, if there is one: another run begins; a folder keeps its."""
+        """Rename the file, if there is one, since another run begins; a folder keeps its name."""
         self.close()
         self._known.clear()
         names = (self._path.with_stem(f"{self._path.stem}-{n}") for n in itertools.count(1))
@@ -148,7 +144,7 @@ class Journal:
             self._complain(error)
 
     def close(self) -> None:
-        """Write what is held back, and let go of the file."""
+        """Write what is held back, and close the file."""
         self.flush()
         self._let_go()
 
@@ -185,7 +181,7 @@ class Journal:
         is_open = self._fd >= 0
         # A file that is where it was is in the folder that there was.
         is_anew = is_open and not is_at(self._path, self._fd)
-        if (is_anew or not is_open) and (trouble := self._trouble()):
+        if (is_anew or not is_open) and (trouble := trouble_at(self._fit, self._path)):
             self._barred_at_s = self._wrote_at_s
             self._complain(OSError(trouble.removesuffix(".")))
             return
@@ -219,16 +215,17 @@ class Journal:
             self._complain(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
 
     def _let_go_of_lost(self) -> None:
-        """Let go of a file of which another has the name now, or none."""
+        """Close a file that was removed or replaced."""
         self._let_go()
-        self._say(
+        say_alone(
+            self._fit,
             f"{shown(self._path, 1000)} was removed or replaced while it was written: what follows "
-            f"is in a file of that name, without what was there before."
+            f"is in a file of that name, without what was there before.",
         )
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep others from writing meanwhile; but nobody waits long for one that stands still."""
+        """Lock the file; do not wait long for a worker that holds the lock and stands still."""
         for _ in range(_LOCK_TRIES):
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -244,7 +241,7 @@ class Journal:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _place_of_last(self, end: int) -> float:
-        """Find the last place in a file of some length; take out half a line."""
+        """Find the last place in a file of some length; cut a torn line."""
         whole = self._end_of_whole_lines(end)
         if whole != end:
             os.ftruncate(self._fd, whole)
@@ -313,7 +310,8 @@ class Journal:
     def _complain(self, error: OSError) -> None:
         if not self._has_complained:
             self._has_complained = True
-            self._say(
+            say_alone(
+                self._fit,
                 f"{shown(self._path, 1000)} must be writable, but is not "
-                f"({error.strerror or error}): lines are missing in it; training goes on."
+                f"({error.strerror or error}): lines are missing in it; training goes on.",
             )

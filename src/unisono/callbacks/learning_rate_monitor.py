@@ -1,4 +1,4 @@
-"""What are the learning rates, and when did they change?"""
+"""Reports changes of learning rates."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from unisono.callbacks.rates import rates_of
 
 
 class LearningRateMonitor(Callback):
-    """Says at the end of an epoch, in one line, that learning rates have changed. Final.
+    """Prints a line at the end of an epoch if learning rates have changed. Final.
 
-    What it knows is kept with the run, so that each change is there once.
+    Changes are kept with the run, so each is reported once.
 
     Attributes:
         changes: (steps done, rates from there on), those of the beginning first; one rate for each
@@ -39,11 +39,11 @@ class LearningRateMonitor(Callback):
             fit.say(f"epoch {fit.epoch}: learning rate {_told(before)} → {_told(rates)}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what is known."""
+        """Return the changes."""
         return {"changes": [list(change) for change in self.changes]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what is known."""
+        """Load the changes."""
         self.changes = [(int(step), list(rates)) for step, rates in state["changes"]]
 
 

@@ -1,17 +1,48 @@
-"""May a callback write at a path now? Not where the run directory has become another job's."""
+"""The file that a callback writes: where it is, whether it may be written, what to say of it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from unisono.callbacks.callback import Fit
+from unisono.callbacks.callback import Callback, Fit
+from unisono.notices import say
+
+
+def path_of(callback: Callback, fit: Fit, what: str, example: str) -> Path:
+    """Return where a callback writes, whatever the working directory becomes during ``fit``.
+
+    Args:
+        what, example: what is written, and how to say where, for the message.
+
+    Raises:
+        ValueError: it writes into the run directory, but the run has none.
+    """
+    path = callback.writes_to(fit.directory)
+    if path is None:
+        raise ValueError(
+            f"`path` must say where {what} if the run has no directory, but is None: pass "
+            f"`{example}`, or `directory=` to the trainer."
+        )
+    return path.absolute()
 
 
 def trouble_at(fit: Fit, path: Path) -> str:
-    """Say why nothing may be written at a path; empty where it may, or it is no place of the run's.
+    """Say why nothing may be written at a path; empty if it may, or is not in the run directory.
 
-    A run directory that was removed while the run goes on is made the run's own again first.
+    The run directory may have become another job's. If it was only removed, it is locked again.
     """
     if fit.directory is None or not path.is_relative_to(fit.directory):
         return ""
     return fit.check_directory()
+
+
+def say_alone(fit: Fit, line: str) -> None:
+    """Show a line that only this worker knows.
+
+    ``fit.say`` shows what the first worker says. After rank 0 was lost and replaced the leader is
+    another one; its line goes to the standard error then, beside the progress bar.
+    """
+    if fit.is_first:
+        fit.say(line)
+    else:
+        say(line)

@@ -1,4 +1,4 @@
-"""Curves for TensorBoard: each step once, whoever writes them and however often it comes."""
+"""Writes curves for TensorBoard, each step once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from unisono.callbacks.callback import Callback, DoneStep, Fit
-from unisono.callbacks.place import trouble_at
-from unisono.callbacks.rates import rates_of
+from unisono.callbacks.place import path_of, say_alone, trouble_at
+from unisono.callbacks.rates import named_rates
 from unisono.callbacks.summary import Summary
-from unisono.callbacks.worker_notices import say_alone
 from unisono.notices import shown
 from unisono.plainfile import check_own_folder
 from unisono.whole import check_whole
@@ -30,13 +29,13 @@ class TensorBoard(Callback):
     """Writes scalars that TensorBoard shows; needs ``pip install 'unisono[tensorboard]'``. Final.
 
     ``train/loss`` and the other means, ``learning_rate``, ``gradient_norm`` of steps, counted from
-    0; ``validation/loss`` and so on at the step that was done last. Where the run goes back, or is
-    taken up again, TensorBoard is told to forget what comes again. When the worker that writes is
-    lost, another writes on, and repeats what may not have come to the disk. A disk that is full
-    ends no run: it is told, and curves end there until ``fit`` is called again.
+    0; ``validation/loss`` and so on at the step that was done last. If the run goes back or is
+    resumed, TensorBoard forgets the steps that come again. If the worker that writes is lost,
+    another continues, and repeats what may not have reached the disk. A full disk ends no run: it
+    is reported, and curves end there until ``fit`` is called again.
 
-    A step that is written costs the worker that writes 0.2 to 0.6 ms: where steps take a few
-    milliseconds, pass ``every=10``.
+    Writing a step costs 0.2 to 0.6 ms on one worker; if steps take a few milliseconds, pass
+    ``every=10``.
 
     Args:
         path: the folder; None: ``tensorboard`` in the run directory.
@@ -55,7 +54,7 @@ class TensorBoard(Callback):
     def __init__(self, path: str | os.PathLike[str] | None = None, *, every: int = 1) -> None:
         _check_installed()
         self._given = None if path is None else Path(path)
-        self._at: Path | None = None  # within one fit, whatever folder the program goes to
+        self._path = Path()  # of the call of `fit` under way
         self._every = check_whole("every", every, at_least=1)
         self.writer: Any = None
         # The newest steps: what the worker that writes may have been lost over.
@@ -69,11 +68,10 @@ class TensorBoard(Callback):
         return self._given or (directory and directory / NAME)
 
     def on_begin(self, fit: Fit) -> None:
-        """Go on where the run goes on."""
-        self._at = None
-        path = self._at = self._path(fit).absolute()
+        """Continue where the run continues."""
+        self._path = path_of(self, fit, "the curves go", 'TensorBoard("runs/mine")')
         if self._given is None and not fit.has_joined:
-            check_own_folder(path)
+            check_own_folder(self._path)
         self._known.clear()
         self._has_begun, self._has_complained = True, False
         self._look_who_writes(fit)
@@ -84,9 +82,7 @@ class TensorBoard(Callback):
         if step.number % self._every:
             return
         values = {f"train/{name}": mean for name, mean in step.means.items()}
-        rates = rates_of(fit.optimizer)
-        for at, rate in enumerate(rates):
-            values["learning_rate" if len(rates) == 1 else f"learning_rate/{at}"] = rate
+        values |= named_rates(fit.optimizer, "/")
         if step.gradient_norm is not None:
             values["gradient_norm"] = step.gradient_norm
         self._add(fit, Scalars(step.number, time.time(), values))
@@ -109,25 +105,14 @@ class TensorBoard(Callback):
         self._look_who_writes(fit)
 
     def on_end(self, fit: Fit, summary: Summary) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._has_begun = False
         self._close()
 
     def on_error(self, fit: Fit, error: BaseException) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._has_begun = False
         self._close()
-
-    def _path(self, fit: Fit) -> Path:
-        if self._at is not None:
-            return self._at
-        path = self.writes_to(fit.directory)
-        if path is None:
-            raise ValueError(
-                "`path` must say where the curves go if the run has no directory, but is None: "
-                'pass `TensorBoard("runs/mine")`, or `directory=` to the trainer.'
-            )
-        return path
 
     def _look_who_writes(self, fit: Fit) -> None:
         """Begin to write, or leave it to another."""
@@ -138,9 +123,9 @@ class TensorBoard(Callback):
             first = min((one.step for one in self._known), default=fit.step)
             try:
                 if self._given is None:
-                    check_own_folder(self._path(fit))
-                self.writer = _open(self._path(fit), first)
-                self._file = max(_files(self._path(fit)), default=None)
+                    check_own_folder(self._path)
+                self.writer = _open(self._path, first)
+                self._file = max(_files(self._path), default=None)
                 for one in self._known:
                     one.write(self.writer)
             except OSError as error:
@@ -175,14 +160,13 @@ class TensorBoard(Callback):
 
     def _begin_anew(self, fit: Fit) -> None:
         self._close()
-        path = self._path(fit)
-        if trouble := trouble_at(fit, path):
+        if trouble := trouble_at(fit, self._path):
             self._complain(fit, OSError(trouble))
             return
         say_alone(
             fit,
-            f"the file of curves in {shown(path, 1000)} was removed while it was written: what "
-            f"follows is in a new one.",
+            f"the file of curves in {shown(self._path, 1000)} was removed while it was written: "
+            f"what follows is in a new one.",
         )
         self._look_who_writes(fit)
 
@@ -191,7 +175,7 @@ class TensorBoard(Callback):
         self._has_complained = True
         say_alone(
             fit,
-            f"{shown(self._path(fit), 1000)} must be writable, but is not "
+            f"{shown(self._path, 1000)} must be writable, but is not "
             f"({error.strerror or error}): curves are missing there; training goes on.",
         )
 
@@ -217,7 +201,7 @@ class Scalars(NamedTuple):
 
 
 def _open(path: Path, first: int) -> Any:
-    """Begin a file; what others in the folder say of step `first` and later is of no account."""
+    """Begin a file that replaces what others in the folder say of step `first` and later."""
     # Slow to load, and of use to one worker alone.
     from torch.utils.tensorboard import SummaryWriter
 
@@ -232,7 +216,7 @@ def _open(path: Path, first: int) -> Any:
 
 
 def _wait_for_a_later_name(path: Path) -> None:
-    """Wait until the second is over in which another file was begun: names give the order."""
+    """Wait for the next second if another file was begun in this one: names give the order."""
     now_s = int(time.time())
     if any(f".{now_s:010d}." in file.name for file in _files(path)):
         time.sleep(max(0.0, now_s + 1 - time.time()))

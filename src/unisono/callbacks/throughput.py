@@ -1,4 +1,4 @@
-"""How fast is a run, who waits for whom, and how much memory does it take?"""
+"""Reports samples a second, waiting and memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.callbacks.summary import Summary
 
 
 class Throughput(Callback):
-    """Says one line an epoch, or each time some seconds have passed. Final.
+    """Prints a line for each epoch, or whenever some seconds have passed. Final.
 
     ``epoch 3: 3,455 samples/s, waiting 4 %, 12 %, memory 310, 305 MiB``
 
@@ -61,16 +61,16 @@ class Throughput(Callback):
         self._since_s += seconds
 
     def on_epoch_end(self, fit: Fit) -> None:
-        """Say how it went."""
+        """Print the line of an epoch."""
         if self._every_s is None:
             self._say(fit, f"epoch {fit.epoch}")
 
     def on_went_back(self, fit: Fit, from_step: int) -> None:
-        """Forget what is not known of the step that was torn."""
+        """Forget the step that was torn."""
         self._newest = None
 
     def on_end(self, fit: Fit, summary: Summary) -> None:
-        """Say what has not been said."""
+        """Print the line of the rest."""
         if self._every_s is not None and self._samples:
             self._say(fit, f"step {fit.step:,}")
 

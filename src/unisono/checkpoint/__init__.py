@@ -1,1 +1,1 @@
-"""What a run leaves behind: checkpoints, weights in a file, and the digest of its state."""
+"""Checkpoints as files: write, verify, read, refuse."""

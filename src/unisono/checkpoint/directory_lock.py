@@ -1,7 +1,7 @@
-"""Who may write into a run directory? One job at a time: whoever holds the lock on the folder.
+"""Locks a run directory, so that one job at a time writes into it.
 
-The kernel lets go of the lock when the process that holds it ends, however that comes about, and
-nothing is left in the folder. Where a file system knows no locks, nobody is kept out.
+The kernel releases the lock when the process that holds it ends, however it ends, and nothing is
+left in the folder. On a file system without locks, nobody is kept out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DirectoryLock:
 
 
 class DirectoryLocks:
-    """The run directories that a job holds, found again when they go away. Final.
+    """The locks that a job holds on run directories, taken anew when those are replaced. Final.
 
     A directory that is removed or moved takes its lock with it, so another job could hold what is
     made under its name.
@@ -49,7 +49,7 @@ class DirectoryLocks:
         self._held: dict[str, DirectoryLock] = {}
 
     def hold(self, directory: Path) -> None:
-        """Keep other processes out of what has this name now.
+        """Lock the folder that has this name now.
 
         Raises:
             CheckpointError: another process has it.
@@ -70,7 +70,7 @@ class DirectoryLocks:
                 )
 
     def let_go(self) -> None:
-        """Leave all of them to others."""
+        """Release all of them."""
         self._held.clear()
 
 
@@ -84,10 +84,10 @@ def place_of(directory: Path) -> Place | None:
 
 
 def lock_directory(directory: Path) -> DirectoryLock | None:
-    """Keep other processes out of a folder; within a process all locks to it are one.
+    """Lock a folder against other processes; within a process all locks on it are one.
 
     Returns:
-        What holds it; None where that is not possible.
+        The lock; None where locking is not possible.
 
     Raises:
         CheckpointError: another process has it.
@@ -133,7 +133,7 @@ def _holder(inode: int) -> str:
 
 
 def _let_go_of_all() -> None:
-    """Have the lock end with the process that took it, not with one that it forked."""
+    """Release the locks in a forked process: they belong to the one that took them."""
     for held in list(_locks.values()):
         held.let_go()
     _locks.clear()

@@ -1,4 +1,4 @@
-"""When is a checkpoint due? A pure answer from steps, epochs and the clock."""
+"""When a checkpoint is due: a pure function of steps, epochs and the clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One checkpoint as a folder: whole or not there, and never believed unseen.
+"""One checkpoint as a folder: whole or not there, and verified before it is used.
 
 ::
 
@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +27,8 @@ from typing import Any, BinaryIO
 from unisono.errors import CheckpointError, NotPlainFileError
 from unisono.plainfile import open_in
 
-FILES = ("model.safetensors", "optimizer.safetensors", "run.json")
+MODEL_FILE, OPTIMIZER_FILE, RUN_FILE = "model.safetensors", "optimizer.safetensors", "run.json"
+FILES = (MODEL_FILE, OPTIMIZER_FILE, RUN_FILE)
 COMMIT = "commit.json"
 _COMMIT_BYTES_AT_MOST = 64 * 1024
 _CHUNK_BYTES = 4 << 20  # at a time, so that other threads get their turn in between
@@ -38,7 +39,7 @@ Content = bytes | memoryview | Iterable[bytes | memoryview]
 
 
 class TooLargeError(CheckpointError):
-    """A file is larger than whatever is to go on from it can need. Final."""
+    """A file is larger than any model or run could need. Final."""
 
 
 def write_folder(path: Path, contents: Mapping[str, Content]) -> None:
@@ -72,15 +73,17 @@ def commit_of(digests: Mapping[str, str], sizes: Mapping[str, int]) -> bytes:
     return json.dumps(facts, indent=1).encode()
 
 
-def check_folder(path: Path, at_most: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
-    """Compare a checkpoint's files with what its commit file says of them.
+def read_folder(
+    path: Path,
+    at_most: Mapping[str, int] = MappingProxyType({}),
+    wanted: Collection[str] = FILES,
+) -> dict[str, bytes]:
+    """Read a checkpoint, all of whose files must be what its commit file says.
 
     Args:
         path: the folder.
         at_most: by file, how many bytes there is a use for; all of any other file is read.
-
-    Returns:
-        The size of each file, in bytes.
+        wanted: the files to return; others are only compared, without holding them in memory.
 
     Raises:
         TooLargeError: one is as large as its commit file says, but larger than that; none is read.
@@ -94,27 +97,22 @@ def check_folder(path: Path, at_most: Mapping[str, int] = MappingProxyType({})) 
         if size != facts[name]["bytes"]:
             raise CheckpointError(f"{name} must have {facts[name]['bytes']} bytes, but has {size}.")
         check_size(name, size, at_most.get(name, size))
-    for name in FILES:
-        digest = hashlib.sha256()
-        with _reading(path, name) as file:
-            # No further than it is long now: it may be made to grow as quickly as it is read.
-            rest = facts[name]["bytes"] + 1
-            while rest > 0 and (chunk := file.read(min(rest, _CHUNK_BYTES))):
-                digest.update(chunk)
-                rest -= len(chunk)
-        if digest.hexdigest() != facts[name]["sha256"]:
-            raise CheckpointError(
-                f"{name} must have the SHA-256 that commit.json says, but has not."
-            )
-    return {name: facts[name]["bytes"] for name in FILES}
+    contents = {name: _compared(path, name, facts[name], name in wanted) for name in FILES}
+    return {name: contents[name] for name in wanted}
+
+
+def check_folder(path: Path) -> dict[str, int]:
+    """Compare a checkpoint's files with its commit file; return their sizes in bytes.
+
+    Raises:
+        CheckpointError: as for :func:`read_folder`.
+    """
+    read_folder(path, wanted=())
+    return {name: fact["bytes"] for name, fact in _read_commit(path).items()}
 
 
 def check_size(name: str, size: int, at_most: int) -> None:
-    """Refuse a file that is larger than there is a use for.
-
-    Raises:
-        TooLargeError: it is.
-    """
+    """Refuse, with a TooLargeError, a file that is larger than there is a use for."""
     if size > at_most:
         raise TooLargeError(
             f"{name} must have at most {at_most:,} bytes, as there is no use for more here, but "
@@ -124,20 +122,20 @@ def check_size(name: str, size: int, at_most: int) -> None:
         )
 
 
-def read_file(path: Path, name: str) -> bytes:
-    """Read one file of a checkpoint that :func:`check_folder` has found whole.
-
-    Raises:
-        CheckpointError: it has changed since.
-    """
-    facts = _read_commit(path)[name]
+def _compared(path: Path, name: str, fact: Mapping[str, Any], is_wanted: bool) -> bytes:
+    """Compare a file with its SHA-256; return what it holds if that is wanted."""
+    digest, contents = hashlib.sha256(), b""
+    # No further than it is long now: it may be made to grow as quickly as it is read.
+    rest = fact["bytes"] + 1
     with _reading(path, name) as file:
-        # What the commit file says is not believed before the file itself says the same.
-        size = os.fstat(file.fileno()).st_size
-        data: bytes = file.read(size) if size == facts["bytes"] else b""
-    if len(data) != facts["bytes"] or hashlib.sha256(data).hexdigest() != facts["sha256"]:
-        raise CheckpointError(f"{name} must stay as it is while it is read, but has changed.")
-    return data
+        while rest > 0 and (chunk := file.read(rest if is_wanted else min(rest, _CHUNK_BYTES))):
+            digest.update(chunk)
+            rest -= len(chunk)
+            if is_wanted:
+                contents += chunk
+    if digest.hexdigest() != fact["sha256"]:
+        raise CheckpointError(f"{name} must have the SHA-256 that commit.json says, but has not.")
+    return contents
 
 
 def _read_commit(path: Path) -> dict[str, dict[str, Any]]:

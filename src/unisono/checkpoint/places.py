@@ -1,4 +1,4 @@
-"""Where do a run's snapshots lie in its shared memory? Two slots in turn, and marks that say which.
+"""Where a run's snapshots lie in its shared memory: two slots in turn, and marks that say which.
 
 ::
 
@@ -6,8 +6,8 @@
     slot    │ a copy of the state    │ blob: what it means           │      twice
 
 A slot whose mark is 0 is not whole; the one with the larger mark is the newest. A mark is cleared
-before its slot is written and set once all have written their share, so whoever dies meanwhile,
-one whole snapshot is always there. Busy slots are being written to the disk.
+before its slot is written and set once all have written their share, so one whole snapshot is
+always there, even if a worker dies meanwhile. Busy slots are being written to the disk.
 """
 
 from __future__ import annotations

@@ -11,11 +11,10 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from unisono.checkpoint.folder import (
-    FILES,
     Content,
     TooLargeError,
     check_folder,
-    read_file,
+    read_folder,
     write_folder,
 )
 from unisono.errors import CheckpointError
@@ -58,7 +57,13 @@ class RunDirectory:
 
     def entries(self) -> list[CheckpointEntry]:
         """List all checkpoints, newest first, each checked to the last byte."""
-        return [self._entry(path, step) for step, path in reversed(self._found())]
+        entries = []
+        for step, path in reversed(self._found()):
+            try:
+                entries.append(CheckpointEntry(path, step, sum(check_folder(path).values()), ""))
+            except CheckpointError as error:
+                entries.append(CheckpointEntry(path, step, 0, str(error)))
+        return entries
 
     def has(self, step: int) -> bool:
         """Tell whether step `step` has a checkpoint; its name says that it was written whole."""
@@ -76,7 +81,8 @@ class RunDirectory:
         """
         self._check_no_link()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._remove_unfinished()
+        for unfinished in self.folder.glob(".step-*.part"):  # of a process that was killed
+            shutil.rmtree(unfinished, ignore_errors=True)
         path = self._path(step)
         if path.exists():
             raise FileExistsError(f"{path} must not be there yet, but is: set it aside first.")
@@ -119,35 +125,21 @@ class RunDirectory:
         """
         passed_over: list[CheckpointEntry] = []
         for step, path in reversed(self._found()):
-            entry = self._entry(path, step, at_most)
-            if not entry.trouble:
-                try:
-                    contents = read({name: read_file(path, name) for name in FILES})
-                    return contents, entry, passed_over
-                except CheckpointError as error:
-                    entry = CheckpointEntry(path, step, 0, str(error))
-            passed_over.append(entry)
+            try:
+                files = read_folder(path, at_most)
+                entry = CheckpointEntry(path, step, sum(map(len, files.values())), "")
+                return read(files), entry, passed_over
+            except TooLargeError as error:
+                raise TooLargeError(f"{path.name}: {error}") from None
+            except CheckpointError as error:
+                passed_over.append(CheckpointEntry(path, step, 0, str(error)))
         return None, None, passed_over
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:012}"
 
-    def _entry(
-        self, path: Path, step: int, at_most: Mapping[str, int] = MappingProxyType({})
-    ) -> CheckpointEntry:
-        try:
-            return CheckpointEntry(path, step, sum(check_folder(path, at_most).values()), "")
-        except TooLargeError as error:
-            raise TooLargeError(f"{path.name}: {error}") from None
-        except CheckpointError as error:
-            return CheckpointEntry(path, step, 0, str(error))
-
     def _check_no_link(self) -> None:
-        """Refuse to rename and remove in somebody else's folder.
-
-        Raises:
-            CheckpointError: the folder of the checkpoints is a link.
-        """
+        """Refuse a folder of checkpoints that is a link: it may be another run's."""
         if self.folder.is_symlink():
             raise CheckpointError(
                 f"{self.folder} must be a folder, but is a link, and what it leads to may be "
@@ -165,11 +157,6 @@ class RunDirectory:
         return sorted(
             (int(match[1]), child) for match, child in named if match and _is_checkpoint(child)
         )
-
-    def _remove_unfinished(self) -> None:
-        """Remove what an earlier process left half written; only one writes at a time."""
-        for path in self.folder.glob(".step-*.part"):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_checkpoint(path: Path) -> bool:

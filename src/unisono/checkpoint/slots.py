@@ -14,8 +14,8 @@ of the part that `in` names)::
     {"name": "0.weight", "dtype": "F32", "shape": [2, 3], "stride": [3, 1],
      "offset": 64, "in": "state"}
 
-A blob's header is written last, so that one that was begun and not finished is none. Whatever is
-read is compared with the slot's bounds first.
+A blob's header is written last, so that a blob that is not finished is none. All that is read is
+compared with the slot's bounds first.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
+from unisono.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE, RUN_FILE
 from unisono.checkpoint.safetensors_stream import (
     ITEM_BYTES,
     ITEM_BYTES_IN_MEMORY,
@@ -37,8 +38,7 @@ from unisono.checkpoint.safetensors_stream import (
 )
 
 ALIGNMENT_BYTES = 64
-TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
-RUN_FILE = "run.json"
+TENSOR_FILES = (MODEL_FILE, OPTIMIZER_FILE)
 
 _DIMENSIONS_AT_MOST = 64  # torch's and numpy's
 
@@ -164,7 +164,7 @@ def files_of(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Iterable[D
 
 
 class _Blob:
-    """What a slot says of itself, believed only as far as it is within the slot. Final."""
+    """The description in a slot, checked against the slot's bounds before it is used. Final."""
 
     def __init__(self, slot: memoryview | mmap.mmap, blob_at: int) -> None:
         view = memoryview(slot)

@@ -1,14 +1,15 @@
-"""Who writes a checkpoint while training goes on? A thread of whoever owns the snapshot's memory.
+"""Writes checkpoints while training goes on, in a thread of the process that owns the memory.
 
-That is the launcher, or a process that nobody launched. While a snapshot is written its slot is
-marked as busy in the memory itself, so that no worker writes over it; one is written at a time.
-A disk that is full or broken ends no run: it is told, and the next checkpoint is tried.
+That is the launcher, or a worker without one. While a snapshot is written its slot is marked as
+busy in the memory itself, so that no worker writes over it; one is written at a time. A disk that
+is full or broken ends no run: it is reported, and the next checkpoint is tried.
 """
 
 from __future__ import annotations
 
 import errno
 import mmap
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -17,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from unisono.checkpoint.directory_lock import DirectoryLocks
-from unisono.checkpoint.folder import FILES, commit_of
+from unisono.checkpoint.folder import COMMIT, FILES, RUN_FILE, commit_of
 from unisono.checkpoint.places import Places
-from unisono.checkpoint.room import NO_ROOM, told_missing, told_room
 from unisono.checkpoint.run_directory import RunDirectory
 from unisono.checkpoint.safetensors_stream import Data
-from unisono.checkpoint.slots import RUN_FILE, files_of, read_facts
+from unisono.checkpoint.slots import files_of, read_facts
 from unisono.errors import CheckpointError
 
 BUSY, FREE = b"\1", b"\0"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NUM_INODES = len((*FILES, COMMIT)) + 2  # and two folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +81,6 @@ def newest_kept(memory: mmap.mmap, loop: Mapping[str, Any]) -> Kept | None:
     return Kept.of(places, slot, facts["position"]["step"], loop["directory"], loop["keep"])
 
 
-class _AskedForError(OSError):
-    """A full disk that a test has asked for. Final."""
-
-
 class CheckpointWriter:
     """Writes snapshots as checkpoints, one after the other. Final.
 
@@ -127,23 +125,37 @@ class CheckpointWriter:
 
     def _write(self, memory: mmap.mmap, kept: Kept, done: Callable[[], None], number: int) -> None:
         try:
-            if self._is_full(number):
-                raise _AskedForError(errno.ENOSPC, "No space left on device (asked for)")
-            self.locks.hold(Path(kept.directory))
             with memoryview(memory) as whole, whole[kept.start : kept.stop] as slot:
-                store = RunDirectory(Path(kept.directory), kept.keep)
-                if not store.has(kept.step):
-                    mark = _mark(memory, kept)
-                    facts = read_facts(slot, kept.blob_at)
-                    _check_same(mark, mark if facts["position"]["step"] == kept.step else b"")
-                    files = files_of(slot, kept.blob_at)
-                    last = _checked_after(files[RUN_FILE], mark, memory, kept)
-                    store.write(kept.step, {**files, RUN_FILE: last})
-        except (OSError, ValueError, CheckpointError) as error:
-            self._say(f"step {kept.step}: no checkpoint: {_told(error, memory, kept)}")
+                trouble = self._attempt(memory, slot, kept, number)
+            if trouble:
+                self._say(
+                    f"step {kept.step}: no checkpoint: {trouble}; training goes on, the next one "
+                    f"is tried."
+                )
         finally:
             memory[kept.busy_at : kept.busy_at + 1] = FREE
             done()
+
+    def _attempt(self, memory: mmap.mmap, slot: memoryview, kept: Kept, number: int) -> str:
+        """Write a checkpoint, unless the step has one; say what has failed."""
+        try:
+            if self._is_full(number):
+                return _missing_bytes(_bytes_of_files(slot, kept), 0)
+            self.locks.hold(Path(kept.directory))
+            store = RunDirectory(Path(kept.directory), kept.keep)
+            if not store.has(kept.step):
+                mark = _mark(memory, kept)
+                facts = read_facts(slot, kept.blob_at)
+                _check_same(mark, mark if facts["position"]["step"] == kept.step else b"")
+                files = files_of(slot, kept.blob_at)
+                last = _checked_after(files[RUN_FILE], mark, memory, kept)
+                store.write(kept.step, {**files, RUN_FILE: last})
+        except (OSError, ValueError, CheckpointError) as error:
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                with suppress(OSError, ValueError):
+                    return _missing_room(kept, _bytes_of_files(slot, kept), error.errno)
+            return str(error).removesuffix(".")
+        return ""
 
 
 def _mark(memory: mmap.mmap, kept: Kept) -> bytes:
@@ -163,21 +175,37 @@ def _check_same(before: bytes, after: bytes) -> None:
         raise ValueError("a snapshot must stay as it is until it is written, but has changed")
 
 
-def _told(error: Exception, memory: mmap.mmap, kept: Kept) -> str:
-    why = str(error).removesuffix(".")
-    if isinstance(error, OSError) and error.errno in NO_ROOM:
-        with suppress(OSError, ValueError):
-            num_bytes = _bytes_of(memory, kept)
-            if isinstance(error, _AskedForError):
-                why = told_missing(num_bytes, 0)
-            else:
-                why = told_room(Path(kept.directory), num_bytes, error.errno)
-    return f"{why}; training goes on, the next one is tried."
-
-
-def _bytes_of(memory: mmap.mmap, kept: Kept) -> int:
-    """Count the bytes of the checkpoint's files."""
-    with memoryview(memory) as whole, whole[kept.start : kept.stop] as slot:
-        files = files_of(slot, kept.blob_at)
-        sizes = {name: sum(memoryview(data).nbytes for data in files[name]) for name in FILES}
+def _bytes_of_files(slot: memoryview, kept: Kept) -> int:
+    files = files_of(slot, kept.blob_at)
+    sizes = {name: sum(memoryview(data).nbytes for data in files[name]) for name in FILES}
     return sum(sizes.values()) + len(commit_of(dict.fromkeys(FILES, "0" * 64), sizes))
+
+
+def _missing_room(kept: Kept, num_bytes: int, code: int) -> str:
+    """Say what is missing for so many bytes: bytes, files, or a share of them."""
+    if code == errno.EDQUOT:
+        return (
+            f"your quota there must leave about {num_bytes:,} bytes and {_NUM_INODES} files, but "
+            f"does not"
+        )
+    path = Path(kept.directory)
+    there = os.statvfs(next(folder for folder in (path, *path.parents) if folder.exists()))
+    free = there.f_bavail * there.f_frsize
+    if there.f_files and there.f_favail < _NUM_INODES:
+        return (
+            f"the disk must have room for {_NUM_INODES} more files, but all its "
+            f"{there.f_files:,} inodes are in use"
+        )
+    if free < num_bytes:
+        return _missing_bytes(num_bytes, free)
+    return (
+        f"the disk must have about {num_bytes:,} bytes free, but was full while they were written "
+        f"(now {free:,} are)"
+    )
+
+
+def _missing_bytes(num_bytes: int, free: int) -> str:
+    return (
+        f"the disk must have about {num_bytes:,} bytes free, but has {free:,} "
+        f"({num_bytes - free:,} too few)"
+    )

@@ -1,4 +1,4 @@
-"""From samples to a batch; and what samples and batches may draw, from seeds of their own."""
+"""Collate samples into a batch, and seed the generators that samples and batches draw from."""
 
 from __future__ import annotations
 
@@ -16,14 +16,7 @@ _NAMED_AT_MOST = 8
 
 
 class Collator:
-    """Makes batches, and seeds generators for what is read. Final.
-
-    Args:
-        seed: the run's, from which a dataset's own random numbers come.
-        stream: what is read for (``"train"``, ``"evaluate"``), with random numbers of its own.
-        collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
-        length: how many samples the dataset has.
-    """
+    """Makes batches, and seeds generators for what is read. Final; see :func:`fetch.fetcher`."""
 
     def __init__(self, seed: int, stream: str, collate_fn: Collate | None, length: int) -> None:
         self._seed, self._stream, self._collate_fn = seed, stream, collate_fn
@@ -34,9 +27,9 @@ class Collator:
 
         Args:
             what: ``"sample"``, ``"samples"``, ``"collate"`` or ``"stream"``.
-            epoch: in which.
+            epoch: of the run.
             number: the sample's, below the dataset's length.
-            repeat: how often it came before in the epoch.
+            repeat: how often the sample came before in the epoch.
         """
         place = epoch * self._length + number
         seed_generators(seed_of(f"{self._stream} {what}", self._seed, place, repeat))
@@ -44,13 +37,7 @@ class Collator:
     def collate(
         self, numbers: Sequence[int], samples: Any, epoch: int, first_repeat: int = 0
     ) -> Any:
-        """Make a batch of samples.
-
-        Args:
-            numbers: which they are; at least one.
-            samples: in that order.
-            epoch: in which they are read.
-            first_repeat: how often the first came before in the epoch.
+        """Make a batch of the samples with these numbers, at least one.
 
         Raises:
             LoadingError: they do not fit together.

@@ -1,4 +1,4 @@
-"""How do files get into a folder, once per host, whoever asks for them and whatever happens?
+"""Download files into a folder, once per host.
 
 ::
 
@@ -7,9 +7,9 @@
     folder/NAME              whole and synced when it gets this name
 
 Invariant: what has its name in the folder is whole. The lock is the kernel's (``flock``), which
-lets go when its holder dies, however it dies; whoever holds it next clears away what was left.
-Pooch does the downloading, over `requests`, which knows of proxies and certificates; what comes is
-bytes, compared with a checksum that was known before, and never unpickled.
+releases it when its holder dies; the next holder removes what was left. Pooch downloads over
+`requests`, which knows proxies and certificates. What comes is bytes, compared with a checksum that
+was known before, and never unpickled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +32,8 @@ from unisono.plainfile import open_plain
 if TYPE_CHECKING:
     import requests
 
+TIMEOUT_S = 30.0  # for a server's next bytes
+PAUSE_S = 1.0  # before all mirrors are tried again, and twice that before the third time
 _ROUNDS = 3
 _PIECE_BYTES = 1 << 16
 
@@ -44,37 +45,13 @@ class Published(NamedTuple):
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a server is waited for.
-
-    Args:
-        timeout_s: for its next bytes.
-        slow_s: while it gives too few of them (see :mod:`unisono.data.transfer`).
-        pause_s: before all are tried again.
-    """
-
-    timeout_s: float = 30.0
-    slow_s: float = SLOW_S
-    pause_s: float = 1.0
-
-
-_USUAL = Patience()
-
-
-def fetch_missing(
-    folder: Path,
-    files: Mapping[str, Published],
-    mirrors: Sequence[str],
-    patience: Patience = _USUAL,
-) -> None:
+def fetch_missing(folder: Path, files: Mapping[str, Published], mirrors: Sequence[str]) -> None:
     """Download the files that are not in a folder, packed or not; make the folder if need be.
 
     Args:
         folder: where to.
         files: what is known of them, by file name.
         mirrors: addresses of folders, tried in turn, up to three times each.
-        patience: with each of them.
 
     Raises:
         ValueError: there are no mirrors.
@@ -91,7 +68,7 @@ def fetch_missing(
         with _locked(folder) as growing:
             for name, file in files.items():
                 if not _is_there(folder, name, file.checksum):
-                    _download(name, file, mirrors, growing, patience)
+                    _download(name, file, mirrors, growing)
                     _publish(growing / name, folder / name)
     except DownloadError:
         raise
@@ -148,13 +125,7 @@ def _locked(folder: Path) -> Iterator[Path]:
         os.close(lock_fd)
 
 
-def _download(
-    name: str,
-    file: Published,
-    mirrors: Sequence[str],
-    growing: Path,
-    patience: Patience,
-) -> None:
+def _download(name: str, file: Published, mirrors: Sequence[str], growing: Path) -> None:
     """Take a file from the first mirror that gives it with its checksum."""
     import pooch
     import requests
@@ -164,10 +135,10 @@ def _download(
     for round_number in range(_ROUNDS):
         if not addresses:
             break
-        time.sleep(patience.pause_s * round_number)
+        time.sleep(PAUSE_S * round_number)
         for address in addresses:
             try:
-                with _downloader(file.num_bytes, patience) as downloader:
+                with _downloader(file.num_bytes) as downloader:
                     pooch.retrieve(address, file.checksum, name, growing, downloader=downloader)
             except (requests.RequestException, TransferGivenUpError, ValueError) as error:
                 failures[address] = error
@@ -183,7 +154,7 @@ def _download(
 
 
 @contextmanager
-def _downloader(num_bytes: int, patience: Patience) -> Iterator[Callable[..., None]]:
+def _downloader(num_bytes: int) -> Iterator[Callable[..., None]]:
     """Give pooch's downloader, that unpacks nothing and whose connections end with the block."""
     import pooch
 
@@ -195,11 +166,11 @@ def _downloader(num_bytes: int, patience: Patience) -> Iterator[Callable[..., No
             read = functools.partial(_read, response.raw)
             # requests' own waits for a whole piece, however slowly it comes.
             response.iter_content = lambda *_, **__: watched(  # type: ignore[method-assign]
-                read, at_most, slow_s=patience.slow_s
+                read, at_most, slow_s=SLOW_S
             )
 
         yield pooch.HTTPDownloader(
-            timeout=patience.timeout_s,
+            timeout=TIMEOUT_S,
             chunk_size=_PIECE_BYTES,
             headers={"Accept-Encoding": "identity"},
             hooks={"response": watch},

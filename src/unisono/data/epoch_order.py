@@ -1,4 +1,4 @@
-"""In which order does an epoch take the samples, where the program says so?
+"""The order of an epoch's samples, where a sampler says it.
 
 ::
 
@@ -6,10 +6,9 @@
         generator = torch.Generator().manual_seed(seed + epoch)
         return torch.multinomial(weights, 1000, replacement=True, generator=generator)
 
-Every worker works the order out for itself, and so does each loader process; they compare hashes.
-What is drawn from the default generators depends on (seed, epoch) alone, and one thread computes,
-as the number of threads may change the bits of sums. So torch's samplers can be used, too, as
-long as they draw from the default generators.
+Every worker and every loader process asks the sampler; they compare hashes. Default generators are
+seeded from (seed, epoch) and one thread computes, as the number of threads may change the bits of
+sums. So torch's samplers work, too, if they draw from the default generators.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Indices = np.ndarray[Any, Any]
 
 
 class EpochOrder:
-    """What a sampler says, checked. Final.
+    """A sampler whose answers are checked. Final.
 
     Args:
         sampler: takes (epoch, seed) to indices, or one of torch's samplers.
@@ -53,13 +52,6 @@ class EpochOrder:
         # Two: reading ahead is in the next epoch before the worker is.
         self._order = functools.lru_cache(maxsize=2)(self._work_out)
         self.num_samples = len(self(0))
-
-    @staticmethod
-    def of(sampler: Sampler, seed: int, dataset_length: int) -> EpochOrder:
-        """Ask a sampler, unless that has been done; raises as making one does."""
-        if isinstance(sampler, EpochOrder):
-            return sampler
-        return EpochOrder(sampler, seed, dataset_length)
 
     def __call__(self, epoch: int) -> torch.Tensor:
         """Give the indices of an epoch: int64 of shape (num_samples,).

@@ -1,8 +1,8 @@
-"""From a dataset and indices to one batch, by the cheapest way that the dataset offers.
+"""Read one batch from a dataset, in the cheapest way that the dataset offers.
 
 Tensor datasets (and subsets of them) take one indexing operation for a whole shard; datasets with
-``__getitems__`` one call; all others one ``__getitem__`` a sample. Samples are collated by torch's
-``default_collate``, or by what the caller passes.
+``__getitems__`` one call; all others one ``__getitem__`` a sample. One thread reads, here as in
+loader processes, as the number of threads may change bits.
 
 What a dataset draws from the default generators depends on what is read, never on who reads it::
 
@@ -10,11 +10,9 @@ What a dataset draws from the default generators depends on what is read, never 
     __getitems__    seeded once a shard, from (seed, epoch, the first index)
     collate_fn      the same, in a stream of its own
 
-``index`` is the sample's place in the dataset that was passed, so that two entries of a ``Subset``
-which name the same sample are augmented differently. Where a sampler takes a sample several times
-in an epoch, so are these: how often it came before belongs to the seed, too. Tensor datasets and
-lists draw nothing, and nothing is seeded for them. One thread reads, here as in loader processes,
-as the number of threads may change bits.
+``index`` is the sample's place in the dataset that was passed, so two entries of a ``Subset`` that
+name the same sample are augmented differently. How often a sampler took the sample before in the
+epoch belongs to the seed, too. Tensor datasets and lists draw nothing and are not seeded for.
 """
 
 from __future__ import annotations
@@ -57,12 +55,11 @@ def fetcher(
     """Make the function that reads batches.
 
     Args:
-        dataset: map-style, or a stream with a length.
+        dataset: map-style, or an ``IterableDataset`` with a length.
         seed: the run's, from which a dataset's own random numbers come.
-        stream: what is read for (``"train"``, ``"evaluate"``), with random numbers of its own.
+        stream: ``"train"`` or ``"evaluate"``, each with random numbers of its own.
         collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
-        batch_size, shards: of the global batches that will be read, and their parts, by which a
-            stream is cut.
+        batch_size, shards: of the global batches, by which an ``IterableDataset`` is cut.
 
     Raises:
         LoadingError: a ``Subset`` takes samples that are not there.
@@ -88,17 +85,11 @@ def fetcher(
 def sample_reader(
     dataset: Any, length: int, *, seed: int, stream: str
 ) -> Callable[[int, int], Any]:
-    """Make a function that reads one sample of a map-style dataset, by (number, epoch).
+    """Make a function that reads one of a map-style dataset's samples, by (number, epoch).
 
-    Args:
-        dataset: map-style.
-        length: how many samples it has.
-        seed, stream: see :func:`fetcher`.
+    `length` is how many there are; `seed` and `stream` are those of :func:`fetcher`.
     """
-    leaf = dataset
-    while type(leaf) is Subset:
-        leaf = leaf.dataset
-    reader = _Reader(leaf, None, Collator(seed, stream, None, length))
+    reader = _Reader(leaf_of(dataset), None, Collator(seed, stream, None, length))
 
     def read(number: int, epoch: int) -> Any:
         within: Any = dataset
@@ -110,12 +101,24 @@ def sample_reader(
     return read
 
 
+def leaf_of(dataset: Any) -> Any:
+    """Look through every ``Subset``."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return dataset
+
+
+def lies_in_memory(leaf: Any) -> bool:
+    """Tell whether samples of a dataset that is no ``Subset`` are read without any code."""
+    return type(leaf) in (TensorDataset, list, tuple)
+
+
 class _Reader:
     """A :class:`Fetch` for datasets that are asked for samples. Final."""
 
     def __init__(self, dataset: Any, chosen: torch.Tensor | None, collator: Collator) -> None:
         self._dataset, self._chosen, self._collator = dataset, chosen, collator
-        self._draws = type(dataset) not in (TensorDataset, list, tuple)
+        self._draws = not lies_in_memory(dataset)
         self._takes_many = self._draws and callable(getattr(dataset, "__getitems__", None))
 
     def __call__(
@@ -180,11 +183,7 @@ def _unwrapped(dataset: Any) -> tuple[Any, torch.Tensor | None]:
 
 
 def _counted_from_the_start(chosen: torch.Tensor, length: int) -> torch.Tensor:
-    """Turn indices below 0 into those that they mean, as sequences do.
-
-    Args:
-        chosen: int64 of shape (samples,).
-        length: of what is indexed.
+    """Turn indices below 0 into those that they mean in a dataset of this length.
 
     Raises:
         LoadingError: there is no such index.

@@ -11,22 +11,25 @@ Invariant: nothing raised here reaches the program, and no generator has moved.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Subset
 
-from unisono.data.fetch import sample_reader
+from unisono.data.fetch import leaf_of, lies_in_memory, sample_reader
 from unisono.data.fork import said_by_fork
 from unisono.data.length import is_stream
 from unisono.device import bytes_of, generators_put_back, is_computed_on
 from unisono.plan.seeds import seed_of
+from unisono.workers.membership import Membership
 
 REMEDY = (
     "give every worker the whole data set, as Unisono divides it. Most likely it was split without "
@@ -55,46 +58,71 @@ class Fingerprint:
     is_slow: bool = False
 
 
-def fingerprint(
-    dataset: Any, length: int, *, seed: int, stream: str, epoch: int, in_fork: bool
-) -> Fingerprint:
-    """Look at a data set.
+class Fingerprints:
+    """Takes the fingerprints of one run. Final.
 
-    Args:
-        dataset: as for training.
-        length: how many samples it has.
-        seed: the run's.
-        stream: what will be read for, as for :func:`unisono.data.fetch.fetcher`.
-        epoch: in which the loop will read.
-        in_fork: read samples in a fork.
+    What a fork found, which costs some 20 ms, is kept as long as the same workers compute together:
+    all of them took it at the same call, so it stays comparable whatever the program changes later.
+    One that joins would see the change; then all look again.
     """
-    if is_stream(dataset) or not length:
-        return Fingerprint()
-    try:
-        facts = dict(_subsets(dataset))
-        read = sample_reader(dataset, length, seed=seed, stream=stream)
-    except Exception:
-        return Fingerprint()
-    numbers = [seed_of("fingerprint", seed, place) % length for place in range(_SAMPLES)]
 
-    in_memory = _lies_in_memory(dataset)
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[weakref.ref[Any], tuple[Any, ...], bytes]] = {}
 
-    def look() -> tuple[dict[str, str], bool]:
-        return _samples(lambda number: read(number, epoch), numbers, in_memory=in_memory)
+    def of(
+        self,
+        dataset: Any,
+        length: int,
+        membership: Membership,
+        *,
+        seed: int,
+        stream: str,
+        epoch: int,
+        in_fork: bool,
+    ) -> Fingerprint:
+        """Look at a data set.
 
-    if in_fork and not in_memory:
-        said = said_by_fork(lambda: json.dumps(look()).encode(), _FORK_AT_MOST_S)
-        samples, is_slow = json.loads(said) if said else ({}, False)
-    else:
-        samples, is_slow = look()
-    return Fingerprint({**facts, **samples}, is_slow)
+        Args:
+            dataset: as for training.
+            length: how many samples it has.
+            membership: the workers that compare fingerprints.
+            seed: the run's.
+            stream: what will be read for, as for :func:`unisono.data.fetch.fetcher`.
+            epoch: in which the loop will read.
+            in_fork: read samples in a fork.
+        """
+        if is_stream(dataset) or not length:
+            return Fingerprint()
+        try:
+            facts = dict(_subsets(dataset))
+            read = sample_reader(dataset, length, seed=seed, stream=stream)
+        except Exception:
+            return Fingerprint()
+        numbers = [seed_of("fingerprint", seed, place) % length for place in range(_SAMPLES)]
+        in_memory = lies_in_memory(leaf_of(dataset))
 
+        def look() -> tuple[dict[str, str], bool]:
+            return _samples(lambda number: read(number, epoch), numbers, in_memory=in_memory)
 
-def _lies_in_memory(dataset: Any) -> bool:
-    """Tell whether to read a sample is nothing that could be noticed."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return type(dataset) in (TensorDataset, list, tuple)
+        if in_fork and not in_memory:
+            key = (membership, length, seed, stream, epoch, facts)
+            said = self._said_by_fork(dataset, key, lambda: json.dumps(look()).encode())
+            samples, is_slow = json.loads(said) if said else ({}, False)
+        else:
+            samples, is_slow = look()
+        return Fingerprint({**facts, **samples}, is_slow)
+
+    def _said_by_fork(self, dataset: Any, key: tuple[Any, ...], work: Callable[[], bytes]) -> bytes:
+        if id(dataset) in self._kept:
+            seen, kept_key, said = self._kept[id(dataset)]
+            if seen() is dataset and kept_key == key:
+                return said
+        self._kept = {place: kept for place, kept in self._kept.items() if kept[0]() is not None}
+        said = said_by_fork(work, _FORK_AT_MOST_S)
+        with contextlib.suppress(TypeError):  # some classes have no weak references
+            if said:
+                self._kept[id(dataset)] = weakref.ref(dataset), key, said
+        return said
 
 
 def _samples(

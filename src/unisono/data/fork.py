@@ -1,6 +1,6 @@
-"""Something is tried in a fork of this process, so that all its effects stay there.
+"""Try something in a fork of this process, so that its effects stay there.
 
-Invariant: nothing that fails here, of the work or of the system, is more than an empty answer.
+Invariant: whatever fails here, in the work or in the system, the answer is merely empty.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _SAID_AT_MOST_BYTES = 64 * 1024  # what a pipe holds
 
 
 def said_by_fork(work: Callable[[], bytes], timeout_s: float) -> bytes:
-    """Do something in a fork and hear what comes of it.
+    """Do something in a fork.
 
     Args:
-        work: says at most 64 KiB; what it prints is not shown.
+        work: returns at most 64 KiB; what it prints is not shown.
         timeout_s: how long it may take, in seconds.
 
     Returns:
-        What it said; nothing if it raised, took too long, the system has no process to give, or
-        this one has several threads, whose locks a fork might find taken.
+        What `work` returned; nothing if it raised or took too long, if the system has no process to
+        give, or if this one has several threads, whose locks a fork might find taken.
     """
     if threading.active_count() > 1:
         return b""

@@ -16,8 +16,6 @@ import gzip
 import math
 import os
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -59,9 +57,15 @@ def read_idx(
         file.seek(0)
         if not is_packed:
             return _read(file, path, size_bytes=size_bytes, max_values_bytes=None)
-        with _damage_reported(path), gzip.GzipFile(fileobj=file) as unpacked:
-            stream = cast(BinaryIO, unpacked)
-            return _read(stream, path, size_bytes=None, max_values_bytes=max_unpacked_bytes)
+        try:
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                stream = cast(BinaryIO, unpacked)
+                return _read(stream, path, size_bytes=None, max_values_bytes=max_unpacked_bytes)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataFormatError(
+                f"{path}: a packed file must unpack without errors, but gzip says “{error}”: "
+                f"{_AGAIN}"
+            ) from error
 
 
 def _read(
@@ -72,22 +76,21 @@ def _read(
     dtype = np.dtype(_DTYPES[code])
     values_bytes = math.prod(shape) * dtype.itemsize
     header_bytes = 4 + 4 * len(shape)
-    must = f"an IDX file of shape {shape} must be {header_bytes + values_bytes:,} bytes long"
-    if size_bytes is not None and size_bytes > header_bytes + values_bytes:
-        raise DataFormatError(f"{path}: {must}, but is {size_bytes:,}: {_AGAIN}")
-    if size_bytes is not None and size_bytes < header_bytes + values_bytes:
-        raise DataFormatError(f"{path}: {must}, but ends after {size_bytes:,}: {_AGAIN}")
+    wanted_bytes = header_bytes + values_bytes
+    must = f"{path}: an IDX file of shape {shape} must be {wanted_bytes:,} bytes long"
+    if size_bytes is not None and size_bytes != wanted_bytes:
+        seen = "is" if size_bytes > wanted_bytes else "ends after"
+        raise DataFormatError(f"{must}, but {seen} {size_bytes:,}: {_AGAIN}")
     if max_values_bytes is not None and values_bytes > max_values_bytes:
         raise DataFormatError(
             f"{path}: a packed file may hold at most {max_values_bytes:,} bytes, but its header "
             f"announces {values_bytes:,}: unpack it with gunzip, or pass `max_unpacked_bytes`."
         )
     values = _read_at_most(file, values_bytes + 1)
-    if len(values) > values_bytes:
-        raise DataFormatError(f"{path}: {must}, but goes on after that: {_AGAIN}")
-    if len(values) < values_bytes:
-        seen_bytes = header_bytes + len(values)
-        raise DataFormatError(f"{path}: {must}, but ends after {seen_bytes:,}: {_AGAIN}")
+    if len(values) != values_bytes:
+        is_cut = len(values) < values_bytes
+        seen = f"ends after {header_bytes + len(values):,}" if is_cut else "goes on after that"
+        raise DataFormatError(f"{must}, but {seen}: {_AGAIN}")
     array = np.frombuffer(values, dtype).astype(dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(array).reshape(shape)
 
@@ -128,14 +131,3 @@ def _read_at_most(file: BinaryIO, num_bytes: int) -> bytearray:
     while piece := file.read(min(num_bytes - len(data), _PIECE_BYTES)):
         data += piece
     return data
-
-
-@contextmanager
-def _damage_reported(path: Path) -> Iterator[None]:
-    """Turn the three ways in which gzip finds damage into one error."""
-    try:
-        yield
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataFormatError(
-            f"{path}: a packed file must unpack without errors, but gzip says “{error}”: {_AGAIN}"
-        ) from error

@@ -1,4 +1,4 @@
-"""How many samples does a dataset have, and does it give them by number or one after the other?"""
+"""The number of a dataset's samples, and whether they are read by number or one after another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAMED_AT_MOST = 8
 
 
 def is_stream(dataset: Any) -> bool:
-    """Tell whether a dataset's samples have no numbers, but come one after the other."""
+    """Tell whether a dataset's samples have no numbers, but come one after another."""
     return isinstance(dataset, IterableDataset)
 
 

@@ -1,33 +1,28 @@
-"""A worker's batches in the order in which it wants them: read here, or ahead in loader processes.
+"""A worker's batches in the order in which it needs them: read here, or prefetched by processes.
 
 ::
 
     places     (epoch 0, batch 0, shard 2) (0, 0, 3) (0, 1, 2) (0, 1, 3) … (1, 0, 2) …
-               ▲ given out   ▲──── under way in processes ────▲
+               ▲ given out   ▲──── requested from processes ──▲
 
-What comes next is known as long as the worker computes the same shards, step after step: the
-processes read on over the ends of epochs. Where the run goes back or the shards are divided anew,
-reading ahead begins anew from there. Shards taken over in the midst of a step are read here.
-What is read for a place depends on the place alone, so nobody sees who read it. Where a sampler
-says the order, each process asks it for itself, and what it says there is compared with what it
-says here.
+While the worker computes the same shards, the next places are known, across the ends of epochs.
+Where the run goes back or the shards are divided anew, prefetching starts again from there. Shards
+taken over within a step are read here. A batch depends on its place alone, not on who reads it.
+Where a sampler says the order, each process asks it, and compares the answer with the worker's.
 """
 
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import dropwhile, islice
-from types import TracebackType
+from itertools import dropwhile
 from typing import Any, NamedTuple
 
 import torch
 
 from unisono.data.fetch import Fetch
 from unisono.data.loader_processes import LoaderProcesses
-from unisono.data.pinning import pinned
-from unisono.device import can_pin
+from unisono.device import can_pin, pin
 from unisono.errors import LoadingError
 from unisono.plan.samples import SamplePlan
 
@@ -54,8 +49,8 @@ def upcoming(
     Args:
         plan: which samples are computed where.
         shards: those that the worker computes in every step, in order.
-        start: the first.
-        num_batches: global batches from the first epoch's first to the end, which is not listed.
+        start: the first place.
+        num_batches: see :class:`Loader`.
     """
     first = start.epoch * plan.steps_per_epoch + start.batch
     places = (
@@ -73,9 +68,8 @@ class Loader:
     Args:
         fetch: reads.
         plan: which samples are computed where.
-        num_processes: how many read ahead; 0: the worker reads for itself.
-        num_batches: global batches from the first epoch's first to the end; none is read ahead
-            beyond that.
+        num_processes: how many prefetch; 0: the worker reads for itself.
+        num_batches: how many global batches the run has in total.
         pin_memory: give batches out in pinned memory, where there is a GPU.
     """
 
@@ -93,7 +87,8 @@ class Loader:
         self._num_processes, self._num_batches = num_processes, num_batches
         # Two: reading ahead is in the next epoch before the worker is.
         self._epoch = functools.lru_cache(maxsize=2)(self._work_out)
-        self._ahead: _Ahead | None = None
+        self._ahead: LoaderProcesses | None = None
+        self._ahead_for: Sequence[int] = ()
 
     def batch(self, place: Place, shards: Sequence[int]) -> Any:
         """Give the batch of a place that has samples.
@@ -106,17 +101,13 @@ class Loader:
             LoadingError: a sample cannot be read, or a loader process has died.
         """
         batch = self._batch(place, shards)
-        return pinned(batch) if self._pins else batch
+        return pin(batch) if self._pins else batch
 
     def _batch(self, place: Place, shards: Sequence[int]) -> Any:
         if self._num_processes == 0 or place.shard not in shards:
             return self._read(place)
         try:
-            if self._ahead is None or not self._ahead.goes_on_with(place, shards):
-                self._end()
-                self._ahead = self._begin(place, shards)
-                self._ahead.fill()
-            return self._ahead.take()
+            return self._reading_on(place, shards).take()
         except LoadingError:
             # At once: whoever keeps the error keeps the loop, and would keep the processes.
             self._end()
@@ -125,12 +116,7 @@ class Loader:
     def __enter__(self) -> Loader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def _read(self, place: Place) -> Any:
@@ -154,43 +140,21 @@ class Loader:
         plan = self._plan
         return _Epoch(plan.order(epoch), plan.repeats(epoch), plan.digest(epoch))
 
-    def _begin(self, place: Place, shards: Sequence[int]) -> _Ahead:
+    def _reading_on(self, place: Place, shards: Sequence[int]) -> LoaderProcesses:
+        """Give processes that read a place next, and go on for these shards."""
+        ahead = self._ahead
+        if ahead is not None and ahead.under_way and self._ahead_for == shards:
+            next_place, _ = ahead.under_way[0]
+            if next_place == place:
+                return ahead
+        self._end()
         places = upcoming(self._plan, shards, place, self._num_batches)
         requests = ((place, self._epoch(place.epoch).digest) for place in places)
-        return _Ahead(LoaderProcesses(self._read_ahead, self._num_processes), shards, requests)
+        self._ahead_for = shards
+        self._ahead = LoaderProcesses(self._read_ahead, self._num_processes, requests)
+        return self._ahead
 
     def _end(self) -> None:
         if self._ahead is not None:
-            self._ahead.processes.close()
+            self._ahead.close()
             self._ahead = None
-
-
-class _Ahead:
-    """Processes that read ahead from one place on, for one set of shards. Final."""
-
-    def __init__(
-        self,
-        processes: LoaderProcesses,
-        shards: Sequence[int],
-        requests: Iterator[tuple[Place, str]],
-    ) -> None:
-        self.processes = processes
-        self._shards, self._requests = shards, requests
-        self._under_way: deque[Place] = deque()
-
-    def goes_on_with(self, place: Place, shards: Sequence[int]) -> bool:
-        """Tell whether this is what is read next."""
-        return self._shards == shards and bool(self._under_way) and self._under_way[0] == place
-
-    def take(self) -> Any:
-        """Wait for what is read next."""
-        batch = self.processes.receive()
-        self._under_way.popleft()
-        self.fill()
-        return batch
-
-    def fill(self) -> None:
-        """Have as many places read as the processes may have under way."""
-        for request in islice(self._requests, self.processes.room):
-            self.processes.send(request)
-            self._under_way.append(request[0])

@@ -1,18 +1,18 @@
-"""Loader processes: forks of a worker that do its reading ahead, and what comes of each in order.
+"""Loader processes: forks of a worker that read ahead.
 
 ::
 
     worker   ── request k ──►  pipe  ──► process k mod N:  work(request)
              ◄── result k ───  pipe  ◄──
 
-Requests are a few bytes and two a process at most, so sending one never blocks; a process whose
-result is not wanted yet waits in its pipe. Each pipe has one writer: where that dies, the reader
-sees the end at once. Invariant: no process outlives the worker (the kernel sees to that) or the
-call of :meth:`LoaderProcesses.close`.
+Requests take a few bytes and each process has at most two, so sending never blocks; a result waits
+in its pipe until it is wanted. Each pipe has one writer: if that dies, the reader sees the end at
+once. Invariant: no process outlives the worker (the kernel sees to that) or
+:meth:`LoaderProcesses.close`.
 
-Why not torch's DataLoader: it raises from a signal handler, so maybe in the midst of an update,
-when one of its processes dies (without that handler it waits for ever where one dies while it
-writes), and it wants shared memory and named sockets for tensors.
+torch's DataLoader is not used: it raises from a signal handler, possibly inside an update, when one
+of its processes dies (without that handler it waits for ever for one that dies while it writes),
+and it needs shared memory and named sockets for tensors.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -63,58 +65,52 @@ class _Loader:
 
 
 class LoaderProcesses:
-    """N processes that do `work`. Final; :meth:`close` ends them.
+    """N processes that work ahead on requests. Final; :meth:`close` ends them.
 
     Args:
         work: takes a request to its result; both can be pickled. It is inherited, not pickled.
         num_processes: N, at least 1.
+        requests: in the order in which results are wanted.
+
+    Attributes:
+        under_way: the requests whose results have not been taken, the next one first.
+
+    Raises:
+        LoadingError: a process has died.
     """
 
-    def __init__(self, work: Callable[[Any], Any], num_processes: int) -> None:
-        self._work = work
+    def __init__(
+        self, work: Callable[[Any], Any], num_processes: int, requests: Iterator[Any]
+    ) -> None:
+        self._work, self._requests = work, requests
         self._loaders: list[_Loader] = []
-        self._num_sent = self._num_received = 0
+        self.under_way: deque[Any] = deque()
+        self._num_sent = 0
         try:
             for _ in range(num_processes):
                 self._loaders.append(self._start())
+            self._send()
         except BaseException:
             self.close()
             raise
 
-    @property
-    def room(self) -> int:
-        """How many more requests may be under way now."""
-        return _AHEAD * len(self._loaders) - (self._num_sent - self._num_received)
-
-    def send(self, request: Any) -> None:
-        """Have a request worked on, if there is room.
+    def take(self) -> Any:
+        """Wait for the result of the next request.
 
         Raises:
-            LoadingError: the process has died.
+            LoadingError: the work raised, or a process has died.
         """
-        loader = self._loaders[self._num_sent % len(self._loaders)]
-        assert self.room > 0
-        self._num_sent += 1
-        try:
-            write_parcel(loader.requests_fd, request)
-        except BrokenPipeError:
-            raise _died(loader.process) from None
-
-    def receive(self) -> Any:
-        """Wait for the result of the earliest request that has not been received.
-
-        Raises:
-            LoadingError: the work raised, or the process has died.
-        """
-        loader = self._loaders[self._num_received % len(self._loaders)]
+        num_taken = self._num_sent - len(self.under_way)
+        loader = self._loaders[num_taken % len(self._loaders)]
         try:
             result = read_parcel(loader.results_fd)
         except EOFError:
             raise _died(loader.process) from None
-        self._num_received += 1
+        self.under_way.popleft()
         if isinstance(result, _Failed):
             cause = _TracebackThere(result.traceback)
             raise LoadingError(result.message, indices=result.indices) from cause
+        self._send()
         return result
 
     def close(self) -> None:
@@ -129,6 +125,18 @@ class LoaderProcesses:
             loader.process.join()
             loader.process.close()
         self._loaders.clear()
+
+    def _send(self) -> None:
+        """Have as many requests under way as there may be."""
+        room = _AHEAD * len(self._loaders) - len(self.under_way)
+        for request in islice(self._requests, room):
+            loader = self._loaders[self._num_sent % len(self._loaders)]
+            try:
+                write_parcel(loader.requests_fd, request)
+            except BrokenPipeError:
+                raise _died(loader.process) from None
+            self._num_sent += 1
+            self.under_way.append(request)
 
     def _start(self) -> _Loader:
         requests_there, requests_here = os.pipe()

@@ -1,15 +1,14 @@
-"""How does a batch get from a loader process to its worker? Through a plain pipe.
+"""Send a batch from a loader process to its worker, through a plain pipe.
 
 ::
 
     length │ pickle: the batch, with dtype, shape and strides of each tensor │ bytes of each tensor
     8 bytes
 
-Tensors are read straight into memory of their own, aligned as torch allocates it. They keep their
-strides, by which torch chooses its kernels, be they those of another layout with the same order:
-expanded ones are sent once, and what lies between the elements of a slice is not. There is no
-shared memory that could be full, no named socket, and a pipe with one writer says at once, even in
-the midst of a batch, that the writer has died. Only ever read from a process that this one forked.
+Tensors are read straight into memory that torch has allocated, so they are aligned as usual. They
+keep their strides, as torch chooses kernels by them. Expanded tensors are sent once, and what lies
+between the elements of a slice is not sent. Unlike shared memory, a pipe cannot be full for good,
+and it ends at once when its only writer dies. Only ever read from a process that this one forked.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class _Packer(pickle.Pickler):
         self._places: dict[int, int] = {}
 
     def persistent_id(self, obj: Any) -> Any:
-        # All others (sparse, of a class of their own) are torch's and numpy's to pickle.
+        # torch and numpy pickle all others: sparse tensors, subclasses.
         if type(obj) is torch.Tensor and _is_plain(obj):
             return self._leave_out(obj)
         if type(obj) is np.ndarray and _lies_in_its_own_way(obj):

@@ -1,20 +1,17 @@
-"""From a dataset that gives its samples one after the other to one shard's batch.
+"""Read one shard's batch from an ``IterableDataset``, which gives its samples one after another.
 
-Each process reads the whole stream and takes what it needs by position: shards are cut out of it as
-out of a map-style dataset that is not shuffled::
+Each process reads the whole stream and takes its samples by position, in the order of a map-style
+dataset that is not shuffled::
 
     stream     0 1 2 3 4 │ 5 6 7 8 9 │ 10 …      every process reads all of it
     shard      0 1 2 0 1 │ 2 0 1 2 0 │  1        and takes those of its shards
 
-What it has read of the global batch under way it keeps, as one shard comes after the other, and
-those of a lost worker come, too. A dataset that has a method ``shard(index, num_shards)`` is asked
-for each shard's part instead, so that nobody reads what it does not compute: the part's k-th sample
-is at position ``index + k * num_shards``. There are as many parts as shards, so the bits do not
-depend on the number of workers here either.
-
-Before each sample generators are seeded from (seed, epoch, position), as for map-style datasets.
-Where the run goes back or is resumed, the stream is read again from its start, and what was
-computed is left out.
+The samples of the current global batch are kept, for the other shards of this worker and for those
+of a lost one. A dataset with a method ``shard(index, num_shards)`` is asked for each shard's part
+instead, so nobody reads what it does not compute: the part's k-th sample is at position
+``index + k * num_shards``. There are as many parts as shards, so bits do not depend on the number
+of workers. Generators are seeded from (seed, epoch, position) before each sample. Where the run
+goes back or resumes, the stream is read again from its start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which transfers are given up? Those that stay slow, and those of more than was to come.
+"""Give up transfers that stay slow, or that bring more bytes than the file has.
 
-A time limit of a socket is from one byte to the next, so a server that gives a byte now and then
-would be listened to for days, and one that never ends until the disk is full.
+A socket's timeout counts from one byte to the next, so a server that sends a byte now and then
+would be waited for for days, and one that never ends would fill the disk.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-# A modem's pace is the slowest that anybody waits for: MNIST's largest file then takes half an
-# hour. It must be so slow all the time, as a line that stumbles recovers within seconds.
+# A modem's pace: MNIST's largest file then takes half an hour. Slower must last for SLOW_S, as a
+# connection that stumbles recovers within seconds.
 SLOWEST_BYTES_PER_S = 5_000
 SLOW_S = 30.0
 

@@ -1,6 +1,5 @@
-"""Programs that speak torch.distributed themselves, and what they import from Unisono.
+"""For programs that use torch.distributed themselves.
 
-``init`` sets the process group up and tears it down. ``DistributedDataParallel`` takes the place of
-torch's with one order of summation on every backend, ``DistributedSampler`` the place of torch's
-with every sample exactly once.
+``init`` sets the process group up and tears it down. ``DistributedDataParallel`` is torch's with
+one order of summation on every backend, ``DistributedSampler`` torch's with every sample once.
 """

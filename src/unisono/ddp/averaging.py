@@ -1,22 +1,26 @@
-"""How is a tensor averaged in the canonical order, whatever order the group's library sums in?
+"""Averages tensors in the canonical order, whatever order the group's library sums in.
 
-Where the library's own sum *is* canonical, it is asked for: the backend ``unisono`` adds along the
-tree of :mod:`unisono.plan.summation`, and of two numbers there is only one sum. Everywhere else
-the library moves bytes and we add::
+If the library's own sum is canonical, it is used: the backend ``unisono`` adds along the tree of
+:mod:`unisono.plan.summation`, and of two numbers there is only one sum. Otherwise the library
+moves bytes and we add::
 
     rank 0   a₀ a₁ a₂ ─┐               ┌─ a₀ b₀ c₀ → (a₀ + b₀) + c₀ ─┐
     rank 1   b₀ b₁ b₂ ─┤  all_to_all   ├─ a₁ b₁ c₁ → (a₁ + b₁) + c₁ ─┤  all_gather: all three
     rank 2   c₀ c₁ c₂ ─┘               └─ a₂ b₂ c₂ → (a₂ + b₂) + c₂ ─┘
 
-Each rank sends and receives what it would in a ring. The elements that are left when a tensor is
-cut into W equal slices travel with every slice, so everybody adds them up for itself.
+Each rank sends and receives what it would in a ring. The elements left over when a tensor is cut
+into W equal slices travel with every slice, so each rank adds them up for itself.
 
 Every element is multiplied by 1/W, rounded to its dtype, before it is added: that is what torch's
 DDP does, so its bits on the backend ``unisono`` are these bits too.
+
+Sparse tensors have some rows of a large one (``Embedding(sparse=True)`` gives such gradients).
+Each rank gathers and adds all of them: a row that a rank does not have adds nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,11 +28,11 @@ import torch.distributed as dist
 
 from unisono.c10d.group import Group
 from unisono.c10d.reduction import combine
-from unisono.ddp.byte_gather import as_bytes, gather_bytes
+from unisono.plan.summation import tree_sum
 
 
 def sums_in_order(group: dist.ProcessGroup) -> bool:
-    """Tell whether the group's own all_reduce adds dense tensors in the canonical order."""
+    """Return whether the group's own all_reduce adds dense tensors in the canonical order."""
     return isinstance(group, Group) or group.size() <= 2
 
 
@@ -45,54 +49,104 @@ def mean_in_order(tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int) 
     if sums_in_order(group):
         dist.all_reduce(tensor.mul_(1 / divisor), group=group)
     else:
-        exchange = send_slices(tensor, group, divisor)
-        exchange.work.wait()
-        share_sums(exchange, group)
+        work, finish = begin_mean(tensor, group, divisor)
+        work.wait()
+        finish()
 
 
-class SlicesUnderWay:
-    """A vector whose slices are on their way. Final.
+def begin_mean(
+    tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int
+) -> tuple[dist.Work, Callable[[], None]]:
+    """Begin to average a tensor with a library that only moves bytes.
 
-    Attributes:
-        vector: what is averaged; it gets the result.
-        num_even: how many of its elements are in slices; the rest goes to everybody.
-        sent: a row for each rank, its slice and the rest; kept until it has been sent.
-        arrived: a row from each rank, once `work` is done.
-        work: the all_to_all.
+    Collective: every rank calls it, with the arguments of :func:`mean_in_order`.
+
+    Returns:
+        A Work, and what to call once it is done, on every rank: that leaves the mean in `tensor`.
     """
-
-    def __init__(self, vector: torch.Tensor, num_ranks: int) -> None:
-        each, rest = divmod(vector.numel(), num_ranks)
-        self.vector = vector
-        self.num_even = each * num_ranks
-        self.sent = vector.new_empty(num_ranks, each + rest)
-        self.arrived = torch.empty_like(self.sent)
-        self.work: Any = None
-
-
-def send_slices(tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int) -> SlicesUnderWay:
-    """Send each rank its slice of a tensor, divided. Collective: every rank calls it."""
-    exchange = SlicesUnderWay(tensor.view(-1), group.size())
-    vector, sent, even = exchange.vector, exchange.sent, exchange.num_even
-    each, scale = even // group.size(), 1 / divisor
-    if even:
-        torch.mul(vector[:even].view(-1, each), scale, out=sent[:, :each])
-    sent[:, each:] = vector[even:] * scale
-    exchange.work = dist.all_to_all_single(
-        as_bytes(exchange.arrived), as_bytes(sent), group=group, async_op=True
+    num_ranks, vector, scale = group.size(), tensor.view(-1), 1 / divisor
+    each, rest = divmod(vector.numel(), num_ranks)
+    even = vector[: each * num_ranks]
+    sent = vector.new_empty(num_ranks, each + rest)
+    if each:
+        torch.mul(even.view(num_ranks, each), scale, out=sent[:, :each])
+    sent[:, each:] = vector[len(even) :] * scale
+    arrived = torch.empty_like(sent)
+    work: Any = dist.all_to_all_single(
+        _as_bytes(arrived), _as_bytes(sent), group=group, async_op=True
     )
-    return exchange
+
+    def finish() -> None:
+        total = torch.empty_like(sent[0])  # and so keeps `sent` until it has been sent
+        combine("SUM", arrived.unbind(), total)
+        if each:
+            gather_bytes(even, total[:each], group)
+        vector[len(even) :] = total[each:]
+
+    return work, finish
 
 
-def share_sums(exchange: SlicesUnderWay, group: dist.ProcessGroup) -> None:
-    """Add the slices that have arrived and give everybody the sums.
+def sparse_mean_in_order(
+    tensor: torch.Tensor, group: dist.ProcessGroup, divisor: int
+) -> torch.Tensor:
+    """Sum all ranks' sparse tensors, each divided by `divisor`, along the canonical tree.
 
-    Collective: every rank calls it. The tensor that :func:`send_slices` was given has the result.
+    Collective: every rank of the group calls it.
+
+    Args:
+        tensor: sparse (COO), of one shape, dtype and number of sparse dimensions on all ranks.
+        group: of any backend.
+        divisor: the number of ranks that count.
+
+    Returns:
+        The sum, coalesced, on every rank.
     """
-    vector, even = exchange.vector, exchange.num_even
-    each = even // group.size()
-    total = torch.empty_like(exchange.arrived[0])
-    combine("SUM", exchange.arrived.unbind(), total)
-    if even:
-        gather_bytes(vector[:even], total[:each], group)
-    vector[even:] = total[each:]
+    own = tensor.coalesce()
+    indices, values = own.indices(), own.values() * (1 / divisor)
+    counts = _gather(torch.tensor([values.shape[0]], device=values.device), group)
+    most = int(counts.max())
+    all_indices = _gather(_padded(indices.t(), most), group)
+    all_values = _gather(_padded(values, most), group)
+    parts = [
+        torch.sparse_coo_tensor(
+            all_indices[rank, :count].t(),
+            all_values[rank, :count],
+            tensor.shape,
+            is_coalesced=True,
+            check_invariants=False,
+        )
+        for rank, count in enumerate(counts.view(-1).tolist())
+    ]
+    return tree_sum(parts, lambda one, other: (one + other).coalesce())
+
+
+def gather_bytes(output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Concatenate all ranks' tensors. Collective: every rank of the group calls it.
+
+    Args:
+        output: contiguous; as large as all of them together.
+        tensor: contiguous, of one shape and dtype on all ranks, supported by the library or not.
+        group: of any backend.
+    """
+    # torch 2.13 gave it this name; before, it was the other one, which warns now.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(_as_bytes(output), _as_bytes(tensor), group=group)
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """View a contiguous tensor as bytes in a row: every library moves these."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _padded(rows: torch.Tensor, most: int) -> torch.Tensor:
+    padded = rows.new_zeros(most, *rows.shape[1:])
+    padded[: len(rows)] = rows
+    return padded
+
+
+def _gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Stack all ranks' tensors of one shape."""
+    stacked = tensor.new_empty(group.size(), *tensor.shape)
+    if tensor.numel():
+        gather_bytes(stacked, tensor.contiguous(), group)
+    return stacked

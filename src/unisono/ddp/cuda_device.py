@@ -1,7 +1,7 @@
-"""Which device does a worker compute on, and which backend talks between such devices?
+"""Chooses the device that a worker computes on, and the backend.
 
-:func:`num_gpus` is the one place of a worker that asks for GPUs; everything else follows from its
-answer. (The launcher, which must not begin to use CUDA, asks the driver: ``launch/gpus.py``.)
+Only :func:`num_gpus` asks for GPUs. (The launcher, which must not initialize CUDA, asks the driver:
+``launch/gpus.py``.)
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def choose(here: World, backend: str | None, gpus: int) -> tuple[str, torch.devi
     if gpus >= here.local_world_size:
         return backend, torch.device("cuda", here.local_rank)
     if gpus == 1:
-        # Slurm, say, shows each task its own GPU alone; it is number 0 for every one of them. If it
-        # is one and the same, the ranks find that out (`agreement.py`).
+        # For example Slurm shows each task its own GPU alone, as number 0. If all have the same
+        # one, `init_checks.py` refuses it.
         return backend, torch.device("cuda", 0)
     raise ValueError(
         f"each of the {here.local_world_size} workers of this host must have a GPU of its own for "
@@ -51,7 +51,7 @@ def choose(here: World, backend: str | None, gpus: int) -> tuple[str, torch.devi
 
 
 def name_of(device: torch.device) -> str:
-    """Name a GPU as no other one is named, in whatever process; empty for the CPU."""
+    """Return a GPU's unique name, the same in every process; empty for the CPU."""
     if device.type != "cuda":
         return ""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"

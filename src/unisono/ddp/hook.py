@@ -1,12 +1,11 @@
-"""What does DDP do with a bucket of gradients that is ready? Averages it in the canonical order.
+"""The hook that averages each bucket of a DDP model's gradients in the canonical order.
 
-torch takes one hook per model and never lets go of it. Ours is there from the start, so a hook that
-a program registers later is kept here, and runs instead.
+torch takes one hook per model for good. Ours is registered at the start, so a hook that a program
+registers later is kept here, and runs instead.
 
-On CPUs a bucket's exchange is finished when the hook returns. Finishing it while the backward pass
-goes on was tried: at the usual bucket size it was as fast or slower, since backward passes and
-gloo want the same cores. On NCCL all of it is only put on streams, in the same order on every rank,
-and the backward pass goes on meanwhile.
+On CPUs a bucket's exchange is finished when the hook returns. Finishing it during the backward pass
+was as fast or slower at the usual bucket size, since backward passes and gloo want the same cores.
+On NCCL all of it is only enqueued on streams, in the same order on every rank.
 """
 
 from __future__ import annotations
@@ -18,8 +17,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
-from unisono.ddp.averaging import mean_in_order, send_slices, share_sums, sums_in_order
-from unisono.ddp.sparse import sparse_mean_in_order
+from unisono.ddp.averaging import (
+    begin_mean,
+    mean_in_order,
+    sparse_mean_in_order,
+    sums_in_order,
+)
 
 Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
 
@@ -61,14 +64,14 @@ def _average_on_streams(
     The future of the all_to_all is complete as soon as that is enqueued, so what comes after it is
     enqueued at once, by the same thread, on a stream that waits for it; and DDP waits for that.
     """
-    exchange = send_slices(tensor, group, divisor)
+    work, finish = begin_mean(tensor, group, divisor)
 
-    def then_share(_: object) -> torch.Tensor:
-        exchange.work.wait()  # the stream, not the thread
-        share_sums(exchange, group)
+    def then_finish(_: object) -> torch.Tensor:
+        work.wait()  # the stream, not the thread
+        finish()
         return tensor
 
-    future: torch.futures.Future[torch.Tensor] = exchange.work.get_future().then(then_share)
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(then_finish)
     return future
 
 

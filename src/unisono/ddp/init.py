@@ -18,6 +18,7 @@ import gc
 import math
 import os
 import sys
+from dataclasses import asdict
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -26,8 +27,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.ddp.cuda_device import choose, name_of, num_gpus
-from unisono.ddp.hosts import is_one_host, place_among
-from unisono.ddp.init_checks import Choice, agreed_seed
+from unisono.ddp.init_checks import Choice, agreed_seed, is_one_host, place_among
 from unisono.ddp.rank_store import Ranks, ranks_for
 from unisono.notices import say
 from unisono.plan.seeds import seed_of
@@ -129,7 +129,7 @@ class Here:
             **more,
         )
         # Who holds the store must not end before the others have what they need of it.
-        ranks.tell_all("group", "")
+        ranks.gather("group", None)
         atexit.register(self._close_at_exit)
 
     def _close(self, *, has_failed: bool) -> None:
@@ -200,12 +200,12 @@ def init(backend: str | None = None, *, seed: int | None = 0, timeout_s: float =
         )
     place = world()
     ranks = ranks_for(place, timeout_s)
-    networks = ranks.tell_all("network", network_name())
+    networks = ranks.gather("network", network_name())
     place = place_among(place, networks, os.environ)
     backend, device = choose(place, backend, num_gpus())
     mine = Choice.made(backend, seed, name_of(device))
-    choices = ranks.tell_all("choice", mine.encode())
-    agreed = agreed_seed([Choice.decode(choice) for choice in choices])
+    choices = ranks.gather("choice", asdict(mine))
+    agreed = agreed_seed([Choice(**choice) for choice in choices])
     here = Here(place, device, backend, agreed)
     try:
         here._open(ranks, timeout_s, is_one_host=is_one_host(networks))

@@ -1,17 +1,17 @@
-"""What must fit together on all ranks of a group? Each tells its part, then all decide alike.
+"""Decisions of ``unisono.init`` that all ranks make alike, from what each has told the others.
 
-What a rank has chosen for itself may fit none of the others: another seed, another backend, where
-the ranks would wait for each other until the time is up, or a GPU that another one has, too.
+Ranks may have chosen different seeds, different backends (they would wait for each other until the
+time is up) or the same GPU.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from unisono.errors import MismatchError
+from unisono.world import SOMEBODY, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +32,12 @@ class Choice:
 
     @classmethod
     def made(cls, backend: str, seed: int | None, gpu: str) -> Choice:
-        """Choose, with a number that nobody can foresee."""
+        """Choose, with a random number as `drawn`."""
         return cls(backend, seed, int.from_bytes(os.urandom(7), "little"), gpu)
-
-    def encode(self) -> str:
-        """Write it as one line of JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def decode(cls, text: str) -> Choice:
-        """Read what :meth:`encode` wrote."""
-        return cls(**json.loads(text))
 
 
 def agreed_seed(choices: Sequence[Choice]) -> int:
-    """Check that the ranks' choices, in rank order, fit together, and take one seed for all.
+    """Check that the ranks' choices, in rank order, fit together; return the seed of all.
 
     Raises:
         MismatchError: ranks pass different seeds, or have different backends.
@@ -75,3 +66,31 @@ def agreed_seed(choices: Sequence[Choice]) -> int:
                 f'fewer workers, or pass `backend="unisono"` to compute on the CPU.'
             )
     return first.drawn if first.seed is None else first.seed
+
+
+def place_among(here: World, networks: Sequence[str], environ: Mapping[str, str]) -> World:
+    """Correct a worker's place by where the ranks are.
+
+    By hand, and in containers with one process each, RANK and WORLD_SIZE are often all that is set;
+    :func:`unisono.world` then takes all ranks for those of one host.
+
+    Args:
+        here: the place by the environment.
+        networks: what each rank is reached through, in rank order: equal on one host.
+        environ: the variables; what they say of a worker's place on its host is believed.
+
+    Returns:
+        `here`, or with ranks counted per host.
+    """
+    is_said = here.started_by != SOMEBODY or "LOCAL_RANK" in environ
+    if is_said or is_one_host(networks):
+        return here
+    near = [rank for rank, network in enumerate(networks) if network == networks[here.rank]]
+    return World(
+        here.rank, here.world_size, near.index(here.rank), len(near), started_by=here.started_by
+    )
+
+
+def is_one_host(networks: Sequence[str]) -> bool:
+    """Return whether all ranks reach each other over the loopback."""
+    return len(set(networks)) == 1

@@ -1,9 +1,9 @@
-"""Which is freed first, a DDP model's reducer or its process group? The reducer, always.
+"""Frees a DDP model's reducer before its process group.
 
-A program that calls ``destroy_process_group()`` and then lets go of its DDP model leaves the group
-to the model's reducer. That frees it while it holds the GIL, and gloo then waits there for its
-threads. Such a thread may be waiting for the GIL, to free what it has kept of the last call: a
-deadlock, at the end of every fifth program that makes its model inside of a function (torch 2.13).
+After ``destroy_process_group()`` the model's reducer may hold the group's last reference. It frees
+the group while it holds the GIL, and gloo then waits for its threads, one of which may wait for the
+GIL to free what is left of the last call: a deadlock at the end of every fifth program that makes
+its model inside of a function (torch 2.13).
 
 A group whose last reference is Python's is freed without the GIL. So one is kept until the reducer
 and its logger, which shares it, are gone: callbacks of weak references to such objects run after

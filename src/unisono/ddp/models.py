@@ -1,7 +1,7 @@
-"""Do all ranks have the same model? Asked before its first exchange, told to everybody.
+"""Checks that all ranks have the same model, before its first exchange.
 
-torch compares with rank 0's model and tells those that differ; rank 0 goes on, and waits. Here a
-fingerprint is compared by all, and only if fingerprints differ are the descriptions.
+torch compares with rank 0's model and raises on the ranks that differ, while rank 0 waits. Here
+all ranks compare fingerprints, and descriptions only if those differ, so all raise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOTHING = "nothing"
 
 
 def describe(named: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-    """Say in a line each what parameters and buffers are: ``fc.bias: float32 (10,)``."""
+    """Describe each parameter and buffer in a line: ``fc.bias: float32 (10,)``."""
     lines = []
     for name, tensor in named:
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -30,7 +30,7 @@ def describe(named: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
 
 
 def check_equal(lines: Sequence[str], group: dist.ProcessGroup, device: torch.device) -> None:
-    """Compare what :func:`describe` said. Collective: every rank of the group calls it.
+    """Compare the lines of :func:`describe`. Collective: every rank of the group calls it.
 
     Names may differ, as only the order counts.
 
@@ -39,7 +39,7 @@ def check_equal(lines: Sequence[str], group: dist.ProcessGroup, device: torch.de
     """
     text = "\n".join(lines).encode()
     # Names are for the message only.
-    shapes = "\n".join(line.partition(": ")[2] for line in lines).encode()
+    shapes = "\n".join(_shapes(lines)).encode()
     head = hashlib.sha256(shapes).digest() + len(text).to_bytes(_SIZE_BYTES, "little")
     heads = _gather(head, len(head), group, device)
     if len({one[:_FINGERPRINT_BYTES] for one in heads}) == 1:
@@ -51,7 +51,7 @@ def check_equal(lines: Sequence[str], group: dist.ProcessGroup, device: torch.de
 
 
 def difference(models: Sequence[Sequence[str]], ranks: Sequence[int]) -> str:
-    """Say where models first differ from the first rank's.
+    """Describe where models first differ from the first rank's.
 
     Args:
         models: the description of each rank's, not all equal.

@@ -1,8 +1,8 @@
-"""Are the names of a state dict those of the model, or those of the DDP around it?
+"""Tells a model's own state dict from that of the DDP around it.
 
-DDP keeps its model under the name ``module``, so its state dicts say ``module.fc.weight`` where
-the model's say ``fc.weight``. The model may have parts of the name ``module`` itself; so what a
-dict means is told by which reading of it finds more of the model.
+DDP keeps its model under the name ``module``, so its state dicts have ``module.fc.weight`` where
+the model's have ``fc.weight``. The model may have parts called ``module`` itself, so the reading
+that finds more of the model counts.
 """
 
 from __future__ import annotations

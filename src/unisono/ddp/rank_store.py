@@ -1,18 +1,18 @@
-"""Where do ranks leave word for each other while a process group is made? In a store of torch's.
+"""The store of torch's through which ranks exchange messages while a process group is made.
 
-Alone: in memory. Where MASTER_ADDR and MASTER_PORT say where rank 0 is: there, as ``env://`` does.
-Else the workers are on one host and find each other as those of a :class:`unisono.Run` do; the
-store is then a file without a name, a memfd of rank 0 that the others reach through /proc: no port,
-and nothing that could be left over.
+A single worker has it in memory. With MASTER_ADDR and MASTER_PORT it is at rank 0, as for
+``env://``. Otherwise the workers are on one host and find each other as those of a
+:class:`unisono.Run` do; the store is then a memfd of rank 0, which the others reach through /proc:
+no port, and nothing that could be left over.
 
-A process has one store for all the groups that it makes, one after the other; each has keys of its
-own in it. So have those of the program that the same torchrun's workers run next, and those that it
-starts again after a failure.
+A process has one store for all groups that it makes, one after the other, each with its own keys;
+so has the next program of the same torchrun's workers, and each restart after a failure.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import time
 from datetime import timedelta
@@ -37,7 +37,7 @@ _LOOK_EVERY_S = 0.2
 
 
 class Ranks:
-    """The ranks of a group that is being made, who tell each other things. Final.
+    """The ranks of a group that is being made. Final.
 
     Args:
         store: common to all, with keys that nobody else uses.
@@ -49,34 +49,34 @@ class Ranks:
     def __init__(self, store: Store, here: World, timeout_s: float, team: Team | None) -> None:
         self.store = store
         self._here, self._timeout_s, self._team = here, timeout_s, team
-        self._is_told = False
+        self._has_said = False
 
-    def tell_all(self, what: str, mine: str) -> list[str]:
-        """Tell all ranks something and hear theirs, in rank order. Collective: every rank calls it.
+    def gather(self, what: str, mine: object) -> list[Any]:
+        """Gather a JSON value of every rank, in rank order. Collective: every rank calls it.
 
-        Rank 0, with which the store may end, returns when all have heard.
+        Rank 0, with which the store may end, returns when all ranks have all values.
 
         Raises:
-            RendezvousError: somebody did not come in time.
-            PeerLostError: somebody has ended.
+            RendezvousError: a rank did not come in time.
+            PeerLostError: a rank has ended.
         """
         rank, ranks = self._here.rank, range(self._here.world_size)
         try:
-            self.store.set(f"{what} of {rank}", mine)
-            heard = [self._hear(f"{what} of {other}", other) for other in ranks]
-            self.store.set(f"{what} heard by {rank}", "")
+            self.store.set(f"{what} of {rank}", json.dumps(mine))
+            values = [json.loads(self._read(f"{what} of {other}", other)) for other in ranks]
+            self.store.set(f"{what} read by {rank}", "")
             if rank == 0:
                 for other in ranks:
-                    self._hear(f"{what} heard by {other}", other)
+                    self._read(f"{what} read by {other}", other)
         finally:
             self.store.set_timeout(timedelta(seconds=self._timeout_s))
-        return heard
+        return values
 
-    def _hear(self, key: str, rank: int) -> str:
+    def _read(self, key: str, rank: int) -> str:
         begun_s = time.monotonic()
         waited_s = 0.0
         while True:
-            # First of all: what somebody has said before it ended is heard.
+            # Before the look into the store: what a rank wrote before it ended counts.
             gone = self._first_gone(rank)
             patience_s = min(self._patience_s(), self._timeout_s - waited_s)
             self.store.set_timeout(timedelta(seconds=patience_s))
@@ -87,30 +87,30 @@ class Ranks:
                 now_s = time.monotonic()
                 waited_s = now_s - begun_s
                 if gone is not None:
-                    raise self._left(gone) from error
+                    raise self._gone_error(gone) from error
                 # A store that fails at once will not get better.
                 if waited_s >= self._timeout_s - 0.001 or now_s - asked_s < patience_s / 2:
-                    raise self._missing(rank, error) from error
-            if waited_s >= _NOTICE_AFTER_S and not self._is_told:
-                self._is_told = True
+                    raise self._missing_error(rank, error) from error
+            if waited_s >= _NOTICE_AFTER_S and not self._has_said:
+                self._has_said = True
                 say(
                     f"rank {self._here.rank} has waited {waited_s:.0f} s in `unisono.init` for "
                     f"rank {rank}."
                 )
 
     def _patience_s(self) -> float:
-        """Tell for how long to wait before looking around, in seconds."""
+        """Return how long to wait before the next check of the others, in seconds."""
         if self._team is not None:
             return _LOOK_EVERY_S
-        return self._timeout_s if self._is_told else _NOTICE_AFTER_S
+        return self._timeout_s if self._has_said else _NOTICE_AFTER_S
 
     def _first_gone(self, rank: int) -> int | None:
-        """Tell which of those has ended whose word is needed: `rank`, or 0, who has the store."""
+        """Return which needed rank has ended: `rank`, or 0, which has the store; None if none."""
         if self._team is None:
             return None
         return next((other for other in (rank, 0) if self._team.has_left(other)), None)
 
-    def _left(self, rank: int) -> PeerLostError:
+    def _gone_error(self, rank: int) -> PeerLostError:
         return PeerLostError(
             f"every rank must come to `unisono.init` and stay until all have come, but rank "
             f"{rank} has ended while rank {self._here.rank} waits there: look at what it has said, "
@@ -118,7 +118,7 @@ class Ranks:
             rank=rank,
         )
 
-    def _missing(self, rank: int, error: Exception) -> RendezvousError:
+    def _missing_error(self, rank: int, error: Exception) -> RendezvousError:
         return RendezvousError(
             f"every rank must come to `unisono.init`, but rank {rank} did not come in time to "
             f"where rank {self._here.rank} is ({error}): look whether it was started, and what it "
@@ -127,12 +127,12 @@ class Ranks:
 
 
 def ranks_for(here: World, timeout_s: float) -> Ranks:
-    """Find the others, in the store of this process, with keys that no group before has used.
+    """Find the other ranks, in this process's store, with keys that no earlier group has used.
 
     Collective: every rank calls it.
 
     Raises:
-        ValueError: it is not said where rank 0 is, or by half.
+        ValueError: the environment does not say, or half, where rank 0 is.
         RendezvousError: the workers cannot find each other.
     """
     given = [name for name in _MASTER if os.environ.get(name)]

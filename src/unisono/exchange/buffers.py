@@ -1,8 +1,8 @@
-"""Buffers of the model (BatchNorm's statistics, say): every shard starts from the same ones.
+"""The model's buffers (for example BatchNorm's statistics): every shard starts from the same ones.
 
-Those that the first non-empty shard leaves behind are kept, as DDP keeps rank 0's. The arena
-holds them twice: a step reads one copy and writes the other, then the two change places. A buffer
-keeps its identity, as a parameter does; only its memory is exchanged.
+Those that the first non-empty shard leaves are kept, as DDP keeps rank 0's. The arena holds them
+twice: a step reads one copy and writes the other, then the two change places. A buffer keeps its
+identity, as a parameter does; only its memory is exchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from unisono.state.model_buffers import buffer_at, homes_of_buffers, lazy_homes
 
 
 class Buffers:
-    """The model's buffers, in one private block that is saved and restored as a whole. Final."""
+    """The model's buffers, in one private block that is saved and restored as a whole. Final.
+
+    Attributes:
+        slots: the layout that the arena reserves, twice.
+        now: which of the arena's two copies is the present one.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         named = homes_of_buffers(model)
@@ -23,36 +28,26 @@ class Buffers:
         self._homes = list(named.values())
         self._lazy = lazy_homes(model)
         self._tensors = [buffer_at(homes[0]) for homes in self._homes]
-        self._slots = lay_out(self._tensors)
-        self._block = torch.zeros(size_of(self._slots), dtype=torch.uint8)
+        self.slots = lay_out(dict(zip(named, self._tensors, strict=True)))
+        self._block = torch.zeros(size_of(self.slots), dtype=torch.uint8)
         self._start = torch.zeros_like(self._block)
         self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._now = 0
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """The layout that the arena reserves, twice."""
-        return tuple(self._slots)
-
-    @property
-    def now(self) -> int:
-        """Which of the arena's two copies is the present one."""
-        return self._now
+        self.now = 0
 
     def bind(self, arena: Arena) -> None:
         """Move the buffers into the block, with the values they have."""
-        for tensor, slot in zip(self._tensors, self._slots, strict=True):
+        for tensor, slot in zip(self._tensors, self.slots, strict=True):
             view = _view(self._block, slot)
             view.copy_(tensor)
             tensor.data = view
-        self._now = 0
-        if self._slots:
+        self.now = 0
+        if self.slots:
             self._shared = (arena.buffers[0].everything(), arena.buffers[1].everything())
 
     def give(self) -> None:
         """Give this worker's values to all."""
         if self._shared is not None:
-            self._shared[self._now].copy_(self._block)
+            self._shared[self.now].copy_(self._block)
 
     def load(self, now: int) -> None:
         """Take over the values of one of the arena's copies, the present one from now on."""
@@ -60,7 +55,7 @@ class Buffers:
             for module, key in homes:
                 # What a forward pass put in its place is undone, too.
                 module._buffers[key] = tensor
-        self._now = now
+        self.now = now
         if self._shared is not None:
             self._block.copy_(self._shared[now])
 
@@ -86,14 +81,14 @@ class Buffers:
         """Publish what the first non-empty shard left, for the next step."""
         self._collect()
         if self._shared is not None:
-            self._shared[1 - self._now].copy_(self._block)
+            self._shared[1 - self.now].copy_(self._block)
 
     def commit(self) -> None:
         """Finish a step: the buffers are those that were kept."""
         if self._shared is not None:
             self._collect()
-            self._now = 1 - self._now
-            self._block.copy_(self._shared[self._now])
+            self.now = 1 - self.now
+            self._block.copy_(self._shared[self.now])
 
     def _collect(self) -> None:
         """Take back the values of buffers that the forward pass replaced by new tensors.

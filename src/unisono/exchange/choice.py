@@ -1,20 +1,21 @@
-"""Which exchange does a run use? What it computes does not depend on it."""
+"""Choose the exchange of a run; results do not depend on it."""
 
 from __future__ import annotations
 
 import os
 
+from unisono.exchange.protocol import Exchange
 from unisono.exchange.shared import SharedExchange
 from unisono.exchange.staged import StagedExchange
 
 EXCHANGE_VARIABLE = "UNISONO_EXCHANGE"
-_EXCHANGES: dict[str, type[SharedExchange] | type[StagedExchange]] = {
+_EXCHANGES: dict[str, type[Exchange]] = {
     "shared": SharedExchange,
     "staged": StagedExchange,
 }
 
 
-def chosen() -> type[SharedExchange] | type[StagedExchange]:
+def chosen() -> type[Exchange]:
     """Find the exchange that the environment names; workers share their memory if it names none.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Which shards does each worker compute in this step, and which pieces does it add up and update?
+"""Which shards each worker computes in a step, and which pieces it adds up and updates.
 
-Follows from who is a member. Where somebody is lost in the midst of a step, what the others have
-computed stays theirs, and they divide the rest among themselves.
+Follows from the membership. Where a worker is lost within a step, the others keep what they have
+computed and divide the rest among themselves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unisono.workers.team import Team
 
 
 class Division:
-    """What is this worker's, and what is whose. Final.
+    """The division of one loop's work. Final.
 
     Args:
         team: the workers.

@@ -1,8 +1,8 @@
-"""Where the optimizer's state of element-wise optimizers lies, for workers that update pieces."""
+"""Where the state of element-wise optimizers lies, for workers that update pieces."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -26,24 +26,29 @@ class StateKey:
     is_array: bool
 
 
+StateKeys = list[dict[str, StateKey]]
+"""For each parameter that is updated, the names of its state's tensors and where they lie."""
+
+
 def plan_state(
-    optimizer: Optimizer, parameters: Sequence[torch.nn.Parameter]
-) -> tuple[list[dict[str, StateKey]], list[torch.Tensor]]:
-    """List the optimizer state of every parameter, and an example of each tensor."""
-    keys: list[dict[str, StateKey]] = [{} for _ in parameters]
-    examples: list[torch.Tensor] = []
-    index_of = {id(parameter): index for index, parameter in enumerate(parameters)}
+    optimizer: Optimizer, parameters: Mapping[str, torch.nn.Parameter]
+) -> tuple[StateKeys, dict[str, torch.Tensor]]:
+    """List the optimizer state of every parameter, and an example of each tensor by its name."""
+    keys: StateKeys = [{} for _ in parameters]
+    examples: dict[str, torch.Tensor] = {}
+    places = {id(p): (name, of) for (name, p), of in zip(parameters.items(), keys, strict=True)}
     for group in optimizer.param_groups:
         state_of = {
             dtype: state_like(optimizer, group, dtype)
             for dtype in {parameter.dtype for parameter in group["params"]}
         }
         for parameter in group["params"]:
-            for name, example in sorted(state_of[parameter.dtype].items()):
+            name, of_parameter = places[id(parameter)]
+            for key, example in sorted(state_of[parameter.dtype].items()):
                 is_array = example.numel() == 4
-                keys[index_of[id(parameter)]][name] = StateKey(len(examples), is_array)
+                of_parameter[key] = StateKey(len(examples), is_array)
                 like = torch.empty_like(parameter, dtype=example.dtype, device="meta")
-                examples.append(like if is_array else example.reshape(()))
+                examples[f"{key}/{name}"] = like if is_array else example.reshape(())
     return keys, examples
 
 
@@ -52,24 +57,15 @@ class Homes:
 
     Args:
         arena: where all of it lies.
-        keys: for each parameter, its state's names and where they lie.
+        keys: of the optimizer's state.
+
+    Attributes:
+        known: which parameters have optimizer state: a byte for each, 1 for those.
     """
 
-    def __init__(self, arena: Arena, keys: Sequence[dict[str, StateKey]]) -> None:
+    def __init__(self, arena: Arena, keys: StateKeys) -> None:
         self._arena, self.keys = arena, keys
-
-    @property
-    def known(self) -> bytes:
-        """Which parameters have optimizer state: a byte for each, 1 for those."""
-        return self._arena.whose
-
-    @known.setter
-    def known(self, flags: bytes) -> None:
-        self._arena.whose = flags
-
-    def note_state(self, index: int) -> None:
-        """Note that one parameter has optimizer state."""
-        self._arena.note_state(index)
+        self.known = arena.whose
 
     def parameter(self, piece: Piece) -> torch.Tensor:
         """View a piece of a parameter, as a vector."""

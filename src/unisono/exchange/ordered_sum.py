@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from unisono.exchange.parts import Parts, presence
 from unisono.plan.slices import Piece
-from unisono.plan.summation import Node, additions_over
+from unisono.plan.summation import Node, additions_over, tree_sum
 
 _PROGRAMS_AT_MOST = 256
+_Vectors = Sequence[torch.Tensor]
+_Act = tuple[Callable[..., object], list[torch.Tensor], list[torch.Tensor]]
 
 
 class OrderedSum:
@@ -40,17 +43,16 @@ class OrderedSum:
         in_place: bool,
     ) -> None:
         self._published = published
-        self._parts = [part.lo for part in parts]
+        self._parts = tuple(parts)
         self.pieces = pieces
-        self._additions = additions_over(parts, num_shards)
-        self._views = {lo: published.views(lo, pieces) for lo in self._parts}
-        written = {into for into, _ in self._additions} | {0}
-        self._sums = {
-            lo: views if in_place or lo not in written else list(map(torch.empty_like, views))
-            for lo, views in self._views.items()
-        }
-        self._is_copied = {lo: self._sums[lo] is not self._views[lo] for lo in self._parts}
-        self.totals = self._sums[0]
+        self._views = [published.views(part.lo, pieces) for part in parts]
+        first = next(at for at, part in enumerate(parts) if part.lo == 0)
+        written = {first} | {into for into, _ in additions_over(num_shards, self._parts)}
+        self._sums = [
+            views if in_place or at not in written else list(map(torch.empty_like, views))
+            for at, views in enumerate(self._views)
+        ]
+        self.totals = self._sums[first]
         self._programs: dict[tuple[bytes, ...], _Program] = {}
 
     def add(self) -> tuple[bool, ...]:
@@ -60,7 +62,7 @@ class OrderedSum:
             For each parameter, whether any shard had a gradient for it; only then are its totals
             defined.
         """
-        flags = tuple(map(self._published.flags, self._parts))
+        flags = tuple(self._published.flags(part.lo) for part in self._parts)
         program = self._programs.get(flags)
         if program is None:
             if len(self._programs) >= _PROGRAMS_AT_MOST:
@@ -72,34 +74,34 @@ class OrderedSum:
 
     def _compile(self, flags: tuple[bytes, ...]) -> _Program:
         """Work out what to do when the parts have gradients for just these parameters."""
-        present = {lo: presence(row) for lo, row in zip(self._parts, flags, strict=True)}
-        actions = [
-            self._act(torch._foreach_copy_, self._sums[lo], self._views[lo], present[lo])
-            for lo in self._parts
-            if self._is_copied[lo]
-        ]
-        for into, other in self._additions:
-            here, there = present[into], present[other]
-            both = [a and b for a, b in zip(here, there, strict=True)]
-            alone = [b and not a for a, b in zip(here, there, strict=True)]
-            sums, more = self._sums[into], self._sums[other]
-            actions.append(self._act(torch._foreach_add_, sums, more, both))
-            actions.append(self._act(torch._foreach_copy_, sums, more, alone))
-            present[into] = [a or b for a, b in zip(here, there, strict=True)]
-        return _Program(tuple(act for act in actions if act[1]), tuple(present[0]))
+        actions: list[_Act] = []
 
-    def _act(
-        self,
-        act: Callable[..., object],
-        into: Sequence[torch.Tensor],
-        other: Sequence[torch.Tensor],
-        wanted: Sequence[bool],
-    ) -> _Act:
-        positions = [n for n, piece in enumerate(self.pieces) if wanted[piece.index]]
-        return act, [into[n] for n in positions], [other[n] for n in positions]
+        def act(what: Callable[..., object], into: _Vectors, other: _Vectors, on: set[int]) -> None:
+            positions = [n for n, piece in enumerate(self.pieces) if piece.index in on]
+            if positions:
+                actions.append((what, [into[n] for n in positions], [other[n] for n in positions]))
+
+        def add(one: _Sum, other: _Sum) -> _Sum:
+            act(torch._foreach_add_, one.vectors, other.vectors, one.present & other.present)
+            act(torch._foreach_copy_, one.vectors, other.vectors, other.present - one.present)
+            return _Sum(one.vectors, one.present | other.present)
+
+        values = []
+        for views, sums, row in zip(self._views, self._sums, flags, strict=True):
+            present = {index for index, there in enumerate(presence(row)) if there}
+            if sums is not views:
+                act(torch._foreach_copy_, sums, views, present)
+            values.append(_Sum(sums, present))
+        total = tree_sum(values, add, self._parts)
+        is_present = tuple(index in total.present for index in range(len(flags[0]) - 1))
+        return _Program(tuple(actions), is_present)
 
 
-_Act = tuple[Callable[..., object], list[torch.Tensor], list[torch.Tensor]]
+class _Sum(NamedTuple):
+    """Where the sum of some shards is, and which parameters any of them had a gradient for."""
+
+    vectors: _Vectors
+    present: set[int]
 
 
 @dataclass(frozen=True, slots=True)

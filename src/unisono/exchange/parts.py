@@ -1,4 +1,4 @@
-"""The parts that workers have published, in host memory, each in the slot of its first shard.
+"""Published parts in host memory, each in the slot of its first shard.
 
 A parameter that got no gradient from any shard of a part adds nothing to the sum: a byte a
 parameter says which have one.
@@ -16,7 +16,7 @@ from unisono.plan.summation import Node
 
 Gradients = Sequence["torch.Tensor | None"]
 
-_COMPLETE, _PRESENT, _ABSENT = b"\1", 1, 0
+_PRESENT, _ABSENT = 1, 0
 
 
 class Parts:
@@ -41,10 +41,10 @@ class Parts:
             slots = self._slots[part.lo] = self._arena.gradients[part.lo].tensors()
         present = [g for g in gradients if g is not None]
         if len(present) == len(slots):
-            self._arena.write_flags(part.lo, _COMPLETE)
+            self._arena.flags[part.lo][0] = _PRESENT
         else:
-            flags = bytes(_ABSENT if g is None else _PRESENT for g in gradients)
-            self._arena.write_flags(part.lo, b"\0" + flags)
+            flags = (_ABSENT, *(_ABSENT if g is None else _PRESENT for g in gradients))
+            self._arena.flags[part.lo][:] = bytes(flags)
             slots = [slot for slot, g in zip(slots, gradients, strict=True) if g is not None]
         if present:
             with torch.no_grad():
@@ -52,7 +52,7 @@ class Parts:
 
     def flags(self, lo: int) -> bytes:
         """Read which parameters the part in slot `lo` has gradients for; see :func:`presence`."""
-        return self._arena.read_flags(lo)
+        return bytes(self._arena.flags[lo])
 
     def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """View pieces of the part in slot `lo`, as vectors."""
@@ -62,8 +62,8 @@ class Parts:
 
 def presence(flags: bytes) -> list[bool]:
     """Say for each parameter whether a part has a gradient for it, from :meth:`Parts.flags`."""
-    complete = flags[:1] == _COMPLETE
-    return [complete or flag != _ABSENT for flag in flags[1:]]
+    is_complete, *each = flags
+    return [bool(is_complete or flag) for flag in each]
 
 
 def _copy(slots: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""The seam between a step and whatever carries its gradients: what every exchange can do.
+"""The seam between a step and whatever carries its gradients: what every exchange does.
 
 ::
 
@@ -8,30 +8,48 @@
     all_sums, agree   where something needs more than its own pieces: a norm, a vote
     share             ─── all meet ───  what was updated is everybody's
 
-Records, buffers and snapshots are in the host's memory whatever the exchange is, so it is known who
-has done what when a worker is lost (:class:`RunMemory`). Which exchange a run uses is not part of
-its identity: one may save what another loads.
+Published parts, records, buffers and snapshots are in the host's memory whatever the exchange is,
+so it is known who has done what when a worker is lost (:class:`RunMemory`). The exchange is not
+part of a run's identity: one may save what another loads.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
+from unisono.errors import CheckpointError
 from unisono.exchange.buffers import Buffers
 from unisono.exchange.division import Division
-from unisono.exchange.homes import Homes
-from unisono.exchange.run_memory import RunMemory
+from unisono.exchange.homes import Homes, StateKeys
+from unisono.exchange.ordered_sum import OrderedSum
+from unisono.exchange.parts import Gradients, Parts
+from unisono.exchange.run_memory import RunMemory, plan_of
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
+from unisono.state.contents import named_parameters, updated_parameters
+from unisono.state.optimizer_state import apply_state, check_told, group_options, take_state
+from unisono.state.saved import apply_groups
+from unisono.workers.supervisor import Live
+from unisono.workers.team import Team
 
-Gradients = Sequence["torch.Tensor | None"]
 
+class Exchange(ABC):
+    """Carries the gradients of one loop. Every method but `publish` and `add_up` is collective.
 
-class Exchange(Protocol):
-    """Carries the gradients of one loop. Every method but `publish` and `totals` is collective.
+    Args:
+        model: whose parameters and buffers the exchange keeps alike while it is bound.
+        optimizer: the user's.
+        shards: S.
+        team: the workers.
+        new_key: names the memory, where a new one is needed.
+        previous: the memory of an earlier loop of the same run.
+        live: how this worker joins a loop that the others are in; None: it begins with them.
 
     Attributes:
         parameters: those that the optimizer updates, in an order that is the same everywhere.
@@ -41,56 +59,94 @@ class Exchange(Protocol):
         memory: what the workers of this host share.
         homes: where parameters and optimizer state lie in pieces; None: whoever updates does so
             with whole parameters and the state that its own optimizer has.
+        have_all: whether every worker has the whole state; else the leader alone updates, and has
+            the optimizer's state.
+        pieces: what this worker adds up: pieces of the parameters, or all of them whole.
+        totals: the sums over `pieces`, as vectors.
+        whole: the sums of all parameters, as those lie; see :meth:`all_sums`.
     """
 
-    parameters: list[torch.nn.Parameter]
-    fixed: list[torch.nn.Parameter]
-    buffers: Buffers
-    division: Division
-    memory: RunMemory
-    homes: Homes | None
+    homes: Homes | None = None
+    have_all = True
+    pieces: Sequence[Piece]
+    totals: Sequence[torch.Tensor]
+    whole: list[torch.Tensor]
+    _sum: OrderedSum
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        shards: int,
+        team: Team,
+        new_key: int,
+        previous: RunMemory | None = None,
+        live: Live | None = None,
+    ) -> None:
+        self._model, self._optimizer, self._team = model, optimizer, team
+        updated = updated_parameters(model, optimizer)
+        named = named_parameters(model, optimizer)
+        fixed = {name: named[name] for name in named if name not in updated}
+        self.parameters, self.fixed = list(updated.values()), list(fixed.values())
+        self._all = [*self.parameters, *self.fixed]
+        self.buffers = Buffers(model)
+        keys, states = self._plan_state(updated)
+        loop = None if live is None else live.loop
+        self.memory = RunMemory(
+            plan_of(updated, fixed, states, self.buffers.slots, shards),
+            keys,
+            team,
+            key=None if loop is None else loop["key"],
+            previous=previous,
+            new_key=new_key,
+        )
+        self.buffers.bind(self.memory.arena)
+        self._parts = Parts(self.memory.arena)
+        self._bind(keys, None if loop is None else live)
+        self.trust_leader()
+        self.division = Division(team, shards, [p.numel() for p in self.parameters])
+        self._plan_sum()
 
     @property
     def acts(self) -> bool:
         """Whether this worker updates."""
-
-    @property
-    def whole(self) -> list[torch.Tensor]:
-        """The sums of all parameters, as those lie; see :meth:`all_sums`."""
+        return self.have_all or self._team.is_leader
 
     @property
     def is_lost(self) -> bool:
         """Whether what only one worker had was lost with it, and the run has to go back."""
+        return not self.have_all and self._team.membership.leader != self._leader
 
-    @property
-    def have_all(self) -> bool:
-        """Whether every worker has the whole state, so that the leader may be lost at any time."""
+    def trust_leader(self) -> None:
+        """Treat the present leader's state as the run's."""
+        self._leader = self._team.membership.leader
 
     def divide(self) -> None:
         """Divide the work anew among those who are members now."""
+        self.division.divide()
+        self._plan_sum()
 
     def publish(self, part: Node, gradients: Gradients) -> None:
-        """Show the others a part of this worker's, which may be lost from here on.
+        """Show the others a part of this worker's, which may be lost from now on.
 
         Raises:
             TypeError: a gradient is sparse.
         """
+        self._parts.publish(part, gradients)
 
     def gather(self, purpose: str) -> list[Node] | None:
-        """Meet the others once the own parts are published.
+        """Meet the others once this worker's parts are published.
 
         Returns:
-            None once everybody's are. Else somebody was lost, and these are to be published, too,
-            maybe none; then this is called again.
+            None if all parts are there. Else a worker was lost: publish these, too (maybe none),
+            and call this again.
         """
-
-    @property
-    def pieces(self) -> Sequence[Piece]:
-        """What this worker adds up: pieces of the parameters, or all of them whole."""
-
-    @property
-    def totals(self) -> Sequence[torch.Tensor]:
-        """The sums over :attr:`pieces`, as vectors."""
+        if self._team.meet(purpose):
+            return None
+        more = self.division.take_over()
+        self._plan_sum()
+        return more
 
     def add_up(self) -> tuple[bool, ...]:
         """Add up this worker's pieces of all parts, in tree order.
@@ -99,7 +155,9 @@ class Exchange(Protocol):
             For each parameter, whether any shard had a gradient for it; only then are its sums
             defined.
         """
+        return self._sum.add()
 
+    @abstractmethod
     def all_sums(self, purpose: str) -> bool:
         """Wait until :attr:`whole` has everybody's sums.
 
@@ -107,6 +165,7 @@ class Exchange(Protocol):
             Whether it has; False if somebody was lost.
         """
 
+    @abstractmethod
     def are_read(self, purpose: str) -> bool:
         """Wait until everybody has read :attr:`whole`, before own sums are changed.
 
@@ -114,15 +173,17 @@ class Exchange(Protocol):
             Whether everybody has; False if somebody was lost.
         """
 
+    @abstractmethod
     def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
-        """Hear what those say whose sums this worker does not have; the same list for all.
+        """Collect a value from all whose sums this worker does not have; the same list for all.
 
         Returns:
             None if somebody was lost.
         """
 
+    @abstractmethod
     def share(self, purpose: str) -> bool:
-        """Have what this worker has updated, and what the others have, be everybody's.
+        """Make what this worker and the others have updated everybody's.
 
         Returns:
             Whether it is; False if somebody was lost and :meth:`load` has to be called.
@@ -141,24 +202,93 @@ class Exchange(Protocol):
         Returns:
             The slot; it is whole once everybody has done so.
         """
-
-    def trust_leader(self) -> None:
-        """Take what the leader has, and others may not have, for that of the run."""
+        team = self._team
+        position, size = (0, 1) if alone else (team.position, team.size)
+        slot = self.memory.snapshots.begin()
+        self._copy(slot, self.buffers.now, position, size, into_slot=True)
+        if team.is_leader:
+            self._describe(slot, facts, tensors)
+        return slot
 
     def load(self) -> None:
         """Make the newest snapshot the present state."""
+        self._load()
+        self.trust_leader()
+        self.divide()
 
     def hand_out(self) -> None:
         """Give every worker the state that only one had, from the newest snapshot, at a loop's end.
 
         Not collective.
         """
+        if not self.have_all:
+            self._take_optimizer(*self.memory.newest())
 
     def hand_round(self) -> None:
         """Give every worker the state that only one had, where there is no snapshot.
 
         State that cannot be kept stays where it is.
         """
+        if self.have_all or self._team.size == 1:
+            return
+
+        def speak() -> bytes:
+            try:
+                check_told(self._optimizer)
+                tensors, numbers = take_state(self._optimizer, self._named_whole())
+                facts = {"numbers": numbers, "groups": group_options(self._optimizer)}
+                self._describe(0, facts, tensors)
+            except (CheckpointError, ValueError):
+                return b""
+            return b"described"
+
+        is_there = self._team.hear_leader(speak, "end of a loop")
+        if is_there and not self._team.is_leader:
+            snapshots = self.memory.snapshots
+            self._take_optimizer(snapshots.facts(0), snapshots.extra(0))
 
     def unbind(self) -> None:
         """Give the model tensors of its own again; not collective. Values stay as they are."""
+        for parameter in self._all:
+            parameter.grad = None
+        self.buffers.unbind()
+
+    def _describe(
+        self, slot: int, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        facts = {**facts, "copy of buffers": self.buffers.now}
+        self.memory.snapshots.describe(slot, facts, tensors)
+
+    def _take_optimizer(
+        self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        apply_state(self._optimizer, self._named_whole(), facts, tensors)
+        apply_groups(facts["groups"], self._optimizer)  # its step may change options
+
+    def _named_whole(self) -> dict[str, nn.Parameter]:
+        """Name the parameters whose optimizer state is not in the arena."""
+        return {} if self.homes is not None else named_parameters(self._model, self._optimizer)
+
+    def _plan_state(
+        self, parameters: Mapping[str, nn.Parameter]
+    ) -> tuple[StateKeys, dict[str, torch.Tensor]]:
+        """List the optimizer state that is to lie in memory that all see; by default none does."""
+        return [{} for _ in parameters], {}
+
+    @abstractmethod
+    def _bind(self, keys: StateKeys, live: Live | None) -> None:
+        """Begin the loop with the others, or join it, so that all have the same state."""
+
+    @abstractmethod
+    def _load(self) -> None:
+        """Take the state from the newest snapshot."""
+
+    @abstractmethod
+    def _copy(
+        self, slot: int, copy_of_buffers: int, position: int, size: int, *, into_slot: bool
+    ) -> None:
+        """Copy a share of the state to or from a snapshot; see :meth:`Snapshots.copy`."""
+
+    @abstractmethod
+    def _plan_sum(self) -> None:
+        """Be ready to add up what is this worker's now."""

@@ -1,23 +1,19 @@
 """What the workers of a host share in one run, whatever carries its gradients.
 
-Records of shards, both copies of the buffers, snapshots and their description. When a worker is
-lost, what it had finished is read from here; a replacement takes the run's state from here.
+Published parts, records of shards, both copies of the buffers, snapshots. When a worker is lost,
+what it had finished is read from here; a replacement takes the run's state from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
-from unisono.exchange.arena import Arena, Plan, lay_out, size_of
-from unisono.exchange.buffers import Buffers
-from unisono.exchange.homes import StateKey
-from unisono.exchange.manifest import Manifest
-from unisono.exchange.snapshots import Snapshots, strides_of
+from unisono.exchange.arena import Arena, Plan, Slot, lay_out, size_of
+from unisono.exchange.homes import StateKeys
+from unisono.exchange.snapshots import Snapshots
 from unisono.workers.team import Team
 
 # Beside the state, a snapshot has room for this much and some times the parameters: optimizers that
@@ -27,15 +23,25 @@ _BLOB_BYTES = 1 << 26
 _BLOB_TIMES_PARAMETERS = 8
 
 
+def plan_of(
+    parameters: Mapping[str, torch.Tensor],
+    fixed: Mapping[str, torch.Tensor],
+    states: Mapping[str, torch.Tensor],
+    buffers: tuple[Slot, ...],
+    shards: int,
+) -> Plan:
+    """Plan an arena for such tensors; `states` are examples of the optimizer's."""
+    slots, fixed_slots = lay_out(parameters), lay_out(fixed)
+    room = _BLOB_BYTES + _BLOB_TIMES_PARAMETERS * (size_of(slots) + size_of(fixed_slots))
+    return Plan(slots, fixed_slots, lay_out(states), buffers, shards, room)
+
+
 class RunMemory:
     """One run's memory on this host. Final.
 
     Args:
-        model, optimizer: whose tensors have names.
-        parameters, fixed: those that the optimizer updates, and the others.
-        buffers: the model's.
-        keys, states: the optimizer state that lies here: names, and an example of each tensor.
-        shards: S.
+        plan: what it holds.
+        keys: of the optimizer's state that lies there.
         team: the workers.
         key: names the memory; None: `previous` is used again where all have it and it fits.
         previous: of an earlier loop of the same run.
@@ -44,28 +50,18 @@ class RunMemory:
     Attributes:
         arena: where everything lies.
         snapshots: both slots of them.
-        buffers: the model's.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        parameters: Sequence[nn.Parameter],
-        fixed: Sequence[nn.Parameter],
-        buffers: Buffers,
-        keys: Sequence[dict[str, StateKey]],
-        states: Sequence[torch.Tensor],
-        *,
-        shards: int,
+        plan: Plan,
+        keys: StateKeys,
         team: Team,
+        *,
         key: int | None,
         previous: RunMemory | None,
         new_key: int,
     ) -> None:
-        slots, fixed_slots = tuple(lay_out(parameters)), tuple(lay_out(fixed))
-        room = _BLOB_BYTES + _BLOB_TIMES_PARAMETERS * (size_of(slots) + size_of(fixed_slots))
-        plan = Plan(slots, fixed_slots, tuple(lay_out(states)), buffers.slots, shards, room)
         arena: Arena | None = None if previous is None else previous.arena
         if key is not None or not _have_all(arena, team):
             arena = None
@@ -73,26 +69,7 @@ class RunMemory:
             key = new_key if key is None else key
             arena = Arena(team.memory(key, Arena.num_bytes(plan)), plan, key)
         self.arena: Arena = arena
-        self.buffers = buffers
-        self.snapshots = Snapshots(arena)
-        self._manifest = Manifest(model, optimizer, arena, keys)
-        buffers.bind(arena)
-
-    def write_record(self, shard: int, record: bytes) -> None:
-        """Publish what one shard has to say about this step, at most ``ROW_BYTES`` bytes."""
-        self.arena.write_row(shard, record)
-
-    def read_record(self, shard: int, num_bytes: int) -> bytes:
-        """Read the first bytes of what a shard has said."""
-        return self.arena.read_row(shard, num_bytes)
-
-    def describe(
-        self, slot: int, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
-    ) -> None:
-        """Write, as the leader, what a snapshot means, and the tensors that lie nowhere else."""
-        more = {"copy of buffers": self.buffers.now, "strides": strides_of(tensors)}
-        described = self._manifest.tensors(self.arena.whose, tensors)
-        self.snapshots.describe(slot, {**facts, **more}, described, list(tensors.values()))
+        self.snapshots = Snapshots(arena, keys)
 
     def newest(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Read what is kept beside the newest snapshot: facts and tensors."""

@@ -22,18 +22,30 @@ from unisono.checkpoint.slots import (
     write_blob,
 )
 from unisono.device import bytes_of
-from unisono.exchange.arena import Arena, Slot
+from unisono.exchange.arena import Arena
+from unisono.exchange.homes import StateKeys
 
 _SHARE_ALIGNMENT = 4096
 
 
 class Snapshots:
-    """The two slots of one arena, as one worker sees them. Final."""
+    """The two slots of one arena, as one worker sees them. Final.
 
-    def __init__(self, arena: Arena) -> None:
+    Args:
+        arena: where they lie.
+        keys: of the optimizer's state that lies there.
+    """
+
+    def __init__(self, arena: Arena, keys: StateKeys) -> None:
         self._arena = arena
         self._places = arena.places
         self._memory = arena.memory
+        model = (_described_in(arena, name) for name in ("parameters", "fixed", "buffers"))
+        self._model = [one for region in model for one in region]
+        states = _described_in(arena, "states")
+        self._states = [[states[key.at] for key in of_one.values()] for of_one in keys]
+        self._known: tuple[bytes, str] = (b"", "")
+        self._files = b""
 
     @property
     def newest(self) -> int | None:
@@ -50,77 +62,70 @@ class Snapshots:
         """Whether any slot is still being written to the disk."""
         return any(self._places.is_busy(slot, self._memory.read) for slot in (0, 1))
 
-    def copy(self, copy_of_buffers: int, position: int, size: int) -> int:
-        """Copy one worker's share of the state into the slot that comes next.
-
-        Args:
-            copy_of_buffers: which of the two copies is the present one.
-            position: of this worker among those that copy.
-            size: how many copy.
-
-        Returns:
-            The slot; it is whole once everybody has come back from here.
-        """
-        slot = self.begin()
-        self._copy(slot, copy_of_buffers, position, size, into_slot=True)
-        return slot
-
     def begin(self) -> int:
         """Begin a snapshot in the slot that comes next, which holds none from here on."""
         slot = self._next()
         self._memory.write(self._places.mark_at(slot), bytes(8))
         return slot
 
-    def parameters(self, slot: int) -> list[torch.Tensor]:
-        """View where a slot keeps parameters: those that are updated, then the others."""
-        arena, at = self._arena, self._places.slots_at[slot]
-        regions = ("parameters", arena.plan.parameters), ("fixed", arena.plan.fixed)
-        return [
-            self._memory.tensor(
-                at + arena.offset_in_snapshot(region, place), place.shape, place.dtype, place.stride
-            )
-            for region, places in regions
-            for place in places
-        ]
-
-    def copy_buffers(self, slot: int, copy_of_buffers: int, *, into_slot: bool) -> None:
-        """Copy one of the two copies of the buffers into a slot or back."""
-        spans = self._arena.state_spans(copy_of_buffers)
-        start, stop = spans[1]
-        at = self._places.slots_at[slot] + spans[0][1] - spans[0][0]
-        live = self._memory.flat(start, stop - start, torch.uint8)
-        kept = self._memory.flat(at, stop - start, torch.uint8)
-        kept.copy_(live) if into_slot else live.copy_(kept)
-
-    def describe(
-        self, slot: int, facts: Mapping[str, Any], tensors: bytes, extra: Sequence[torch.Tensor]
+    def copy(
+        self,
+        slot: int,
+        copy_of_buffers: int,
+        position: int,
+        size: int,
+        *,
+        into_slot: bool,
+        buffers_alone: bool = False,
     ) -> None:
-        """Write what is not in the arena; one worker does.
+        """Copy one worker's share of the state into a slot, or back into the arena.
 
         Args:
-            slot: what :meth:`copy` gave.
+            slot: which.
+            copy_of_buffers: which of the two copies is the present one.
+            position: of this worker among those that copy.
+            size: how many copy.
+            into_slot: whether the slot is written.
+            buffers_alone: whether the rest of the state is left out.
+        """
+        state, buffers = self._arena.state_spans(copy_of_buffers)
+        at = self._places.slots_at[slot]
+        spans = [(*state, at), (*buffers, at + state[1])]
+        for start, stop, kept_at in spans[buffers_alone:]:
+            first, last = _share(stop - start, position, size)
+            live = self._memory.flat(start + first, last - first, torch.uint8)
+            kept = self._memory.flat(kept_at + first, last - first, torch.uint8)
+            kept.copy_(live) if into_slot else live.copy_(kept)
+
+    def parameters(self, slot: int) -> list[torch.Tensor]:
+        """View where a slot keeps parameters: those that are updated, then the others."""
+        at = self._places.slots_at[slot]
+        regions = (self._arena.region(name, at) for name in ("parameters", "fixed"))
+        return [tensor for region in regions for tensor in region.tensors()]
+
+    def describe(
+        self, slot: int, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Write what a snapshot means, and what is not in the arena; the leader does.
+
+        Args:
+            slot: of the snapshot.
             facts: plain JSON.
-            tensors: the description of all tensors, as ``checkpoint.slots`` has it.
-            extra: tensors that are not in the arena, at the offsets that `tensors` says.
+            tensors: those that lie nowhere else.
 
         Raises:
             ValueError: it does not fit.
         """
-        data = [as_bytes(tensor) for tensor in extra]
-        write_blob(
-            self._slot(slot), self._places.blob_at, json.dumps(facts).encode(), tensors, data
-        )
+        facts = {**facts, "strides": strides_of(tensors)}
+        files, data = self._describe_files(tensors), map(as_bytes, tensors.values())
+        text = json.dumps(facts).encode()
+        write_blob(self._slot(slot), self._places.blob_at, text, files, list(data))
 
     def complete(self, slot: int) -> None:
         """Note that a slot is whole; everybody who knows it may say so."""
-        newest = max(self._places.marks(self._memory.read))
-        mine = self._places.marks(self._memory.read)[slot]
-        if not mine:
-            self._memory.write(self._places.mark_at(slot), (newest + 1).to_bytes(8, "little"))
-
-    def put_back(self, slot: int, copy_of_buffers: int, position: int, size: int) -> None:
-        """Copy one worker's share of a snapshot back into the arena."""
-        self._copy(slot, copy_of_buffers, position, size, into_slot=False)
+        marks = self._places.marks(self._memory.read)
+        if not marks[slot]:
+            self._memory.write(self._places.mark_at(slot), (max(marks) + 1).to_bytes(8, "little"))
 
     def facts(self, slot: int) -> dict[str, Any]:
         """Read what :meth:`describe` wrote."""
@@ -130,11 +135,23 @@ class Snapshots:
         """Read the tensors that are not in the arena, by name."""
         view = self._slot(slot)
         found = {}
-        for described in read_tensors(view, self._places.blob_at)["optimizer.safetensors"]:
-            if described["in"] == "extra":
-                data = bytearray(read_extra(view, self._places.blob_at, described))
-                found[described["name"]] = from_bytes(data, described)
+        for one in read_tensors(view, self._places.blob_at)["optimizer.safetensors"]:
+            if one["in"] == "extra":
+                data = bytearray(read_extra(view, self._places.blob_at, one))
+                found[one["name"]] = from_bytes(data, one)
         return found
+
+    def _describe_files(self, extras: Mapping[str, torch.Tensor]) -> bytes:
+        """Describe the tensors of both files, as ``checkpoint.slots`` has it, in JSON."""
+        whose, beside = bytes(self._arena.whose), describe_extras(extras)
+        key = (whose, json.dumps(beside))
+        if key != self._known or not self._files:
+            states = [
+                one for has, some in zip(whose, self._states, strict=True) if has for one in some
+            ]
+            files = {"model.safetensors": self._model, "optimizer.safetensors": states + beside}
+            self._known, self._files = key, json.dumps(files).encode()
+        return self._files
 
     def _next(self) -> int:
         newest = self.newest
@@ -143,29 +160,31 @@ class Snapshots:
     def _slot(self, slot: int) -> memoryview:
         return self._memory.view(self._places.slots_at[slot], self._places.slot_bytes)
 
-    def _copy(
-        self, slot: int, copy_of_buffers: int, position: int, size: int, *, into_slot: bool
-    ) -> None:
-        at = self._places.slots_at[slot]
-        for start, stop in self._arena.state_spans(copy_of_buffers):
-            first, last = _share(stop - start, position, size)
-            if last > first:
-                count = last - first
-                live = self._memory.flat(start + first, count, torch.uint8)
-                kept = self._memory.flat(at + first, count, torch.uint8)
-                kept.copy_(live) if into_slot else live.copy_(kept)
-            at += stop - start
+
+def _described_in(arena: Arena, name: str) -> list[dict[str, Any]]:
+    region = arena.region(name)
+    return [
+        _described(one.name, one.dtype, one.shape, one.stride, region.start + one.offset, "state")
+        for one in region.slots
+    ]
 
 
-def describe_tensor(name: str, slot: Slot, offset: int) -> dict[str, Any]:
-    """Describe a tensor of the arena, for a checkpoint's file."""
+def _described(
+    name: str,
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    offset: int,
+    part: str,
+) -> dict[str, Any]:
+    """Describe a tensor as ``checkpoint.slots`` has it."""
     return {
         "name": name,
-        "dtype": CODES.get(str(slot.dtype), str(slot.dtype)),
-        "shape": list(slot.shape),
-        "stride": list(slot.stride),
+        "dtype": CODES.get(str(dtype), str(dtype)),
+        "shape": list(shape),
+        "stride": list(stride),
         "offset": offset,
-        "in": "state",
+        "in": part,
     }
 
 
@@ -173,14 +192,7 @@ def describe_extras(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]
     """Describe tensors that are kept beside the state, in this order."""
     offsets = offsets_of([tensor.nbytes for tensor in tensors.values()])
     return [
-        {
-            "name": name,
-            "dtype": CODES.get(str(tensor.dtype), str(tensor.dtype)),
-            "shape": list(tensor.shape),
-            "stride": list(layout_of(tensor)),
-            "offset": offset,
-            "in": "extra",
-        }
+        _described(name, tensor.dtype, tensor.shape, layout_of(tensor), offset, "extra")
         for (name, tensor), offset in zip(tensors.items(), offsets, strict=True)
     ]
 

@@ -17,6 +17,7 @@ the tree is finished. Every placement evaluates the same additions, so the bits 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -75,40 +76,48 @@ def additions_after(part: Node) -> list[int]:
     return counts
 
 
-def additions_over(parts: Sequence[Node], num_shards: int) -> list[tuple[int, int]]:
-    """List the additions that finish the tree once every part is in the slot of its first shard.
+@functools.lru_cache(maxsize=256)
+def additions_over(num_shards: int, parts: tuple[Node, ...] = ()) -> tuple[tuple[int, int], ...]:
+    """List the additions that make one sum of one value per part.
 
     Args:
-        parts: the parts of all workers; together they are shards 0 … S − 1.
         num_shards: S.
+        parts: which part each value is, in any order; together they are shards 0 … S − 1. By
+            default each shard is a part.
 
     Returns:
-        Pairs (into, from): slot `into` becomes slot `into` + slot `from`. Slot 0 ends up with
-        the whole sum.
+        Pairs (into, other) of positions in `parts`: value `into` becomes `into` + `other`. The
+        last pair's `into` is then the whole sum.
     """
-    done = set(parts)
+    parts = parts or tuple(Node(shard, shard + 1) for shard in range(num_shards))
+    position = {part: at for at, part in enumerate(parts)}
+    additions: list[tuple[int, int]] = []
 
-    def finish(node: Node) -> list[tuple[int, int]]:
-        if node in done:
-            return []
-        left, right = node.children()
-        return [*finish(left), *finish(right), (left.lo, right.lo)]
+    def finish(node: Node) -> int:
+        if node in position:
+            return position[node]
+        left, right = map(finish, node.children())
+        additions.append((left, right))
+        return left
 
-    return finish(Node(0, num_shards))
+    finish(Node(0, num_shards))
+    return tuple(additions)
 
 
-def tree_sum(values: Sequence[Value], add: Callable[[Value, Value], Value]) -> Value:
-    """Add one value per shard in the canonical order.
+def tree_sum(
+    values: Sequence[Value],
+    add: Callable[[Value, Value], Value],
+    parts: Sequence[Node] = (),
+) -> Value:
+    """Add values in the canonical order: the sums of steps, all_reduce and DDP are made here.
 
     Args:
-        values: one per shard, at least one.
-        add: the addition.
+        values: one per shard, at least one; or one per part.
+        add: the addition. It may write to the memory of either value: none is read again.
+        parts: as for :func:`additions_over`.
     """
-
-    def total(node: Node) -> Value:
-        if node.is_leaf:
-            return values[node.lo]
-        left, right = node.children()
-        return add(total(left), total(right))
-
-    return total(Node(0, len(values)))
+    sums, into = list(values), 0
+    num_shards = max(part.hi for part in parts) if parts else len(sums)
+    for into, other in additions_over(num_shards, tuple(parts)):
+        sums[into] = add(sums[into], sums[other])
+    return sums[into]

@@ -1,1 +1,1 @@
-"""What is a run's state? By name, and there and back: parameters, buffers, optimizer, the rest."""
+"""A run's state by name, taken apart and put back: parameters, buffers, optimizer, the rest."""

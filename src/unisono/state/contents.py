@@ -13,7 +13,6 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from unisono.device import is_computed_on
-from unisono.state.model_buffers import named_buffers
 from unisono.state.optimizers import check_optimizer, is_elementwise
 
 
@@ -34,15 +33,12 @@ def named_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Par
 
 def updated_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
     """Name the parameters that the optimizer updates, in the model's order."""
-    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    named = named_parameters(model, optimizer)
+    updated, named = _updated(optimizer), named_parameters(model, optimizer)
     return {name: parameter for name, parameter in named.items() if id(parameter) in updated}
 
 
-def fixed_parameters(model: nn.Module, optimizer: Optimizer) -> list[nn.Parameter]:
-    """List the parameters of a model that the optimizer does not update."""
-    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return [parameter for parameter in model.parameters() if id(parameter) not in updated]
+def _updated(optimizer: Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def check_contents(model: nn.Module, optimizer: Optimizer) -> None:
@@ -63,12 +59,11 @@ def check_contents(model: nn.Module, optimizer: Optimizer) -> None:
     named = named_parameters(model, optimizer)
     for name, parameter in named.items():
         _check_tensor("parameter", name, parameter)
-    buffers = named_buffers(model)
+    buffers = dict(model.named_buffers())
     for name, buffer in buffers.items():
         _check_tensor("buffer", name, buffer)
     _check_apart({**named, **buffers})
-    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not any(id(parameter) in updated for parameter in model.parameters()):
+    if not {id(parameter) for parameter in model.parameters()} & _updated(optimizer):
         raise ValueError(
             "the optimizer must update parameters of the model, but updates none of them: make it "
             "from `model.parameters()`, after the last change to the model's layers."
@@ -99,7 +94,7 @@ def signature(model: nn.Module, optimizer: Optimizer) -> str:
         lines.append(f"{options} {[names[id(parameter)] for parameter in group['params']]}")
     for name, parameter in named_parameters(model, optimizer).items():
         lines.append(f"{name} {tuple(parameter.shape)} {parameter.dtype}")
-    for name, buffer in named_buffers(model).items():
+    for name, buffer in model.named_buffers():
         lines.append(f"{name} {tuple(buffer.shape)} {buffer.dtype}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 

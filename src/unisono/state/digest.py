@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from unisono.device import in_rows
 from unisono.state.contents import named_parameters
-from unisono.state.model_buffers import named_buffers
 from unisono.state.optimizer_state import named_states
 from unisono.state.packing import tensors_in
 
@@ -28,12 +27,8 @@ def digest_of(model: nn.Module, optimizer: Optimizer) -> str:
 
 
 def digest_of_weights(model: nn.Module) -> str:
-    """Hash a model's parameters and buffers likewise; those without a shape yet do not count.
-
-    Returns:
-        64 hexadecimal digits (SHA-256).
-    """
-    named = itertools.chain(model.named_parameters(), named_buffers(model).items())
+    """Hash a model's parameters and buffers likewise; those without a shape yet do not count."""
+    named = itertools.chain(model.named_parameters(), model.named_buffers())
     return _hash_of(item for item in named if not is_lazy(item[1]))
 
 
@@ -50,7 +45,7 @@ def _tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, torc
     parameters = named_parameters(model, optimizer)
     for name, parameter in parameters.items():
         yield f"parameter {name}", parameter
-    for name, buffer in named_buffers(model).items():
+    for name, buffer in model.named_buffers():
         yield f"buffer {name}", buffer
     for name, state in named_states(optimizer, parameters).items():
         for key, value in state.items():

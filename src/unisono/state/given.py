@@ -1,4 +1,4 @@
-"""Which options did the program give, and which does a run go on with that is started again?
+"""The options that the program gave when its run began, and which a resumed run continues with.
 
 A checkpoint has the options of the optimizer's groups and the state of schedules as they were when
 it was made, so what a program has changed since would be overruled. Only the program's own change
@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from unisono.errors import CheckpointError
 from unisono.state.contents import named_parameters
+from unisono.state.modes import modes_of
 from unisono.state.optimizer_state import group_options
 from unisono.state.saved import apply_groups
 
@@ -33,7 +34,6 @@ _OF_SCHEDULES = {
     *(_RATE, _FIRST_RATE, "min_lr", "max_lr"),
     *("momentum", "betas", "base_momentum", "max_momentum"),
 }
-_MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +83,24 @@ class Given:
             )
         self._model, self._optimizer, self._state = model, optimizer, state
         self._takes_programs = resume_options == "program"
-        self._now: dict[str, Any] | None = None
+        self._has_looked = False
+        self._now: dict[str, Any] = {}
         self._schedules: dict[str, Any] = {}
         self.first: dict[str, Any] = {}
 
     def look(self) -> None:
         """Note what the program gives, before anything is put back; once."""
-        if self._now is None:
-            self._now = self._told()
+        if not self._has_looked:
+            self._has_looked, self._now = True, self._told()
             self._schedules = {
                 key: copy.deepcopy(schedule.state_dict())
                 for key, schedule in _schedules(self._state).items()
             }
             self.first = self._now
 
-    def compare(self, first: Any) -> list[Change]:
-        """Find what the program gives otherwise than what was noted in a checkpoint."""
-        if not self._now or not isinstance(first, Mapping):
-            return []
-        return list(_changes(first, self._now))
-
-    def told(self, first: Any) -> list[str]:
-        """Say in words what differs, and which of both counts; a line, or none."""
-        changes = _in_words(self.compare(first), self._optimizer)
+    def told(self, first: Mapping[str, Any]) -> list[str]:
+        """Say what differs from a checkpoint, and which of both counts; a line, or none."""
+        changes = _in_words(_changes(first, self._now), self._optimizer)
         if not changes:
             return []
         if self._takes_programs:
@@ -118,16 +113,14 @@ class Given:
             f'another `directory` or `resume="never"`.'
         ]
 
-    def take(self, first: Any) -> None:
+    def take(self, first: dict[str, Any]) -> None:
         """Have what belongs to the run count, once a checkpoint has been put back."""
-        changes = self.compare(first)
-        self.first = first if isinstance(first, dict) else {}
-        if self._takes_programs and self._now is not None:
+        self.first = first
+        if self._takes_programs:
             self.first = self._now
-            self._apply(changes)
+            self._apply(_changes(first, self._now))
 
     def _told(self) -> dict[str, Any]:
-        named = named_parameters(self._model, self._optimizer)
         try:
             told = {
                 "groups": group_options(self._optimizer),
@@ -135,7 +128,7 @@ class Given:
                     key: dict(_scalars(schedule.state_dict()))
                     for key, schedule in _schedules(self._state).items()
                 },
-                "fixed": [name for name, p in named.items() if not p.requires_grad],
+                "fixed": modes_of(self._model, self._optimizer)["fixed"],
             }
             plain: dict[str, Any] = json.loads(json.dumps(told))
         except (CheckpointError, TypeError, ValueError):
@@ -143,28 +136,28 @@ class Given:
         return plain
 
     def _apply(self, changes: list[Change]) -> None:
-        assert self._now is not None, "called after `look`"
         optimizer = self._optimizer
+        named = named_parameters(self._model, optimizer)
         groups: list[dict[str, Any]] = [{} for _ in optimizer.param_groups]
         for change in changes:
             if change.kind == "group":
                 groups[change.where][change.option] = change.new
             elif change.kind == "parameter":
-                named = named_parameters(self._model, optimizer)
                 named[change.where].requires_grad_(change.new)
         before = group_options(optimizer)
         apply_groups(groups, optimizer)
-        plateaus = [s for s in _schedules(self._state).values() if _is_plateau(s)]
-        others = {k: s for k, s in _schedules(self._state).items() if not _is_plateau(s)}
+        replayed = {}
         for key, schedule in _schedules(self._state).items():
             own = {c.option: c.new for c in changes if (c.kind, c.where) == ("schedule", key)}
-            if own and _is_plateau(schedule):
+            if not isinstance(schedule, ReduceLROnPlateau):
+                replayed[key] = schedule
+            elif own:
                 schedule.load_state_dict({**schedule.state_dict(), **own})
-        if plateaus and not others:
-            self._scale_rates(changes, before)
-        is_schedules = any(c.kind == "schedule" or c.option in _OF_SCHEDULES for c in changes)
-        if others and is_schedules:
-            self._replay(others)
+        if not replayed:
+            if _schedules(self._state):
+                self._scale_rates(changes, before)
+        elif any(c.kind == "schedule" or c.option in _OF_SCHEDULES for c in changes):
+            self._replay(replayed)
 
     def _scale_rates(self, changes: list[Change], before: list[dict[str, Any]]) -> None:
         """Change rates in the proportion in which those changed that a run began with."""
@@ -177,7 +170,6 @@ class Given:
 
     def _replay(self, schedules: Mapping[str, LRScheduler]) -> None:
         """Have schedules step as often as they have, from what the program gives now."""
-        assert self._now is not None, "called after `look`"
         optimizer, fresh = self._optimizer, self._now["groups"]
         kept = group_options(optimizer)
         counts = {key: schedule.last_epoch for key, schedule in schedules.items()}
@@ -200,10 +192,6 @@ class Given:
             for there, begun in zip(found, fresh, strict=True)
         ]
         apply_groups([{**old, **new} for old, new in zip(kept, moved, strict=True)], optimizer)
-
-
-def _is_plateau(schedule: LRScheduler) -> bool:
-    return isinstance(schedule, ReduceLROnPlateau)
 
 
 def _schedules(state: Mapping[str, Any]) -> dict[str, LRScheduler]:
@@ -233,26 +221,32 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _changes(first: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+def _changes(first: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """Compare what was given; `first` is out of a file, so its form is not believed."""
+    if not now:
+        return []
+    changes: list[Change] = []
     groups, schedules, fixed = (first.get(name) for name in ("groups", "schedules", "fixed"))
     if isinstance(groups, list) and len(groups) == len(now["groups"]):
         for at, (old, new) in enumerate(zip(groups, now["groups"], strict=True)):
-            yield from _differing("group", at, old, new)
+            changes += _differing("group", at, old, new)
     for key, new in now["schedules"].items():
         old = schedules.get(key) if isinstance(schedules, Mapping) else None
-        yield from _differing("schedule", key, old, new)
+        changes += _differing("schedule", key, old, new)
     if isinstance(fixed, list) and all(isinstance(name, str) for name in fixed):
         for name in sorted({*fixed} ^ {*now["fixed"]}):
             is_fixed = name in now["fixed"]
-            yield Change("parameter", name, "requires_grad", is_fixed, not is_fixed)
+            changes.append(Change("parameter", name, "requires_grad", is_fixed, not is_fixed))
+    return changes
 
 
-def _differing(kind: str, where: Any, old: Any, new: Mapping[str, Any]) -> Iterator[Change]:
-    for name, value in new.items():
-        before = old.get(name, _MISSING) if isinstance(old, Mapping) else _MISSING
-        if before is not _MISSING and before != value:
-            yield Change(kind, where, name, before, value)
+def _differing(kind: str, where: Any, old: Any, new: Mapping[str, Any]) -> list[Change]:
+    before = old if isinstance(old, Mapping) else {}
+    return [
+        Change(kind, where, name, before[name], value)
+        for name, value in new.items()
+        if name in before and before[name] != value
+    ]
 
 
 def _in_words(changes: list[Change], optimizer: Optimizer) -> list[tuple[str, str, str]]:

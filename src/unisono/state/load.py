@@ -1,4 +1,4 @@
-"""Weights out of a file, into a model: whoever wrote them, under whatever wrapper.
+"""Load weights from a file into a model, whoever wrote them, under whatever wrapper.
 
 Names that differ only in what DDP and ``torch.compile`` put before them are the same. Only values
 are read, and a model is changed only when all of them fit.
@@ -18,15 +18,14 @@ from safetensors.torch import load as from_safetensors
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from unisono.checkpoint.folder import COMMIT, TooLargeError, check_folder, check_size, read_file
+from unisono.checkpoint.folder import COMMIT, MODEL_FILE, TooLargeError, check_size, read_folder
 from unisono.checkpoint.run_directory import RunDirectory
 from unisono.device import HOST, is_computed_on
 from unisono.errors import CheckpointError
 from unisono.notices import shown
-from unisono.state.file_bounds import bytes_of_model, memory_bytes
+from unisono.state.saved import bytes_at_most
 from unisono.state.weights import place_of, plain_names, tensors_of
 
-_MODEL_FILE = "model.safetensors"
 _NAMES_AT_MOST = 4  # in a message
 _NOT_OF_THE_MODEL = "optimizer."  # parameters that only the optimizer of a checkpoint's run has
 
@@ -53,13 +52,20 @@ def load_model(
     """
     path = Path(path)
     tensors = tensors_of(model)
-    weights = _read(path, _bytes_at_most(model, strict))
-    kept_elsewhere = _only_in_checkpoints(model, tensors)
-    targets = {**tensors, **kept_elsewhere}
+    where = shown(path, 1000)
+    weights = _read(path, where, bytes_at_most(model, strict=strict)[MODEL_FILE])
+    # Buffers that no state dict holds; a checkpoint does.
+    others = {name: buffer for name, buffer in model.named_buffers() if name not in tensors}
+    targets = {**tensors, **others}
     if path.is_dir():
         weights = _named_by_hooks(model, targets, weights)
     for name, tensor in targets.items():
-        _check_loadable(name, tensor)
+        if is_lazy(tensor) or tensor.is_meta:
+            raise ValueError(
+                f"the model must have memory for its weights, but `{shown(name)}` has none: run it "
+                f"once on one batch if it has lazy layers, or make it outside of "
+                f"`torch.device('meta')`."
+            )
     found = _matched(targets, weights)
     found |= _tied(targets, found, weights)
     missing = [name for name in tensors if name not in found]
@@ -67,106 +73,99 @@ def load_model(
     if path.is_dir():
         foreign = [name for name in foreign if not name.startswith(_NOT_OF_THE_MODEL)]
     if missing + foreign and (strict or not found):
-        raise CheckpointError(_told_names(path, missing, foreign, strict))
-    _compare(path, targets, {name: weights[found[name]] for name in found}, strict)
+        raise CheckpointError(_told_names(where, missing, foreign, strict))
+    _compare(where, targets, {name: weights[found[name]] for name in found}, strict)
     model.load_state_dict(
         {name: weights[there] for name, there in found.items() if name in tensors}, strict=False
     )
     with torch.no_grad():
-        for name in found.keys() & kept_elsewhere.keys():
-            kept_elsewhere[name].copy_(weights[found[name]])
+        for name in found.keys() & others.keys():
+            others[name].copy_(weights[found[name]])
     return missing, foreign
 
 
-def _bytes_at_most(model: nn.Module, strict: bool) -> int:
-    """Say how large a file may be: one of which not all is loaded, as large as memory."""
-    return min(bytes_of_model(model), memory_bytes()) if strict else memory_bytes()
-
-
-def _read(path: Path, at_most: int) -> dict[str, torch.Tensor]:
-    """Read what `path` is, believing only what is seen."""
+def _read(path: Path, where: str, at_most: int) -> dict[str, torch.Tensor]:
+    """Read whatever `path` is; `where` is its name for messages."""
     if path.is_dir():
-        return _from_safetensors(path, _read_checkpoint(path, {_MODEL_FILE: at_most}))
+        return _from_safetensors(where, _read_checkpoint(path, where, {MODEL_FILE: at_most}))
     if not path.is_file():
         raise FileNotFoundError(
             f"`path` must name a file of weights, a checkpoint or a run directory, but "
-            f"{_told(path)} is {'none of them' if path.exists() else 'not there'}."
+            f"{where} is {'none of them' if path.exists() else 'not there'}."
         )
-    check_size(_told(path), path.stat().st_size, at_most)
+    check_size(where, path.stat().st_size, at_most)
     data = path.read_bytes()
     is_torch = data[:4] == b"PK\3\4" or data[:1] == b"\x80"  # a zip file, a pickle
     if is_torch and data[8:9] != b"{":
-        return _from_torch(path, data)
-    return _from_safetensors(path, data)
+        return _from_torch(where, data)
+    return _from_safetensors(where, data)
 
 
-def _read_checkpoint(path: Path, at_most: Mapping[str, int]) -> bytes:
+def _read_checkpoint(path: Path, where: str, at_most: Mapping[str, int]) -> bytes:
     if os.path.lexists(path / COMMIT):
         try:
-            check_folder(path, at_most)
-            return read_file(path, _MODEL_FILE)
+            return read_folder(path, at_most, wanted=(MODEL_FILE,))[MODEL_FILE]
         except TooLargeError:
             raise
         except CheckpointError as error:
             raise CheckpointError(
-                f"the checkpoint {_told(path)} must be whole, but is damaged "
+                f"the checkpoint {where} must be whole, but is damaged "
                 f"({str(error).removesuffix('.')}): pass the run directory, of which the newest "
                 f"whole one is taken, or another path."
             ) from None
-    data, _, passed_over = RunDirectory(path).newest(lambda files: files[_MODEL_FILE], at_most)
+    data, _, passed_over = RunDirectory(path).newest(lambda files: files[MODEL_FILE], at_most)
     if data is None:
         seen = "; ".join(f"{entry.path.name}: {entry.trouble}" for entry in passed_over[:2])
         raise CheckpointError(
-            f"{_told(path)} must be a run directory or a checkpoint's folder, but holds no whole "
+            f"{where} must be a run directory or a checkpoint's folder, but holds no whole "
             f"checkpoint{f' ({seen})' if seen else ''}: pass another path."
         )
     return data
 
 
-def _from_safetensors(path: Path, data: bytes) -> dict[str, torch.Tensor]:
+def _from_safetensors(where: str, data: bytes) -> dict[str, torch.Tensor]:
     try:
         return from_safetensors(data)
     except Exception as error:
         raise CheckpointError(
-            f"{_told(path)} must be a safetensors file or a state dict written by torch.save, but: "
+            f"{where} must be a safetensors file or a state dict written by torch.save, but: "
             f"{_first_line(error)}."
         ) from None
 
 
-def _from_torch(path: Path, data: bytes) -> dict[str, torch.Tensor]:
+def _from_torch(where: str, data: bytes) -> dict[str, torch.Tensor]:
     """Read a state dict; torch's restricted unpickler runs no code."""
     try:
         said = torch.load(io.BytesIO(data), map_location=HOST, weights_only=True)
     except Exception as error:
         if isinstance(error, pickle.UnpicklingError) and "nsupported" in str(error):
             raise CheckpointError(
-                f"{_told(path)} must hold nothing but tensors and plain values, but holds other "
-                f"Python "
-                f"objects, and reading those can run any code: where you trust the file, load it "
-                f"with torch and save `model.state_dict()` alone."
+                f"{where} must hold nothing but tensors and plain values, but holds other "
+                f"Python objects, and reading those can run any code: where you trust the file, "
+                f"load it with torch and save `model.state_dict()` alone."
             ) from None
         raise CheckpointError(
-            f"{_told(path)} must be a file written by torch.save, but: {_first_line(error)}."
+            f"{where} must be a file written by torch.save, but: {_first_line(error)}."
         ) from None
     if not isinstance(said, Mapping):
         raise CheckpointError(
-            f"{_told(path)} must hold a state dict, but holds a {type(said).__name__}: save "
+            f"{where} must hold a state dict, but holds a {type(said).__name__}: save "
             f"`model.state_dict()`."
         )
-    weights = {str(key): value for key, value in said.items() if not _is_extra(key, value)}
+    weights = {
+        str(key): value
+        for key, value in said.items()
+        # What modules give in `get_extra_state` has no place here.
+        if isinstance(value, torch.Tensor) or not str(key).endswith("_extra_state")
+    }
     others = [name for name, value in weights.items() if not _is_plain_tensor(value)]
     if others:
         raise CheckpointError(
-            f"{_told(path)} must hold a state dict of dense tensors, but {_first(others)} "
+            f"{where} must hold a state dict of dense tensors, but {_first(others)} "
             f"{'are' if len(others) > 1 else 'is'} something else: load it with torch, and save "
             f"the model's state dict alone."
         )
     return weights
-
-
-def _is_extra(key: object, value: object) -> bool:
-    """Tell whether this is what a module's `get_extra_state` gave, which has no place here."""
-    return str(key).endswith("_extra_state") and not isinstance(value, torch.Tensor)
 
 
 def _is_plain_tensor(value: object) -> bool:
@@ -178,17 +177,10 @@ def _is_plain_tensor(value: object) -> bool:
     )
 
 
-def _only_in_checkpoints(
-    model: nn.Module, tensors: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Name the buffers that no state dict holds; a checkpoint does."""
-    return {name: buffer for name, buffer in model.named_buffers() if name not in tensors}
-
-
 def _named_by_hooks(
     model: nn.Module, targets: Mapping[str, torch.Tensor], weights: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Give a checkpoint's weights, named as modules have them, the names of hooked state dicts."""
+    """Rename a checkpoint's weights as the model's state dict hooks do."""
     plain_here = plain_names(targets)
     names = {id(tensor): plain_here[name] for name, tensor in targets.items()}
     own = dict(itertools.chain(model.named_parameters(), model.named_buffers()))
@@ -204,7 +196,7 @@ def _named_by_hooks(
 
 
 def _matched(here: Collection[str], there: Collection[str]) -> dict[str, str]:
-    """Find the file's name for each of the model's: as they are, or what fits better, plain."""
+    """Find the file's name for each of the model's: the same, or the same without wrappers."""
     as_they_are = {name: name for name in here if name in there}
     home_of = {plain: name for name, plain in plain_names(there).items()}
     plain_here = plain_names(here)
@@ -217,10 +209,10 @@ def _tied(
     found: Mapping[str, str],
     weights: Mapping[str, torch.Tensor],
 ) -> dict[str, str]:
-    """Give the names of one tensor that were saved once the weights that one of them has.
+    """Find, for names of tied tensors that the file lacks, the name that it has.
 
     Raises:
-        CheckpointError: it was saved under two names, with different values.
+        CheckpointError: a tensor was saved under two names, with different values.
     """
     first: dict[object, str] = {}
     for name in found:
@@ -243,17 +235,8 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(*raw)
 
 
-def _check_loadable(name: str, tensor: torch.Tensor) -> None:
-    if is_lazy(tensor) or tensor.is_meta:
-        raise ValueError(
-            f"the model must have memory for its weights, but `{shown(name)}` has none: run it "
-            f"once on "
-            f"one batch if it has lazy layers, or make it outside of `torch.device('meta')`."
-        )
-
-
 def _compare(
-    path: Path,
+    where: str,
     here: Mapping[str, torch.Tensor],
     there: Mapping[str, torch.Tensor],
     strict: bool,
@@ -262,24 +245,24 @@ def _compare(
         new = here[name]
         if old.shape != new.shape:
             raise CheckpointError(
-                f"`{shown(name)}` must be of shape {tuple(old.shape)} as in {_told(path)}, but "
+                f"`{shown(name)}` must be of shape {tuple(old.shape)} as in {where}, but "
                 f"is of shape {tuple(new.shape)}: make the model as it was, or pass other weights."
             )
         if old.dtype != new.dtype and strict:
             raise CheckpointError(
-                f"`{shown(name)}` must be {old.dtype} as in {_told(path)}, but is {new.dtype}: "
+                f"`{shown(name)}` must be {old.dtype} as in {where}, but is {new.dtype}: "
                 f"pass `strict=False` to convert it."
             )
 
 
-def _told_names(path: Path, missing: list[str], foreign: list[str], strict: bool) -> str:
+def _told_names(where: str, missing: list[str], foreign: list[str], strict: bool) -> str:
     advice = (
         "make the model as it was, or pass `strict=False` to load what has a name in both"
         if strict
         else "nothing has a name in both; pass other weights"
     )
     return (
-        f"model and {_told(path)} must have the same names, but {_first(missing)} "
+        f"model and {where} must have the same names, but {_first(missing)} "
         f"{'are' if len(missing) > 1 else 'is'} only in the model and {_first(foreign)} only in "
         f"the file: {advice}."
     )
@@ -295,7 +278,3 @@ def _first(names: list[str]) -> str:
 
 def _first_line(error: Exception) -> str:
     return shown((str(error).splitlines() or [type(error).__name__])[0]).rstrip(".")
-
-
-def _told(path: Path) -> str:
-    return shown(path, 1000)

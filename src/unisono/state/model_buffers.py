@@ -1,4 +1,4 @@
-"""The buffers of a model, by name and by the modules that hold them."""
+"""The buffers of a model, by the modules that hold them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,6 @@ def homes_of_buffers(model: torch.nn.Module) -> dict[str, list[Home]]:
                 first = first_names.setdefault(id(buffer), full_name)
                 homes.setdefault(first, []).append((module, name))
     return homes
-
-
-def named_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Find each distinct buffer by its first full name."""
-    return {name: buffer_at(homes[0]) for name, homes in homes_of_buffers(model).items()}
 
 
 def lazy_homes(model: torch.nn.Module) -> list[Home]:

@@ -1,7 +1,7 @@
-"""Which parameters are fixed (`requires_grad`), and which layers in ``eval()``, when a run goes on?
+"""Which parameters have ``requires_grad=False``, and which layers are in ``eval()``.
 
-A program may change both under way, and what passes compute depends on them; so they are kept
-with a run as its tensors are. Few of either kind are the rule: only those are named.
+A program may change both during training, and what passes compute depends on them, so they are kept
+with a run. Usually there are few, so only those are named.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def modes_of(model: nn.Module, optimizer: Optimizer) -> dict[str, list[str]]:
 
 
 def told_modes(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
-    """Tell people, in a few words, what :func:`modes_of` names; equal words, equal names."""
+    """Put what :func:`modes_of` names in a few words, which differ if the names do."""
     modes = modes_of(model, optimizer)
     return {
         "the parameters with `requires_grad=False`": _told(modes["fixed"]),
@@ -36,7 +36,7 @@ def told_modes(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
 
 
 def apply_modes(modes: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
-    """Have parameters and layers as :func:`modes_of` has named them; empty: leave all alone."""
+    """Set parameters and layers as :func:`modes_of` has named them; empty: leave all alone."""
     if not modes:
         return
     fixed, evaluating = set(modes["fixed"]), set(modes["evaluating"])
@@ -49,7 +49,7 @@ def apply_modes(modes: dict[str, Any], model: nn.Module, optimizer: Optimizer) -
 
 
 def are_modes(said: Any) -> bool:
-    """Tell whether something out of a file has the form that :func:`modes_of` gives, or is {}."""
+    """Tell whether a value from a file has the form that :func:`modes_of` gives, or is {}."""
     return isinstance(said, dict) and (
         not said
         or (

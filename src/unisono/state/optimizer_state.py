@@ -1,12 +1,12 @@
-"""What an optimizer keeps, by name: tensors, plain values, and the options of its groups.
+"""An optimizer's state by name: tensors, plain values, and the options of its groups.
 
-What it keeps for no parameter (a count of all steps, say) goes under the name that none has: "".
+State that belongs to no parameter (a count of all steps, say) goes under the name "".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from unisono.errors import CheckpointError
 from unisono.notices import shown
-from unisono.state.keys import STATE_PREFIX
-from unisono.state.packing import MALFORMED, check_plain, keep_in, labels_in, pack, unpack
+from unisono.state.packing import check_plain, keep_in, pack, unpack
+from unisono.state.program_state import STATE_PREFIX
 
 _MISSING = object()
 _PLAIN = (bool, int, float, str, tuple)
@@ -25,7 +25,7 @@ _NONE = ""  # the name of no parameter
 def named_states(
     optimizer: Optimizer, named: Mapping[str, nn.Parameter]
 ) -> dict[str, Mapping[Any, Any]]:
-    """Find what an optimizer keeps for each parameter, and for none."""
+    """Find an optimizer's state for each parameter, and for none."""
     return {
         **{name: optimizer.state.get(parameter, {}) for name, parameter in named.items()},
         _NONE: {key: optimizer.state[key] for key in _own_keys(optimizer)},
@@ -56,25 +56,29 @@ def take_state(
 
 
 def join_state(
-    tensors: Mapping[str, torch.Tensor], rest: Mapping[str, Mapping[str, Any]]
+    tensors: Mapping[str, torch.Tensor],
+    rest: Mapping[str, Mapping[str, Any]],
+    named: Collection[str],
 ) -> dict[str, dict[str, Any]]:
     """Put together, by parameter and key, what :func:`take_state` took apart.
 
+    Args:
+        tensors: copied; those of the program are left out.
+        rest: by parameter and key.
+        named: the parameters.
+
     Raises:
-        CheckpointError: it is not of the form that it gives.
+        CheckpointError: it is not of the form that it gives, or of other parameters.
     """
-    try:
-        states = {
-            name: {key: unpack(value, tensors) for key, value in state.items()}
-            for name, state in rest.items()
-        }
-        within = {label for state in rest.values() for label in labels_in(dict(state))}
-    except MALFORMED as error:
-        raise CheckpointError(
-            f"the optimizer's state must have the form that this version writes, but has not "
-            f"({error!r:.200})."
-        ) from None
-    for label in tensors.keys() - within:
+    own = {label: one for label, one in tensors.items() if not label.startswith(STATE_PREFIX)}
+    direct = dict(own)
+
+    def take(label: str) -> torch.Tensor:
+        direct.pop(label, None)
+        return own[label].clone()
+
+    states = {name: unpack(state, take, "the optimizer's state") for name, state in rest.items()}
+    for label, tensor in direct.items():
         key, slash, name = label.partition("/")
         if not slash:
             raise CheckpointError(
@@ -82,7 +86,13 @@ def join_state(
                 f"`{shown(label, 80)}`."
             )
         # A copy lies where torch would put it; products may depend on that.
-        states.setdefault(name, {})[key] = tensors[label].clone()
+        states.setdefault(name, {})[key] = tensor.clone()
+    for name in sorted(states):
+        if name and name not in named:
+            raise CheckpointError(
+                f"the optimizer must update `{shown(name)}` as in the checkpoint, but does not: "
+                f"make it over the same parameters, or give each run its own `directory`."
+            )
     return states
 
 
@@ -94,7 +104,7 @@ def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
     """
     return [
         {
-            key: plain(f"the optimizer's `{key}`", value)
+            key: _plain(f"the optimizer's `{key}`", value)
             for key, value in group.items()
             if key not in ("params", "param_names")
         }
@@ -107,7 +117,7 @@ def put_back_state(
     named: Mapping[str, nn.Parameter],
     states: Mapping[str, dict[str, Any]],
 ) -> None:
-    """Give an optimizer the state that :func:`join_state` has put together, and no other."""
+    """Set an optimizer's state to what :func:`join_state` has put together."""
     for key in _own_keys(optimizer):
         del optimizer.state[key]
     optimizer.state.update(states.get(_NONE, {}))  # type: ignore[arg-type]
@@ -123,15 +133,8 @@ def apply_state(
     facts: Mapping[str, Any],
     tensors: Mapping[str, torch.Tensor],
 ) -> None:
-    """Give an optimizer what a snapshot keeps of its state beside the exchange's.
-
-    Args:
-        optimizer: gets the state of these parameters, and what it keeps for none.
-        named: those parameters.
-        facts, tensors: what is kept beside the snapshot.
-    """
-    own = {label: one for label, one in tensors.items() if not label.startswith(STATE_PREFIX)}
-    put_back_state(optimizer, named, join_state(own, facts["numbers"]))
+    """Set an optimizer's state, for these parameters and for none, from what is kept of a run."""
+    put_back_state(optimizer, named, join_state(tensors, facts["numbers"], named))
 
 
 def check_told(optimizer: Optimizer) -> None:
@@ -140,26 +143,28 @@ def check_told(optimizer: Optimizer) -> None:
     Raises:
         CheckpointError: its `state_dict` says more than torch's, or it wraps another optimizer.
     """
-    name = type(optimizer).__name__
-    for path in _told_beside(optimizer):
-        _refuse_to_keep(f"{name}'s `state_dict` also has `{path}`")
+    name, troubles = type(optimizer).__name__, []
+    if type(optimizer).state_dict is not Optimizer.state_dict:
+        beside = _beside("", optimizer.state_dict(), Optimizer.state_dict(optimizer))
+        troubles += [f"{name}'s `state_dict` also has `{path}`" for path in beside]
     for key, value in vars(optimizer).items():
         if isinstance(value, Optimizer) and value.state is not optimizer.state:
-            _refuse_to_keep(f"{name}'s `{key}` is another optimizer with state of its own")
+            troubles.append(f"{name}'s `{key}` is another optimizer with state of its own")
+    if troubles:
+        raise CheckpointError(
+            f"an optimizer must have all its state in `optimizer.state` to be kept with a run, but "
+            f"{troubles[0]}: use an optimizer that has, or train without checkpoints."
+        )
 
 
-def plain(what: str, value: Any) -> Any:
-    """Make a value plain JSON; `what` names it.
-
-    Raises:
-        CheckpointError: it is not.
-    """
+def _plain(what: str, value: Any) -> Any:
+    """Make a value plain JSON, or refuse it; `what` names it."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.item()
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: plain(what, item) for key, item in value.items()}
+        return {key: _plain(what, item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(what, item) for item in value]
+        return [_plain(what, item) for item in value]
     return check_plain(what, value)
 
 
@@ -167,13 +172,8 @@ def _own_keys(optimizer: Optimizer) -> list[Any]:
     return [key for key in optimizer.state if not isinstance(key, torch.Tensor)]
 
 
-def _told_beside(optimizer: Optimizer) -> Iterator[str]:
-    if type(optimizer).state_dict is not Optimizer.state_dict:
-        yield from _beside("", optimizer.state_dict(), Optimizer.state_dict(optimizer))
-
-
 def _beside(path: str, said: Any, known: Any) -> Iterator[str]:
-    """Find the places of what is said and not known."""
+    """Find the places where a state dict says something that torch's does not."""
     if isinstance(said, Mapping) and isinstance(known, Mapping):
         for key, value in said.items():
             yield from _beside(f"{path}/{key}".lstrip("/"), value, known.get(key, _MISSING))
@@ -185,13 +185,6 @@ def _beside(path: str, said: Any, known: Any) -> Iterator[str]:
             yield path
     elif said is not known and not (isinstance(said, _PLAIN) and said == known):
         yield path
-
-
-def _refuse_to_keep(trouble: str) -> NoReturn:
-    raise CheckpointError(
-        f"an optimizer must have all its state in `optimizer.state` to be kept with a run, but "
-        f"{trouble}: use an optimizer that has, or train without checkpoints."
-    )
 
 
 def _take_rest(
@@ -211,7 +204,7 @@ def _take_rest(
 
 
 def _is_direct(key: Any, value: Any) -> bool:
-    """Tell whether a value is a tensor that its key and its parameter are enough to find."""
+    """Tell whether a value is a tensor that is named by its key and its parameter alone."""
     return isinstance(value, torch.Tensor) and "/" not in str(key)
 
 

@@ -1,4 +1,4 @@
-"""What optimizers, schedules and programs keep: as plain JSON and tensors, there and back.
+"""Values that optimizers, schedules and programs keep: to plain JSON and tensors, and back.
 
 What JSON has is itself. All else is an object whose only key begins with ``$`` and says what it
 is: ``{"$tensor": label}``, ``{"$tuple": [1, 2]}``, ``{"$counter": [[30, 1], [60, 1]]}``.
@@ -19,29 +19,15 @@ from unisono.errors import CheckpointError
 
 Keep = Callable[[str, torch.Tensor], str]
 """Takes the path of a tensor within a value, and the tensor, to the label that it is found by."""
+Take = Callable[[str], torch.Tensor]
+"""Takes the label of a tensor to a copy of it."""
 
-MALFORMED = (LookupError, TypeError, ValueError, OverflowError, RecursionError)
-"""What :func:`unpack` raises for what was not written here."""
-
+# What unpacking raises for what was not written here.
+_MALFORMED = (LookupError, TypeError, ValueError, OverflowError, RecursionError)
 _FACTORIES: dict[str, Callable[[], Any] | None] = {"int": int, "float": float, "list": list}
 _FACTORIES |= {"dict": dict, "": None}
-_NUMBERS = {
-    name: np.dtype(name)
-    for name in [
-        "bool",
-        "float16",
-        "float32",
-        "float64",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-    ]
-}
+_NUMBERS = {dtype.name: dtype for dtype in map(np.dtype, "?efdbhilBHIL")}
+"""numpy's truth values, floats of 16 to 64 bits and integers of 8 to 64 bits, by name."""
 
 
 def pack(value: Any, path: str, keep: Keep, tell: Callable[[str], str]) -> Any:
@@ -78,35 +64,18 @@ def pack(value: Any, path: str, keep: Keep, tell: Callable[[str], str]) -> Any:
     return check_plain(tell(path), value)
 
 
-def unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Put together what :func:`pack` took apart.
-
-    Args:
-        value: what it gave.
-        tensors: by label; they are copied.
+def unpack(packed: Mapping[str, Any], take: Take, what: str) -> dict[str, Any]:
+    """Put together, by key, what :func:`pack` took apart.
 
     Raises:
-        One of MALFORMED: it is not of the form that it gives.
+        CheckpointError: it is not of the form that it gives; `what` names it.
     """
-    if isinstance(value, list):
-        return [unpack(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    mark: str = next(iter(value), "")
-    content: Any = value.get(mark)
-    if not mark.startswith("$"):
-        return {key: unpack(item, tensors) for key, item in value.items()}
-    if mark == "$tensor":
-        return tensors[content].clone()
-    if mark == "$array":
-        return array_of(tensors[content].clone())
-    if mark == "$number":
-        return _NUMBERS[content[0]].type(content[1])
-    if mark == "$tuple":
-        return tuple(unpack(content, tensors))
-    if mark == "$deque":
-        return deque(unpack(content[1], tensors), content[0])
-    return _unpack_items(mark, content, tensors)
+    try:
+        return {key: _unpack(value, take) for key, value in packed.items()}
+    except _MALFORMED as error:
+        raise CheckpointError(
+            f"{what} must have the form that this version writes, but has not ({error!r:.200})."
+        ) from None
 
 
 def keep_in(tensors: dict[str, torch.Tensor], label: Callable[[str], str]) -> Keep:
@@ -122,19 +91,6 @@ def keep_in(tensors: dict[str, torch.Tensor], label: Callable[[str], str]) -> Ke
     return keep
 
 
-def labels_in(value: Any) -> Iterator[str]:
-    """Find the labels of all tensors of what :func:`pack` gave."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if key in ("$tensor", "$array"):
-                yield item
-            else:
-                yield from labels_in(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from labels_in(item)
-
-
 def tensors_in(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Find the tensors within containers, each with its path."""
     if isinstance(value, torch.Tensor):
@@ -148,11 +104,7 @@ def tensors_in(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def check_plain(what: str, value: Any) -> Any:
-    """Refuse, and name, what is neither None nor a truth value, a number or a text.
-
-    Raises:
-        CheckpointError: it is something else.
-    """
+    """Refuse, with a CheckpointError, what is not None, a truth value, a number or a text."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise CheckpointError(
@@ -162,11 +114,7 @@ def check_plain(what: str, value: Any) -> Any:
 
 
 def check_dtype(what: str, tensor: torch.Tensor) -> None:
-    """Refuse, and name, a tensor that no file of a checkpoint can hold.
-
-    Raises:
-        CheckpointError: it is one.
-    """
+    """Refuse, with a CheckpointError, a tensor that no file of a checkpoint can hold."""
     if str(tensor.dtype) not in CODES:
         raise CheckpointError(
             f"{what} must have a dtype that safetensors files hold to be kept, but is "
@@ -198,12 +146,34 @@ def _pack_items(value: Mapping[Any, Any], items: list[list[Any]], what: str) -> 
     return {"$items": items}
 
 
-def _unpack_items(mark: str, content: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def _unpack(value: Any, take: Take) -> Any:
+    if isinstance(value, list):
+        return [_unpack(item, take) for item in value]
+    if not isinstance(value, dict):
+        return value
+    mark: str = next(iter(value), "")
+    content: Any = value.get(mark)
+    if not mark.startswith("$"):
+        return {key: _unpack(item, take) for key, item in value.items()}
+    if mark == "$tensor":
+        return take(content)
+    if mark == "$array":
+        return array_of(take(content))
+    if mark == "$number":
+        return _NUMBERS[content[0]].type(content[1])
+    if mark == "$tuple":
+        return tuple(_unpack(content, take))
+    if mark == "$deque":
+        return deque(_unpack(content[1], take), content[0])
+    return _unpack_items(mark, content, take)
+
+
+def _unpack_items(mark: str, content: Any, take: Take) -> Any:
     if mark == "$default":
         factory, content = content
         into: dict[Any, Any] = defaultdict(_FACTORIES[factory])
     else:
         into = {"$items": dict, "$counter": Counter}[mark]()
     for key, item in content:
-        into[key] = unpack(item, tensors)
+        into[key] = _unpack(item, take)
     return into

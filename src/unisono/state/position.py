@@ -1,4 +1,4 @@
-"""How far has a run come?"""
+"""How far a run has come."""
 
 from __future__ import annotations
 

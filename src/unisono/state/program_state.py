@@ -1,8 +1,8 @@
-"""What a program wants kept with its run (``run.state``): as JSON and tensors, there and back.
+"""What a program wants kept with its run (``run.state``): to JSON and tensors, and back.
 
 Values are what :mod:`unisono.state.packing` knows, or objects with ``state_dict`` and
 ``load_state_dict``: a schedule of learning rates, an average of weights. Objects stay the same
-objects; only their state travels.
+objects; only their state travels. So does the extra state of the model's modules.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
+from torch import nn
 
-from unisono.errors import CheckpointError
 from unisono.state import packing
-from unisono.state.keys import STATE_PREFIX
+
+STATE_PREFIX = "run.state/"
+"""Comes before the names of the program's tensors, which lie among the optimizer's."""
 
 
 def pack(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -54,19 +56,38 @@ def unpack(
 
 
 def unpacked(packed: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Put together what :func:`pack` took apart.
-
-    Raises:
-        CheckpointError: it is not of the form that :func:`pack` gives.
-    """
-    try:
-        return {key: packing.unpack(value, tensors) for key, value in packed.items()}
-    except packing.MALFORMED as error:
-        raise CheckpointError(
-            f"`run.state` must have the form that this version writes, but has not "
-            f"({error!r:.200})."
-        ) from None
+    """Put together what :func:`pack` took apart; raises as :func:`unpack`."""
+    return packing.unpack(packed, lambda label: tensors[label].clone(), "`run.state`")
 
 
 def _told(path: str) -> str:
     return f"`{path}` in `run.state`"
+
+
+class ExtraState:
+    """What a model's modules give in ``get_extra_state``, as an object with a state. Final."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no module has any."""
+        return not self._modules()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Ask each module for its extra state."""
+        return {name: module.get_extra_state() for name, module in self._modules().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give each module its own; those that are not in `state` stay as they are."""
+        for name, module in self._modules().items():
+            if name in state:
+                module.set_extra_state(state[name])
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {
+            name: module
+            for name, module in self._model.named_modules()
+            if type(module).get_extra_state is not nn.Module.get_extra_state
+        }

@@ -1,8 +1,8 @@
 """A run's whole state, taken apart and put back: for snapshots, checkpoints and replacements.
 
-One pair does it. :meth:`RunState.collect` gives plain JSON and named tensors, whatever becomes of
-them; :meth:`RunState.apply` and its kin take the same. What an exchange has (parameters, buffers,
-maybe the optimizer's state) it saves and loads itself, without a way through here.
+:meth:`RunState.collect` gives plain JSON and named tensors; :meth:`RunState.apply` and
+:meth:`RunState.apply_beside` take them. What an exchange holds (parameters, buffers, perhaps the
+optimizer's state) it saves and loads itself.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from unisono.checkpoint.slots import files_of, read_facts
 from unisono.errors import UnisonoError
 from unisono.state.contents import named_parameters
 from unisono.state.given import Given
-from unisono.state.keys import FORMAT, STATE_PREFIX
-from unisono.state.model_buffers import named_buffers
 from unisono.state.modes import apply_modes, modes_of
 from unisono.state.optimizer_state import check_told, group_options, take_state
 from unisono.state.packing import check_dtype
 from unisono.state.position import Position
 from unisono.state.program_state import pack, unpack, unpacked
-from unisono.state.saved import Snapshot, apply, apply_groups, check_groups
+from unisono.state.saved import FORMAT, Snapshot, apply, apply_groups, check_groups
 from unisono.workers.supervisor import Passed
 from unisono.workers.team import Team
 
@@ -76,9 +74,9 @@ class RunState:
 
         Args:
             identity: the run's.
-            with_optimizer: whether the optimizer's state of parameters is to be among it; else
-                whoever asks has it elsewhere.
-            was_left: the program has left a loop, maybe in the midst of a validation.
+            with_optimizer: whether to include the optimizer's state of parameters; else the
+                exchange holds it.
+            was_left: whether the program has left a loop early, perhaps during a validation.
 
         Raises:
             CheckpointError: something cannot be kept.
@@ -112,29 +110,28 @@ class RunState:
         check_told(self.optimizer)
         named = named_parameters(self.model, self.optimizer)
         tensors, _ = take_state(self.optimizer, named)
-        for name, tensor in {**named, **named_buffers(self.model), **tensors}.items():
+        for name, tensor in {**named, **dict(self.model.named_buffers()), **tensors}.items():
             check_dtype(f"`{name}`", tensor)
 
     def apply(self, snapshot: Snapshot) -> None:
-        """Take over a checkpoint, tensors and all.
+        """Set the whole state from a checkpoint.
 
         Raises:
             CheckpointError: it does not fit model and optimizer; nothing has changed then.
         """
-        tensors = {STATE_PREFIX + key: tensor for key, tensor in snapshot.state_tensors.items()}
-        unpacked(snapshot.facts["state"], tensors)
+        unpacked(snapshot.facts["state"], snapshot.others)
         apply(snapshot, self.model, self.optimizer)
-        self._apply_rest(snapshot.facts, tensors)
+        self._apply_rest(snapshot.facts, snapshot.others)
 
     def apply_beside(self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what is beside a snapshot whose tensors an exchange has loaded."""
+        """Set what is kept beside a snapshot whose tensors an exchange has loaded."""
         apply_groups(facts["groups"], self.optimizer)
         apply_modes(facts["modes"], self.model, self.optimizer)
         self._before = facts["modes"]
         self._apply_rest(facts, tensors)
 
     def apply_ended(self, entry: Passed, team: Team) -> None:
-        """Be, as a replacement, where the others were at the end of a loop."""
+        """Set, on a replacement, the state that the others had at the end of a loop."""
         assert entry.loop is not None
         end = json.loads(entry.payload)
         places = Places.from_json(entry.loop)
@@ -171,7 +168,7 @@ class RunState:
             self._flags, self._named = flags, modes_of(self.model, self.optimizer)
         modes = dict(self._named)
         if was_left and not self.model.training and self._before:
-            # In the midst of a validation, say: steps are taken as they were before.
+            # Perhaps during a validation: the next step needs the modes of the steps before.
             modes["evaluating"] = self._before["evaluating"]
         self._before = modes
         return modes

@@ -1,14 +1,21 @@
-"""What a checkpoint says: a run's whole state as named tensors and plain JSON, there and back.
+"""What a checkpoint's files say, and how model and optimizer get it back.
 
-Only values travel: tensors in safetensors, numbers and texts in JSON. On the way back every name,
-shape and dtype is compared with the model's and the optimizer's before anything is changed.
+::
+
+    model.safetensors       NAME of a parameter or buffer
+    optimizer.safetensors   KEY/NAME of the optimizer  │  run.state/KEY of the program
+    run.json                format, position, identity, groups, numbers, modes, strides, state, last
+
+Only values travel: tensors in safetensors, numbers and texts in JSON. Every name, shape and dtype
+is compared with the model's and the optimizer's before anything is changed.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,15 +23,20 @@ from safetensors.torch import load as from_safetensors
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE, RUN_FILE
 from unisono.errors import CheckpointError
 from unisono.notices import shown
 from unisono.state.contents import is_dense, named_parameters, updated_parameters
-from unisono.state.keys import FORMAT, STATE_PREFIX
-from unisono.state.model_buffers import named_buffers
 from unisono.state.modes import apply_modes, are_modes
 from unisono.state.optimizer_state import join_state, put_back_state
 
+FORMAT = 1  # of run.json
+
+_OPTIONAL = ("state", "last", "strides", "modes", "given")  # older versions did not write them
+_OBJECTS = ("position", "identity", "numbers", *_OPTIONAL)
 _NAMES_AT_MOST = 10  # in a message
+_TIMES = 16  # a wider dtype, buffers that are gone, a larger model of the same kind
+_BESIDES = 1 << 30  # names, and small models
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,45 +45,58 @@ class Snapshot:
 
     Attributes:
         tensors: parameters and buffers by name.
-        optimizer: the optimizer's tensors, by ``KEY/PARAMETER``.
+        others: the optimizer's tensors, by ``KEY/PARAMETER``, and those of ``run.state``.
         facts: the rest: position, identity, hyperparameters, numbers of the optimizer's state,
             the plain values of ``run.state``, what the last step said, strides of those tensors
-            below that do not lie row by row, which parameters were fixed and which layers
+            above that do not lie row by row, which parameters were fixed and which layers
             evaluated.
-        state_tensors: the tensors of ``run.state``, by key.
     """
 
     tensors: dict[str, torch.Tensor]
-    optimizer: dict[str, torch.Tensor]
+    others: dict[str, torch.Tensor]
     facts: dict[str, Any]
-    state_tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Snapshot:
         """Read it from the three files.
 
-        Those of older versions know nothing of ``state``, ``last``, ``strides``, ``modes`` and
-        ``given``: empty here.
+        What older versions did not write is empty.
 
         Raises:
             CheckpointError: a file is not of its format.
         """
         try:
-            facts = json.loads(files["run.json"])
-            tensors = from_safetensors(files["model.safetensors"])
-            optimizer = from_safetensors(files["optimizer.safetensors"])
+            facts = json.loads(files[RUN_FILE])
+            tensors = from_safetensors(files[MODEL_FILE])
+            others = from_safetensors(files[OPTIMIZER_FILE])
         except Exception as error:
             raise CheckpointError(
                 f"its files must have their formats, but: {shown(error)}."
             ) from None
         if isinstance(facts, dict):
-            facts = {"state": {}, "last": {}, "strides": {}, "modes": {}, "given": {}, **facts}
+            facts = {name: {} for name in _OPTIONAL} | facts
         _check_facts(facts)
-        for name in facts["strides"].keys() & optimizer.keys():
-            optimizer[name] = _laid_out(name, optimizer[name], facts["strides"][name])
-        own = {name for name in optimizer if name.startswith(STATE_PREFIX)}
-        state = {name.removeprefix(STATE_PREFIX): optimizer.pop(name) for name in sorted(own)}
-        return cls(tensors, optimizer, facts, state)
+        for name in facts["strides"].keys() & others.keys():
+            others[name] = _laid_out(name, others[name], facts["strides"][name])
+        return cls(tensors, others, facts)
+
+
+def bytes_at_most(model: nn.Module, *, strict: bool = True) -> dict[str, int]:
+    """Say how large each file of a checkpoint may be: generous, but not endless.
+
+    A file may be as large as it says and still be mostly holes: it takes no place on the disk, and
+    hours to read. The bounds are far above what anything needs, so that a file of another model is
+    still read, and what differs is named. An optimizer's state and ``run.state`` may be of any
+    size that fits into memory; so may, if not `strict`, the model's tensors.
+    """
+    in_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    num_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    needed = _TIMES * num_bytes + _BESIDES
+    return {
+        MODEL_FILE: min(needed, in_memory) if strict else in_memory,
+        OPTIMIZER_FILE: in_memory,
+        RUN_FILE: min(_BESIDES, in_memory),
+    }
 
 
 def apply(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
@@ -80,10 +105,10 @@ def apply(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
     Raises:
         CheckpointError: names, shapes or dtypes differ from the model's.
     """
-    homes = _model_tensors(model, optimizer)
+    homes = {**named_parameters(model, optimizer), **dict(model.named_buffers())}
     _compare(homes, snapshot.tensors)
     parameters = updated_parameters(model, optimizer)
-    states = _states(snapshot, parameters)
+    states = join_state(snapshot.others, snapshot.facts["numbers"], parameters)
     check_groups(snapshot.facts["groups"], optimizer)
     with torch.no_grad():
         for name, home in homes.items():
@@ -95,7 +120,7 @@ def apply(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def apply_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
-    """Give an optimizer's groups the hyperparameters of a checkpoint, or leave all as they are.
+    """Give an optimizer's groups the options of a checkpoint, or leave all as they are.
 
     Raises:
         CheckpointError: there are more or fewer groups, or a value is of another kind.
@@ -112,30 +137,22 @@ def apply_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
 
 
 def _check_facts(facts: Any) -> None:
-    """Believe the form of run.json only when it is seen."""
+    """Refuse a run.json of another form."""
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise CheckpointError(f"run.json must have format {FORMAT}, but has not.")
-    position, groups, numbers = (facts.get(name) for name in ("position", "groups", "numbers"))
     if (
-        not isinstance(position, dict)
-        or set(position) != {"step", "epoch", "batch"}
-        or not all(type(count) is int and 0 <= count < 2**62 for count in position.values())
-        or not isinstance(facts.get("identity"), dict)
-        or not isinstance(groups, list)
-        or not all(isinstance(group, dict) for group in groups)
-        or not isinstance(numbers, dict)
-        or not all(isinstance(state, dict) for state in numbers.values())
-        or not isinstance(facts.get("state"), dict)
-        or not isinstance(facts.get("last"), dict)
-        or not isinstance(facts.get("strides"), dict)
-        or not isinstance(facts.get("given"), dict)
-        or not are_modes(facts.get("modes"))
+        not all(isinstance(facts.get(name), dict) for name in _OBJECTS)
+        or not isinstance(facts.get("groups"), list)
+        or not all(isinstance(one, dict) for one in [*facts["groups"], *facts["numbers"].values()])
+        or facts["position"].keys() != {"step", "epoch", "batch"}
+        or not all(type(n) is int and 0 <= n < 2**62 for n in facts["position"].values())
+        or not are_modes(facts["modes"])
     ):
         raise CheckpointError("run.json must have the form that this version writes, but has not.")
 
 
 def _laid_out(name: str, tensor: torch.Tensor, stride: Any) -> torch.Tensor:
-    """Copy a tensor so that its elements lie as they did, where that takes no more memory."""
+    """Copy a tensor into the strides that a file gives, which must need no more memory."""
     if (
         not isinstance(stride, list)
         or not all(type(step) is int and 0 <= step < 2**62 for step in stride)
@@ -150,11 +167,7 @@ def _laid_out(name: str, tensor: torch.Tensor, stride: Any) -> torch.Tensor:
 
 
 def check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
-    """Refuse options of an optimizer's groups that are not of the kind that it has.
-
-    Raises:
-        CheckpointError: there are more or fewer groups, or a value is of another kind.
-    """
+    """Refuse options that are not of the kind that an optimizer has; see :func:`apply_groups`."""
     if len(groups) != len(optimizer.param_groups):
         raise CheckpointError(
             f"the optimizer must have {len(groups)} parameter groups as in the checkpoint, but has "
@@ -171,7 +184,7 @@ def check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
 
 
 def _is_alike(here: Any, value: Any) -> bool:
-    """Tell whether a hyperparameter may take a value; None and numbers take each other's place."""
+    """Tell whether an option may take a value; None and numbers take each other's place."""
     if isinstance(here, torch.Tensor):
         return _is_number(value)
     if isinstance(here, (list, tuple)):
@@ -189,23 +202,6 @@ def _is_alike(here: Any, value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
-
-
-def _states(
-    snapshot: Snapshot, parameters: Mapping[str, nn.Parameter]
-) -> dict[str, dict[str, Any]]:
-    states = join_state(snapshot.optimizer, snapshot.facts["numbers"])
-    for name in sorted(states):
-        if name and name not in parameters:
-            raise CheckpointError(
-                f"the optimizer must update `{shown(name)}` as in the checkpoint, but does not: "
-                f"make it over the same parameters, or give each run its own `directory`."
-            )
-    return states
-
-
-def _model_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, torch.Tensor]:
-    return {**named_parameters(model, optimizer), **named_buffers(model)}
 
 
 def _compare(here: Mapping[str, torch.Tensor], there: Mapping[str, torch.Tensor]) -> None:

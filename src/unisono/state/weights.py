@@ -1,8 +1,8 @@
-"""Weights in a file: safetensors, with the names that the plain model gives them.
+"""Save weights as safetensors, under the names that the plain model gives them.
 
-What wraps a model leaves its mark in the names: DDP a ``module.`` before all of them,
-``torch.compile`` an ``_orig_mod.`` wherever a compiled module is. Weights are written without; see
-``state.load`` for how they are read.
+Wrappers change the names: DDP puts ``module.`` before all of them, ``torch.compile`` an
+``_orig_mod.`` wherever a compiled module is. Weights are written without; see ``state.load`` for
+how they are read.
 """
 
 from __future__ import annotations
@@ -36,11 +36,7 @@ def plain_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def check_weights(model: nn.Module) -> None:
-    """Refuse weights of a dtype that safetensors files cannot hold.
-
-    Raises:
-        ValueError: there are some; names the first.
-    """
+    """Refuse, with a ValueError, weights of a dtype that safetensors files cannot hold."""
     for name, tensor in tensors_of(model).items():
         if str(tensor.dtype) not in CODES:
             raise ValueError(

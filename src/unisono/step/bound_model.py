@@ -1,13 +1,16 @@
-"""What must stay as it is while a loop is under way: the model, its parameters, its optimizer.
+"""Checks that nobody but the optimizer changes the model while a loop runs.
 
-Nobody but the optimizer writes to parameters, gradients come from the shards' losses alone, and the
-model keeps its layers. Each is looked at once a step or once a shard, and refused in words.
+Once a step or once a shard: parameters are written by the optimizer alone, gradients come from the
+shards' losses alone, and the model keeps its layers, parameters and buffers: what a forward pass
+adds has no place in the arena and in snapshots, and the optimizer does not know it.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +19,6 @@ from torch.optim import Optimizer
 from unisono.state.contents import updated_parameters
 from unisono.state.optimizers import is_surrounded
 from unisono.step.placeholders import Placeholders
-from unisono.step.structure import Structure
 
 _VERSION = operator.attrgetter("_version")
 
@@ -30,7 +32,7 @@ class BoundModel:
         is_sliced: whether workers update pieces.
 
     Attributes:
-        placeholders: what stands for gradients that have been taken.
+        placeholders: stand in ``.grad`` for gradients that the run has taken.
     """
 
     def __init__(
@@ -50,10 +52,12 @@ class BoundModel:
         self._places = list(map(torch.Tensor.data_ptr, self._all))
         self.remember()
 
-    def begin(self) -> None:
-        """Look at the model when a step begins, and have its passes allocate every gradient."""
+    def begin(self, step: int) -> None:
+        """Check the model when a step begins, and have its passes allocate every gradient."""
         self.check_untouched()
         self._structure.begin()
+        self.clear_gradients()
+        self.placeholders.begin(step)
 
     def clear_gradients(self) -> None:
         """Have the next backward pass allocate every gradient."""
@@ -71,17 +75,13 @@ class BoundModel:
         self._num_groups = len(self._optimizer.param_groups)
 
     def check_passes(self) -> None:
-        """Refuse what passes must not have done.
-
-        Raises:
-            RuntimeError: they have.
-        """
+        """Do the checks that are due once a worker's passes are done; raises RuntimeError."""
         self.check_untouched()
         self.placeholders.check()
         self._structure.check()
 
     def check_untouched(self) -> None:
-        """Refuse to go on after others than the optimizer have changed what all workers share."""
+        """Refuse to go on if anything but the optimizer has changed parameters or groups."""
         if list(map(_VERSION, self._all)) != self._versions or (
             list(map(torch.Tensor.data_ptr, self._all)) != self._places
         ):
@@ -98,9 +98,83 @@ class BoundModel:
             )
 
     def check_update(self) -> None:
-        """Refuse to update pieces with an optimizer that somebody has put code around meanwhile."""
+        """Refuse to update pieces if code was put around the optimizer's `step` within the loop."""
         if self._is_sliced and is_surrounded(self._optimizer):
             raise RuntimeError(
                 "hooks of an optimizer's `step`, and what is put around it, must be there before "
                 "a loop begins, but came under way: register or wrap before, or between two loops."
             )
+
+
+class Structure:
+    """What a model consists of when a loop begins. Final.
+
+    The identity of everything that modules hold is compared; names only where that has changed, as
+    layers without tensors may come and go.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._names = _named(model)
+        self._note()
+
+    def begin(self) -> None:
+        """Accept buffers that evaluation between two steps has made, for example masks."""
+        if [*map(len, self._buffers)] != self._num_buffers:
+            self._names = {**_named_buffers(self._model), **self._names}
+            self._note()
+
+    def check(self) -> None:
+        """Refuse to go on with a model that has got or lost parameters or buffers.
+
+        Raises:
+            RuntimeError: it has; names the first.
+        """
+        if self._ids() == self._noted and [*map(len, self._buffers)] == self._num_buffers:
+            return
+        now, before = _named(self._model), self._names
+        if now != before:
+            raise RuntimeError(
+                f"a model must keep its layers, parameters and buffers while a loop is under way, "
+                f"but {_difference(before, now)}: if a forward pass does that, run the model once "
+                f"on one batch, then make the optimizer and train; else do it between two loops."
+            )
+        self._note()
+
+    def _note(self) -> None:
+        # TorchScript keeps what a module holds elsewhere, where it cannot change.
+        modules = [m for m in self._model.modules() if isinstance(m._parameters, dict)]
+        self._tables: list[dict[str, Any]] = [
+            table for m in modules for table in (m._modules, m._parameters)
+        ]
+        self._buffers = [m._buffers for m in modules]
+        self._kept = [*chain.from_iterable(map(dict.values, self._tables))]
+        self._noted = self._ids()
+        self._num_buffers = [*map(len, self._buffers)]
+
+    def _ids(self) -> list[int]:
+        return [*map(id, chain.from_iterable(map(dict.values, self._tables)))]
+
+
+def _named(model: nn.Module) -> dict[str, int | None]:
+    """Name what has a place of its own: parameters by identity; buffers may be replaced."""
+    return {name: id(p) for name, p in model.named_parameters()} | _named_buffers(model)
+
+
+def _named_buffers(model: nn.Module) -> dict[str, int | None]:
+    return {
+        f"{prefix}.{name}".lstrip("."): None
+        for prefix, module in model.named_modules()
+        for name, _ in module._buffers.items()
+    }
+
+
+def _difference(before: dict[str, int | None], now: dict[str, int | None]) -> str:
+    for name in now:
+        if name not in before:
+            return f"`{name}` has been added"
+    for name in before:
+        if name not in now:
+            return f"`{name}` has been removed"
+    name = next(name for name in now if now[name] != before[name])
+    return f"`{name}` has been replaced"

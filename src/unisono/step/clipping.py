@@ -1,8 +1,8 @@
-"""Gradients are kept short, with the bits of torch's ``clip_grad_norm_`` and ``clip_grad_value_``.
+"""Gradient clipping with the bits of torch's ``clip_grad_norm_`` and ``clip_grad_value_``.
 
-The norm is that of the mean gradients of the whole global batch. Every worker computes it for
-itself from all sums, in torch's order, so it has the same bits everywhere; then each scales its
-own pieces. Nobody may scale before everybody has read::
+The norm is that of the mean gradients of the whole global batch. Every worker computes it from all
+sums, in torch's order, so it has the same bits everywhere; then each scales its own pieces, once
+everybody has read::
 
     sum ── meet ── norm of everything ── meet ── scale my pieces, update
 """
@@ -23,9 +23,9 @@ class Clipping:
     """How gradients are clipped; not at all if both are None.
 
     Attributes:
-        norm: what the norm of all gradients together is scaled down to, if it is larger; infinite:
-            it is found, and nothing is scaled.
-        value: what the magnitude of each element is at most.
+        norm: the largest norm of all gradients together; infinite: the norm is computed, and
+            nothing is scaled.
+        value: the largest magnitude of each element.
 
     Raises:
         TypeError: one is not a number.
@@ -83,8 +83,3 @@ class Clipping:
         assert self.norm is not None
         if gradients and math.isfinite(self.norm):
             torch._foreach_mul_(gradients, torch.clamp(self.norm / (norm + _TINY), max=1.0))
-
-
-def norm_of(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Compute the norm of all gradients together as torch does: the norm of their norms."""
-    return torch.nn.utils.get_total_norm(gradients)

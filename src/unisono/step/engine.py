@@ -16,9 +16,10 @@ is lost behind it depends on the exchange. World size 1 takes the same way.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -29,7 +30,7 @@ from unisono.device import seed_generators
 from unisono.exchange.protocol import Exchange
 from unisono.plan.seeds import seed_of
 from unisono.step.bound_model import BoundModel
-from unisono.step.clipping import Clipping, norm_of
+from unisono.step.clipping import Clipping
 from unisono.step.gradients import GradientStack
 from unisono.step.loss import (
     ShardLoss,
@@ -42,8 +43,10 @@ from unisono.step.loss import (
 from unisono.step.phase_timers import Phase, PhaseTimers
 from unisono.step.records import Form, Records, StepTotals, non_finite_shard
 from unisono.step.scaling import SMALLEST, LossScaling
-from unisono.step.update import SlicedUpdate, Update, WholeUpdate, pass_for_stepped
+from unisono.step.update import pass_for_stepped, update_of
 from unisono.workers.team import Team
+
+Met = TypeVar("Met")
 
 
 class StepEngine:
@@ -80,13 +83,9 @@ class StepEngine:
         self._optimizer, self._team, self._seed = optimizer, team, seed
         self.exchange = exchange
         self._num_shards = exchange.division.num_shards
-        self._records = Records(exchange.memory, self._num_shards)
-        self._bound = BoundModel(
-            model,
-            optimizer,
-            exchange.fixed,
-            is_sliced=exchange.homes is not None,
-        )
+        self._records = Records(exchange.memory.arena.rows)
+        is_sliced = exchange.homes is not None
+        self._bound = BoundModel(model, optimizer, exchange.fixed, is_sliced=is_sliced)
         self.timers = PhaseTimers()
         self.gradient_norm: float | None = None
         self._copied: int | None = None
@@ -103,14 +102,12 @@ class StepEngine:
         if self.exchange.division.is_outdated:
             self.exchange.divide()
             self._follow()
-        self._bound.begin()
+        self._bound.begin(step)
         self._keeper = keeper
         self.exchange.buffers.begin()
         self._team.note_step(step)
         self._team.faults.meet("begin", step)
         self._stack.discard()
-        self._bound.clear_gradients()
-        self._bound.placeholders.begin(step)
         self.timers.begin()
 
     def start_shard(self, step: int, shard: int) -> None:
@@ -120,11 +117,10 @@ class StepEngine:
         self.exchange.buffers.restore()
         self._bound.placeholders.remove()
 
-    def finish_shard(self, step: int, shard: int, loss: ShardLoss, share: float) -> None:
+    def finish_shard(self, shard: int, loss: ShardLoss, share: float) -> None:
         """Differentiate one shard's loss and take its gradients.
 
         Args:
-            step: counted over the whole run.
             shard: which one.
             loss: what the loss function returned.
             share: the shard's part of the global batch's samples, the weight of a mean.
@@ -165,9 +161,7 @@ class StepEngine:
         self._team.faults.meet("gradients", step)
         if self._team.faults.flips(step):
             self._flip_a_bit()
-        self.timers.lap(Phase.BACKWARD)
-        more = self.exchange.gather(f"gradients of step {step}")
-        self.timers.lap(Phase.WAITING)
+        more = self._wait(Phase.BACKWARD, self.exchange.gather, f"gradients of step {step}")
         if more is None:
             if self._copied is not None:
                 self.exchange.memory.snapshots.complete(self._copied)
@@ -178,7 +172,7 @@ class StepEngine:
         self._copied = None
         self._stack = GradientStack(self.exchange.parameters, more, self.exchange.publish)
         # Now, while nobody updates: what it reads of the optimizer's state must be this step's.
-        self._plan_update()
+        self._update = update_of(self._optimizer, self.exchange)
         return [shard for part in more for shard in range(part.lo, part.hi)]
 
     def finish(self, step: int, plan_next: int) -> tuple[StepTotals, bool]:
@@ -216,7 +210,7 @@ class StepEngine:
         if not self._unscale(present, step, bad) or not self._clip(present, step):
             return totals, False
         self.timers.lap(Phase.SUMMING)
-        if exchange.homes is None and not self._have_all_sums(step):
+        if exchange.homes is None and not self._await_sums(step):
             return totals, False
         self._team.faults.meet("update", step)
         if self.is_skipped:
@@ -225,10 +219,7 @@ class StepEngine:
             self._apply(present)
         self._team.faults.meet("updated", step)
         self._team.plan(step + 1, plan_next)
-        self.timers.lap(Phase.UPDATING)
-        is_shared = exchange.share(f"update of step {step}")
-        self.timers.lap(Phase.WAITING)
-        if not is_shared:
+        if not self._wait(Phase.UPDATING, exchange.share, f"update of step {step}"):
             return totals, False
         self._update.commit()
         exchange.buffers.commit()
@@ -247,8 +238,7 @@ class StepEngine:
         """Copy the whole state. Collective, between two steps.
 
         Args:
-            facts: what is to be known beside it, plain JSON.
-            tensors: what is to be kept beside what the exchange has.
+            facts, tensors: see :meth:`Exchange.save`.
             wait: meet the others, so that it is whole when this returns; else it is after the
                 next step's shards are done.
 
@@ -267,10 +257,7 @@ class StepEngine:
         return None
 
     def go_back(self) -> None:
-        """Put the newest snapshot back, after a worker was lost in the midst of an update.
-
-        Collective. What the exchange does not have is the caller's to put back.
-        """
+        """Put back what the exchange has of the newest snapshot. Collective."""
         self._copied = None
         self._bound.clear_gradients()
         self.exchange.load()
@@ -281,21 +268,7 @@ class StepEngine:
         """Be ready for what is this worker's now."""
         exchange = self.exchange
         self._stack = GradientStack(exchange.parameters, exchange.division.mine, exchange.publish)
-        self._plan_update()
-
-    def _plan_update(self) -> None:
-        exchange = self.exchange
-        self._update: Update = (
-            WholeUpdate(self._optimizer, exchange.parameters, exchange.whole, acts=exchange.acts)
-            if exchange.homes is None
-            else SlicedUpdate(
-                self._optimizer,
-                exchange.parameters,
-                exchange.homes,
-                exchange.pieces,
-                exchange.totals,
-            )
-        )
+        self._update = update_of(self._optimizer, self.exchange)
 
     def _flip_a_bit(self) -> None:
         """Damage what this worker has computed, for tests."""
@@ -305,8 +278,7 @@ class StepEngine:
 
     def _divide_sums(self, present: Sequence[bool], weight: float) -> None:
         """Turn sums into means over the true weight."""
-        totals = self._totals(present)
-        if totals:
+        if totals := self._totals(present):
             torch._foreach_div_(totals, weight)
 
     def _apply(self, present: Sequence[bool]) -> None:
@@ -326,9 +298,8 @@ class StepEngine:
         if self._scaling is None:
             return True
         mine = b"finite" if self._scaling.unscale(self._totals(present)) else b""
-        self.timers.lap(Phase.SUMMING)
-        heard = self.exchange.agree(mine, f"scale of step {step}")
-        self.timers.lap(Phase.WAITING)
+        vote = functools.partial(self.exchange.agree, mine)
+        heard = self._wait(Phase.SUMMING, vote, f"scale of step {step}")
         if heard is None:
             return False
         self.is_skipped = not all(heard)
@@ -348,26 +319,27 @@ class StepEngine:
         self._clipping.clip_values(self._totals(present))
         if self._clipping.norm is None:
             return True
-        if not self._have_all_sums(step):
+        if not self._await_sums(step):
             return False
-        whole = self.exchange.whole
-        norm = norm_of([total for total, here in zip(whole, present, strict=True) if here])
+        sums = zip(self.exchange.whole, present, strict=True)
+        norm = torch.nn.utils.get_total_norm([total for total, is_there in sums if is_there])
         self.gradient_norm = norm.item()
-        self.timers.lap(Phase.SUMMING)
-        are_read = self.exchange.are_read(f"norm of step {step}")
-        self.timers.lap(Phase.WAITING)
-        if not are_read:
+        if not self._wait(Phase.SUMMING, self.exchange.are_read, f"norm of step {step}"):
             return False
         if not math.isfinite(self.gradient_norm):
             raise non_finite_norm(self.gradient_norm, step)
         self._clipping.scale(self._totals(present), norm)
         return True
 
-    def _have_all_sums(self, step: int) -> bool:
-        self.timers.lap(Phase.SUMMING)
-        is_there = self.exchange.all_sums(f"sums of step {step}")
+    def _await_sums(self, step: int) -> bool:
+        return self._wait(Phase.SUMMING, self.exchange.all_sums, f"sums of step {step}")
+
+    def _wait(self, phase: Phase, meet: Callable[[str], Met], purpose: str) -> Met:
+        """Meet the others; the time before is that of `phase`, the rest that of waiting."""
+        self.timers.lap(phase)
+        met = meet(purpose)
         self.timers.lap(Phase.WAITING)
-        return is_there
+        return met
 
     def _totals(self, present: Sequence[bool]) -> list[torch.Tensor]:
         """View this worker's pieces of the summed gradients that are there.

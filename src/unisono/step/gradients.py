@@ -1,4 +1,4 @@
-"""From the gradients of a worker's shards to its parts, in canonical order.
+"""Add the gradients of a worker's shards into its parts, in canonical order.
 
 Autograd allocates each gradient (cheaper than zeroing and accumulating in place). A parameter that
 got no gradient from a shard adds nothing to the sum.

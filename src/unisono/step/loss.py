@@ -1,9 +1,9 @@
-"""What a loss function returned, made uniform: a tensor to differentiate and exact sums to average.
+"""What a loss function returns, as a tensor to differentiate and sums to average.
 
 A loss function returns, for one shard,
 
 * a scalar: the mean over the shard's samples, or
-* a pair ``(sum, weight)``: the mean is then taken over the true global weight (tokens, say), or
+* a pair ``(sum, weight)``: the mean is then taken over the true global weight (e.g. of tokens), or
 * a dict with ``"loss"`` (either of the two) and further scalars or pairs, averaged the same way.
 """
 

@@ -1,4 +1,4 @@
-"""Where does the time of a step go on one worker? A lap timer over six phases."""
+"""Timers for the phases of a step on one worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Phase(enum.IntEnum):
 
 
 class PhaseTimers:
-    """Adds up timers. Final.
+    """Adds up the seconds of each phase. Final.
 
     Attributes:
         times: when the step began, on the clock of ``perf_counter``, then the seconds of each

@@ -1,8 +1,7 @@
-"""What stands in ``.grad`` once a run has taken a shard's gradients: nothing that can be edited.
+"""Placeholders in ``.grad``, which refuse to be edited.
 
-A gradient that a program clips, masks or zeroes there would change nothing: what counts is the sum
-over all shards, which is complete when the step's block ends. So each use of it is refused, where
-the program makes it.
+Clipping, masking or zeroing a gradient there would change nothing: what counts is the sum over all
+shards, which is complete when the step's block ends. Each use is refused where it is made.
 """
 
 from __future__ import annotations
@@ -60,9 +59,9 @@ class Placeholder(torch.Tensor):
 class Placeholders:
     """The placeholders of a run's parameters. Final.
 
-    To have all of them stand costs a small model's step some percent. So they do in the first steps
-    of a loop, and then in one step of 64; in others one parameter in turn has its own, which is
-    enough to notice what is done to all.
+    Setting all of them costs a small model's step some percent. So all are set in the first steps
+    of a loop, and then in one step of 64; in the others one parameter in turn has its own, which is
+    enough to notice code that edits all gradients.
 
     Args:
         parameters: those that the optimizer updates, by name.
@@ -84,7 +83,7 @@ class Placeholders:
         self._left, self._where = self._none, self._everywhere[:0]
 
     def set(self) -> None:
-        """Let them stand for the gradients that have been taken."""
+        """Put them where gradients have been taken."""
         if self._where:
             return
         if self._is_full:
@@ -98,7 +97,7 @@ class Placeholders:
             self._parameters[at].grad = self._all[at]
 
     def remove(self) -> None:
-        """Leave no gradient where they stand, so that a backward pass makes its own.
+        """Take them away, so that a backward pass allocates each gradient.
 
         Raises:
             RuntimeError: the program has put something else there.
@@ -136,7 +135,7 @@ class Placeholders:
 
 
 def refusal(name: str, done: str) -> RuntimeError:
-    """Say that the gradient of the parameter `name` is the run's, and what to do instead."""
+    """Make the error for a use of the gradient of the parameter `name`."""
     return RuntimeError(
         f"the gradient of `{name}` must be left to the run while a step is under way, since it is "
         f"one shard's part of a sum that is complete when the block ends, but {done}: to clip, "
@@ -147,7 +146,7 @@ def refusal(name: str, done: str) -> RuntimeError:
 
 
 def another_backward() -> RuntimeError:
-    """Say that gradients of another backward pass are no part of a step."""
+    """Make the error for gradients of another backward pass."""
     return RuntimeError(
         "gradients must come from the loss that is returned, or given to `step.backward`, "
         "but another `backward` has left some: return the sum of all losses, or find "

@@ -1,10 +1,10 @@
-"""What every shard tells about a step besides its gradients: its loss and scalars, exactly summed.
+"""A shard's loss and scalars of a step, read by all workers and summed exactly alike.
 
-A record is written by the worker that computed the shard and read by all::
+A record is written by the worker that computed the shard::
 
     form u32 │ number of names u32 │ bytes of names u32 │ – │ (sum f64, weight f64)… │ names, JSON
 
-Sums over shards are taken in the canonical order, so that means have the same bits everywhere.
+Sums over shards are taken in the canonical order, so means have the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from unisono.errors import MismatchError
-from unisono.exchange.arena import ROW_BYTES
-from unisono.exchange.run_memory import RunMemory
-from unisono.plan.summation import Node, additions_over
+from unisono.plan.summation import tree_sum
 from unisono.step.loss import ShardLoss
 
 _HEAD = struct.Struct("<IIII")
 _PAIR_BYTES = 16
-# What is read of a record at first; most end there.
-_FIRST_BYTES = 256
 
 
 class Form(enum.IntEnum):
@@ -39,7 +36,7 @@ class Form(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepTotals:
-    """What all shards of a step had to say together.
+    """The records of all shards of a step, added up.
 
     Attributes:
         form: the form of the loss, the same for every shard that is not empty.
@@ -52,13 +49,29 @@ class StepTotals:
     weight: float
 
 
-class Records:
-    """Writes and reads the records of one run's shards. Final."""
+class Record(NamedTuple):
+    """One shard's record, as read.
 
-    def __init__(self, memory: RunMemory, num_shards: int) -> None:
-        self._memory = memory
-        self._additions = additions_over([Node(v, v + 1) for v in range(num_shards)], num_shards)
-        self._num_shards = num_shards
+    Attributes:
+        form: see :class:`Form`.
+        pairs: sum, weight, sum, weight, … of its scalars.
+        names: theirs, the loss first, in JSON.
+    """
+
+    form: int
+    pairs: tuple[float, ...]
+    names: bytes
+
+
+class Records:
+    """Writes and reads the records of one run's shards. Final.
+
+    Args:
+        rows: where they lie, one for each shard.
+    """
+
+    def __init__(self, rows: Sequence[memoryview]) -> None:
+        self._rows = rows
 
     def write(self, shard: int, loss: ShardLoss | None) -> None:
         """Publish one shard's record; None for an empty shard.
@@ -66,23 +79,24 @@ class Records:
         Raises:
             ValueError: there are more names than a record can hold.
         """
+        row = self._rows[shard]
         if loss is None:
-            self._memory.write_record(shard, _HEAD.pack(Form.EMPTY, 0, 0, 0))
+            _HEAD.pack_into(row, 0, Form.EMPTY, 0, 0, 0)
             return
         names = _text_of(tuple(loss.scalars))
         pairs = [number for pair in loss.scalars.values() for number in pair]
         head = _HEAD.pack(Form.SUM if loss.is_sum else Form.MEAN, len(pairs) // 2, len(names), 0)
         record = head + struct.pack(f"<{len(pairs)}d", *pairs) + names
-        if len(record) > ROW_BYTES:
+        if len(record) > len(row):
             raise ValueError(
-                f"the scalars of a loss must fit {ROW_BYTES} bytes with their names, but "
+                f"the scalars of a loss must fit {len(row)} bytes with their names, but "
                 f"{len(loss.scalars)} scalars take {len(record)}: return fewer, or shorter names."
             )
-        self._memory.write_record(shard, record)
+        row[: len(record)] = record
 
     def read(self) -> list[Record]:
         """Read the records of all shards; the same on every worker."""
-        return [self._record(shard) for shard in range(self._num_shards)]
+        return [_read(row) for row in self._rows]
 
     def totals(self, records: Sequence[Record]) -> StepTotals:
         """Add up the records of all shards.
@@ -92,73 +106,45 @@ class Records:
             ValueError: the weights add up to nothing.
         """
         speaker = next(shard for shard, record in enumerate(records) if record.form != Form.EMPTY)
+        first = records[speaker]
         for shard, record in enumerate(records):
-            if record.form != Form.EMPTY and not record.is_like(records[speaker]):
+            is_alike = record.form == first.form and record.names == first.names
+            if record.form != Form.EMPTY and not is_alike:
                 raise MismatchError(
                     f"the loss function must return the same form and the same names for every "
                     f"shard, but shards {speaker} and {shard} differ: return the same keys always."
                 )
-        pairs = [record.pairs(records[speaker].num_names) for record in records]
-        for into, other in self._additions:
-            pairs[into] = [a + b for a, b in zip(pairs[into], pairs[other], strict=True)]
-        sums, weights = pairs[0][0::2], pairs[0][1::2]
+        nothing = (0.0,) * len(first.pairs)
+        pairs: list[Sequence[float]] = [record.pairs or nothing for record in records]
+        total = tree_sum(pairs, lambda *two: [a + b for a, b in zip(*two, strict=True)])
+        sums, weights = total[0::2], total[1::2]
         if not weights[0] > 0:
             raise ValueError(
                 f"the weights of a step's shards must add up to more than 0, but give "
                 f"{weights[0]}: return (sum, weight) with the number of things summed."
             )
         means = {
-            name: total / weight if weight else math.nan
-            for name, total, weight in zip(records[speaker].names(), sums, weights, strict=True)
+            name: value / weight if weight else math.nan
+            for name, value, weight in zip(_names_in(first.names), sums, weights, strict=True)
         }
-        return StepTotals(Form(records[speaker].form), means, weights[0])
-
-    def _record(self, shard: int) -> Record:
-        data = self._memory.read_record(shard, _FIRST_BYTES)
-        form, num_names, num_bytes, _ = _HEAD.unpack_from(data)
-        size = _HEAD.size + num_names * _PAIR_BYTES + num_bytes
-        if size > _FIRST_BYTES:
-            data = self._memory.read_record(shard, size)
-        return Record(form, num_names, data[_HEAD.size : size])
+        return StepTotals(Form(first.form), means, weights[0])
 
 
 def non_finite_shard(records: Sequence[Record]) -> tuple[int, float] | None:
     """Find the first shard whose loss is NaN or infinite, and that loss."""
     for shard, record in enumerate(records):
         if record.form != Form.EMPTY:
-            total, weight = record.pairs(1)[:2]
+            total, weight = record.pairs[:2]
             if not math.isfinite(total):
                 return shard, total / weight if weight else total
     return None
 
 
-class Record:
-    """One shard's record, as read. Final.
-
-    Args:
-        form: see :class:`Form`.
-        num_names: how many scalars it has.
-        data: their sums and weights, and the names.
-    """
-
-    __slots__ = ("_names", "_pairs", "form", "num_names")
-
-    def __init__(self, form: int, num_names: int, data: bytes) -> None:
-        self.form, self.num_names = form, num_names
-        self._pairs = struct.unpack_from(f"<{2 * num_names}d", data)
-        self._names = data[num_names * _PAIR_BYTES :]
-
-    def is_like(self, other: Record) -> bool:
-        """Tell whether another shard has the same form of loss and the same names."""
-        return self.form == other.form and self._names == other._names
-
-    def names(self) -> tuple[str, ...]:
-        """Name the scalars, the loss first."""
-        return _names_in(self._names)
-
-    def pairs(self, num_names: int) -> list[float]:
-        """Give sum, weight, sum, weight, …; all zero where the shard is empty."""
-        return list(self._pairs) or [0.0] * (2 * num_names)
+def _read(row: memoryview) -> Record:
+    form, num_names, num_bytes, _ = _HEAD.unpack_from(row)
+    pairs = struct.unpack_from(f"<{2 * num_names}d", row, _HEAD.size)
+    names_at = _HEAD.size + num_names * _PAIR_BYTES
+    return Record(form, pairs, bytes(row[names_at : names_at + num_bytes]))
 
 
 # Every step has the same names.

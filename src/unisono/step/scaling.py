@@ -1,4 +1,4 @@
-"""Losses are scaled up for float16, with the bits of torch's ``GradScaler``, and steps are skipped.
+"""Loss scaling for float16 with the bits of torch's ``GradScaler``, on several workers.
 
 Every worker unscales its pieces of the sums and says whether they are finite; a step in which
 anybody's are not is skipped by all. The scale then follows torch's rule, on every worker alike::

@@ -1,66 +1,43 @@
-"""From summed gradients to new parameters: in pieces by all workers, or whole by one.
+"""Update parameters from summed gradients: in pieces by all workers, or whole.
 
-Both use the optimizer that the user made, hooks and schedules and all; for the time of its
-``step()`` its parameters and state are those of this worker.
+Both use the optimizer that the user made, with its hooks and schedules; during ``step()`` its
+parameters and state are those of this worker.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from unisono.exchange.homes import Homes
-from unisono.plan.slices import Piece
+from unisono.exchange.protocol import Exchange
 from unisono.state.optimizers import bare_step
 
 
-class Update(Protocol):
-    """One way to apply the summed gradients."""
-
-    def apply(self, present: Sequence[bool]) -> None:
-        """Update this worker's share of the parameters that have a gradient.
-
-        Args:
-            present: for each parameter, whether it has a gradient in this step.
-        """
-
-    def commit(self) -> None:
-        """Take notice, after everybody has updated, of what the others did."""
-
-
 def pass_for_stepped(optimizer: Optimizer) -> None:
-    """Have an optimizer say that it has stepped; a schedule asks for that."""
+    """Mark an optimizer as stepped, which schedules check."""
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
+def update_of(optimizer: Optimizer, exchange: Exchange) -> SlicedUpdate | WholeUpdate:
+    """Be ready to update, with the user's optimizer, what an exchange says is this worker's now."""
+    if exchange.homes is None:
+        return WholeUpdate(optimizer, exchange)
+    return SlicedUpdate(optimizer, exchange, exchange.homes)
+
+
 class SlicedUpdate:
-    """Element-wise optimizers: each worker updates its pieces; state lies with them. Final.
+    """Element-wise optimizers: each worker updates its pieces; state lies with them. Final."""
 
-    Args:
-        optimizer: the user's.
-        parameters: those that it updates.
-        homes: where their values and, where that is known, their state lie.
-        pieces: this worker's.
-        totals: the summed gradients of those pieces.
-    """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        parameters: Sequence[torch.nn.Parameter],
-        homes: Homes,
-        pieces: Sequence[Piece],
-        totals: Sequence[torch.Tensor],
-    ) -> None:
-        self._optimizer = optimizer
-        self._parameters = parameters
+    def __init__(self, optimizer: Optimizer, exchange: Exchange, homes: Homes) -> None:
+        self._optimizer, self._parameters = optimizer, exchange.parameters
         self._homes, self._keys = homes, homes.keys
-        self._pieces = pieces
-        self._totals = totals
+        pieces = exchange.pieces
+        self._pieces, self._totals = pieces, exchange.totals
         self._leaves = [torch.nn.Parameter(homes.parameter(piece)) for piece in pieces]
         self._state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
         self._groups = self._group_leaves()
@@ -72,7 +49,11 @@ class SlicedUpdate:
         self.commit()
 
     def apply(self, present: Sequence[bool]) -> None:
-        """See :meth:`Update.apply`."""
+        """Update this worker's pieces of the parameters that have a gradient.
+
+        Args:
+            present: for each parameter, whether it has a gradient in this step.
+        """
         if not (self._dense and all(present)):
             for leaf, piece, total in zip(self._leaves, self._pieces, self._totals, strict=True):
                 leaf.grad = total if present[piece.index] else None
@@ -85,7 +66,7 @@ class SlicedUpdate:
             self._adopt_new(position)
 
     def _check_state(self) -> None:
-        """Refuse state that was not there when the loop began, and so has no place to be kept."""
+        """Refuse state that was not there when the loop began, and so has no place in the arena."""
         sizes = [len(state) for state in self._state.values()]
         if sizes == self._sizes:
             return
@@ -102,7 +83,7 @@ class SlicedUpdate:
 
     def commit(self) -> None:
         """Show the user's optimizer the whole state of parameters that have got theirs."""
-        known = self._homes.known
+        known = bytes(self._homes.known)
         if known == self._known:
             return
         for index, parameter in enumerate(self._parameters):
@@ -111,15 +92,12 @@ class SlicedUpdate:
         self._known = known
 
     def _group_leaves(self) -> list[list[torch.nn.Parameter]]:
-        group_of = {
-            id(parameter): which
-            for which, group in enumerate(self._optimizer.param_groups)
-            for parameter in group["params"]
-        }
-        groups: list[list[torch.nn.Parameter]] = [[] for _ in self._optimizer.param_groups]
-        for leaf, piece in zip(self._leaves, self._pieces, strict=True):
-            groups[group_of[id(self._parameters[piece.index])]].append(leaf)
-        return groups
+        owners = [id(self._parameters[piece.index]) for piece in self._pieces]
+        groups = [set(map(id, group["params"])) for group in self._optimizer.param_groups]
+        return [
+            [leaf for leaf, owner in zip(self._leaves, owners, strict=True) if owner in group]
+            for group in groups
+        ]
 
     def _step_in_place_of_the_whole(self) -> None:
         optimizer = self._optimizer
@@ -162,35 +140,22 @@ class SlicedUpdate:
                 home.copy_(state[name].reshape(home.shape))
                 state[name] = home
         if piece.is_first:
-            self._homes.note_state(piece.index)
+            self._homes.known[piece.index] = 1
         self._strangers.discard(position)
 
 
 class WholeUpdate:
     """Whole parameters, by one worker for all or by each worker for its replica. Final.
 
-    Args:
-        optimizer: the user's; its state stays in the processes of those who update.
-        parameters: those that it updates.
-        totals: their summed gradients.
-        acts: whether this worker updates.
+    The optimizer's state stays in the processes of those who update.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        parameters: Sequence[torch.nn.Parameter],
-        totals: Sequence[torch.Tensor],
-        *,
-        acts: bool,
-    ) -> None:
-        self._optimizer = optimizer
-        self._parameters = parameters
-        self._totals = totals
-        self._acts = acts
+    def __init__(self, optimizer: Optimizer, exchange: Exchange) -> None:
+        self._optimizer, self._parameters = optimizer, exchange.parameters
+        self._totals, self._acts = exchange.whole, exchange.acts
 
     def apply(self, present: Sequence[bool]) -> None:
-        """See :meth:`Update.apply`; the caller lets everybody's sums be finished first."""
+        """Update the parameters that have a gradient, once everybody's sums are finished."""
         if not self._acts:
             pass_for_stepped(self._optimizer)  # elsewhere it has
             return
@@ -203,4 +168,4 @@ class WholeUpdate:
                 parameter.grad = None
 
     def commit(self) -> None:
-        """See :meth:`Update.commit`; there is nothing to notice."""
+        """Nothing remains to be done once everybody has updated."""

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from unisono import device
 from unisono.checkpoint.directory_lock import Place, place_of
 from unisono.checkpoint.every import Every
-from unisono.checkpoint.folder import FILES, read_file
+from unisono.checkpoint.folder import read_folder
 from unisono.checkpoint.run_directory import RunDirectory
 from unisono.checkpoint.writer import CheckpointWriter, Kept
 from unisono.errors import CheckpointError
@@ -193,7 +193,7 @@ class Checkpoints:
         Raises:
             CheckpointError: it is not there any more.
         """
-        return Snapshot.from_files({name: read_file(Path(path), name) for name in FILES})
+        return Snapshot.from_files(read_folder(Path(path)))
 
     def begin(self, step: int | None) -> None:
         """Count from here; `step` is that of the checkpoint the run goes on from."""

@@ -1,76 +1,44 @@
 """Exact means over a dataset: every sample once, the same bits on any number of workers.
 
-The dataset is cut into global batches and shards like an epoch of training, without shuffling.
-What the loss function says of each is added without rounding, so the mean is that of a plain loop
-over the same passes with ``math.fsum``: which worker made a pass, and when, has no part in it.
+The dataset is cut into global batches and shards like an epoch of training, without shuffling. What
+the loss function returns for each is added without rounding, so the mean is that of a plain loop
+over the same passes with ``math.fsum``, whichever worker made a pass, and when.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 
-from unisono.data.collating import Collate
 from unisono.device import seed_generators
 from unisono.errors import MismatchError
 from unisono.plan.exact import ExactSum
-from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
 from unisono.step.loss import read_loss
 from unisono.train import metric_states
-from unisono.train.metric_states import States
 from unisono.train.metrics import Metrics, ShardMetrics
-from unisono.train.sweep import agree_on, by_all_workers, sweep
-from unisono.workers.team import Team
+from unisono.train.sweep import Sweep
 
 Sums = dict[str, tuple[ExactSum, ExactSum]]
 """By name, the sum of what is averaged and the sum of the weights."""
 
 
 def evaluate(
-    model: nn.Module,
-    loss: Callable[[nn.Module, Any], Any],
-    dataset: Any,
-    plan: SamplePlan,
-    team: Team,
-    *,
-    loader_workers: int = 0,
-    collate_fn: Collate | None = None,
-    pin_memory: bool = False,
-    metrics: Metrics | None = None,
-    facts: Mapping[str, object] = MappingProxyType({}),
+    sweep: Sweep, loss: Callable[[nn.Module, Any], Any], metrics: Metrics | None
 ) -> dict[str, Any]:
-    """Average the loss and its scalars over a dataset. Collective: every rank calls it.
-
-    Args:
-        model: in whatever mode; it evaluates in ``eval()`` mode and gets its own back, and its
-            buffers too, with which every pass begins.
-        loss: as for training.
-        dataset: as for training.
-        plan: of the dataset, without shuffling.
-        team: the workers.
-        loader_workers, collate_fn, pin_memory: as for training.
-        metrics: what else to compute, in a pass of its own over each part.
-        facts: what must not differ between the workers, by name.
-
-    Returns:
-        By name, the mean over all samples (or the true weight), and the results of the metrics;
-        the same on every worker.
+    """Average the loss over a dataset, and compute metrics; see :meth:`Trainer.evaluate`.
 
     Raises:
         MismatchError: the workers do not evaluate the same.
-        ValueError: a mean and a metric have the same name.
     """
-    measured_by = metrics.facts if metrics else None
-    more = {"`metrics`": measured_by, **facts}
-    agree_on(dataset, plan, team, loader_workers, "evaluate", **more)
-    with sweep(model, dataset, plan, loader_workers, collate_fn, pin_memory) as parts_of:
+    model = sweep.model
+    sweep.agree("evaluate", **{"`metrics`": metrics.facts if metrics else None})
+    with sweep.under_way() as parts_of:
 
-        def compute(shards: Sequence[int]) -> bytes:
+        def compute(shards: Sequence[int]) -> dict[int, bytes]:
             sums: dict[int, Sums] = {shard: {} for shard in shards}
             measured: dict[int, ShardMetrics] = {}
             for part in parts_of(shards):
@@ -80,21 +48,18 @@ def evaluate(
                     if part.shard not in measured:
                         measured[part.shard] = metrics.start()
                     measured[part.shard].update(model, part.data)
-            states = {shard: each.states() for shard, each in measured.items()}
-            return _write(sums) + b"\n" + metric_states.write(states)
+            states = {shard: metric_states.write(of.states()) for shard, of in measured.items()}
+            return {v: _write(sums[v]) + b"\n" + states.get(v, b"") for v in shards}
 
-        known: dict[int, Sums] = {}
-        states: dict[int, States] = {}
-        for heard in by_all_workers(compute, plan.shards, team, "evaluate"):
-            told, _, states_told = heard.partition(b"\n")
-            known |= _read(told)
-            states |= metric_states.read(states_told)
-        means = _means([known[shard] for shard in range(plan.shards)])
+        said = sorted(sweep.by_all_workers(compute, "evaluate").items())
+        heard = {shard: words.partition(b"\n") for shard, words in said}
+        means = _means([_read(words) for words, _, _ in heard.values()])
         if metrics is None:
             return means
+        states = {v: metric_states.read(states) for v, (_, _, states) in heard.items() if states}
         # Some shuffle or sample what they have gathered.
-        seed_generators(seed_of("metrics", plan.seed))
-        return _joined(means, metrics.finish(states, plan))
+        seed_generators(seed_of("metrics", sweep.plan.seed))
+        return _joined(means, metrics.finish(states, sweep.plan))
 
 
 def _joined(means: dict[str, float], results: dict[str, Any]) -> dict[str, Any]:
@@ -113,23 +78,21 @@ def _add(sums: Sums, scalars: dict[str, tuple[float, float]]) -> None:
             total.add(number)
 
 
-def _write(sums: dict[int, Sums]) -> bytes:
-    told = {
-        shard: {name: [total.as_json() for total in pair] for name, pair in each.items()}
-        for shard, each in sums.items()
-    }
-    return json.dumps(list(told.items())).encode()
+def _write(sums: Sums) -> bytes:
+    return json.dumps(
+        {name: [total.as_json() for total in pair] for name, pair in sums.items()}
+    ).encode()
 
 
-def _read(told: bytes) -> dict[int, Sums]:
+def _read(told: bytes) -> Sums:
     return {
-        shard: {name: (ExactSum(*total), ExactSum(*weight)) for name, (total, weight) in of.items()}
-        for shard, of in json.loads(told)
+        name: (ExactSum(*total), ExactSum(*weight))
+        for name, (total, weight) in json.loads(told).items()
     }
 
 
 def _means(shards: list[Sums]) -> dict[str, float]:
-    """Average over shards, one entry each in shard order; empty where a shard had no samples."""
+    """Average over shards; a shard without samples has no sums."""
     names = list(next(sums for sums in shards if sums))
     if any(sums and set(sums) != set(names) for sums in shards):
         raise MismatchError(

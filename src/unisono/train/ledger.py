@@ -1,9 +1,9 @@
-"""Can a replacement still be given what was predicted before? If not, say so when that begins.
+"""Keeps track of whether replacements can still be given what was predicted.
 
 A replacement runs the program again, and where the others have predicted outside of loops it takes
-over the rows: from the file, or from the launcher, which keeps them for as long as the job lasts;
-so there must be few. Once some rows can be had from nobody any more, a replacement cannot pass that
-place: it says so and ends, and the others go on without it.
+over the rows: from the file, or from the launcher, which keeps them as long as the job lasts; so
+there must be few. Once some rows can be had from nobody, a replacement cannot pass that place: it
+says so and ends, and the others continue without it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ IN_ALL_BYTES = 64 << 20
 
 
 class Ledger:
-    """What replacements of this job are to take over, as every worker counts it. Final.
+    """What replacements in this job are to take over, as every worker counts it. Final.
 
     Attributes:
         is_closed: a replacement cannot take over all of it any more.
     """
 
     @staticmethod
+    @functools.cache
     def of(joint_calls: JointCalls) -> Ledger:
-        """Give the ledger of a joint_calls, always the same."""
-        return _ledger_of(joint_calls)
+        """Give the ledger of a job, always the same."""
+        return Ledger()
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -67,8 +68,3 @@ class Ledger:
                 f"{why}: a worker that is lost from here on is not replaced, and the others (if "
                 f"there are any) go on without it."
             )
-
-
-@functools.cache
-def _ledger_of(joint_calls: JointCalls) -> Ledger:
-    return Ledger()

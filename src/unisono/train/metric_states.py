@@ -1,9 +1,9 @@
-"""How do the states that shards have of one metric become the state of the whole dataset?
+"""Merge the states that shards have of one metric into the state of the whole dataset.
 
-A metric keeps its state in tensors and in lists of tensors. Each shard has states of its own,
-updated with its parts in the order of the batches. Here they are written for other workers, without
-pickle, and merged by the rules that torchmetrics has for ranks, in an order that knows no workers:
-sums along the tree of ``plan.summation``, lists in the order of the dataset.
+A metric keeps its state in tensors and in lists of tensors; each shard updates its own with its
+parts, in the order of the batches. They travel without pickle, and torchmetrics' rules for ranks
+merge them in an order that knows no workers: sums along the tree of ``plan.summation``, lists in
+the order of the dataset.
 """
 
 from __future__ import annotations
@@ -46,32 +46,31 @@ States = dict[str, dict[str, MetricState]]
 """What one shard holds of a collection of metrics: by the path of a metric in it, by name."""
 
 
-def write(shards: Mapping[int, States]) -> bytes:
-    """Write what some shards hold: a line of JSON, and behind it safetensors."""
+def write(states: States) -> bytes:
+    """Write what a shard holds: a line of JSON, and behind it safetensors."""
     head: list[Any] = []
     tensors: dict[str, torch.Tensor] = {}
-    for shard, states in shards.items():
-        for path, of_metric in states.items():
-            for name, state in of_metric.items():
-                head.append([shard, path, name, len(state.tensors), state.ends])
-                for tensor in state.tensors:
-                    # A copy: several metrics may keep the same one, which a file may not.
-                    plain = tensor.detach().clone(memory_format=torch.contiguous_format)
-                    tensors[str(len(tensors))] = plain
+    for path, of_metric in states.items():
+        for name, state in of_metric.items():
+            head.append([path, name, len(state.tensors), state.ends])
+            for tensor in state.tensors:
+                # A copy: several metrics may keep the same one, which a file may not.
+                plain = tensor.detach().clone(memory_format=torch.contiguous_format)
+                tensors[str(len(tensors))] = plain
     return json.dumps(head).encode() + b"\n" + to_safetensors(tensors)
 
 
-def read(told: bytes) -> dict[int, States]:
+def read(told: bytes) -> States:
     """Read what :func:`write` has written."""
     head, _, data = told.partition(b"\n")
     tensors = from_safetensors(data)
-    shards: dict[int, States] = {}
+    states: States = {}
     taken = 0
-    for shard, path, name, num_tensors, ends in json.loads(head):
+    for path, name, num_tensors, ends in json.loads(head):
         mine = [tensors[str(number)] for number in range(taken, taken + num_tensors)]
-        shards.setdefault(shard, {}).setdefault(path, {})[name] = MetricState(mine, ends)
+        states.setdefault(path, {})[name] = MetricState(mine, ends)
         taken += num_tensors
-    return shards
+    return states
 
 
 def merged(

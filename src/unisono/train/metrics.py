@@ -4,16 +4,15 @@
 
     Metrics.start ─► ShardMetrics, one a shard ─► states ─► all workers ─► Metrics.finish ─► results
 
-What is computed in the end is computed from the same state on every worker, so it has the same bits
-there, whoever held which shard. torchmetrics itself is never imported here: where a program has an
-object of it, it is loaded.
+Every worker computes the results from the same merged state, so they have the same bits everywhere.
+torchmetrics is never imported here: if a program has an object of it, it is loaded.
 """
 
 from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,8 +20,7 @@ from torch import nn
 
 from unisono.plan.samples import SamplePlan
 from unisono.train.metric_states import MetricState, Reduction, States, merged
-
-Forward = Callable[[nn.Module, Any], Any]
+from unisono.train.sweep import Forward
 
 
 def outputs_and_targets(model: nn.Module, batch: Any) -> Any:
@@ -59,7 +57,7 @@ class Metrics:
         self._template.reset()
         for _, metric in _metrics_in(self._template):
             # A program may have a process group besides; states are exchanged by us.
-            metric.distributed_available_fn = _never
+            metric.distributed_available_fn = lambda: False
 
     @property
     def facts(self) -> dict[str, str]:
@@ -200,7 +198,3 @@ def _plain(name: str, value: Any) -> Any:
             f"the result of a metric must be numbers, but that of {name!r} is of type "
             f"{type(value).__name__}: compute it from the rows that `predict` gives."
         ) from None
-
-
-def _never() -> bool:
-    return False

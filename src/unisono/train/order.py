@@ -46,7 +46,7 @@ def plan_samples(
             "`shuffle` must be left out where a `sampler` says the order, but is "
             f"{shuffle!r}: let the sampler shuffle."
         )
-    order = EpochOrder.of(sampler, seed, length)
+    order = sampler if isinstance(sampler, EpochOrder) else EpochOrder(sampler, seed, length)
     return SamplePlan(order.num_samples, batch_size, shards, False, seed, order.name, order)
 
 

@@ -1,23 +1,23 @@
-"""Where do predictions lie while all workers write them? In one file, mapped by everybody.
+"""One file of predictions, mapped and written by all workers.
 
 ::
 
     | length of the header u64 | header: JSON | rows of the first tensor | of the second | …
 
-It is a safetensors file, so it can be read in parts and by others, and holds nothing but numbers
-(see ``rowsfile`` for where it is). Each row is written once, at its sample's number, by whoever
-computed it. What is given out in the end is a private mapping: whoever changes it changes no one
-else's, and rows are read when they are looked at.
+It is a safetensors file, so others can read it in parts, and it holds nothing but numbers (see
+``rowsfile`` for where it is). Each row is written once, at its sample's number, by the worker that
+computed it. The result is a private mapping: changes stay in the worker that makes them, and rows
+are read when they are looked at.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,25 +28,10 @@ from unisono.workers.memory import Memory
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT_BYTES = 64
 _RESERVED = "__metadata__"  # of a safetensors file
+_DTYPES = {code: getattr(torch, name.removeprefix("torch.")) for name, code in CODES.items()}
 
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One tensor of a model's output: its place in the output, its dtype, the shape of one row."""
-
-    name: str
-    dtype: torch.dtype
-    row: tuple[int, ...]
-
-    def as_json(self) -> list[Any]:
-        """Write it as JSON."""
-        return [self.name, str(self.dtype), list(self.row)]
-
-    @classmethod
-    def from_json(cls, said: Sequence[Any]) -> Field:
-        """Read what :meth:`as_json` wrote."""
-        name, dtype, row = said
-        return cls(name, getattr(torch, dtype.removeprefix("torch.")), tuple(row))
+Output = Mapping[str, torch.Tensor]
+"""A model's output, taken apart: tensors by name, one row a sample in each."""
 
 
 def form_of(output: Any) -> str:
@@ -56,15 +41,15 @@ def form_of(output: Any) -> str:
     return "tuple" if isinstance(output, (tuple, list)) else "tensor"
 
 
-def put_together(form: str, rows: Rows) -> Any:
+def put_together(form: str, output: Output) -> Any:
     """Give predictions the form of the model's output: a tensor, a tuple or a dict."""
     if form == "dict":
-        return {field.name: tensor for field, tensor in rows.tensors.items()}
-    tensors = tuple(rows.tensors.values())
+        return dict(output)
+    tensors = tuple(output.values())
     return tensors if form == "tuple" else tensors[0]
 
 
-def fields_of(output: Any, num_samples: int) -> dict[Field, torch.Tensor]:
+def taken_apart(output: Any, num_samples: int) -> Output:
     """Take a model's output apart.
 
     Args:
@@ -77,14 +62,16 @@ def fields_of(output: Any, num_samples: int) -> dict[Field, torch.Tensor]:
     """
     form = form_of(output)
     if form == "dict":
-        for name in output:
-            _check_name(name)
         tensors = dict(output)
     elif form == "tuple":
         tensors = {str(number): tensor for number, tensor in enumerate(output)}
     else:
         tensors = {"predictions": output}
-    return {_field(name, tensor, num_samples): tensor for name, tensor in tensors.items()}
+    for name in tensors:
+        _check_name(name)
+    for name, tensor in tensors.items():
+        _check_rows(name, tensor, num_samples)
+    return tensors
 
 
 def _check_name(name: object) -> None:
@@ -100,7 +87,7 @@ def _check_name(name: object) -> None:
         )
 
 
-def _field(name: str, tensor: Any, num_samples: int) -> Field:
+def _check_rows(name: str, tensor: Any, num_samples: int) -> None:
     if not isinstance(tensor, torch.Tensor) or str(tensor.dtype) not in CODES:
         kind = str(tensor.dtype) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise TypeError(
@@ -113,95 +100,80 @@ def _field(name: str, tensor: Any, num_samples: int) -> Field:
             f"predictions must have one row for each sample, but for {num_samples} samples "
             f"{name!r} has the shape {tuple(tensor.shape)}: let `forward` keep the first dimension."
         )
-    return Field(name, tensor.dtype, tuple(tensor.shape[1:]))
+
+
+def header_of(output: Output, num_samples: int) -> tuple[bytes, int]:
+    """Write what comes before the rows of all samples, and count the bytes of the whole file.
+
+    Args:
+        output: of some samples.
+        num_samples: of the dataset.
+    """
+    entries, end = {}, 0
+    # Wide elements first, so all are aligned.
+    for name, tensor in sorted(output.items(), key=lambda item: -item[1].itemsize):
+        start, end = end, end + num_samples * math.prod(tensor.shape[1:]) * tensor.itemsize
+        entries[name] = {
+            "dtype": CODES[str(tensor.dtype)],
+            "shape": [num_samples, *tensor.shape[1:]],
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(entries).encode()
+    length = -(-(_LENGTH.size + len(text)) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES - _LENGTH.size
+    header = _LENGTH.pack(length) + text.ljust(length)
+    return header, len(header) + end
 
 
 class Rows:
-    """Memory for the predictions of a whole dataset, mapped in this process. Final.
+    """The predictions for a whole dataset, mapped in this process. Final.
 
     Args:
-        fd: of the file, which is closed here.
-        fields: the tensors.
-        num_samples: the rows of each.
+        fd: of the file; it may be closed afterwards.
+        names: the tensors', in the order of the model's output.
         is_private: whether what is written stays in this process.
+
+    Attributes:
+        tensors: by name, a row for each sample.
     """
 
-    def __init__(
-        self, fd: int, fields: Sequence[Field], num_samples: int, *, is_private: bool
-    ) -> None:
-        num_bytes = size_of(fields, num_samples)
-        start_of_rows = len(header_of(fields, num_samples))
-        try:
-            if os.fstat(fd).st_size != num_bytes:
-                raise OSError(f"the file of predictions must have {num_bytes:,} bytes")
-            flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
-            mapping = mmap.mmap(fd, num_bytes, flags=flags)
-        finally:
-            os.close(fd)
-        memory = Memory(mapping)
-        starts = _starts(fields, num_samples)
-        self.tensors = {
-            field: memory.tensor(
-                start_of_rows + starts[field], (num_samples, *field.row), field.dtype, None
-            )
-            for field in fields
-        }
+    def __init__(self, fd: int, names: Sequence[str], *, is_private: bool) -> None:
+        flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
+        memory = Memory(mmap.mmap(fd, os.fstat(fd).st_size, flags=flags))
+        start = _LENGTH.size + _LENGTH.unpack(memory.read(0, _LENGTH.size))[0]
+        entries = json.loads(memory.read(_LENGTH.size, start - _LENGTH.size))
+        num_bytes = start + max(entry["data_offsets"][1] for entry in entries.values())
+        if memory.num_bytes != num_bytes:
+            raise OSError(f"the file of predictions must have {num_bytes:,} bytes")
+        self.tensors = {}
+        for name in names:
+            entry = entries[name]
+            place = start + entry["data_offsets"][0]
+            tensor = memory.tensor(place, entry["shape"], _DTYPES[entry["dtype"]], None)
+            self.tensors[name] = tensor
+        self._kinds = _kinds(self.tensors)
 
-    def write(self, indices: torch.Tensor, output: Mapping[Field, torch.Tensor]) -> None:
+    def write(self, indices: torch.Tensor, output: Output) -> None:
         """Put the rows of some samples in their place.
 
         Raises:
             ValueError: they differ from what the first batch had.
         """
-        if list(output) != list(self.tensors):
+        if _kinds(output) != self._kinds:
             raise ValueError(
                 f"predictions must have the same names, dtypes and shapes for every batch, but "
                 f"were {_in_words(self.tensors)} for the first and are {_in_words(output)} here: "
                 f"pad rows to one length, say."
             )
-        for field, tensor in output.items():
-            self.tensors[field][indices] = tensor.detach()
+        for name, tensor in output.items():
+            self.tensors[name][indices] = tensor.detach()
 
 
-def size_of(fields: Sequence[Field], num_samples: int) -> int:
-    """Count the bytes of the file."""
-    num_bytes = sum(_num_bytes(field, num_samples) for field in fields)
-    return len(header_of(fields, num_samples)) + num_bytes
+def _kinds(output: Output) -> list[tuple[str, torch.dtype, torch.Size]]:
+    return [(name, tensor.dtype, tensor.shape[1:]) for name, tensor in output.items()]
 
 
-def header_of(fields: Sequence[Field], num_samples: int) -> bytes:
-    """Write what comes before the rows: which tensor begins where."""
-    entries = {
-        field.name: {
-            "dtype": CODES[str(field.dtype)],
-            "shape": [num_samples, *field.row],
-            "data_offsets": [start, start + _num_bytes(field, num_samples)],
-        }
-        for field, start in _starts(fields, num_samples).items()
-    }
-    text = json.dumps(entries).encode()
-    length = -(-(_LENGTH.size + len(text)) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES - _LENGTH.size
-    return _LENGTH.pack(length) + text.ljust(length)
-
-
-def _starts(fields: Sequence[Field], num_samples: int) -> dict[Field, int]:
-    """Say where each tensor begins, behind the header: wide elements first, so all are aligned."""
-    starts, start = {}, 0
-    for field in sorted(fields, key=lambda field: -field.dtype.itemsize):
-        starts[field] = start
-        start += _num_bytes(field, num_samples)
-    return starts
-
-
-def _num_bytes(field: Field, num_samples: int) -> int:
-    numel = num_samples
-    for size in field.row:
-        numel *= size
-    return numel * field.dtype.itemsize
-
-
-def _in_words(fields: Mapping[Field, torch.Tensor]) -> str:
+def _in_words(output: Output) -> str:
     return ", ".join(
-        f"{field.name} of {str(field.dtype).removeprefix('torch.')} {list(field.row)}"
-        for field in fields
+        f"{name} of {str(dtype).removeprefix('torch.')} {list(row)}"
+        for name, dtype, row in _kinds(output)
     )

@@ -9,8 +9,8 @@ from typing import Any
 
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
-from unisono.state.file_bounds import bytes_at_most
 from unisono.state.run_state import RunState
+from unisono.state.saved import bytes_at_most
 from unisono.train.checkpoints import Checkpoints, FoundCheckpoint
 from unisono.train.totals import Totals
 from unisono.workers.joint_calls import JointCalls

@@ -1,4 +1,4 @@
-"""In which file do predictions lie, and is it still the one that was spoken of?
+"""The file that predictions lie in.
 
 With a path, rows are collected beside it in a file whose name no other prediction has, which gets
 its own name when every row is on the disk::
@@ -6,9 +6,9 @@ its own name when every row is on the disk::
     rows.safetensors.3f9c02d1a7b4e856.partial ──► rows.safetensors
 
 So two jobs that predict to one path do not touch each other's rows; the later one's file stays. The
-launcher removes a partial file when its job ends before that; only a job that is killed as a whole
-leaves one behind, or one that has no launcher of ours. Without a path the file has no name:
-it is a memfd of the leader, which the others open through its process.
+launcher removes a partial file when its job ends early; one is left only by a job that is killed as
+a whole, or that has no launcher of ours. Without a path the file has no name: it is a memfd of the
+leader, which the others open through its process.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Sequence
 from pathlib import Path
 
 from unisono.plainfile import check_plain, is_at, open_plain
-from unisono.train.predictions import Field, header_of, size_of
 
 
 def check_path(path: Path) -> None:
@@ -46,40 +44,42 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
 
 
-def make_memory(fields: Sequence[Field], num_samples: int) -> int:
-    """Make a file without a name for predictions; return its descriptor."""
-    fd = os.memfd_create("unisono-predictions", os.MFD_CLOEXEC)
-    _fill(fd, fields, num_samples)
-    return fd
-
-
-def make_file(partial: Path, fields: Sequence[Field], num_samples: int) -> int:
+def make_file(partial: Path | None, content: bytes, num_bytes: int) -> int:
     """Make the file in which predictions are collected; return its descriptor.
+
+    Args:
+        partial: its name; None: it has none and lies in memory.
+        content: what it begins with.
+        num_bytes: its size.
 
     Raises:
         OSError: the folder cannot be written, or has not that much room.
     """
-    with contextlib.suppress(FileNotFoundError):
-        partial.unlink()  # of a leader that was lost
-    fd = open_plain(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    if partial is None:
+        fd = os.memfd_create("unisono-predictions", os.MFD_CLOEXEC)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            partial.unlink()  # of a leader that was lost
+        fd = open_plain(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
-        _fill(fd, fields, num_samples)
-        # Now, where an error can be told: a mapped file on a full disk ends the process.
-        os.posix_fallocate(fd, 0, os.fstat(fd).st_size)
+        with open(fd, "wb", closefd=False) as file:
+            file.write(content)
+        os.ftruncate(fd, num_bytes)
+        if partial is not None:
+            # Now, where an error can be told: a mapped file on a full disk ends the process.
+            os.posix_fallocate(fd, 0, num_bytes)
     except BaseException:
         os.close(fd)
-        partial.unlink()
+        if partial is not None:
+            partial.unlink()
         raise
     return fd
 
 
-def open_file(partial: Path) -> int:
-    """Open the file that the leader has made; return a descriptor."""
-    return open_plain(partial, os.O_RDWR)
-
-
-def open_memory(pid: int, fd: int) -> int:
-    """Open the memory that the leader has made; return a descriptor."""
+def open_file(partial: Path | None, pid: int, fd: int) -> int:
+    """Open the file that the leader has made in process `pid` as `fd`; return a descriptor."""
+    if partial is not None:
+        return open_plain(partial, os.O_RDWR)
     return os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
 
@@ -126,8 +126,3 @@ def identity_of(fd: int) -> list[int]:
     """Tell a file from every other one, and from itself with other contents, as plain JSON."""
     seen = os.fstat(fd)
     return [seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns]
-
-
-def _fill(fd: int, fields: Sequence[Field], num_samples: int) -> None:
-    os.write(fd, header_of(fields, num_samples))
-    os.ftruncate(fd, size_of(fields, num_samples))

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from unisono.data.collating import Collate
 from unisono.data.epoch_order import Sampler
 from unisono.data.fetch import fetcher
-from unisono.data.fingerprint import REMEDY, fingerprint
+from unisono.data.fingerprint import REMEDY, Fingerprints
 from unisono.data.length import length_of
 from unisono.data.loader import Loader
 from unisono.device import drawn_without_seed, notices
@@ -35,9 +35,9 @@ from unisono.notices import say
 from unisono.plan.samples import NUM_SEEDS, SamplePlan
 from unisono.plan.shards import assign
 from unisono.state.contents import check_contents, signature
-from unisono.state.extra_state import ExtraState
 from unisono.state.modes import told_modes
 from unisono.state.position import Position
+from unisono.state.program_state import ExtraState
 from unisono.state.run_state import RunState
 from unisono.step.clipping import Clipping
 from unisono.step.engine import StepEngine
@@ -179,6 +179,7 @@ class Run:
         self._engine: StepEngine | None = None
         self._memory: RunMemory | None = None
         self._plan: SamplePlan | None = None
+        self.fingerprints = Fingerprints()
         self._has_looked = self._has_told_slow = False
         self._goes_on = False
         self.has_joined = self.is_ahead = False
@@ -459,9 +460,10 @@ class Run:
         length = length_of(dataset)
         if self.team.size == 1 or self.is_ahead:
             return {"dataset length": length}
-        seen = fingerprint(
+        seen = self.fingerprints.of(
             dataset,
             length,
+            self.team.membership,
             seed=self.seed,
             stream="train",
             epoch=self.position.epoch,

@@ -147,7 +147,7 @@ class Step:
         self._engine.timers.lap(Phase.FORWARD)
         num_samples = self._plan.shard_size(self.batch, shard)
         share = num_samples / self.num_samples
-        self._engine.finish_shard(self.number, shard, read_loss(loss, num_samples), share)
+        self._engine.finish_shard(shard, read_loss(loss, num_samples), share)
         self._engine.timers.lap(Phase.BACKWARD)
         self._waiting = None
         self._done.add(shard)

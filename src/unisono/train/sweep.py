@@ -8,8 +8,9 @@ of a worker that is lost are computed once more by the others.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from unisono.c10d.forbidden import IN_A_PASS, collectives_watched, forbid
 from unisono.data.collating import Collate
 from unisono.data.fetch import fetcher
-from unisono.data.fingerprint import REMEDY, fingerprint
+from unisono.data.fingerprint import REMEDY, Fingerprints
 from unisono.data.loader import Loader, Place
 from unisono.device import generators_put_back, num_threads, seed_generators
 from unisono.plan.samples import SamplePlan
@@ -40,64 +41,105 @@ class Part(NamedTuple):
     data: Any
 
 
-@contextmanager
-def sweep(
-    model: nn.Module,
-    dataset: Any,
-    plan: SamplePlan,
-    loader_workers: int,
-    collate_fn: Collate | None,
-    pin_memory: bool,
-) -> Iterator[Callable[[Sequence[int]], Iterator[Part]]]:
-    """Have a model in ``eval()`` mode without gradients; put everything back afterwards.
+PartsOf = Callable[[Sequence[int]], Iterator[Part]]
+Forward = Callable[[nn.Module, Any], Any]
 
-    Args:
-        model: in whatever mode.
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One pass of all workers. Final.
+
+    Attributes:
+        model: in whatever mode; it computes in ``eval()`` mode.
         dataset: as for training.
         plan: of the dataset, without shuffling.
+        team: the workers.
+        fingerprints: the run's.
         loader_workers, collate_fn, pin_memory: as for training.
-
-    Returns:
-        A function that gives, for some shards, their parts that have samples, batch by batch; it
-        raises RuntimeError behind one whose pass has changed a parameter.
+        facts: what must not differ between the workers, by name.
     """
-    fetch = fetcher(
-        dataset,
-        seed=plan.seed,
-        stream="evaluate",
-        collate_fn=collate_fn,
-        batch_size=plan.batch_size,
-        shards=plan.shards,
-    )
-    check_unchanged = _watching(model)
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with (
-            torch.no_grad(),
-            generators_put_back(),
-            num_threads(threads_per_worker()),
-            every_shape_compiled(),
-            collectives_watched(),
-            buffers_put_back(model) as put_buffers_back,
-            Loader(
-                fetch,
-                plan,
-                num_processes=loader_workers,
-                num_batches=plan.steps_per_epoch,
-                pin_memory=pin_memory,
-            ) as loader,
-        ):
 
-            def parts_of(shards: Sequence[int]) -> Iterator[Part]:
-                for batch in range(plan.steps_per_epoch):
-                    for shard in shards:
-                        num_samples = plan.shard_size(batch, shard)
-                        if num_samples:
+    model: nn.Module
+    dataset: Any
+    plan: SamplePlan
+    team: Team
+    fingerprints: Fingerprints
+    loader_workers: int
+    collate_fn: Collate | None
+    pin_memory: bool
+    facts: Mapping[str, object]
+
+    def agree(self, purpose: str, **more: object) -> None:
+        """Check that all workers go over the same samples in the same company. Collective.
+
+        Args:
+            purpose: what for, as for :meth:`Team.meet`.
+            more: what else must not differ, by name.
+
+        Raises:
+            MismatchError: they do not.
+        """
+        plan = self.plan
+        known: dict[str, object] = {"dataset length": plan.num_samples}
+        if self.team.size > 1:
+            known |= self.fingerprints.of(
+                self.dataset,
+                plan.num_samples,
+                self.team.membership,
+                seed=plan.seed,
+                stream="evaluate",
+                epoch=0,
+                in_fork=self.loader_workers > 0,
+            ).facts
+        facts = {"`batch_size`": plan.batch_size, **more, **self.facts}
+        self.team.agree(facts, purpose, known=known, remedy=REMEDY)
+
+    @contextmanager
+    def under_way(self) -> Iterator[PartsOf]:
+        """Have the model in ``eval()`` mode without gradients; put everything back afterwards.
+
+        Returns:
+            A function that gives, for some shards, their parts that have samples, batch by batch;
+            it raises RuntimeError behind one whose pass has changed a parameter.
+        """
+        plan = self.plan
+        fetch = fetcher(
+            self.dataset,
+            seed=plan.seed,
+            stream="evaluate",
+            collate_fn=self.collate_fn,
+            batch_size=plan.batch_size,
+            shards=plan.shards,
+        )
+        check_unchanged = _watching(self.model)
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        try:
+            with (
+                torch.no_grad(),
+                generators_put_back(),
+                num_threads(threads_per_worker()),
+                every_shape_compiled(),
+                collectives_watched(),
+                buffers_put_back(self.model) as put_buffers_back,
+                Loader(
+                    fetch,
+                    plan,
+                    num_processes=self.loader_workers,
+                    num_batches=plan.steps_per_epoch,
+                    pin_memory=self.pin_memory,
+                ) as loader,
+            ):
+
+                def parts_of(shards: Sequence[int]) -> Iterator[Part]:
+                    for batch in range(plan.steps_per_epoch):
+                        for shard in shards:
+                            num_samples = plan.shard_size(batch, shard)
+                            if not num_samples:
+                                continue
                             data = loader.batch(Place(0, batch, shard), shards)
-                            seed_generators(
-                                seed_of("evaluate", plan.seed, batch * plan.shards + shard)
-                            )
+                            number = batch * plan.shards + shard
+                            seed_generators(seed_of("evaluate", plan.seed, number))
                             put_buffers_back()
                             before = forbid(IN_A_PASS)
                             try:
@@ -106,10 +148,61 @@ def sweep(
                                 forbid(before)
                             check_unchanged()
 
-            yield parts_of
-    finally:
-        for module, mode in modes:
-            module.training = mode
+                yield parts_of
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def by_all_workers(
+        self, compute: Callable[[Sequence[int]], Mapping[int, bytes]], purpose: str
+    ) -> dict[int, bytes]:
+        """Compute every shard on some worker; those of a lost one once more on the others.
+
+        Collective: every rank calls it.
+
+        Args:
+            compute: takes shards to what the others are to hear of each.
+            purpose: what for, as for :meth:`Team.meet`.
+
+        Returns:
+            What was said of each shard, the same on every worker.
+
+        Raises:
+            Exception: what `compute` has raised on some worker.
+        """
+        team, said = self.team, dict[int, bytes]()
+        while missing := [shard for shard in range(self.plan.shards) if shard not in said]:
+            bounds = [len(missing) * part // team.size for part in range(team.size + 1)]
+            caught: Exception | None = None
+            try:
+                answer = _joined(
+                    compute(missing[bounds[team.position] : bounds[team.position + 1]])
+                )
+            except Exception as error:
+                caught, answer = error, b"\n" + failure(error, team.world.rank)
+            answers = team.gather(answer, purpose)
+            for rank, heard in answers.items():
+                if heard.startswith(b"\n"):
+                    if caught is not None and rank == team.world.rank:
+                        raise caught
+                    raise raised(heard[1:])
+            for heard in answers.values():
+                said |= _taken_apart(heard)
+        return said
+
+
+def _joined(said: Mapping[int, bytes]) -> bytes:
+    sizes = [(shard, len(words)) for shard, words in said.items()]
+    return json.dumps(sizes).encode() + b"\n" + b"".join(said.values())
+
+
+def _taken_apart(heard: bytes) -> dict[int, bytes]:
+    sizes, _, words = heard.partition(b"\n")
+    said, start = {}, 0
+    for shard, num_bytes in json.loads(sizes):
+        said[shard] = words[start : start + num_bytes]
+        start += num_bytes
+    return said
 
 
 def _watching(model: nn.Module) -> Callable[[], None]:
@@ -131,72 +224,3 @@ def _watching(model: nn.Module) -> Callable[[], None]:
                 )
 
     return check
-
-
-def agree_on(
-    dataset: Any, plan: SamplePlan, team: Team, loader_workers: int, purpose: str, **more: object
-) -> None:
-    """Check that all workers go over the same samples in the same company. Collective.
-
-    Args:
-        dataset: the samples.
-        plan: of them.
-        team: the workers.
-        loader_workers: as for training.
-        purpose: what for, as for :meth:`Team.meet`.
-        more: what else must not differ, by name.
-
-    Raises:
-        MismatchError: they do not.
-    """
-    known: dict[str, object] = {"dataset length": plan.num_samples}
-    if team.size > 1:
-        known |= fingerprint(
-            dataset,
-            plan.num_samples,
-            seed=plan.seed,
-            stream="evaluate",
-            epoch=0,
-            in_fork=loader_workers > 0,
-        ).facts
-    team.agree({"`batch_size`": plan.batch_size, **more}, purpose, known=known, remedy=REMEDY)
-
-
-def by_all_workers(
-    compute: Callable[[Sequence[int]], bytes], num_shards: int, team: Team, purpose: str
-) -> Iterator[bytes]:
-    """Compute every shard on some worker; those of one that is lost once more on the others.
-
-    Collective: every rank calls it and takes all that it gives.
-
-    Args:
-        compute: takes shards to what the others are to hear of them.
-        num_shards: S.
-        team: the workers.
-        purpose: what for, as for :meth:`Team.meet`.
-
-    Returns:
-        What each worker that came has said, round by round, the same on every worker.
-
-    Raises:
-        Exception: what `compute` has raised on some worker.
-    """
-    missing = list(range(num_shards))
-    while missing:
-        bounds = [len(missing) * part // team.size for part in range(team.size + 1)]
-        mine = missing[bounds[team.position] : bounds[team.position + 1]]
-        caught: Exception | None = None
-        try:
-            answer = json.dumps(mine).encode() + b"\n" + compute(mine)
-        except Exception as error:
-            caught, answer = error, b"\n" + failure(error, team.world.rank)
-        answers = team.gather(answer, purpose)
-        for rank, heard in answers.items():
-            if heard.startswith(b"\n"):
-                if caught is not None and rank == team.world.rank:
-                    raise caught
-                raise raised(heard[1:])
-        for heard in answers.values():
-            done, _, said = heard.partition(b"\n")
-            missing = [shard for shard in missing if shard not in json.loads(done)]
-            yield said

@@ -19,6 +19,7 @@ from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary
 from unisono.data.collating import Collate
 from unisono.data.epoch_order import EpochOrder, Sampler
+from unisono.plan.samples import SamplePlan
 from unisono.state.digest import digest_of, digest_of_weights
 from unisono.state.weights import check_weights, save_weights
 from unisono.train.computing import Computing
@@ -27,10 +28,11 @@ from unisono.train.fit import FitUnderWay
 from unisono.train.metrics import Metrics, outputs_and_targets
 from unisono.train.passes import PassWatch
 from unisono.train.precision import scaler_for
-from unisono.train.predict import Forward, Predictor, forward_inputs
+from unisono.train.predict import Predictor, forward_inputs
 from unisono.train.run import Run
 from unisono.train.schedule import KEY, Schedule
 from unisono.train.step import Step
+from unisono.train.sweep import Forward, Sweep
 from unisono.train.totals import Totals
 from unisono.train.validation import Validation
 from unisono.whole import check_whole
@@ -315,18 +317,8 @@ class Trainer:
 
         def compute() -> bytes:
             with self._computing.under_way():
-                found = evaluate(
-                    self._model_or(model),
-                    self._loss,
-                    dataset,
-                    plan,
-                    run.team,
-                    loader_workers=loader_workers,
-                    collate_fn=collate_fn,
-                    pin_memory=pin_memory,
-                    metrics=measured,
-                    facts=_facts_of(model),
-                )
+                sweep = self._sweep(dataset, plan, model, loader_workers, collate_fn, pin_memory)
+                found = evaluate(sweep, self._loss, measured)
             return json.dumps(found).encode()
 
         means: dict[str, Any] = json.loads(run.joint_calls.together("evaluate", compute))
@@ -382,17 +374,10 @@ class Trainer:
         plan = run.plan(dataset, batch_size, False)
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
         predictor = Predictor(
-            self._model_or(model),
+            self._sweep(dataset, plan, model, loader_workers, collate_fn, pin_memory),
             self._computing.of(forward),
-            dataset,
-            plan,
-            run.team,
             None if path is None else Path(path),
             lambda line: run.say(line),
-            loader_workers=loader_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            facts=_facts_of(model),
         )
         with self._computing.under_way():
             return predictor.once(run.joint_calls)
@@ -452,6 +437,30 @@ class Trainer:
         """Where checkpoints are kept; from the first `fit` on the same on every worker."""
         return None if self.run.checkpoints is None else self.run.checkpoints.directory
 
+    def _sweep(
+        self,
+        dataset: Any,
+        plan: SamplePlan,
+        model: nn.Module | None,
+        loader_workers: int,
+        collate_fn: Collate | None,
+        pin_memory: bool,
+    ) -> Sweep:
+        chosen = self._model_or(model)
+        # One that is not the trained one may differ between the workers.
+        facts = {} if model is None else {"the digest of `model`": digest_of_weights(model)}
+        return Sweep(
+            chosen,
+            dataset,
+            plan,
+            self.run.team,
+            self.run.fingerprints,
+            loader_workers,
+            collate_fn,
+            pin_memory,
+            facts,
+        )
+
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
         return None if metrics is None else Metrics(metrics, self._computing.of(forward))
 
@@ -497,8 +506,3 @@ class Trainer:
         usual: list[type[Callback]] = [Progress, EventLog]
         missing = [kind for kind in usual if not any(isinstance(c, kind) for c in callbacks)]
         return [*(kind() for kind in missing), *callbacks]
-
-
-def _facts_of(model: nn.Module | None) -> dict[str, object]:
-    """Tell what must not differ between the workers of a model that is not the trained one."""
-    return {} if model is None else {"the digest of `model`": digest_of_weights(model)}

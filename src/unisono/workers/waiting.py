@@ -34,7 +34,7 @@ class ShownWait:
             if self._link is not None:
                 self._link.control.begin_wait(self._link.world.rank, what().encode())
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Show that it is over."""
         if self._link is not None:
             self._link.control.end_wait(self._link.world.rank)

@@ -45,6 +45,7 @@ BLOCKS = {
         *("places", "checkpointed"),
     ),
 }
+WITHOUT_PARAMETERS = frozenset({"dropout", "dropout 2d", "alpha dropout", "counter", "frozen"})
 # torch has no kernel in float16 on the CPU, or none whose result is the same each time.
 NOT_IN_FP16 = frozenset({"lstm", "two lstms", "gru", "rnn", "transposed"})
 
@@ -195,6 +196,8 @@ def _what_happens_on_the_way(draw: random.Random, chosen: dict[str, Any]) -> dic
     epochs = draw.randint(2, 4)
     num_steps = epochs * -(-chosen["num_samples"] // chosen["batch_size"])
     freezes_at = draw.randrange(1, num_steps) if draw.random() < 0.4 else -1
+    if chosen["is_tied"] and WITHOUT_PARAMETERS.issuperset(chosen["blocks"]):
+        freezes_at = -1  # nothing would be left to train
     thaws = freezes_at >= 0 and draw.random() < 0.5
     evaluates_at = draw.randrange(1, num_steps) if draw.random() < 0.2 else -1
     return {

@@ -6,6 +6,8 @@
     1, 2, 3, 4 workers
     some workers, of which random ones are killed at random instants
     some workers, stopped as a whole at a random instant, then others (or plain Python) …
+    another version of Unisono, in plain Python
+    some workers of another version, stopped at a random instant, then others of this one
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +29,7 @@ from tests.chaos import driver
 from tests.chaos.jobs import Job, gone_within
 from tests.chaos.programs.choices import Choices, choose
 from tests.chaos.programs.program import Told
+from tests.warm.processes import start as start_warm
 
 from unisono.checkpoint.run_directory import RunDirectory
 
@@ -67,12 +72,10 @@ def run(seed: int, folder: Path, *, num_kills: int = KILLS) -> Iterator[Way]:
     draw = random.Random(f"disturbances {seed}")
     choices = choose(seed)
     try:
-        job = Job(folder, program=PROGRAM, arguments=(_told(Told(seed)),))
-        status = job.wait(TIMEOUT_S)
-        if status != 0 or len(job.results) != 1:
+        job, expected = _plain(seed, folder)
+        if expected is None:
             yield Way("plain Python", _said(job, None))
             return
-        (expected,) = job.results
         yield Way("plain Python", "")
         for workers in WORKERS:
             yield _undisturbed(choices, folder, expected, workers)
@@ -80,6 +83,70 @@ def run(seed: int, folder: Path, *, num_kills: int = KILLS) -> Iterator[Way]:
         yield _stopped(choices, folder, expected, draw)
     except AssertionError as error:  # of `Job` and `Watch`: it hangs
         yield Way("the last one", str(error))
+
+
+def run_against(seed: int, folder: Path, python: str) -> Iterator[Way]:
+    """Run the program of a seed with another version of Unisono, and resume from its checkpoint.
+
+    Args:
+        seed: which program, and when the other version is stopped.
+        folder: an empty one.
+        python: the interpreter of the other version.
+    """
+    draw = random.Random(f"versions {seed}")
+    choices = choose(seed)
+    try:
+        job, expected = _plain(seed, folder)
+        if expected is None:
+            yield Way("this version", _said(job, None))
+            return
+        yield Way("this version", "")
+        job, found = _plain(seed, folder, python)
+        yield Way("the other version", _said(job, expected) if found != expected else "")
+        yield _continued(choices, folder, expected, draw, python)
+    except AssertionError as error:
+        yield Way("the last one", str(error))
+
+
+def _plain(
+    seed: int, folder: Path, python: str = sys.executable
+) -> tuple[Job, dict[str, Any] | None]:
+    """Run a program in plain Python; returns what it came to, None if it failed."""
+    popen = start_warm if python == sys.executable else subprocess.Popen
+    told = _told(Told(seed))
+    job = Job(folder, program=PROGRAM, arguments=(told,), popen=popen, python=python)
+    status = job.wait(TIMEOUT_S)
+    return job, job.results[0] if status == 0 and len(job.results) == 1 else None
+
+
+def _continued(
+    choices: Choices, folder: Path, expected: dict[str, Any], draw: random.Random, python: str
+) -> Way:
+    """Stop the other version now and then, and have this one go on to the end."""
+    phases = folder / "phases-other"
+    phases.mkdir()
+    told = Told(choices.seed, directory=str(folder / "run"), phases=str(phases), pace_ms=PACE_MS)
+    step, before, after = (
+        draw.randrange(choices.num_steps),
+        draw.choice(WORKERS),
+        draw.choice(WORKERS),
+    )
+    job = Job(
+        folder,
+        workers=before,
+        program=PROGRAM,
+        arguments=(_told(told),),
+        popen=subprocess.Popen,
+        python=python,
+    )
+    driver.Watch(job, phases, time.monotonic() + TIMEOUT_S).wait_for_step(step)
+    trouble = _stop(job, signal.SIGINT)
+    name = f"the other version's {before} workers until step {step}, then {after} of this one"
+    if not trouble:
+        job = _start(folder, replace(told, phases="", pace_ms=0.0), after, ())
+        job.wait(TIMEOUT_S)
+        trouble = _trouble(job, _at_the_end(expected), after)
+    return Way(name, trouble, 1)
 
 
 def _undisturbed(choices: Choices, folder: Path, expected: dict[str, Any], workers: int) -> Way:

@@ -1,4 +1,4 @@
-"""What lies where in the memory that the ranks of a group share?
+"""The memory that the ranks of a group share: what lies where, and how a rank reads and writes it.
 
 One memfd a group. Pages exist from when they are first written, so generous sizes cost nothing::
 
@@ -10,23 +10,29 @@ One memfd a group. Pages exist from when they are first written, so generous siz
 * A *heap* is where a rank keeps the contents of its messages and tensors made by ``empty``.
 
 All positions are byte offsets from the beginning and multiples of 64; each line and each counter
-that two ranks use has cache lines of its own.
+that two ranks use has cache lines of its own. The mapping is given back when the last tensor that
+lies in it is gone, so a tensor may outlive its group.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+
+import torch
+
+from unisono.workers import futex
+from unisono.workers.memory import Memory
 
 HEADER_BYTES = mmap.PAGESIZE
 TOKEN_BYTES = 16
-LINE_BYTES = 512
+LINE_BYTES = 1024
 # Inside a line.
-ARRIVALS, DEPARTURE, PID, CALLS, DOORBELL, POSTS, REASON = 0, 4, 8, 16, 64, 128, 256
-POST_BYTES = 64
+ARRIVALS, DEPARTURE, PID, CALLS, DOORBELL, POSTS, REASON = 0, 4, 8, 16, 64, 128, 512
+POST_BYTES = 192  # a number of 8 bytes, a text, a zero
+POST_TEXT_BYTES = POST_BYTES - 9
 REASON_BYTES = LINE_BYTES - REASON
 # Inside a ring.
 SENT, TAKEN, ENTRIES = 0, 64, 128
@@ -36,23 +42,6 @@ RING_BYTES = ENTRIES + RING_ENTRIES * ENTRY_BYTES
 
 SLOT_BYTES = 2 << 20  # shown at one meeting, which costs more than a cache that is missed
 _HEAPS_AT_MOST_BYTES = 1 << 40  # processes have 2⁴⁷ bytes of addresses, programs many groups
-
-
-def is_crowded(names: Sequence[int]) -> bool:
-    """Tell whether ranks take each other's cores.
-
-    Args:
-        names: the global ranks of the group; there are at least as many processes as the
-            greatest of them says.
-    """
-    return max(names) + 1 > len(os.sched_getaffinity(0))
-
-
-class Heap(NamedTuple):
-    """A range of bytes that one rank gives away piece by piece."""
-
-    start: int
-    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +77,10 @@ class Layout:
         """Where the line of `rank` begins."""
         return HEADER_BYTES + rank * LINE_BYTES
 
+    def post(self, rank: int, num_calls: int) -> int:
+        """Where `rank` posts its call of that number, in turns in one of two places."""
+        return self.line(rank) + POSTS + num_calls % 2 * POST_BYTES
+
     def ring(self, source: int, destination: int) -> int:
         """Where the ring of messages from `source` to `destination` begins."""
         lines_end = self.line(self.world_size)
@@ -97,10 +90,57 @@ class Layout:
         """Where the slot begins that `rank` fills for even (0) or odd (1) meetings."""
         return self.control_bytes + (2 * rank + parity) * SLOT_BYTES
 
-    def heap(self, rank: int) -> Heap:
+    def heap(self, rank: int) -> range:
         """Which bytes are the heap of `rank`."""
         start = self.slot(self.world_size, 0) + rank * self.heap_bytes
-        return Heap(start, start + self.heap_bytes)
+        return range(start, start + self.heap_bytes)
+
+
+class GroupMemory:
+    """One rank's mapping of the group's memory. Final.
+
+    Words are at offsets that lie before the slots.
+    """
+
+    def __init__(self, mapping: mmap.mmap, layout: Layout) -> None:
+        self.layout = layout
+        self.mapping = mapping
+        self.memory = Memory(mapping)
+        self.words = (ctypes.c_uint32 * (layout.control_bytes // 4)).from_buffer(mapping)
+        self.address = ctypes.addressof(self.words)
+
+    def word(self, offset: int) -> int:
+        """Read the 32-bit word at `offset`."""
+        return self.words[offset // 4]
+
+    def set_word(self, offset: int, value: int) -> None:
+        """Write the 32-bit word at `offset`."""
+        self.words[offset // 4] = value
+
+    def add_and_wake(self, offset: int, amount: int = 1) -> None:
+        """Add to a word after everything written before, and wake whoever sleeps on it."""
+        futex.add_and_wake(self.address + offset, amount)
+
+    def acquire(self, offset: int) -> None:
+        """Order later reads after those made; `offset` is of a word that this rank changes."""
+        futex.acquire(self.address + offset)
+
+    def wake(self, offset: int) -> None:
+        """Wake whoever sleeps on the word at `offset`."""
+        futex.wake(self.address + offset)
+
+    def sleep_while(self, offset: int, seen: int, timeout_s: float) -> None:
+        """Sleep while the word at `offset` is `seen`, at most `timeout_s` seconds."""
+        futex.wait(self.address + offset, seen, timeout_s)
+
+    def offset_of(self, tensor: torch.Tensor) -> int | None:
+        """Find where a tensor begins in this memory, or None if it lies elsewhere."""
+        offset = tensor.data_ptr() - self.address
+        return offset if 0 <= offset < len(self.mapping) else None
+
+    def flat(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """View `numel` elements at `offset` as a vector."""
+        return self.memory.flat(offset, numel, dtype)
 
 
 def _whole_pages(num_bytes: int) -> int:
