@@ -4,7 +4,7 @@ did in a few steps, with a row each and time from left to right.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
@@ -14,7 +14,7 @@ from unisono.report.figure import Figure, Key, drawn_marks
 from unisono.report.history import History
 from unisono.report.phases import PhaseTimes, slowest
 from unisono.report.text import count, plural
-from unisono.report.windows import Window, WorkerStep
+from unisono.report.windows import Kept, Window, WorkerStep, placed
 
 _CUT = 4.0  # times the usual: a bar that is higher is cut, so that the others can be seen
 _FAIR = 1.15  # whoever computes no longer than so many times the others is not slow
@@ -164,8 +164,9 @@ def timelines(history: History) -> list[Figure]:
     ]
 
 
-def _fitting(window: Window) -> Window:
-    """Keep as many of the last steps as can be drawn."""
+def _fitting(kept: Iterable[Kept]) -> Window:
+    """Place as many of the last steps as can be drawn."""
+    window = placed(kept)
     num_workers = max(map(len, window), default=1)
     return window[-max(_MAX_BARS // (num_workers * len(PHASES)), 4) :]
 
