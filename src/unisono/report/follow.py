@@ -29,6 +29,24 @@ _MARK_BYTES = 256
 _STEP = b'{"event":"step"'  # how a line of a step begins, as it is written
 
 
+def run_folder(directory: str | os.PathLike[str]) -> Path:
+    """Return the folder of a run.
+
+    Args:
+        directory: what the script passed as `Trainer(..., directory=...)`.
+
+    Raises:
+        ValueError: there is no such folder.
+    """
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise ValueError(
+            f"DIRECTORY must be a run's folder, but {os.fspath(directory)!r} is none: name what "
+            "the script passes as `directory` to its Trainer."
+        )
+    return folder
+
+
 def events_file(directory: str | os.PathLike[str]) -> Path:
     """Name the event file of a run.
 
@@ -38,13 +56,7 @@ def events_file(directory: str | os.PathLike[str]) -> Path:
     Raises:
         ValueError: there is no such folder, or no event file in it.
     """
-    folder = Path(directory)
-    if not folder.is_dir():
-        raise ValueError(
-            f"DIRECTORY must be a run's folder, but {os.fspath(directory)!r} is none: name what "
-            "the script passes as `directory` to its Trainer."
-        )
-    path = folder / FILE_NAME
+    path = run_folder(directory) / FILE_NAME
     if not path.exists():
         raise ValueError(
             f"DIRECTORY must hold {FILE_NAME}, but {os.fspath(directory)!r} does not: name the "

@@ -20,7 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from unisono.report.drawing import draw
-from unisono.report.follow import FILE_NAME, EventReader, events_file
+from unisono.report.follow import FILE_NAME, EventReader, events_file, run_folder
 from unisono.report.process_status import Processes
 from unisono.report.status import RunStatus
 from unisono.report.view import Condition, View, see
@@ -98,8 +98,7 @@ def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> 
     if once or not console.file.isatty() or console.is_dumb_terminal:
         view = _look_once(watch, directory)
     else:
-        if not Path(directory).is_dir():
-            events_file(directory)  # raises, in words
+        run_folder(directory)
         view = _show_live(watch, console)
     console.print(_drawn(view, console, None))
 
