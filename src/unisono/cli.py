@@ -27,7 +27,7 @@ from unisono.world import num_devices, threads_per_worker
 
 
 class _Refusal(click.ClickException):
-    """Wrong input, told in one sentence."""
+    """Wrong input, reported in one sentence."""
 
     exit_code = 2
 
@@ -36,7 +36,7 @@ class _Refusal(click.ClickException):
 
 
 class _Unsaid(_Refusal):
-    """What was to be printed could not be, told in one sentence."""
+    """Standard output that takes nothing, reported in one sentence."""
 
     exit_code = 1
 
@@ -53,7 +53,7 @@ _Callback: TypeAlias = "Callable[[click.Context, click.Parameter, str | None], A
 
 
 def _number(rule: str, example: object, read: Callable[[str], float]) -> _Callback:
-    """Return what reads an option: a number of which the rule is true, in words and as read."""
+    """Return a callback that reads a number; ``read`` raises ValueError for a wrong one."""
 
     def callback(context: click.Context, param: click.Parameter, value: str | None) -> Any:
         if value is None:
@@ -93,7 +93,7 @@ def _num_workers(context: click.Context, param: click.Parameter, value: str | No
 
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
-    """Tell in one sentence what is wrong with the input."""
+    """Report wrong input in one sentence."""
     try:
         yield
     except (ValueError, UnisonoError) as error:

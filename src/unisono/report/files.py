@@ -1,8 +1,7 @@
 """What `unisono report` and `unisono compare` do: read, draw, write.
 
 A file is whole, or not there: its bytes go to a file beside, which then takes the name. A file of
-that name is replaced only if it is one that was written here before: whoever mistypes `-o train.py`
-keeps the script.
+that name is replaced only if it was written here before: `-o train.py` by mistake keeps the script.
 """
 
 from __future__ import annotations

@@ -64,22 +64,22 @@ class History:
 
     @property
     def mean_samples_per_second(self) -> float | None:
-        """What the run told in its end, or else samples over the time of steps."""
-        if self._told is not None and self._told.samples_per_second is not None:
-            return self._told.samples_per_second
+        """As the end of the run says, or else samples over the time of steps."""
+        if self._only_end is not None and self._only_end.samples_per_second is not None:
+            return self._only_end.samples_per_second
         kept = self.samples_per_second.values
         return sum(one.total for one in kept) / sum(one.weight for one in kept) if kept else None
 
     @property
     def seconds(self) -> float:
-        """What the run told in its end, or else the time from line to line."""
-        if self._told is not None and self._told.seconds is not None:
-            return self._told.seconds
+        """As the end of the run says, or else the time from line to line."""
+        if self._only_end is not None and self._only_end.seconds is not None:
+            return self._only_end.seconds
         return self.progress.seconds
 
     @property
-    def _told(self) -> End | None:
-        """The end of a run that was fitted once; another's tells of its last fit alone."""
+    def _only_end(self) -> End | None:
+        """The end of a run that was fitted once; another's covers its last fit alone."""
         ended = self.progress.ended
         return ended if isinstance(ended, End) and self.progress.num_starts == 1 else None
 

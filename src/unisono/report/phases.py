@@ -157,7 +157,7 @@ class PhaseTimes:
     def together(self) -> dict[int, Spent]:
         """The same, in those steps alone that the most workers took part in.
 
-        Whoever computes for a lost one is not slow.
+        A worker that computes for a lost one is not slow.
         """
         whole = self._whole()
         most = max(map(len, whole), default=0)
@@ -188,7 +188,7 @@ def _by_rank(by_ranks: Mapping[Ranks, Spent]) -> dict[int, Spent]:
 
 
 def spent_by_rank(step: StepDone) -> dict[int, Spent]:
-    """Return what each worker spent in a step; whoever has no entry was lost in it."""
+    """Return what each worker spent in a step; one without an entry was lost in it."""
     nothing: tuple[float | None, ...] = (None,) * len(step.ranks)
     columns = [column or nothing for column in step.phases]
     return {

@@ -51,8 +51,8 @@ class RunProgress:
     epoch: int | None = None  # of the last of them, counted from 0
     last_step: StepDone | None = None  # that step, where the latest fit has done one
     last_step_by_rank: dict[int, int] = field(default_factory=dict)  # …that each worker ended
-    num_steps: int = 0  # how many steps the events tell of, each counted once
-    num_again: int = 0  # how many tell of a step that had been told of
+    num_steps: int = 0  # steps in the events, each counted once
+    num_again: int = 0  # how many repeat a step
     evaluation: Evaluation | None = None  # the newest
     num_evaluations: int = 0
     checkpoint: Checkpoint | None = None  # the newest

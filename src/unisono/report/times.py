@@ -17,7 +17,7 @@ from unisono.report.text import count, plural
 from unisono.report.windows import Kept, Window, WorkerStep, placed
 
 _CUT = 4.0  # times the usual: a bar that is higher is cut, so that the others can be seen
-_FAIR = 1.15  # whoever computes no longer than so many times the others is not slow
+_FAIR = 1.15  # a worker is slow if it computes longer than so many times the others
 _PALE = 0.3  # the least share that has the darkest colour
 
 _MAX_BARS = 6000
@@ -126,7 +126,7 @@ def _bars(key: Key, hover: str, **rest: Any) -> dict[str, Any]:
 
     Args:
         key: the phase.
-        hover: what is told of a bar under the pointer, as plotly's template.
+        hover: the text of a bar under the pointer, as plotly's template.
         rest: where the bars are, in plotly's words.
     """
     return {

@@ -55,7 +55,7 @@ class Watch:
         self._begin()
 
     def look(self) -> View:
-        """Tell what is to be seen now.
+        """Return the view of the run now.
 
         Raises:
             ValueError: the event file cannot be read.

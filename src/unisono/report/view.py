@@ -1,4 +1,4 @@
-"""What is to be seen of a run now: its status, its processes and the clock, put into words.
+"""The live view of a run: its status, its processes and the clock, put into words.
 
 A pure function, :func:`see`; ``drawing.py`` finds places for it on a terminal. Whatever a file says
 comes out of here as plain text on one line.
@@ -41,7 +41,7 @@ class Condition(Enum):
 
 @dataclass(frozen=True)
 class View:
-    """What is to be seen. Each text is one line; tuples hold what may stand on different ones."""
+    """The live view of a run. Each text is one line; those of a tuple may share a line."""
 
     condition: Condition
     title: str  # the command
@@ -225,7 +225,7 @@ def _why_still(
 
 
 def _where(workers: tuple[WorkerLine, ...]) -> str:
-    """Say what each worker does, whoever keeps the others waiting first."""
+    """Say what each worker does; those that the others wait for come first."""
     found: dict[str, list[int]] = {words: [] for words in _DOINGS}
     for worker in workers:
         if words := _doing(worker):
