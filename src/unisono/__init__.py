@@ -26,7 +26,8 @@ from unisono.errors import (
 )
 from unisono.launch.api import launch
 from unisono.version import __version__
-from unisono.workers.launcher_link import LauncherLink
+from unisono.workers.context import context
+from unisono.workers.launcher_messages import Ready
 from unisono.world import World, world
 
 if TYPE_CHECKING:
@@ -85,10 +86,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"unisono.{name}")
     if name not in _LOADED_ON_FIRST_USE:
         raise AttributeError(f"module 'unisono' has no attribute {name!r}")
-    link = LauncherLink.from_environment() if name in ("Run", "Trainer") else None
-    if link is not None:
-        # The program trains with Unisono: a worker that is killed from here on is made up for.
-        link.note_ready()
+    if name in ("Run", "Trainer"):
+        # The program trains with Unisono: a worker that is killed from here on is replaced.
+        context().supervisor.tell(Ready())
     return getattr(importlib.import_module(_LOADED_ON_FIRST_USE[name]), name)
 
 

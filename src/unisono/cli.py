@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import click
 
@@ -16,9 +16,9 @@ import unisono
 from unisono.c10d.gloo import GLOO, check_backend
 from unisono.errors import UnisonoError
 from unisono.faults import FAULTS_VARIABLE, read_faults
+from unisono.launch.environment import launch_environment
 from unisono.launch.gpus import check_workers, choose_gpus, num_gpus_here
-from unisono.launch.job import MODULE, SCRIPT
-from unisono.launch.limit import too_many_workers
+from unisono.launch.job import MODULE, SCRIPT, Job, too_many_workers
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.run_script import run as run_workers
 from unisono.launch.stalls import TIMEOUT_S
@@ -27,7 +27,7 @@ from unisono.world import num_devices, threads_per_worker
 
 
 class _Refusal(click.ClickException):
-    """Wrong input, reported in one sentence."""
+    """Wrong input, told in one sentence."""
 
     exit_code = 2
 
@@ -36,7 +36,7 @@ class _Refusal(click.ClickException):
 
 
 class _Unsaid(_Refusal):
-    """Standard output that takes nothing, reported in one sentence."""
+    """What was to be printed could not be, told in one sentence."""
 
     exit_code = 1
 
@@ -49,55 +49,58 @@ class _Commands(click.Group):
         return super().main(*args, **kwargs)
 
 
-_Callback: TypeAlias = "Callable[[click.Context, click.Parameter, str | None], Any]"
-
-
-def _number(rule: str, example: object, read: Callable[[str], float]) -> _Callback:
-    """Return a callback that reads a number; ``read`` raises ValueError for a wrong one."""
-
-    def callback(context: click.Context, param: click.Parameter, value: str | None) -> Any:
-        if value is None:
-            return None
-        with contextlib.suppress(ValueError):
-            return read(value)
-        option = param.opts[0]
-        raise _Refusal(
-            f"`{option}` must be {rule}, but is {value!r}: use for example `{option} {example}`."
-        )
-
-    return callback
-
-
-def _whole_number(least: int, example: int) -> _Callback:
-    def read(text: str) -> int:
-        if int(text) < least:
-            raise ValueError("too small")
-        return int(text)
-
-    return _number(f"a whole number of at least {least}", example, read)
-
-
-def _seconds(text: str) -> float:
-    if not 0 < float(text) < math.inf:
-        raise ValueError("no time that one can wait")
-    return float(text)
-
-
-def _num_workers(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """Read a number of workers that a machine may be asked for."""
-    number: int | None = _whole_number(1, example=2)(context, param, value)
-    if number is not None and (reason := too_many_workers(param.opts[0], number)):
-        raise _Refusal(reason)
-    return number
-
-
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
-    """Report wrong input in one sentence."""
+    """Say in one sentence what is refused."""
     try:
         yield
     except (ValueError, UnisonoError) as error:
         raise _Refusal(str(error)) from None
+
+
+def _option(read: Callable[[str], Any], must: str, example: str) -> Callable[..., Any]:
+    """Make the callback of an option whose text `read` refuses with a ValueError."""
+
+    def callback(context: click.Context, param: click.Parameter, value: str | None) -> Any:
+        option = param.opts[0]
+        try:
+            return None if value is None else read(value)
+        except ValueError:
+            raise _Refusal(
+                f"`{option}` must be {must}, but is {value!r}: use for example "
+                f"`{option} {example}`."
+            ) from None
+
+    return callback
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def _not_negative(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not 0 < float(text) < math.inf:
+        raise ValueError
+    return float(text)
+
+
+_count = _option(_positive, "a whole number of at least 1", "2")
+
+
+def _num_workers(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Read a number of workers that a machine may be asked for."""
+    count: int | None = _count(context, param, value)
+    if count is not None and (reason := too_many_workers(param.opts[0], count)):
+        raise _Refusal(reason)
+    return count
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -131,14 +134,14 @@ def main() -> None:
 )
 @click.option(
     "--threads",
-    callback=_whole_number(1, example=2),
+    callback=_count,
     metavar="N",
     help="How many threads each worker computes with; UNISONO_THREADS by default, else 1. "
     "The number changes the bits of a result, so it does not depend on the number of workers.",
 )
 @click.option(
     "--restarts",
-    callback=_whole_number(0, example=RESTARTS),
+    callback=_option(_not_negative, "a whole number of at least 0", str(RESTARTS)),
     default=str(RESTARTS),
     show_default=True,
     metavar="N",
@@ -156,7 +159,7 @@ def main() -> None:
 @click.option(
     "--stall-timeout",
     "stall_timeout_s",
-    callback=_number("a number of seconds above 0", f"{TIMEOUT_S:.0f}", _seconds),
+    callback=_option(_seconds, "a number of seconds above 0", f"{TIMEOUT_S:.0f}"),
     default=f"{TIMEOUT_S:.0f}",
     show_default=True,
     metavar="SECONDS",
@@ -234,29 +237,29 @@ def run(
       2     the command line was wrong; nothing was started
       130   Ctrl-C; 143 SIGTERM; 128 + N a worker was killed by signal N
     """
-    if (not is_module or not script) and (trouble := _trouble_with(script)):
-        raise _Refusal(trouble)
+    if not is_module or not script:
+        _check_script(script)
     with _refusing():
         read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         check_backend("--backend", backend)
         chosen = choose_gpus("--gpus", gpus, os.environ, num_gpus_here)
         num_workers = (len(chosen) or num_devices()) if workers is None else workers
         check_workers("--gpus", chosen, num_workers)
-        num_threads = threads_per_worker() if threads is None else threads
-    status = run_workers(
-        MODULE if is_module else SCRIPT,
-        script,
-        args,
-        workers=num_workers,
-        threads=num_threads,
+        threads = threads_per_worker() if threads is None else threads
+    command = ["unisono", *sys.argv[1:]]
+    job = Job(
+        kind=MODULE if is_module else SCRIPT,
+        target=script,
+        argv=args,
+        environ=launch_environment(os.environ, command, chosen, debug=debug),
+        num_workers=num_workers,
+        threads=threads,
         restarts=restarts,
         replaces=replaces,
         stall_timeout_s=stall_timeout_s,
-        gpus=chosen,
-        debug=debug,
         backend=backend,
     )
-    _leave(status)
+    _leave(run_workers(job))
 
 
 @main.command(short_help="List the checkpoints of a run.")
@@ -274,21 +277,22 @@ def checkpoints(directory: str) -> None:
     from unisono.checkpoint.run_directory import RunDirectory
     from unisono.report.follow import run_folder
 
-    with _refusing():
-        try:
+    try:
+        with _refusing():
             entries = RunDirectory(run_folder(directory)).entries()
-        except OSError as error:
-            raise ValueError(
-                f"the checkpoints in DIRECTORY must be readable, but {error.filename!r} is not: "
-                f"{error.strerror}."
-            ) from None
-    for entry in entries:
-        state = f"whole, {entry.num_bytes:,} bytes"
-        if entry.trouble:
-            state = f"damaged: {entry.trouble}"
-        _say(f"{entry.path.name}  {state}")
-    if not entries:
-        _say(f"no checkpoints in {directory}")
+    except OSError as error:
+        raise _Refusal(
+            f"the checkpoints in DIRECTORY must be readable, but {error.filename!r} is not: "
+            f"{error.strerror}."
+        ) from None
+    with _saying():
+        for entry in entries:
+            state = f"whole, {entry.num_bytes:,} bytes"
+            if entry.trouble:
+                state = f"damaged: {entry.trouble}"
+            click.echo(f"{entry.path.name}  {state}")
+        if not entries:
+            click.echo(f"no checkpoints in {directory}")
 
 
 @main.command(short_help="Watch a run, live.")
@@ -350,7 +354,9 @@ def report(directory: str, output: str | None, trace: str | None) -> None:
 
     with _refusing():
         paths = write_report(directory, output, trace)
-    _say(*paths)
+    with _saying():
+        for path in paths:
+            click.echo(path)
 
 
 @main.command(short_help="Draw several runs together.")
@@ -377,7 +383,8 @@ def compare(directories: tuple[str, ...], output: str) -> None:
 
     with _refusing():
         path = write_comparison(directories, output)
-    _say(path)
+    with _saying():
+        click.echo(path)
 
 
 @contextlib.contextmanager
@@ -399,37 +406,31 @@ def _saying() -> Iterator[None]:
         ) from None
 
 
-def _say(*lines: object) -> None:
-    with _saying():
-        for line in lines:
-            click.echo(line)
-
-
-def _trouble_with(script: str) -> str:
-    """Say why something is no script that workers can run; empty if it is one."""
+def _check_script(script: str) -> None:
     if not script:
-        return (
+        raise _Refusal(
             "SCRIPT must be a Python file, but none is named: use for example "
             "`unisono run -n 2 train.py`, and see `unisono run --help`."
         )
     if os.path.isdir(script):
-        return (
+        raise _Refusal(
             f"SCRIPT must be a Python file, but {script!r} is a folder: "
             "name a file in it, or use `-m` with the name of a package."
         )
     if not os.path.exists(script):
-        return (
+        raise _Refusal(
             f"SCRIPT must be a Python file, but {script!r} does not exist in {os.getcwd()!r}: "
             "check its name, or use `-m` for a module."
         )
     if not os.path.isfile(script):
-        return (
+        raise _Refusal(
             f"SCRIPT must be a file that every worker can read from its beginning, but {script!r} "
             "is a pipe or a device: write it into a file first."
         )
     if not os.access(script, os.R_OK):
-        return f"SCRIPT must be a file you may read, but {script!r} is not: change its permissions."
-    return ""
+        raise _Refusal(
+            f"SCRIPT must be a file you may read, but {script!r} is not: change its permissions."
+        )
 
 
 def _leave(status: int) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import unicodedata
+from collections.abc import Iterable
 
 # Control and direction characters, halves of surrogates, line separators: what is not seen as such.
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
@@ -18,6 +19,12 @@ def say(line: str) -> None:
         start = "\r\x1b[2K" if hasattr(stream, "isatty") and stream.isatty() else ""
         stream.write(f"{start}unisono: {shown_lines(line)}\n")
         stream.flush()
+
+
+def listed(word: str, items: Iterable[object], last: str = ", ") -> str:
+    """Write ``rank 1``, or ``ranks 0, 1, 2``; `last` stands before the last of several."""
+    *most, end = map(str, items)
+    return f"{word}s {', '.join(most)}{last}{end}" if most else f"{word} {end}"
 
 
 def shown(text: object, max_chars: int = _NAME_CHARS_AT_MOST) -> str:

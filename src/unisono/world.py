@@ -124,14 +124,8 @@ def _stated(environ: Mapping[str, str]) -> World:
         started_by = UNISONO
     else:
         started_by = TORCHRUN if "TORCHELASTIC_RUN_ID" in environ else SOMEBODY
-    here = _placed(
-        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        rank=_number(environ, "RANK"),
-        world_size=_number(environ, "WORLD_SIZE"),
-        local_rank=_optional(environ, "LOCAL_RANK"),
-        local_world_size=_optional(environ, "LOCAL_WORLD_SIZE"),
-        started_by=started_by,
-    )
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    here = _placed(environ, names, _optional(environ, "LOCAL_WORLD_SIZE"), started_by)
     outer = (_open_mpi(environ) or _slurm(environ)) if started_by == SOMEBODY else None
     if outer is not None and outer.world_size == here.world_size and outer.rank != here.rank:
         raise ValueError(
@@ -165,14 +159,8 @@ def _open_mpi(environ: Mapping[str, str]) -> World | None:
     )
     if rank not in environ and size not in environ:
         return None
-    return _placed(
-        (rank, size, local_rank, local_size),
-        rank=_number(environ, rank),
-        world_size=_number(environ, size),
-        local_rank=_optional(environ, local_rank),
-        local_world_size=_optional(environ, local_size),
-        started_by=OPEN_MPI,
-    )
+    names = (rank, size, local_rank, local_size)
+    return _placed(environ, names, _optional(environ, local_size), OPEN_MPI)
 
 
 def _slurm(environ: Mapping[str, str]) -> World | None:
@@ -180,15 +168,8 @@ def _slurm(environ: Mapping[str, str]) -> World | None:
         return None
     counts = [name for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if name in environ]
     size_name = (*counts, "SLURM_NTASKS")[0]
-    rank, world_size = _number(environ, "SLURM_PROCID"), _number(environ, size_name)
-    return _placed(
-        ("SLURM_PROCID", size_name, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
-        rank=rank,
-        world_size=world_size,
-        local_rank=_optional(environ, "SLURM_LOCALID"),
-        local_world_size=_tasks_here(environ, world_size),
-        started_by=SLURM,
-    )
+    names = ("SLURM_PROCID", size_name, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+    return _placed(environ, names, _tasks_here(environ, _number(environ, size_name)), SLURM)
 
 
 def _is_slurm_task(environ: Mapping[str, str]) -> bool:
@@ -242,15 +223,14 @@ def _counts_of(form: str) -> list[int]:
 
 
 def _placed(
+    environ: Mapping[str, str],
     names: tuple[str, str, str, str],
-    *,
-    rank: int,
-    world_size: int,
-    local_rank: int | None,
     local_world_size: int | None,
     started_by: str,
 ) -> World:
     """Fill in what a single host leaves open; refuse what several would need."""
+    rank, world_size = _number(environ, names[0]), _number(environ, names[1])
+    local_rank = _optional(environ, names[2])
     on_one_host = local_world_size in (None, world_size) and local_rank in (None, rank)
     for name, value in zip(names[2:], (local_rank, local_world_size), strict=True):
         if value is None and not on_one_host:

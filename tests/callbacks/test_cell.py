@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 
 import pytest
 
@@ -11,10 +11,9 @@ from unisono.callbacks.cell import (
     environment_of_workers,
     in_notebook,
     launcher_draws,
-    message_of,
-    sight_of,
 )
 from unisono.callbacks.display_state import Count, DisplayState
+from unisono.workers.launcher_messages import ShowProgress, decode, encode
 
 BAR = "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━"
 
@@ -88,9 +87,10 @@ def test_another_run_is_told_from_another_worker(before, sight, is_another):
     assert sight.begins_another_than(before) == is_another
 
 
-def test_a_sight_travels_in_a_message():
-    sight = DisplayState(1, 2, 0.5, 1, 16, 0, 0.125)
-    assert sight_of(json.loads(json.dumps(message_of(sight)))) == sight
+def test_a_state_travels_in_a_message():
+    state = DisplayState(1, 2, 0.5, 1, 16, 0, 0.125)
+    header, payload, fds = encode(ShowProgress(asdict(state)))
+    assert DisplayState(**decode(header.encode(), payload, fds).state) == state
 
 
 def test_nobody_draws_in_cells_without_a_notebook():

@@ -133,9 +133,8 @@ def test_every_dense_layout_is_read(model, optimizer):
     assert_same(read[0], model)
     assert_same(read[1], optimizer)
     assert slots.read_facts(slot, blob_at) == FACTS
-    assert slots.read_tensors(slot, blob_at) == listed
-    for said, tensor in zip(listed["optimizer.safetensors"], optimizer.values(), strict=True):
-        assert slots.read_extra(slot, blob_at, said) == lying(tensor)
+    expected = zip(listed["optimizer.safetensors"], map(lying, optimizer.values()), strict=True)
+    assert slots.read_extras(slot, blob_at) == list(expected)
 
 
 def test_every_tensor_of_a_file_is_aligned_and_contiguous_ones_are_not_copied():
@@ -174,9 +173,8 @@ def test_a_slot_is_written_to_a_folder_and_let_go(tmp_path):
 def test_what_no_file_can_hold_lies_in_memory_alone(dtype):
     own = random_tensor(dtype, (5,))
     slot, blob_at, listed = make_slot({}, {"none": random_tensor(dtype, (0,)), "own": own})
-    said = slots.read_tensors(slot, blob_at)["optimizer.safetensors"]
-    assert said == listed["optimizer.safetensors"]
-    assert [slots.read_extra(slot, blob_at, one) for one in said] == [b"", bits(own)]
+    expected = zip(listed["optimizer.safetensors"], [b"", bits(own)], strict=True)
+    assert slots.read_extras(slot, blob_at) == list(expected)
     with pytest.raises(ValueError, match=f"safetensors knows, but `none` is {dtype}"):
         slots.files_of(slot, blob_at)
 
@@ -184,9 +182,10 @@ def test_what_no_file_can_hold_lies_in_memory_alone(dtype):
 def test_arrays_of_any_form_are_bytes():
     extra = [torch.zeros(0).numpy().data, torch.arange(6).reshape(2, 3).numpy().data]
     slot = memoryview(bytearray(512))
-    slots.write_blob(slot, 0, b"{}", b"{}", extra)
     place = W | {"dtype": "I64", "shape": [6], "in": "extra"}
-    assert slots.read_extra(slot, 0, place) == bits(torch.arange(6))
+    listed = {"model.safetensors": [], "optimizer.safetensors": [place]}
+    slots.write_blob(slot, 0, b"{}", json.dumps(listed).encode(), extra)
+    assert slots.read_extras(slot, 0) == [(place, bits(torch.arange(6)))]
 
 
 def test_a_slot_can_be_written_again():

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from unisono.data.transfer import SLOWEST_BYTES_PER_S, TransferGivenUpError, watched
+from unisono.data.download import SLOWEST_BYTES_PER_S, TransferGivenUpError, watched
 
 RATE = SLOWEST_BYTES_PER_S
 

@@ -8,6 +8,7 @@ from tests.workers.desk import MOMENTS, Death, Job
 from tests.workers.test_barrier import control_of  # noqa: F401
 from torch import nn
 
+from unisono.exchange.group_exchange import GroupExchange
 from unisono.exchange.shared import SharedExchange
 from unisono.exchange.staged import StagedExchange
 from unisono.plan.summation import tree_sum
@@ -16,7 +17,7 @@ from unisono.state.optimizer_state import group_options, take_state
 from unisono.step.update import update_of
 from unisono.workers import barrier
 
-EXCHANGES = [SharedExchange, StagedExchange]
+EXCHANGES = [SharedExchange, StagedExchange, GroupExchange]
 STEPS = 2
 
 
@@ -220,8 +221,12 @@ def test_sums_and_updates_are_those_of_the_tree(run, cls, optimizer, world_size,
     check(results, optimizer, num_shards)
 
 
+# A group that somebody leaves while it is made takes gloo 5 s to give up.
+LOSABLE = [SharedExchange, StagedExchange, pytest.param(GroupExchange, marks=pytest.mark.long)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", EXCHANGES)
+@pytest.mark.parametrize("cls", LOSABLE)
 @pytest.mark.parametrize("optimizer", [adam, normed])
 @pytest.mark.parametrize("moment", MOMENTS[1:3])
 @pytest.mark.parametrize("rank", [0, 1, 2])

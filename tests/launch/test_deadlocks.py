@@ -13,15 +13,21 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
-from unisono.launch import stalls
-from unisono.launch.deadlocks import IdleWorker, deadlock_message, is_deadlock, to_end
-from unisono.launch.stalls import LOOK_EVERY_S, StallWatch
+from unisono.launch import stall_watch
+from unisono.launch.stall_watch import StallWatch
+from unisono.launch.stalls import (
+    LOOK_EVERY_S,
+    Observation,
+    deadlock_message,
+    is_deadlock,
+    worker_to_kill,
+)
 from unisono.workers.control_block import ControlBlock
 
-MEETING = IdleWorker(60.0, "at `gradients of step 3`", is_at_meeting=True)
-COLLECTIVE = IdleWorker(61.0, "in all_reduce", is_at_meeting=False)
-UNKNOWN = IdleWorker(62.0, "", is_at_meeting=False)
-MOVING = IdleWorker(59.9, "", is_at_meeting=False)
+MEETING = Observation((), place="at `gradients of step 3`", is_at_meeting=True, quiet_s=60.0)
+COLLECTIVE = Observation((), place="in all_reduce", quiet_s=61.0)
+UNKNOWN = Observation((), quiet_s=62.0)
+MOVING = Observation((), quiet_s=59.9)
 
 
 @pytest.mark.parametrize(
@@ -38,15 +44,15 @@ MOVING = IdleWorker(59.9, "", is_at_meeting=False)
     ],
 )
 def test_a_deadlock_is_one_where_nobody_moves_and_somebody_is_awaited(
-    workers: list[IdleWorker], expected: bool
+    workers: list[Observation], expected: bool
 ) -> None:
     assert is_deadlock(dict(enumerate(workers)), 60.0) is expected
 
 
 def test_who_is_not_at_the_meeting_is_ended_and_all_are_told_of() -> None:
     workers = {0: MEETING, 1: COLLECTIVE, 2: UNKNOWN}
-    assert to_end(workers) == 1
-    assert to_end({1: COLLECTIVE, 0: COLLECTIVE}) == 0
+    assert worker_to_kill(workers) == 1
+    assert worker_to_kill({1: COLLECTIVE, 0: COLLECTIVE}) == 0
     assert deadlock_message(workers, 4711) == (
         "workers must not wait for each other, but none has moved for 60 s: worker 0 waits at "
         "`gradients of step 3`; worker 1 waits in all_reduce; worker 2 waits for something that "
@@ -114,7 +120,7 @@ def test_what_gloo_waits_for_counts_in_programs_that_have_runs(
     uses_runs: bool,
     found: list[int],
 ) -> None:
-    monkeypatch.setattr(stalls, "waits_for_a_thread", lambda pid: True)
+    monkeypatch.setattr(stall_watch, "waits_for_a_thread", lambda pid: True)
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
     for rank in PIDS if uses_runs else ():
         page.arrive(rank)

@@ -11,7 +11,18 @@ from unisono.launch.environment import launch_environment, worker_environment
 from unisono.launch.gpus import check_workers, choose_gpus, with_gpus
 from unisono.launch.job import SCRIPT, Job
 
-JOB = Job(SCRIPT, "x.py", (), {}, "/", (), 3, 2, 0, master_port=4321)
+JOB = Job(
+    kind=SCRIPT,
+    target="x.py",
+    environ={},
+    num_workers=3,
+    threads=2,
+    restarts=0,
+    replaces=True,
+    stall_timeout_s=60.0,
+    backend="gloo",
+    master_port=4321,
+)
 
 
 def seen(rank: int = 1, job: Job = JOB, **environ: str) -> dict[str, str]:

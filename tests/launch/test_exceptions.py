@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from unisono.errors import PeerLostError, UnisonoError
-from unisono.launch import notebook
+from unisono.launch import exceptions
 from unisono.launch.exceptions import is_disconnect, lost_peer, own_excepthook, traceback_text
-from unisono.launch.limit import num_workers_at_most
+from unisono.launch.job import num_workers_at_most
 from unisono.world import World, world
 
 
@@ -92,7 +92,7 @@ def _raise_from(error: Exception) -> None:
 
 def test_cells_are_named_in_groups_of_exceptions_too(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = {"/tmp/ipykernel_1/2.py": ("Cell", "In[3]")}
-    monkeypatch.setattr(notebook, "_names_of_files", lambda: cells.get)
+    monkeypatch.setattr(exceptions, "_names_of_files", lambda: cells.get)
     text = """\
   + Exception Group Traceback (most recent call last):
   |   File "/tmp/ipykernel_1/2.py", line 4, in fail
@@ -101,7 +101,7 @@ def test_cells_are_named_in_groups_of_exceptions_too(monkeypatch: pytest.MonkeyP
     |   File "/tmp/ipykernel_1/2.py", line 2, in inner
     |   File "/tmp/other.py", line 1, in f
 """
-    named = notebook.name_cells(text).splitlines()
+    named = exceptions.name_cells(text).splitlines()
     assert named[1] == "  |   Cell In[3], line 4, in fail"
     assert named[4:] == [
         "    |   Cell In[3], line 2, in inner",

@@ -19,8 +19,9 @@ import pytest
 from tests.warm import processes
 
 import unisono
-from unisono.launch import loopback
-from unisono.launch.loopback import ADDRESS, LoopbackPort
+from unisono.launch import groups
+from unisono.launch.environment import ADDRESS
+from unisono.launch.groups import LoopbackPort
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +93,7 @@ def test_without_a_network_ranks_meet_in_a_file_and_are_told_so(
     def refuse() -> None:
         raise OSError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(loopback, "_bound", refuse)
+    monkeypatch.setattr(groups, "_bound", refuse)
     arguments = ("groups.py", "file", "unisono", str(tmp_path / "file"))
     assert unisono.launch(run_script, *arguments, workers=2) == ["done\n"] * 2
     with pytest.raises(unisono.UnisonoError, match=r"Permission denied\): allow it, or use `init_"):
@@ -139,9 +140,9 @@ def listening_in_a_group(root: int, backend: str) -> tuple[list[str], list[str],
 
 
 def wait_for_all() -> None:
-    from unisono.workers.team import Team
+    from unisono.workers.context import context
 
-    Team.from_environment().meet("test")
+    context().team().meet("test")
 
 
 @pytest.mark.parametrize("backend", ["gloo", "unisono"])

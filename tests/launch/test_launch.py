@@ -24,8 +24,7 @@ from tests.warm import processes
 import unisono
 from unisono.launch import api
 from unisono.launch.forkserver import ForkServer, server_pool
-from unisono.workers.launcher_link import LauncherLink
-from unisono.workers.team import Team
+from unisono.workers.context import context
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -45,7 +44,7 @@ def who_am_i(*args: Any) -> tuple[Any, ...]:
 def fail_on(rank: int, error: BaseException) -> None:
     if unisono.world().rank == rank:
         raise error
-    Team.from_environment().meet("test")
+    context().team().meet("test")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -142,7 +141,7 @@ def test_a_worker_that_leaves_while_others_wait_is_named(
     def leave() -> None:
         if unisono.world().rank == 1:
             end()
-        Team.from_environment().meet("test")
+        context().team().meet("test")
 
     with pytest.raises(unisono.WorkerError, match=words) as raised:
         unisono.launch(leave, workers=3)
@@ -152,7 +151,7 @@ def test_a_worker_that_leaves_while_others_wait_is_named(
 def test_waiting_for_one_that_has_finished_is_a_lost_peer_not_a_hang() -> None:
     def leave_early() -> None:
         if unisono.world().rank == 0:
-            Team.from_environment().meet("test")
+            context().team().meet("test")
 
     with pytest.raises(unisono.PeerLostError) as raised:
         unisono.launch(leave_early, workers=2)
@@ -218,7 +217,7 @@ def test_a_server_killed_during_a_job_is_explained() -> None:
     def kill_server() -> None:
         if unisono.world().rank == 0:
             os.kill(os.getppid(), signal.SIGKILL)
-        Team.from_environment().meet("test")
+        context().team().meet("test")
         time.sleep(60)
 
     with pytest.raises(unisono.WorkerError, match="process that starts the workers") as raised:
@@ -228,7 +227,7 @@ def test_a_server_killed_during_a_job_is_explained() -> None:
 
 def test_shared_memory_is_the_same_on_all_workers() -> None:
     def write_and_read() -> list[int]:
-        team = Team.from_environment()
+        team = context().team()
         values = team.memory(0, 64).flat(0, 2, torch.int64)
         values[team.world.rank] = team.world.rank + 10
         team.meet("test")
@@ -239,7 +238,7 @@ def test_shared_memory_is_the_same_on_all_workers() -> None:
 
 def test_memory_of_different_sizes_is_refused() -> None:
     def ask() -> None:
-        Team.from_environment().memory(0, 64 + unisono.world().rank)
+        context().team().memory(0, 64 + unisono.world().rank)
 
     with pytest.raises(unisono.MismatchError, match="must share memory of the same size"):
         unisono.launch(ask, workers=2)
@@ -247,7 +246,7 @@ def test_memory_of_different_sizes_is_refused() -> None:
 
 def test_released_memory_is_given_back() -> None:
     def release_and_ask_again() -> list[int]:
-        team = Team.from_environment()
+        team = context().team()
         first = []
         for number in range(3):
             memory = team.memory(0, 4096)
@@ -265,7 +264,7 @@ def test_released_memory_is_given_back() -> None:
 
 def test_memory_stays_as_long_as_one_worker_has_it() -> None:
     def one_releases() -> int:
-        team = Team.from_environment()
+        team = context().team()
         memory = team.memory(0, 4096)
         team.meet("all have it")
         if team.world.rank == 0:
@@ -283,9 +282,9 @@ def test_only_the_worker_itself_has_a_link() -> None:
     def fork_and_ask() -> tuple[bool, int]:
         pid = os.fork()
         if pid == 0:
-            os._exit(3 if LauncherLink.from_environment() is None else 4)
+            os._exit(3 if context().launcher is None else 4)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        return LauncherLink.from_environment() is LauncherLink.from_environment(), status
+        return context().launcher is context().launcher, status
 
     assert unisono.launch(fork_and_ask, workers=1) == [(True, 3)]
 
@@ -390,14 +389,15 @@ def test_signals_for_a_server_that_dies_over_its_requests_are_dropped() -> None:
     poll = select.poll()
     poll.register(server.channel, select.POLLOUT)
 
-    def kill_once_the_request_fills_the_socket() -> None:
+    def kill_once_requests_fill_the_socket() -> None:
         while poll.poll(0):
             time.sleep(0.001)
         os.kill(server.pid, signal.SIGKILL)
 
-    thread = threading.Thread(target=kill_once_the_request_fills_the_socket)
+    thread = threading.Thread(target=kill_once_requests_fill_the_socket)
     thread.start()
-    server.signal(range(200_000), signal.SIGTERM)  # it still loads torch and reads nothing
+    for _ in range(100):
+        server.signal(range(5_000), signal.SIGTERM)  # it still loads torch and reads nothing
     thread.join()
     server.close()
 

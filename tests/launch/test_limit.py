@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from unisono.launch.limit import num_workers_at_most, too_many_workers
+from unisono.launch.job import num_workers_at_most, too_many_workers
 
 
 @pytest.mark.parametrize(("num_cores", "at_most"), [(1, 256), (32, 256), (33, 264), (128, 1024)])

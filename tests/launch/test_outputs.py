@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 from tests.warm import processes
 
 import unisono
-from unisono.launch.outputs import Outputs, Unfinished
+from unisono.launch.outputs import LineBuffer, Outputs
 
 
 def speak(words: str) -> None:
@@ -22,35 +23,33 @@ def speak(words: str) -> None:
 
 
 def test_whole_lines_are_shown_at_once_and_the_rest_when_nothing_follows():
-    stream = Unfinished("utf-8")
+    stream = LineBuffer("utf-8")
     assert stream.feed(b"one\ntwo", 10.0) == "one\n"
-    assert stream.due_in_s(10.0) == pytest.approx(0.1)
+    assert stream.due_s == pytest.approx(10.1)
     assert stream.feed(b"\nthree", 10.05) == "two\n"
-    assert stream.due_in_s(10.1) == pytest.approx(0.05)
-    assert stream.due_in_s(11.0) == 0.0
+    assert stream.due_s == pytest.approx(10.15)
     assert stream.take() == "three"
-    assert stream.due_in_s(11.0) is None
+    assert stream.due_s == math.inf
 
 
 def test_what_grows_without_a_pause_is_shown_too():
-    stream = Unfinished("utf-8")
+    stream = LineBuffer("utf-8")
     for dot in range(3):
         assert stream.feed(b".", 10.0 + 0.04 * dot) == ""
-    assert stream.due_in_s(10.08) == pytest.approx(0.02)
-    assert stream.due_in_s(10.1) == pytest.approx(0.0)
+    assert stream.due_s == pytest.approx(10.1)
     assert stream.take() == "..."
     assert stream.feed(b".", 10.12) == ""
-    assert stream.due_in_s(10.12) == pytest.approx(0.1)
+    assert stream.due_s == pytest.approx(10.22)
 
 
 def test_a_progress_bar_that_writes_over_itself_is_shown_frame_by_frame():
-    stream = Unfinished("utf-8")
+    stream = LineBuffer("utf-8")
     assert stream.feed(b"\r 1%", 0.0) == "\r"
     assert stream.feed(b"\r 2%", 0.0) == " 1%\r"
 
 
 def test_characters_that_are_cut_by_a_read_are_whole_again():
-    stream = Unfinished("utf-8")
+    stream = LineBuffer("utf-8")
     data = "ä€😀\n".encode()
     assert "".join(stream.feed(data[i : i + 1], 0.0) for i in range(len(data))) == "ä€😀\n"
     assert stream.feed(b"\xff\n", 0.0) == "\ufffd\n"
@@ -59,7 +58,7 @@ def test_characters_that_are_cut_by_a_read_are_whole_again():
 
 
 def test_a_line_beyond_all_measure_is_shown_in_parts():
-    stream = Unfinished("utf-8")
+    stream = LineBuffer("utf-8")
     assert len(stream.feed(b"x" * (1 << 20), 0.0)) == 0
     assert len(stream.feed(b"x", 0.0)) == (1 << 20) + 1
 

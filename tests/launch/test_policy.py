@@ -2,75 +2,111 @@
 
 from __future__ import annotations
 
+import math
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from unisono.launch import policy
 from unisono.launch.policy import (
-    DeadlinePassed,
-    Done,
-    EndNow,
-    Event,
-    Exited,
-    InterruptRequested,
+    Decision,
     JobState,
     KillServer,
     Leave,
-    LeftBehind,
-    Reported,
     SendSignal,
-    ServerLost,
     Stage,
-    StoreLost,
     WorkerFailure,
-    decide,
     may_survive,
     start,
 )
 from unisono.launch.report import exit_status, failure_message, interrupt_message
 from unisono.workers.control_block import Departure
+from unisono.workers.launcher_messages import ProgramFailed
 
-ERROR_0 = Reported(WorkerFailure(0, 1, "ValueError: x", "Traceback …\nValueError: x"))
-ERROR_1 = Reported(WorkerFailure(1, 1, "ValueError: x", "Traceback …\nValueError: x"))
-PEER_LOST_1 = Reported(WorkerFailure(1, 1, "PeerLostError: y", "… for 0", waited_for=0))
-PEER_LOST_2 = Reported(WorkerFailure(2, 1, "PeerLostError: y", "… for 0", waited_for=0))
-PEER_LOST_2_FOR_1 = Reported(WorkerFailure(2, 1, "PeerLostError: y", "… for 1", waited_for=1))
+Event = Callable[[JobState, float], Decision]
+
+
+def reported(failure: WorkerFailure) -> Event:
+    return lambda state, now: policy.failed(state, failure, now)
+
+
+def done(rank: int) -> Event:
+    return lambda state, now: policy.done(state, rank)
+
+
+def exited(rank: int, exit_code: int, **why: str) -> Event:
+    return lambda state, now: policy.exited(state, rank, exit_code, now, **why)
+
+
+def left_behind(rank: int) -> Event:
+    return lambda state, now: policy.left_behind(state, rank)
+
+
+def server_lost(exit_code: int) -> Event:
+    return lambda state, now: policy.server_lost(state, exit_code)
+
+
+def store_lost(exit_code: int) -> Event:
+    return lambda state, now: policy.store_lost(state, exit_code, now)
+
+
+def interrupted(signum: int, *, gently: bool = False) -> Event:
+    return lambda state, now: policy.interrupted(state, signum, now, gently=gently)
+
+
+def failure(
+    rank: int,
+    summary: str,
+    traceback: str,
+    waited_for: int | None = None,
+    is_disconnect: bool = False,
+) -> WorkerFailure:
+    said = ProgramFailed(1, summary, traceback, waited_for, is_disconnect, b"")
+    return WorkerFailure(rank, 1, said)
+
+
+FAILURE_0 = failure(0, "ValueError: x", "Traceback …\nValueError: x")
+FAILURE_1 = failure(1, "ValueError: x", "Traceback …\nValueError: x")
+DISCONNECTED = failure(1, "RuntimeError: z", "… closed by peer", is_disconnect=True)
+MISSED_0 = failure(1, "PeerLostError: y", "… for 0", waited_for=0)
+MISSED_1 = failure(2, "PeerLostError: y", "… for 1", waited_for=1)
+ERROR_0, ERROR_1, DISCONNECT_1 = map(reported, (FAILURE_0, FAILURE_1, DISCONNECTED))
+PEER_LOST_1, PEER_LOST_2_FOR_1 = map(reported, (MISSED_0, MISSED_1))
+PEER_LOST_2 = reported(replace(MISSED_0, rank=2))
 LEFT_0 = WorkerFailure(0, 0)
-DISCONNECT_1 = Reported(
-    WorkerFailure(1, 1, "RuntimeError: z", "… closed by peer", is_disconnect=True)
-)
 
 
 def after(*events: Event, workers: int = 2, needs_result: bool = False) -> JobState:
     state = start(workers, needs_result=needs_result)
     for now, event in enumerate(events):
-        state = decide(state, event, float(now) / 100).state
+        state = event(state, float(now) / 100).state
     return state
 
 
-FINISHED = (Done(0), Done(1), Exited(0, 0), Exited(1, 0))
+FINISHED = (done(0), done(1), exited(0, 0), exited(1, 0))
 
 
 @pytest.mark.parametrize(
     ("events", "status"),
     [
         (FINISHED, 0),
-        ((Done(0), Exited(0, -6), Done(1), Exited(1, -6)), 0),  # gloo aborts after its work
-        ((Done(0), Exited(0, 0), Exited(1, 0)), 0),  # os._exit(0)
-        ((Exited(0, 0), PEER_LOST_1, Exited(1, 1)), 1),
-        ((Done(0), Exited(0, 0), PEER_LOST_1, Exited(1, 1)), 1),
-        ((ERROR_0, Exited(0, 1), Exited(1, -15)), 1),
-        ((Exited(1, -9), Exited(0, -15)), 137),
-        ((Exited(1, -11), PEER_LOST_1, Exited(0, 1)), 139),
-        ((Exited(1, 5), Exited(0, -15)), 5),
-        ((ServerLost(-9),), 1),
-        ((StoreLost(-9), Exited(0, -15), Exited(1, -15)), 1),
-        ((*FINISHED[:2], StoreLost(-9), *FINISHED[2:]), 0),
-        ((Done(0), Done(1), ServerLost(-9)), 0),
-        ((InterruptRequested(2), Exited(0, -15), Exited(1, -15)), 130),
-        ((InterruptRequested(15), Exited(0, -15), Exited(1, -15)), 143),
-        ((InterruptRequested(2), ServerLost(-9)), 130),
+        ((done(0), exited(0, -6), done(1), exited(1, -6)), 0),  # gloo aborts after its work
+        ((done(0), exited(0, 0), exited(1, 0)), 0),  # os._exit(0)
+        ((exited(0, 0), PEER_LOST_1, exited(1, 1)), 1),
+        ((done(0), exited(0, 0), PEER_LOST_1, exited(1, 1)), 1),
+        ((ERROR_0, exited(0, 1), exited(1, -15)), 1),
+        ((exited(1, -9), exited(0, -15)), 137),
+        ((exited(1, -11), PEER_LOST_1, exited(0, 1)), 139),
+        ((exited(1, 5), exited(0, -15)), 5),
+        ((server_lost(-9),), 1),
+        ((store_lost(-9), exited(0, -15), exited(1, -15)), 1),
+        ((*FINISHED[:2], store_lost(-9), *FINISHED[2:]), 0),
+        ((done(0), done(1), server_lost(-9)), 0),
+        ((interrupted(2), exited(0, -15), exited(1, -15)), 130),
+        ((interrupted(15), exited(0, -15), exited(1, -15)), 143),
+        ((interrupted(2), server_lost(-9)), 130),
     ],
 )
 def test_exit_status_follows_the_first_failure(events: tuple[Event, ...], status: int) -> None:
@@ -80,41 +116,45 @@ def test_exit_status_follows_the_first_failure(events: tuple[Event, ...], status
 
 
 def test_quiet_leaving_is_a_failure_where_a_result_is_needed() -> None:
-    state = after(Exited(0, 0), needs_result=True)
+    state = after(exited(0, 0), needs_result=True)
     assert state.cause == WorkerFailure(0, 0)
 
 
 def test_consequences_are_not_the_cause_even_when_they_come_first() -> None:
-    assert after(PEER_LOST_1, ERROR_0).cause == ERROR_0.failure
+    assert after(PEER_LOST_1, ERROR_0).cause == FAILURE_0
 
 
-@pytest.mark.parametrize("event", [ERROR_0, Exited(0, -9), StoreLost(-9)])
-def test_a_lost_connection_is_not_the_cause_even_when_it_comes_first(event: Event) -> None:
+@pytest.mark.parametrize(
+    ("event", "rank"), [(ERROR_0, 0), (exited(0, -9), 0), (store_lost(-9), None)]
+)
+def test_a_lost_connection_is_not_the_cause_even_when_it_comes_first(
+    event: Event, rank: int | None
+) -> None:
     cause = after(DISCONNECT_1, event).cause
     assert cause is not None
-    assert cause.rank == (None if isinstance(event, StoreLost) else 0)
+    assert cause.rank == rank
     assert after(event, DISCONNECT_1).cause == cause
 
 
 def test_a_lost_connection_is_the_cause_when_nothing_else_failed() -> None:
-    assert after(PEER_LOST_2, DISCONNECT_1).cause == DISCONNECT_1.failure
+    assert after(PEER_LOST_2, DISCONNECT_1).cause == DISCONNECTED
 
 
 def test_a_lost_peer_is_the_cause_when_nothing_else_failed() -> None:
-    assert after(Done(0), PEER_LOST_1).cause == PEER_LOST_1.failure
+    assert after(done(0), PEER_LOST_1).cause == MISSED_0
 
 
 @pytest.mark.parametrize(
     ("events", "cause"),
     [
-        ((Exited(0, 0), PEER_LOST_1), LEFT_0),
-        ((Exited(0, 0), Done(1), PEER_LOST_2), LEFT_0),
-        ((Exited(0, 0), PEER_LOST_1, PEER_LOST_2), LEFT_0),
-        ((Exited(0, 0), PEER_LOST_1, PEER_LOST_2_FOR_1), LEFT_0),
-        ((Exited(0, 0), Exited(1, -9), PEER_LOST_2), WorkerFailure(1, -9)),  # the first that harmed
-        ((Exited(0, 0), PEER_LOST_2_FOR_1), PEER_LOST_2_FOR_1.failure),  # nobody missed 0
-        ((Exited(0, 0), Done(1), Done(2)), None),
-        ((Done(0), Exited(0, 0), PEER_LOST_1), PEER_LOST_1.failure),  # 0 came to its end
+        ((exited(0, 0), PEER_LOST_1), LEFT_0),
+        ((exited(0, 0), done(1), PEER_LOST_2), LEFT_0),
+        ((exited(0, 0), PEER_LOST_1, PEER_LOST_2), LEFT_0),
+        ((exited(0, 0), PEER_LOST_1, PEER_LOST_2_FOR_1), LEFT_0),
+        ((exited(0, 0), exited(1, -9), PEER_LOST_2), WorkerFailure(1, -9)),  # the first that harmed
+        ((exited(0, 0), PEER_LOST_2_FOR_1), MISSED_1),  # nobody missed 0
+        ((exited(0, 0), done(1), done(2)), None),
+        ((done(0), exited(0, 0), PEER_LOST_1), MISSED_0),  # 0 came to its end
     ],
 )
 def test_who_left_quietly_is_to_blame_once_somebody_waits(
@@ -124,20 +164,19 @@ def test_who_left_quietly_is_to_blame_once_somebody_waits(
 
 
 def test_everybody_hears_of_every_departure() -> None:
-    assert decide(start(2), Done(1), 0.0).actions == (Leave(1, Departure.FINISHED),)
-    assert decide(start(2), ERROR_0, 0.0).actions == (Leave(0, Departure.FAILED),)
-    assert decide(start(2), Exited(1, 0), 0.0).actions == (Leave(1, Departure.FAILED),)
-    assert decide(start(2), Exited(1, -9), 0.0).actions == (Leave(1, Departure.FAILED),)
+    assert done(1)(start(2), 0.0).actions == (Leave(1, Departure.FINISHED),)
+    assert ERROR_0(start(2), 0.0).actions == (Leave(0, Departure.FAILED),)
+    assert exited(1, 0)(start(2), 0.0).actions == (Leave(1, Departure.FAILED),)
+    assert exited(1, -9)(start(2), 0.0).actions == (Leave(1, Departure.FAILED),)
 
 
 def test_a_failure_leads_through_all_stages_to_the_end_of_the_server() -> None:
     state = after(ERROR_0)
     seen = []
     while not state.over:
-        assert state.deadline is not None
-        early = decide(state, DeadlinePassed(), state.deadline - 0.01)
+        early = policy.time_passed(state, state.due_s - 0.01)
         assert early.state == state
-        decision = decide(state, DeadlinePassed(), state.deadline)
+        decision = policy.time_passed(state, state.due_s)
         state = decision.state
         seen.append((state.stage, decision.actions))
     assert seen == [
@@ -149,65 +188,65 @@ def test_a_failure_leads_through_all_stages_to_the_end_of_the_server() -> None:
 
 def test_all_stages_together_take_less_than_two_seconds() -> None:
     state = after(ERROR_0)
-    while state.deadline is not None:
-        now = state.deadline
-        state = decide(state, DeadlinePassed(), now).state
+    while state.due_s < math.inf:
+        now = state.due_s
+        state = policy.time_passed(state, now).state
     assert now < 1.5
 
 
 def test_an_interrupt_signals_at_once_and_a_second_one_kills() -> None:
-    first = decide(start(3), InterruptRequested(signal.SIGINT), 0.0)
+    first = interrupted(signal.SIGINT)(start(3), 0.0)
     assert first.actions == (SendSignal((0, 1, 2), signal.SIGTERM),)
-    second = decide(first.state, InterruptRequested(signal.SIGINT), 0.1)
+    second = interrupted(signal.SIGINT)(first.state, 0.1)
     assert second.actions == (KillServer(),)
     assert second.state.over
 
 
 def test_a_gentle_interrupt_ends_nobody_until_all_is_done() -> None:
-    gently = decide(start(2), InterruptRequested(signal.SIGINT, gently=True), 0.0)
+    gently = interrupted(signal.SIGINT, gently=True)(start(2), 0.0)
     assert gently.actions == ()
-    assert (gently.state.stage, gently.state.deadline) == (Stage.RUNNING, None)
-    now = decide(gently.state, EndNow(), 5.0)
+    assert (gently.state.stage, gently.state.due_s) == (Stage.RUNNING, math.inf)
+    now = policy.end_now(gently.state, 5.0)
     assert now.actions == (SendSignal((0, 1), signal.SIGTERM),)
-    assert decide(now.state, EndNow(), 5.1).actions == ()
-    again = decide(gently.state, InterruptRequested(signal.SIGINT), 0.1)
+    assert policy.end_now(now.state, 5.1).actions == ()
+    again = interrupted(signal.SIGINT)(gently.state, 0.1)
     assert again.actions == (KillServer(),)
 
 
 def test_a_job_that_is_ending_already_is_not_ended_gently() -> None:
-    decision = decide(after(ERROR_0), InterruptRequested(signal.SIGINT, gently=True), 0.1)
+    decision = interrupted(signal.SIGINT, gently=True)(after(ERROR_0), 0.1)
     assert decision.actions == (SendSignal((0, 1), signal.SIGTERM),)
 
 
 @pytest.mark.parametrize(
-    ("events", "exited", "survives"),
+    ("events", "exit_code", "survives"),
     [
-        ((), Exited(1, -9), True),
-        ((), Exited(1, -11), True),
-        ((), Exited(1, 1), False),
-        ((), Exited(1, 0), False),
-        ((Done(1),), Exited(1, -6), False),  # it had finished
-        ((Done(0),), Exited(1, -9), True),
-        ((ERROR_1,), Exited(1, -9), False),
-        ((ERROR_0,), Exited(1, -9), False),  # the job is ending
-        ((InterruptRequested(2),), Exited(1, -15), False),
-        ((InterruptRequested(2, gently=True),), Exited(1, -9), True),
+        ((), -9, True),
+        ((), -11, True),
+        ((), 1, False),
+        ((), 0, False),
+        ((done(1),), -6, False),  # it had finished
+        ((done(0),), -9, True),
+        ((ERROR_1,), -9, False),
+        ((ERROR_0,), -9, False),  # the job is ending
+        ((interrupted(2),), -15, False),
+        ((interrupted(2, gently=True),), -9, True),
     ],
 )
 def test_others_may_go_on_after_a_kill_in_the_midst_of_work(
-    events: tuple[Event, ...], exited: Exited, survives: bool
+    events: tuple[Event, ...], exit_code: int, survives: bool
 ) -> None:
-    assert may_survive(after(*events), exited) is survives
+    assert may_survive(after(*events), 1, exit_code) is survives
 
 
 def test_a_worker_left_behind_is_no_failure() -> None:
-    state = after(LeftBehind(1), Done(0), Exited(0, 0))
+    state = after(left_behind(1), done(0), exited(0, 0))
     assert state.over
     assert exit_status(state) == 0
 
 
 def test_what_kept_others_from_going_on_is_told() -> None:
-    state = after(Exited(1, -9, note="3 workers were lost within 60 s"))
+    state = after(exited(1, -9, note="3 workers were lost within 60 s"))
     assert failure_message(state, 2).endswith(
         "It could not be made up for: 3 workers were lost within 60 s."
     )
@@ -215,7 +254,7 @@ def test_what_kept_others_from_going_on_is_told() -> None:
 
 def test_what_is_known_better_than_from_the_status_is_told() -> None:
     how = "was ended, as it stood still for 60 s"
-    state = after(Exited(1, -9, note="`--restarts` is 0", how=how))
+    state = after(exited(1, -9, note="`--restarts` is 0", how=how))
     assert failure_message(state, 2) == (
         f"worker 1 of 2 {how}; the others were ended. It could not be made up for: `--restarts` "
         f"is 0."
@@ -224,25 +263,27 @@ def test_what_is_known_better_than_from_the_status_is_told() -> None:
 
 
 def test_workers_ended_on_purpose_are_no_failures() -> None:
-    state = after(InterruptRequested(2), Exited(0, -15), Exited(1, -9))
+    state = after(interrupted(2), exited(0, -15), exited(1, -9))
     assert state.failures == ()
 
 
 def test_every_decision_gives_its_reason() -> None:
-    states = [start(2), after(ERROR_0), after(InterruptRequested(2)), after(Done(0))]
+    states = [start(2), after(ERROR_0), after(interrupted(2)), after(done(0))]
     events: list[Event] = [
         ERROR_0,
-        Done(1),
-        Exited(1, -9),
-        ServerLost(1),
-        StoreLost(1),
-        InterruptRequested(2),
-        DeadlinePassed(),
+        done(1),
+        exited(1, -9),
+        server_lost(1),
+        store_lost(1),
+        interrupted(2),
+        policy.time_passed,
+        left_behind(1),
+        policy.end_now,
+        interrupted(2, gently=True),
     ]
-    events += [LeftBehind(1), EndNow(), InterruptRequested(2, gently=True)]
     for state in states:
         for event in events:
-            assert decide(state, event, 0.0).reason
+            assert event(state, 0.0).reason
 
 
 @pytest.mark.parametrize(
@@ -251,13 +292,16 @@ def test_every_decision_gives_its_reason() -> None:
         ((ERROR_0, PEER_LOST_1), "worker 0 of 2 raised an exception; the others were ended:"),
         ((ERROR_0, ERROR_1), "worker 0 of 2 raised an exception (the same on rank 1):"),
         ((ERROR_0,), "worker 0 of 2 raised an exception; the others were ended:"),
-        ((Exited(1, -9),), "worker 1 of 2 was killed by SIGKILL (most often the system ran out"),
-        ((Exited(1, -11),), "killed by SIGSEGV (a segmentation fault"),
-        ((Exited(1, -40),), "was killed by signal 40"),
-        ((Exited(0, 7),), "worker 0 of 2 left with exit status 7; the others were ended."),
-        ((ServerLost(-9),), "the process that starts the workers must live as long as they do"),
-        ((StoreLost(-9),), "the process that holds the store of `init_process_group` must live as"),
-        ((Done(0), DISCONNECT_1), "Worker 0 had come to the end of the program by then: every"),
+        ((exited(1, -9),), "worker 1 of 2 was killed by SIGKILL (most often the system ran out"),
+        ((exited(1, -11),), "killed by SIGSEGV (a segmentation fault"),
+        ((exited(1, -40),), "was killed by signal 40"),
+        ((exited(0, 7),), "worker 0 of 2 left with exit status 7; the others were ended."),
+        ((server_lost(-9),), "the process that starts the workers must live as long as they do"),
+        (
+            (store_lost(-9),),
+            "the process that holds the store of `init_process_group` must live",
+        ),
+        ((done(0), DISCONNECT_1), "Worker 0 had come to the end of the program by then: every"),
     ],
 )
 def test_messages_name_rank_and_cause(events: tuple[Event, ...], words: str) -> None:
@@ -268,20 +312,20 @@ def test_messages_name_rank_and_cause(events: tuple[Event, ...], words: str) -> 
     ("events", "needs_result", "words"),
     [
         (
-            (Exited(0, 0), PEER_LOST_1),
+            (exited(0, 0), PEER_LOST_1),
             False,
             "worker 0 of 3 left with exit status 0 in the middle of its program (by `os._exit`?) "
             "while worker 1 waited for it: every worker must",
         ),
         (
-            (Exited(0, 0), PEER_LOST_1),
+            (exited(0, 0), PEER_LOST_1),
             True,
             "left with exit status 0 in the middle of its program (by `os._exit`?) "
             "while worker 1 waited for it: every worker must",
         ),
-        ((Exited(0, 0),), True, "in the middle of its program (by `os._exit`?): every worker"),
+        ((exited(0, 0),), True, "in the middle of its program (by `os._exit`?): every worker"),
         (
-            (Done(0), Exited(0, 0), PEER_LOST_2, PEER_LOST_1),
+            (done(0), exited(0, 0), PEER_LOST_2, PEER_LOST_1),
             False,
             "worker 0 of 3 finished its program while workers 1, 2 waited for it: every worker "
             "must come to the end of its program and make the same calls in the same order. "

@@ -13,46 +13,65 @@ from hypothesis import strategies as st
 from unisono.launch.job_events import (
     Action,
     Answer,
-    Asked,
-    Came,
     Event,
     GiveUp,
     Gone,
     Joined,
     KeepAndEnd,
-    LoopBegan,
     Lost,
     MarkDeparture,
-    Ready,
+    Said,
     Seat,
     Spawn,
-    Stopped,
     StopWanted,
-    Unready,
     Wish,
 )
-from unisono.launch.recovery import (
-    LOOP,
-    PERIOD_S,
-    RecoveryDecision,
-    RecoveryState,
-    SharedLoop,
-    decide,
-    start,
-)
+from unisono.launch.recovery import PERIOD_S, RecoveryDecision, RecoveryState, decide, start
 from unisono.workers.control_block import Departure
+from unisono.workers.launcher_messages import (
+    LOOP,
+    CatchUp,
+    Continue,
+    JointResult,
+    Live,
+    LoopBegan,
+    NoRecovery,
+    Passed,
+    Ready,
+    Refused,
+    Stopped,
+)
 from unisono.workers.membership import Membership
 
 RESULT = "result"
 FACTS = {"shards": 8, "key": 1, "directory": None}
 KEPT = {**FACTS, "directory": "runs/1"}
-AGREED, LOOP_BEGAN = Came(0, RESULT, b"agreed"), LoopBegan(1, FACTS)
-LOOP_ENDED = Came(1, LOOP, b"step 90")
+READY = Said(0, Ready())
+
+
+def unready(reason: str) -> Said:
+    return Said(0, NoRecovery(reason))
+
+
+def ask(rank: int, index: int, name: str) -> Said:
+    return Said(rank, CatchUp(index, name))
+
+
+def result(index: int, name: str, payload: bytes) -> Said:
+    return Said(0, JointResult(index, name, payload))
+
+
+def began(index: int, facts: Mapping[str, Any]) -> Said:
+    return Said(0, LoopBegan(index, facts))
+
+
+AGREED, LOOP_BEGAN = result(0, RESULT, b"agreed"), began(1, FACTS)
+LOOP_ENDED = result(1, LOOP, b"step 90")
 
 
 def decisions(*events: Event, workers: int = 3, **options: Any) -> list[RecoveryDecision]:
     """Decide about one event after the other, in a job whose program can be run again."""
-    made = [decide(start(workers, **options), Ready())]
+    made = [decide(start(workers, **options), READY)]
     for event in events:
         made.append(decide(made[-1].state, event))
     return made
@@ -66,31 +85,35 @@ def lost(*ranks: int) -> tuple[Lost, ...]:
     return tuple(Lost(rank, float(rank)) for rank in ranks)
 
 
-def stopped(*ranks: int, arrivals: int = 7, between_steps: bool = False) -> tuple[Stopped, ...]:
-    return tuple(Stopped(rank, arrivals, between_steps) for rank in ranks)
+def stopped(*ranks: int, arrivals: int = 7, between_steps: bool = False) -> tuple[Said, ...]:
+    return tuple(Said(rank, Stopped(arrivals, between_steps)) for rank in ranks)
 
 
-def paused(*ranks: int, arrivals: int = 7) -> tuple[Stopped, ...]:
+def paused(*ranks: int, arrivals: int = 7) -> tuple[Said, ...]:
     return stopped(*ranks, arrivals=arrivals, between_steps=True)
 
 
 def go(membership: Membership, *ranks: int) -> tuple[Answer, ...]:
-    header = {"type": "go", "membership": membership.as_json()}
-    return tuple(Answer(rank, header) for rank in ranks or membership.ranks)
+    return tuple(Answer(rank, Continue(membership)) for rank in ranks or membership.ranks)
 
 
 def live(rank: int, membership: Membership, loop: Any, *, is_alone: bool = False) -> Answer:
-    told = {"membership": membership.as_json(), "loop": loop, "is_alone": is_alone}
-    return Answer(rank, {"type": "live", **told})
+    return Answer(rank, Live(membership, loop, is_alone))
 
 
 def passed(rank: int, payload: bytes, loop: Mapping[str, Any] | None = None) -> Answer:
-    return Answer(rank, {"type": "passed", "loop": loop}, payload)
+    return Answer(rank, Passed(payload, loop))
+
+
+def reason_of(answer: Action) -> str:
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.message, Refused)
+    return answer.message.reason
 
 
 def types_of(decision: RecoveryDecision) -> list[tuple[int, str]]:
     return [
-        (action.rank, action.header["type"])
+        (action.rank, type(action.message).__name__)
         for action in decision.actions
         if isinstance(action, Answer)
     ]
@@ -128,8 +151,8 @@ def test_without_replacements_a_lost_worker_is_marked_and_nobody_is_started() ->
     ("events", "options", "reason"),
     [
         (lost(0), {}, ""),
-        ((Unready("no schedule is kept"), *lost(0)), {}, "no schedule is kept"),
-        ((Unready("why"), Ready(), *lost(0)), {}, "why"),  # what cannot be cannot be again
+        ((unready("no schedule is kept"), *lost(0)), {}, "no schedule is kept"),
+        ((unready("why"), READY, *lost(0)), {}, "why"),  # what cannot be cannot be again
         (lost(0, 1), {"restarts": 2}, ""),
         (
             lost(0, 1),
@@ -180,7 +203,7 @@ def test_a_program_that_has_made_no_run_yet_cannot_be_run_again() -> None:
 def test_a_program_that_had_not_begun_can_always_be_run() -> None:
     actions = (MarkDeparture(1, Departure.LOST), Spawn(1))
     assert decide(start(2), Lost(1, 0.0, had_begun=False)).actions == actions
-    assert after(Unready("why"), Lost(1, 0.0, had_begun=False)).actions == actions
+    assert after(unready("why"), Lost(1, 0.0, had_begun=False)).actions == actions
     too_often = decide(start(2, restarts=0), Lost(1, 0.0, had_begun=False))
     assert too_often.actions == (GiveUp(),)
 
@@ -228,7 +251,7 @@ def test_all_go_on_once_the_last_one_has_stopped(
         stopped(0, 1),
         (*lost(2), *stopped(1)),
         (*lost(2), *stopped(0), *lost(0)),
-        (*stopped(0), Ready()),
+        (*stopped(0), READY),
         (*stopped(0), AGREED, LOOP_BEGAN),
         (*stopped(0), Gone(1)),
     ],
@@ -251,14 +274,14 @@ RUNNING = (AGREED, LOOP_BEGAN, *lost(2), *stopped(0, 1))
 @pytest.mark.parametrize(
     ("events", "asked", "answer"),
     [
-        (RUNNING, Asked(2, 0, RESULT), passed(2, b"agreed")),
-        ((AGREED, *lost(2)), Asked(2, 0, RESULT), passed(2, b"agreed")),
-        ((*RUNNING, LOOP_ENDED), Asked(2, 1, LOOP), passed(2, b"step 90", FACTS)),
-        ((*RUNNING, LOOP_ENDED, Came(2, RESULT, b"")), Asked(2, 2, RESULT), passed(2, b"")),
+        (RUNNING, ask(2, 0, RESULT), passed(2, b"agreed")),
+        ((AGREED, *lost(2)), ask(2, 0, RESULT), passed(2, b"agreed")),
+        ((*RUNNING, LOOP_ENDED), ask(2, 1, LOOP), passed(2, b"step 90", FACTS)),
+        ((*RUNNING, LOOP_ENDED, result(2, RESULT, b"")), ask(2, 2, RESULT), passed(2, b"")),
     ],
 )
 def test_what_is_past_is_told_at_once(
-    events: tuple[Event, ...], asked: Asked, answer: Answer
+    events: tuple[Event, ...], asked: Said, answer: Answer
 ) -> None:
     before, decision = decisions(*events, asked)[-2:]
     assert decision.actions == (answer,)
@@ -268,53 +291,52 @@ def test_what_is_past_is_told_at_once(
 @pytest.mark.parametrize(
     ("events", "asked"),
     [
-        (lost(2), Asked(2, 0, RESULT)),  # the others are about to do it
-        (lost(2), Asked(2, 0, LOOP)),
-        ((AGREED, *lost(2)), Asked(2, 1, LOOP)),
-        ((AGREED, *lost(2)), Asked(2, 1, RESULT)),
-        (RUNNING, Asked(2, 1, LOOP)),
+        (lost(2), ask(2, 0, RESULT)),  # the others are about to do it
+        (lost(2), ask(2, 0, LOOP)),
+        ((AGREED, *lost(2)), ask(2, 1, LOOP)),
+        ((AGREED, *lost(2)), ask(2, 1, RESULT)),
+        (RUNNING, ask(2, 1, LOOP)),
     ],
 )
-def test_who_asks_for_what_is_under_way_waits(events: tuple[Event, ...], asked: Asked) -> None:
+def test_who_asks_for_what_is_under_way_waits(events: tuple[Event, ...], asked: Said) -> None:
     decision = after(*events, asked)
     assert types_of(decision) == []
-    assert decision.state.asking == {2: asked}
+    assert decision.state.asking == {2: asked.message}
 
 
 @pytest.mark.parametrize(
     ("events", "asked"),
     [
-        ((AGREED, *lost(2)), Asked(2, 0, LOOP)),  # the others agreed
-        ((*RUNNING, LOOP_ENDED), Asked(2, 1, RESULT)),  # the others had a loop
-        (RUNNING, Asked(2, 1, RESULT)),  # they have one now
-        (RUNNING, Asked(2, 2, RESULT)),  # it has gone past the others
-        ((AGREED, *lost(2)), Asked(2, 2, LOOP)),
+        ((AGREED, *lost(2)), ask(2, 0, LOOP)),  # the others agreed
+        ((*RUNNING, LOOP_ENDED), ask(2, 1, RESULT)),  # the others had a loop
+        (RUNNING, ask(2, 1, RESULT)),  # they have one now
+        (RUNNING, ask(2, 2, RESULT)),  # it has gone past the others
+        ((AGREED, *lost(2)), ask(2, 2, LOOP)),
     ],
 )
 def test_a_program_that_takes_another_course_is_refused(
-    events: tuple[Event, ...], asked: Asked
+    events: tuple[Event, ...], asked: Said
 ) -> None:
     decision = after(*events, asked)
-    assert types_of(decision) == [(2, "refused")]
+    assert types_of(decision) == [(2, "Refused")]
     (answer,) = decision.actions
-    assert isinstance(answer, Answer)
-    assert f"worker 2 came to `{asked.name}` where the others had come to" in str(
-        answer.header["reason"]
-    )
+    assert isinstance(asked.message, CatchUp)
+    name = asked.message.name
+    assert f"worker 2 came to `{name}` where the others had come to" in reason_of(answer)
     assert decision.state.asking == {}
 
 
 @pytest.mark.parametrize(
     ("asked", "came", "answers"),
     [
-        ([Asked(1, 0, RESULT)], AGREED, [(1, "passed")]),
-        ([Asked(1, 0, RESULT), Asked(2, 0, RESULT)], AGREED, [(1, "passed"), (2, "passed")]),
-        ([Asked(1, 0, RESULT), Asked(2, 0, LOOP)], AGREED, [(1, "passed"), (2, "refused")]),
-        ([Asked(1, 0, LOOP)], AGREED, [(1, "refused")]),
+        ([ask(1, 0, RESULT)], AGREED, [(1, "Passed")]),
+        ([ask(1, 0, RESULT), ask(2, 0, RESULT)], AGREED, [(1, "Passed"), (2, "Passed")]),
+        ([ask(1, 0, RESULT), ask(2, 0, LOOP)], AGREED, [(1, "Passed"), (2, "Refused")]),
+        ([ask(1, 0, LOOP)], AGREED, [(1, "Refused")]),
     ],
 )
 def test_who_waits_for_something_hears_what_came_of_it(
-    asked: list[Asked], came: Came, answers: list[tuple[int, str]]
+    asked: list[Said], came: Said, answers: list[tuple[int, str]]
 ) -> None:
     decision = after(*lost(1, 2), *asked, came)
     assert types_of(decision) == answers
@@ -322,7 +344,7 @@ def test_who_waits_for_something_hears_what_came_of_it(
 
 
 def test_who_waits_for_a_loop_that_ends_first_hears_where_it_ended() -> None:
-    decision = after(*RUNNING, Asked(2, 1, LOOP), LOOP_ENDED)
+    decision = after(*RUNNING, ask(2, 1, LOOP), LOOP_ENDED)
     assert decision.actions == (passed(2, b"step 90", FACTS), Wish(False))
     assert decision.state.loop is None
 
@@ -330,11 +352,11 @@ def test_who_waits_for_a_loop_that_ends_first_hears_where_it_ended() -> None:
 @pytest.mark.parametrize(
     ("events", "again"),
     [
-        ((AGREED,), Came(0, RESULT, b"agreed")),
-        ((AGREED, LOOP_BEGAN), LoopBegan(1, FACTS)),
+        ((AGREED,), result(0, RESULT, b"agreed")),
+        ((AGREED, LOOP_BEGAN), began(1, FACTS)),
         ((AGREED, LOOP_BEGAN, LOOP_ENDED), LOOP_ENDED),
-        ((AGREED, LOOP_BEGAN, LOOP_ENDED), LoopBegan(1, FACTS)),  # from a slow worker
-        ((AGREED, LOOP_BEGAN), Came(0, RESULT, b"agreed")),
+        ((AGREED, LOOP_BEGAN, LOOP_ENDED), began(1, FACTS)),  # from a slow worker
+        ((AGREED, LOOP_BEGAN), result(0, RESULT, b"agreed")),
     ],
 )
 def test_what_every_worker_tells_is_noted_once(events: tuple[Event, ...], again: Event) -> None:
@@ -346,18 +368,18 @@ def test_what_every_worker_tells_is_noted_once(events: tuple[Event, ...], again:
 
 
 def test_the_crew_is_asked_to_stop_for_one_that_has_caught_up_with_its_loop() -> None:
-    decision = after(*RUNNING, Asked(2, 1, LOOP))
+    decision = after(*RUNNING, ask(2, 1, LOOP))
     assert decision.actions == (Wish(True),)
-    assert after(*RUNNING, Asked(2, 1, LOOP), *paused(0)).actions == ()
+    assert after(*RUNNING, ask(2, 1, LOOP), *paused(0)).actions == ()
 
 
 def test_outside_of_loops_nobody_is_asked_to_stop() -> None:
-    assert after(*lost(2), Asked(2, 0, LOOP)).actions == ()
-    assert after(*lost(2), Asked(2, 0, LOOP), LoopBegan(0, FACTS)).actions == (Wish(True),)
+    assert after(*lost(2), ask(2, 0, LOOP)).actions == ()
+    assert after(*lost(2), ask(2, 0, LOOP), began(0, FACTS)).actions == (Wish(True),)
 
 
 def test_it_joins_between_two_steps_when_all_have_stopped() -> None:
-    decision = after(*RUNNING, Asked(2, 1, LOOP), *paused(0, 1, arrivals=9))
+    decision = after(*RUNNING, ask(2, 1, LOOP), *paused(0, 1, arrivals=9))
     membership = Membership((0, 1, 2), 0, 2)
     assert decision.actions == (
         Seat(2, 9),  # before anybody goes on
@@ -371,7 +393,7 @@ def test_it_joins_between_two_steps_when_all_have_stopped() -> None:
 
 
 def test_in_the_midst_of_a_step_nobody_joins() -> None:
-    events = (*RUNNING, Asked(2, 1, LOOP), *lost(1), *stopped(0))
+    events = (*RUNNING, ask(2, 1, LOOP), *lost(1), *stopped(0))
     decision = after(*events)
     assert decision.actions == go(Membership((0,), 0, 2))
     assert list(decision.state.asking) == [2]
@@ -380,66 +402,66 @@ def test_in_the_midst_of_a_step_nobody_joins() -> None:
 
 def test_nobody_joins_before_the_crew_has_come_to_terms_with_a_loss() -> None:
     # Some stood at the pause already: what the lost one has left may have to be put right first.
-    events = (*RUNNING, Asked(2, 1, LOOP), *paused(0), *lost(1), *paused(0))
+    events = (*RUNNING, ask(2, 1, LOOP), *paused(0), *lost(1), *paused(0))
     *_, at_the_loss, at_the_next_pause = decisions(*events)
-    assert types_of(at_the_loss) == [(0, "go")]
+    assert types_of(at_the_loss) == [(0, "Continue")]
     assert at_the_loss.state.is_wished
-    assert types_of(at_the_next_pause) == [(0, "go"), (2, "live")]
+    assert types_of(at_the_next_pause) == [(0, "Continue"), (2, "Live")]
 
 
 def test_a_loop_that_was_left_makes_room_for_the_next_and_is_not_taken_over() -> None:
-    left = (Unready("a loop was left before its end"), Came(1, LOOP, b""))
-    again = after(*RUNNING, *left, LoopBegan(2, {"shards": 1})).state
-    assert again.loop == SharedLoop(2, {"shards": 1})
-    (answer,) = after(*RUNNING, *left, Asked(2, 1, LOOP)).actions
+    left = (unready("a loop was left before its end"), result(1, LOOP, b""))
+    again = after(*RUNNING, *left, began(2, {"shards": 1})).state
+    assert again.loop == LoopBegan(2, {"shards": 1})
+    (answer,) = after(*RUNNING, *left, ask(2, 1, LOOP)).actions
     assert isinstance(answer, Answer)
-    assert answer.header["type"] == "refused"
+    assert isinstance(answer.message, Refused)
 
 
 def test_who_cannot_catch_up_any_more_is_refused() -> None:
-    trouble = Unready("one loop over steps runs inside of another")
-    assert types_of(after(*RUNNING, trouble, Asked(2, 1, LOOP))) == [(2, "refused")]
-    told = after(*RUNNING, Asked(2, 1, LOOP), trouble)
-    assert types_of(told) == [(2, "refused")]
+    trouble = unready("one loop over steps runs inside of another")
+    assert types_of(after(*RUNNING, trouble, ask(2, 1, LOOP))) == [(2, "Refused")]
+    told = after(*RUNNING, ask(2, 1, LOOP), trouble)
+    assert types_of(told) == [(2, "Refused")]
     assert Wish(False) in told.actions
-    assert after(*RUNNING, Asked(2, 1, LOOP), trouble, *paused(0, 1)).actions == go(
+    assert after(*RUNNING, ask(2, 1, LOOP), trouble, *paused(0, 1)).actions == go(
         Membership((0, 1), 0, 2)
     )
 
 
 def test_who_asks_for_an_outcome_does_not_join_a_loop() -> None:
-    waiting = (AGREED, *lost(2), *stopped(0, 1), Asked(2, 1, RESULT))
-    assert types_of(after(*waiting, LOOP_BEGAN)) == [(2, "refused")]
+    waiting = (AGREED, *lost(2), *stopped(0, 1), ask(2, 1, RESULT))
+    assert types_of(after(*waiting, LOOP_BEGAN)) == [(2, "Refused")]
     assert after(*waiting, LOOP_BEGAN, *paused(0, 1)).state.membership == Membership((0, 1), 0, 2)
 
 
 def test_a_lead_that_was_lost_comes_back_as_one_of_the_others() -> None:
-    events = (AGREED, LOOP_BEGAN, *lost(0), *stopped(1, 2), Asked(0, 1, LOOP), *paused(1, 2))
+    events = (AGREED, LOOP_BEGAN, *lost(0), *stopped(1, 2), ask(0, 1, LOOP), *paused(1, 2))
     assert after(*events).state.membership == Membership((0, 1, 2), 1, 2)
 
 
 def test_the_lead_stays_when_another_is_lost_even_where_a_lower_rank_is_back() -> None:
-    events = (AGREED, LOOP_BEGAN, *lost(0), *stopped(1, 2), Asked(0, 1, LOOP), *paused(1, 2))
+    events = (AGREED, LOOP_BEGAN, *lost(0), *stopped(1, 2), ask(0, 1, LOOP), *paused(1, 2))
     assert after(*events, Lost(2, 2.0)).state.membership == Membership((0, 1), 1, 2)
 
 
 def test_several_join_at_once() -> None:
-    events = (AGREED, LOOP_BEGAN, *lost(0, 2), *stopped(1), Asked(2, 1, LOOP), Asked(0, 1, LOOP))
+    events = (AGREED, LOOP_BEGAN, *lost(0, 2), *stopped(1), ask(2, 1, LOOP), ask(0, 1, LOOP))
     decision = after(*events, *paused(1))
     assert decision.state.membership == Membership((0, 1, 2), 1, 2)
     assert Joined((0, 2)) in decision.actions
-    assert types_of(decision) == [(1, "go"), (0, "live"), (2, "live")]
+    assert types_of(decision) == [(1, "Continue"), (0, "Live"), (2, "Live")]
 
 
 def test_one_that_is_lost_while_it_waits_does_not_join_and_is_replaced_again() -> None:
-    decision = after(*RUNNING, Asked(2, 1, LOOP), Lost(2, 3.0))
+    decision = after(*RUNNING, ask(2, 1, LOOP), Lost(2, 3.0))
     assert decision.actions == (MarkDeparture(2, Departure.LOST), Spawn(2), Wish(False))
     assert decision.state.asking == {}
     assert decision.state.membership == Membership((0, 1), 0, 1)
 
 
 def test_the_crew_goes_on_as_it_was_when_nobody_is_there_to_join() -> None:
-    decision = after(*RUNNING, Asked(2, 1, LOOP), Lost(2, 3.0), *paused(0, 1))
+    decision = after(*RUNNING, ask(2, 1, LOOP), Lost(2, 3.0), *paused(0, 1))
     assert decision.actions == go(Membership((0, 1), 0, 2))
 
 
@@ -451,14 +473,14 @@ def test_the_crew_goes_on_as_it_was_when_nobody_is_there_to_join() -> None:
     [
         ((AGREED,), None, ()),
         ((AGREED, LOOP_BEGAN), FACTS, ()),
-        ((AGREED, LOOP_BEGAN, LOOP_ENDED, Came(2, RESULT, b"")), None, ()),
+        ((AGREED, LOOP_BEGAN, LOOP_ENDED, result(2, RESULT, b"")), None, ()),
     ],
 )
 def test_the_first_that_has_caught_up_goes_on_alone(
     events: tuple[Event, ...], loop: Any, wish: tuple[Action, ...]
 ) -> None:
     state = after(*events, *lost(0, 1, 2)).state
-    decision = decide(state, Asked(1, len(state.history), LOOP))
+    decision = decide(state, ask(1, len(state.history), LOOP))
     membership = Membership((1,), 1, 1)
     assert decision.actions == (
         Seat(1, 0),
@@ -470,7 +492,7 @@ def test_the_first_that_has_caught_up_goes_on_alone(
 
 
 def test_one_that_waits_goes_on_alone_when_the_last_of_the_crew_is_lost() -> None:
-    decision = after(*RUNNING, Asked(2, 1, LOOP), *lost(0, 1))
+    decision = after(*RUNNING, ask(2, 1, LOOP), *lost(0, 1))
     membership = Membership((2,), 2, 2)
     assert decision.state.membership == membership
     assert decision.actions == (
@@ -484,7 +506,7 @@ def test_one_that_waits_goes_on_alone_when_the_last_of_the_crew_is_lost() -> Non
 
 
 def test_of_several_that_wait_the_lowest_goes_on_and_the_others_join_it() -> None:
-    waiting = (*RUNNING, *lost(1), *stopped(0), Asked(2, 1, LOOP), Asked(1, 1, LOOP), *lost(0))
+    waiting = (*RUNNING, *lost(1), *stopped(0), ask(2, 1, LOOP), ask(1, 1, LOOP), *lost(0))
     decision = after(*waiting, restarts=9)
     assert decision.state.membership == Membership((1,), 1, 3)
     assert list(decision.state.asking) == [2]
@@ -494,9 +516,9 @@ def test_of_several_that_wait_the_lowest_goes_on_and_the_others_join_it() -> Non
 
 
 def test_where_all_others_have_finished_a_replacement_goes_on_alone() -> None:
-    events = (AGREED, Gone(0), Gone(2), *lost(1), Asked(1, 1, RESULT))
+    events = (AGREED, Gone(0), Gone(2), *lost(1), ask(1, 1, RESULT))
     decision = after(*events)
-    assert types_of(decision) == [(1, "live")]
+    assert types_of(decision) == [(1, "Live")]
     assert decision.state.membership == Membership((1,), 1, 1)
 
 
@@ -507,11 +529,11 @@ def test_where_all_others_have_finished_a_replacement_goes_on_alone() -> None:
     ("events", "can"),
     [
         ((), False),
-        ((LoopBegan(0, FACTS),), False),  # nothing is kept anywhere
-        ((LoopBegan(0, KEPT),), True),
-        ((LoopBegan(0, KEPT), Came(0, LOOP, b"")), False),
-        ((LoopBegan(0, KEPT), *lost(0, 1)), True),
-        ((LoopBegan(0, KEPT), *lost(0, 1, 2)), False),  # nobody is there to stop
+        ((began(0, FACTS),), False),  # nothing is kept anywhere
+        ((began(0, KEPT),), True),
+        ((began(0, KEPT), result(0, LOOP, b"")), False),
+        ((began(0, KEPT), *lost(0, 1)), True),
+        ((began(0, KEPT), *lost(0, 1, 2)), False),  # nobody is there to stop
     ],
 )
 def test_a_job_can_stop_between_steps_where_there_are_some_and_a_place_for_them(
@@ -520,7 +542,7 @@ def test_a_job_can_stop_between_steps_where_there_are_some_and_a_place_for_them(
     assert after(*events).state.can_stop_between_steps is can
 
 
-STOPPING = (LoopBegan(0, KEPT), StopWanted())
+STOPPING = (began(0, KEPT), StopWanted())
 
 
 @pytest.mark.parametrize(
@@ -529,13 +551,13 @@ STOPPING = (LoopBegan(0, KEPT), StopWanted())
         (STOPPING, (Wish(True),)),
         ((*STOPPING, *paused(0, 1)), ()),
         ((*STOPPING, *paused(0, 1, 2)), (KeepAndEnd(),)),
-        ((*STOPPING, Came(0, LOOP, b"")), (KeepAndEnd(), Wish(False))),
+        ((*STOPPING, result(0, LOOP, b"")), (KeepAndEnd(), Wish(False))),
         ((*STOPPING, *lost(2), *stopped(0, 1)), go(Membership((0, 1), 0, 1))),
         (
             (*STOPPING, *paused(0, 1), *lost(2)),
             (MarkDeparture(2, Departure.LOST), Spawn(2), KeepAndEnd()),
         ),
-        ((*STOPPING, *lost(2), Asked(2, 0, LOOP), *paused(0, 1)), (KeepAndEnd(),)),
+        ((*STOPPING, *lost(2), ask(2, 0, LOOP), *paused(0, 1)), (KeepAndEnd(),)),
     ],
 )
 def test_a_job_that_is_to_end_does_so_between_two_steps_or_after_the_last(
@@ -580,15 +602,15 @@ class World:
     def act(self, action: Action) -> set[int]:
         """Do it; list who has been told to go on."""
         match action:
-            case Answer(rank, header):
+            case Answer(rank, message):
                 worker = self.workers[rank]
                 assert worker.waits, "nobody is answered who does not wait"
                 worker.waits = False
-                if header["type"] == "passed":
+                if isinstance(message, Passed):
                     worker.index += 1
                     return set()
-                assert header["type"] == ("live" if worker.stop is None else "go")
-                assert rank in header["membership"]["ranks"]
+                assert isinstance(message, Live if worker.stop is None else Continue)
+                assert rank in message.membership.ranks
                 worker.in_membership, worker.stop = True, None
                 return {rank}
             case Spawn(rank):
@@ -650,22 +672,22 @@ def move(world: World, what: str, now: float) -> None:
         case "ask":
             worker.waits = True
             kind = LOOP if worker.index % 2 else RESULT
-            world.take(Asked(rank, worker.index, kind))
+            world.take(ask(rank, worker.index, kind))
         case "stop" | "pause":
             # Those who stand still all do so at the same place.
             others = list(state.stopped.values())
             between = others[0].between_steps if others else verb == "pause" and bool(state.loop)
-            worker.stop = Stopped(rank, 7, between)
+            worker.stop = Stopped(7, between)
             worker.waits = True
-            world.take(worker.stop)
+            world.take(Said(rank, worker.stop))
         case "tell":
             index = len(state.history)
             if index % 2 == 0:
-                world.take(Came(index, RESULT, b"result"))
+                world.take(result(index, RESULT, b"result"))
             elif state.loop is None:
-                world.take(LoopBegan(index, KEPT))
+                world.take(began(index, KEPT))
             else:
-                world.take(Came(index, LOOP, b"end"))
+                world.take(result(index, LOOP, b"end"))
         case "finish":
             worker.is_gone = True
             world.take(Gone(rank))
@@ -681,7 +703,7 @@ def move(world: World, what: str, now: float) -> None:
 def test_whatever_happens_workers_go_on_together_or_stand_still(
     num_workers: int, replaces: bool, choices: list[int]
 ) -> None:
-    state = decide(start(num_workers, restarts=1000, replaces=replaces), Ready()).state
+    state = decide(start(num_workers, restarts=1000, replaces=replaces), READY).state
     world = World(state, {rank: Worker() for rank in range(num_workers)})
     for now, choice in enumerate(choices):
         possible = moves(world)
@@ -710,21 +732,21 @@ def test_the_order_in_which_workers_stop_does_not_matter(order: list[int], num_l
         other.state.generation,
     )
     if left and gone:
-        assert types_of(one) == types_of(other) == [(rank, "go") for rank in sorted(left)]
+        assert types_of(one) == types_of(other) == [(rank, "Continue") for rank in sorted(left)]
 
 
 def test_every_decision_gives_its_reason() -> None:
     events: list[Event] = [
-        Ready(),
-        Unready("why"),
+        READY,
+        unready("why"),
         *lost(1),
         Gone(1),
         *stopped(1),
         *paused(1),
-        Asked(2, 0, RESULT),
-        Asked(2, 9, RESULT),
+        ask(2, 0, RESULT),
+        ask(2, 9, RESULT),
         AGREED,
-        LoopBegan(0, FACTS),
+        began(0, FACTS),
         StopWanted(),
     ]
     for state in (start(3), after(*RUNNING).state, after(*lost(0, 1, 2)).state):

@@ -7,29 +7,40 @@ import socket
 
 import pytest
 
-from unisono.launch.loopback import LoopbackPort
-from unisono.launch.rendezvous import RendezvousRequest, is_this_host, meeting
+from unisono.launch.groups import LoopbackPort
+from unisono.launch.rendezvous import group_request, is_this_host
+from unisono.workers.launcher_messages import GroupRequest
 
 ENVIRON = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "here", "MASTER_PORT": "77"}
 
 
-def wanted(url: str, **environ: str) -> RendezvousRequest | None:
-    return meeting(url, {**ENVIRON, **environ}, lambda host: host in ("here", "::1"))
+def wanted(url: str, **environ: str) -> GroupRequest | None:
+    environ = {**ENVIRON, **environ}
+    return group_request(url, 9.0, environ, lambda host: host in ("here", "::1"))
 
 
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("env://", RendezvousRequest("port 77", 1, 3)),
-        ("env://?rank=0&world_size=2", RendezvousRequest("port 77", 0, 2)),
-        ("env://?world_size=2", RendezvousRequest("port 77", 1, 2)),
-        ("tcp://here:12355?rank=0&world_size=2", RendezvousRequest("port 12355", 0, 2)),
-        ("tcp://[::1]:12355?rank=0&world_size=2", RendezvousRequest("port 12355", 0, 2)),
-        ("file:///a b/c?rank=0&world_size=2", RendezvousRequest("file /a b/c", 0, 2, is_file=True)),
+        ("env://", GroupRequest("port 77", 1, 3, 9.0, needs_store=True)),
+        ("env://?rank=0&world_size=2", GroupRequest("port 77", 0, 2, 9.0, needs_store=True)),
+        ("env://?world_size=2", GroupRequest("port 77", 1, 2, 9.0, needs_store=True)),
+        (
+            "tcp://here:12355?rank=0&world_size=2",
+            GroupRequest("port 12355", 0, 2, 9.0, needs_store=True),
+        ),
+        (
+            "tcp://[::1]:12355?rank=0&world_size=2",
+            GroupRequest("port 12355", 0, 2, 9.0, needs_store=True),
+        ),
+        (
+            "file:///a b/c?rank=0&world_size=2",
+            GroupRequest("file /a b/c", 0, 2, 9.0, needs_store=False),
+        ),
     ],
 )
 def test_the_launcher_answers_where_ranks_meet_on_this_host(
-    url: str, expected: RendezvousRequest
+    url: str, expected: GroupRequest
 ) -> None:
     assert wanted(url) == expected
 

@@ -9,6 +9,7 @@ import pytest
 
 from unisono.launch import job_events, recovery
 from unisono.launch.report import ending, joined_message, loss_message
+from unisono.workers.launcher_messages import LoopBegan, Ready
 
 KILLED = (
     "was killed by SIGKILL (most often the system ran out of memory: use a smaller batch or "
@@ -18,14 +19,14 @@ KILLED = (
 
 def state_after(*before: object, workers: int, replaces: bool = True) -> recovery.RecoveryState:
     state = recovery.start(workers, restarts=9, replaces=replaces)
-    for event in (job_events.Ready(), *before):
+    for event in (job_events.Said(0, Ready()), *before):
         state = recovery.decide(state, event).state  # type: ignore[arg-type]
     return state
 
 
-def loop(num_shards: int) -> job_events.LoopBegan:
+def loop(num_shards: int) -> job_events.Said:
     facts: Mapping[str, Any] = {"shards": num_shards}
-    return job_events.LoopBegan(0, facts)
+    return job_events.Said(0, LoopBegan(0, facts))
 
 
 def lost(rank: int) -> job_events.Lost:

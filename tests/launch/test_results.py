@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import unisono
+from unisono.launch.call import pack_result, unpack_result
 from unisono.launch.exceptions import pack_exception, unpack_exception
-from unisono.launch.results import pack_result, unpack_result
 
 
 def through_result(value: Any) -> Any:

@@ -4,15 +4,14 @@ import os
 
 import pytest
 
+from unisono.procfs import ProcessStat, parse_stat
 from unisono.report.process_status import (
     GONE,
     UNKNOWN,
     Named,
     Processes,
     ProcessState,
-    Stat,
     read_memory,
-    read_stat,
 )
 
 BOOTED_UNIX_S = 1_790_000_000.0
@@ -133,12 +132,12 @@ def test_this_process_is_found():
 
 @pytest.mark.parametrize("name", ["a) R 1 (b", ") (", "\x1b[31m", "two words"])
 def test_a_name_does_not_shift_what_follows_it(name):
-    assert read_stat(stat_line(name=name)) == Stat("S", 40, 5_000)
+    assert parse_stat(stat_line(name=name)) == ProcessStat("S", 40, 5_000)
 
 
 @pytest.mark.parametrize("text", ["", "71", "71 (x", "71 (x) S 1 2", stat_line(cpu=40)[:40]])
 def test_what_is_no_stat_line_is_none(text):
-    assert read_stat(text) is None
+    assert parse_stat(text) is None
 
 
 @pytest.mark.parametrize("text", ["", "VmRSS:\n", "VmRSS: x kB\n", "VmRSS: -1 kB\n", "\x00"])

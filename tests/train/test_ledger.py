@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from unisono.train.ledger import AT_ONCE_BYTES, IN_ALL_BYTES, Ledger
-from unisono.workers.joint_calls import JointCalls
-from unisono.workers.team import Team
-from unisono.world import World
+from unisono.workers.context import context
 
 
 @pytest.fixture
@@ -49,6 +47,6 @@ def test_a_path_that_is_needed_must_stay_as_it_is(said):
 
 
 def test_a_job_has_one_ledger():
-    joint_calls = JointCalls(Team(World(0, 1, 0, 1), None, None))
+    joint_calls = context().join()
     assert Ledger.of(joint_calls) is Ledger.of(joint_calls)
-    assert Ledger.of(joint_calls) is not Ledger.of(JointCalls(Team(World(0, 1, 0, 1), None, None)))
+    assert Ledger.of(joint_calls) is not Ledger.of(context().join())

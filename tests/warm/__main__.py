@@ -31,7 +31,6 @@ OF_THE_COMMAND = (
     "click",
     "unisono.launch.gpus",
     "unisono.launch.run_script",
-    "unisono.launch.limit",
 )
 MAX_FD = 4096
 AT_LOAD = forkserver.read_at_load(os.environ)

@@ -16,18 +16,27 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from unisono.launch import job_events, recovery
 from unisono.workers.control_block import ControlBlock
+from unisono.workers.launcher_messages import (
+    CatchUp,
+    Continue,
+    Live,
+    Passed,
+    Ready,
+    Stopped,
+    Told,
+    ToWorker,
+)
 from unisono.workers.membership import Membership
 from unisono.workers.memory import Memory
-from unisono.workers.supervisor import Live, Passed
+from unisono.workers.supervisor import Gather, Supervisor
 from unisono.workers.team import Team
 from unisono.world import World
 
-ANSWERED_WITHIN_S = 3.0
+ANSWERED_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -49,11 +58,11 @@ class Desk:
 
     def __init__(self, control: ControlBlock, *, replaces: bool = False) -> None:
         state = recovery.start(control.world_size, restarts=1000, replaces=replaces)
-        self.state = recovery.decide(state, job_events.Ready()).state
+        self.state = recovery.decide(state, job_events.Said(0, Ready())).state
         self.spawn: Callable[[int], None] = lambda rank: None
         self.gave_up: list[str] = []
         self._page = control
-        self._answers: dict[int, job_events.Answer] = {}
+        self._answers: dict[int, ToWorker] = {}
         self._memories: dict[int, Memory] = {}
         self._changed = threading.Condition(threading.RLock())
 
@@ -65,9 +74,10 @@ class Desk:
                 self._act(action)
             self._changed.notify_all()
 
-    def ask(self, rank: int, event: job_events.Event) -> job_events.Answer:
+    def ask(self, said: job_events.Said) -> ToWorker:
         with self._changed:
-            self.take(event)
+            self.take(said)
+            rank = said.rank
             answered = self._changed.wait_for(lambda: rank in self._answers, ANSWERED_WITHIN_S)
             assert answered, f"rank {rank} was never answered: {self.state}"
             return self._answers.pop(rank)
@@ -87,64 +97,54 @@ class Desk:
                 self._page.come_back(rank, arrivals)
             case job_events.MarkDeparture(rank, how):
                 self._page.leave(rank, how)
-            case job_events.Answer(rank):
-                self._answers[rank] = action
+            case job_events.Answer(rank, message):
+                self._answers[rank] = message
             case job_events.Wish(value):
-                self._page.wish = value
+                self._page.head.wish = value
             case job_events.Spawn(rank):
                 self.spawn(rank)
 
 
-class DeskHost:
-    """The desk as one rank sees it: a :class:`unisono.workers.supervisor.Supervisor`."""
+class DeskSupervisor(Supervisor):
+    """The desk as one rank sees it."""
 
     can_replace = True
 
-    def __init__(self, desk: Desk, rank: int, dies: Callable[[str], None]) -> None:
-        self._desk, self._rank, self._dies = desk, rank, dies
+    def __init__(
+        self,
+        desk: Desk,
+        rank: int,
+        control: ControlBlock,
+        dies: Callable[[str], None] = lambda moment: None,
+        incarnation: int = 0,
+    ) -> None:
+        self.world = World(rank, control.world_size, rank, control.world_size)
+        self.control = control
+        self.incarnation = incarnation
+        self._desk, self._dies = desk, dies
 
-    def note_ready(self) -> None:
-        self._desk.take(job_events.Ready())
+    def tell(self, message: Told) -> None:
+        self._desk.take(job_events.Said(self.world.rank, message))  # type: ignore[arg-type]
 
-    def memory(self, key: int, num_bytes: int) -> Memory:
+    def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
         return self._desk.memory(key, num_bytes)
 
     def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
         self._dies("stopping")
-        event = job_events.Stopped(self._rank, arrivals, between_steps)
+        said = job_events.Said(self.world.rank, Stopped(arrivals, between_steps))
         try:
             self._dies("stopped")
         except Died:
-            self._desk.take(event)
+            self._desk.take(said)
             raise
-        return Membership.from_json(self._desk.ask(self._rank, event).header["membership"])
+        answer = self._desk.ask(said)
+        assert isinstance(answer, Continue), answer
+        return answer.membership
 
-    def entry(self, index: int, name: str) -> Passed | Live:
-        answer = self._desk.ask(self._rank, job_events.Asked(self._rank, index, name))
-        told = answer.header
-        if told["type"] == "passed":
-            return Passed(answer.payload, told["loop"])
-        assert told["type"] == "live", told
-        membership = Membership.from_json(told["membership"])
-        return Live(membership, told["loop"], told["is_alone"])
-
-    def note_result(self, index: int, name: str, payload: bytes) -> None:
-        self._desk.take(job_events.Came(index, name, payload))
-
-    def note_loop(self, index: int, facts: dict[str, Any]) -> None:
-        self._desk.take(job_events.LoopBegan(index, facts))
-
-    def note_end_of_loop(self, index: int, payload: bytes) -> None:
-        self._desk.take(job_events.Came(index, "loop", payload))
-
-    def give_up_recovery(self, reason: str) -> None:
-        self._desk.take(job_events.Unready(reason))
-
-    def remove_at_end(self, path: Path) -> None:
-        raise AssertionError("no team of threads makes files")
-
-    def leave(self, path: Path) -> None:
-        raise AssertionError("no team of threads makes files")
+    def catch_up(self, index: int, name: str) -> Passed | Live:
+        answer = self._desk.ask(job_events.Said(self.world.rank, CatchUp(index, name)))
+        assert isinstance(answer, Passed | Live), answer
+        return answer
 
 
 class Job:
@@ -175,12 +175,10 @@ class Job:
 
     def _start(self, rank: int, *, is_replacement: bool) -> None:
         deaths = [] if is_replacement else [one for one in self._deaths if one.rank == rank]
-        control = ControlBlock.attach(os.dup(self._page.fd), self._page.world_size)
+        control = ControlBlock(os.dup(self._page.fd), self._page.world_size)
         self._pages.append(control)
         dies = _mortal(control, rank, deaths)
-        world = World(rank, self._page.world_size, rank, self._page.world_size)
-        host = DeskHost(self.desk, rank, dies)
-        team = Team(world, control, host, is_replacement=is_replacement)
+        team = Team(DeskSupervisor(self.desk, rank, control, dies, int(is_replacement)))
         thread = threading.Thread(target=self._live, args=(rank, team))
         self._threads.append(thread)
         thread.start()

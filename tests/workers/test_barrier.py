@@ -72,7 +72,7 @@ def test_a_processor_that_reads_out_of_order_is_told_not_to(control_of, monkeypa
     control = control_of(1)
     assert meet(Barrier(control, 0))
     assert [args[1:] for args in told] == [(), (0,)]  # come, and order reads
-    assert control.arrivals(0) == 1
+    assert control.lines[0].arrivals == 1
 
 
 def test_arrivals_are_counted_past_the_end_of_32_bits(control_of):
@@ -85,13 +85,13 @@ def test_arrivals_are_counted_past_the_end_of_32_bits(control_of):
         return [meet(barrier) for _ in range(10)]
 
     assert as_ranks(2, work) == [[True] * 10] * 2
-    assert control.arrivals(0) == Barrier(control, 0).arrivals == 7
+    assert control.lines[0].arrivals == Barrier(control, 0).arrivals == 7
 
 
 @pytest.mark.parametrize("how", [Departure.FINISHED, Departure.FAILED])
 def test_who_waits_for_one_that_left_is_told(control_of, how):
     control = control_of(3)
-    control.set_step(2, 41)
+    control.lines[2].step = 41
 
     def work(rank):
         if rank == 2:
@@ -212,7 +212,7 @@ def test_those_who_come_for_different_reasons_are_told_so(control_of):
 
 def test_a_wait_ends_when_its_time_is_up_and_names_who_is_missing(control_of):
     control = control_of(3)
-    control.set_step(0, 12)
+    control.lines[0].step = 12
     control.arrive(1)
     with pytest.raises(
         WaitTimeoutError, match=r"rank 0 in step 12 .* rank 2 \(last seen in step"
@@ -255,15 +255,15 @@ def test_a_plan_is_for_one_step_and_is_forgotten_with_the_next(control_of):
 
 def test_what_the_launcher_wishes_is_seen_through_every_mapping(control_of):
     control = control_of(2)
-    other = ControlBlock.attach(os.dup(control.fd), 2)
-    assert not other.wish
-    control.wish = True
-    assert other.wish
-    control.wish = False
-    assert not other.wish
-    assert other.end == 0
-    control.end = 15
-    assert (other.end, other.wish) == (15, False)
+    other = ControlBlock(os.dup(control.fd), 2)
+    assert not other.head.wish
+    control.head.wish = True
+    assert other.head.wish
+    control.head.wish = False
+    assert not other.head.wish
+    assert other.head.end == 0
+    control.head.end = 15
+    assert (other.head.end, other.head.wish) == (15, False)
     other.close()
 
 
@@ -272,16 +272,16 @@ def test_lines_and_mailboxes_of_ranks_do_not_touch(control_of):
     full = MAILBOX_BYTES - 8
     for rank in range(3):
         control.come_back(rank, 10 + rank)
-        control.set_step(rank, -(2**62) + rank)
+        control.lines[rank].step = -(2**62) + rank
         control.set_plan(rank, 2**62 + rank, 2**31 + rank)
         control.set_purpose(rank, 0, b"%d" % rank * 40)
         control.set_purpose(rank, 1, b"%d, then" % rank)
         control.leave(rank, Departure(rank))
         control.post(rank, b"%d" % rank * full)
-    control.wish = True
+    control.head.wish = True
     for rank in range(3):
-        assert control.arrivals(rank) == 10 + rank
-        assert control.step(rank) == -(2**62) + rank
+        assert control.lines[rank].arrivals == 10 + rank
+        assert control.lines[rank].step == -(2**62) + rank
         assert control.plan(rank, 2**62 + rank) == 2**31 + rank
         assert control.purpose(rank, 0) == b"%d" % rank * 24
         assert control.purpose(rank, 1).strip() == b"%d, then" % rank

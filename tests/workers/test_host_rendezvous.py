@@ -2,7 +2,6 @@
 
 import atexit
 import functools
-import json
 import os
 import signal
 import time
@@ -12,14 +11,14 @@ from tests.workers.forked import job  # noqa: F401
 
 import unisono
 import unisono.workers.host_rendezvous
+from unisono.workers.context import context
 from unisono.workers.control_block import ControlBlock
-from unisono.workers.team import Team
 
 pytestmark = pytest.mark.slow
 
 
 def meet_once():
-    team = Team.from_environment()
+    team = context().team()
     heard = team.gather(str(os.getpid()).encode(), "who is there")
     return {rank: int(pid) for rank, pid in heard.items()}
 
@@ -36,7 +35,7 @@ def test_whoever_comes_last_they_find_each_other(job, world_size, last):  # noqa
 
 
 def test_all_runs_of_a_process_have_one_seat(job):  # noqa: F811
-    said = job.run(lambda rank: Team.from_environment() is Team.from_environment(), 2)
+    said = job.run(lambda rank: context().team() is context().team(), 2)
     assert [one.value for one in said] == [True, True]
 
 
@@ -100,7 +99,7 @@ def _page_of(pid, world_size):
         path = f"/proc/{pid}/fd/{fd}"
         if os.readlink(path).startswith("/memfd:unisono-control"):
             try:
-                control = ControlBlock.attach(os.open(path, os.O_RDWR), world_size)
+                control = ControlBlock(os.open(path, os.O_RDWR), world_size)
             except ValueError:
                 continue  # of another size: one that other tests have left open
             if control.process(0)[0] == pid:
@@ -187,7 +186,7 @@ def lose(how):
     """Rank 1 leaves after the first meeting; the others wait for it."""
 
     def work(rank):
-        team = Team.from_environment()
+        team = context().team()
         team.note_step(41)
         team.meet("first")
         if rank == 1:
@@ -227,7 +226,7 @@ def test_who_is_lost_is_named_to_those_who_wait(job, how, words):  # noqa: F811
 
 def test_one_that_came_and_then_died_held_nobody_up(job):  # noqa: F811
     def work(rank):
-        team = Team.from_environment()
+        team = context().team()
         if rank == 1:
             team._barrier.arrive("last")
             os.kill(os.getpid(), signal.SIGKILL)
@@ -250,8 +249,8 @@ def test_what_a_worker_forks_has_no_seat_and_ends_alone(job):  # noqa: F811
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def work(rank):
-        team = Team.from_environment()
-        codes = [in_a_fork(Team.from_environment), in_a_fork(lambda: None)]
+        team = context().team()
+        codes = [in_a_fork(lambda: context().team()), in_a_fork(lambda: None)]
         team.meet("after")
         return codes
 
@@ -270,7 +269,7 @@ def test_what_a_worker_starts_before_it_has_come_may_be_the_worker(job):  # noqa
 
 def test_memory_is_shared_and_zero_at_first(job):  # noqa: F811
     def work(rank):
-        team = Team.from_environment()
+        team = context().team()
         memories = [team.memory(key, 1000 + key) for key in (5, 6)]
         team.meet("there")
         was_zero = not any(memories[1].read(0, memories[1].num_bytes))
@@ -283,7 +282,7 @@ def test_memory_is_shared_and_zero_at_first(job):  # noqa: F811
 
 
 def test_memories_of_different_sizes_are_refused_on_every_worker(job):  # noqa: F811
-    said = job.run(lambda rank: Team.from_environment().memory(0, 100 + (rank == 2)), 3)
+    said = job.run(lambda rank: context().team().memory(0, 100 + (rank == 2)), 3)
     for one in said:
         assert one.error == "MismatchError"
         assert "request 0 of rank 0 is for 100 bytes" in one.text
@@ -310,10 +309,3 @@ def test_launching_inside_of_a_worker_is_refused(job):  # noqa: F811
     said = job.start(launch, 1, 2, TORCHELASTIC_RUN_ID="x").end()
     assert said.error == "RuntimeError"
     assert "torchrun has started this process as rank 1 of 2" in said.text
-
-
-def test_an_entry_is_read_as_it_was_written():
-    entry = unisono.workers.host_rendezvous.ControlBlockAddress(1, 2, "ff", "here")
-    assert unisono.workers.host_rendezvous.ControlBlockAddress.decode(entry.encode()) == entry
-    with pytest.raises(ValueError):
-        unisono.workers.host_rendezvous.ControlBlockAddress.decode(json.dumps({"pid": 1}))

@@ -4,44 +4,44 @@ import pytest
 from tests.workers.desk import Death, Job
 from tests.workers.test_barrier import control_of  # noqa: F401
 
-from unisono.workers.joint_calls import LOOP, JointCalls
+from unisono.workers.context import context
+from unisono.workers.control_block import ControlBlock
+from unisono.workers.joint_calls import JointCalls
+from unisono.workers.launcher_messages import LOOP, JointResult, Live, LoopBegan, NoRecovery, Passed
 from unisono.workers.membership import Membership
-from unisono.workers.supervisor import Live, Passed
+from unisono.workers.supervisor import Supervisor
 from unisono.workers.team import Team
 from unisono.world import World
 
 
-class Recorder:
-    """A host that notes what it is told and answers from a list."""
+class Recorder(Supervisor):
+    """Notes what it is told and answers from a list."""
 
     can_replace = True
 
     def __init__(self, *entries):
+        self.world = World()
+        self.control = ControlBlock.private()
+        self.incarnation = int(bool(entries))
         self.told = []
         self.asked = []
         self._entries = list(entries)
 
-    def entry(self, index, name):
+    def memory(self, key, num_bytes, gather):
+        raise AssertionError("no memory is wanted")
+
+    def tell(self, message):
+        self.told.append(message)
+
+    def catch_up(self, index, name):
         self.asked.append((index, name))
         return self._entries.pop(0)
-
-    def note_result(self, index, name, payload):
-        self.told.append(("result", index, payload))
-
-    def note_loop(self, index, facts):
-        self.told.append(("loop", index, facts))
-
-    def note_end_of_loop(self, index, payload):
-        self.told.append(("end", index, payload))
-
-    def give_up_recovery(self, reason):
-        self.told.append(("gave up", reason))
 
 
 def history_with(*entries):
     host = Recorder(*entries)
-    team = Team(World(0, 1, 0, 1), None, host)
-    return JointCalls(team, catches_up=bool(entries)), host, team
+    team = Team(host)
+    return JointCalls(team), host, team
 
 
 def unwanted():
@@ -56,7 +56,7 @@ def test_what_is_done_together_is_told_in_order():
     assert joint_calls.together("it", lambda: b"agreed") == b"agreed"
     assert joint_calls.together("it", lambda: b"digest") == b"digest"
     assert joint_calls.index == 2
-    assert host.told == [("result", 0, b"agreed"), ("result", 1, b"digest")]
+    assert host.told == [JointResult(0, "it", b"agreed"), JointResult(1, "it", b"digest")]
     assert host.asked == []
 
 
@@ -68,9 +68,9 @@ def test_a_loop_is_told_when_it_can_be_joined_and_where_it_ended():
     joint_calls.leave_loop(b"step 90")
     joint_calls.together("it", lambda: b"digest")
     assert host.told == [
-        ("loop", 0, {"shards": 8}),
-        ("end", 0, b"step 90"),
-        ("result", 1, b"digest"),
+        LoopBegan(0, {"shards": 8}),
+        JointResult(0, LOOP, b"step 90"),
+        JointResult(1, "it", b"digest"),
     ]
 
 
@@ -90,7 +90,7 @@ def test_a_replacement_hears_what_came_of_things_and_does_not_do_them():
     assert joint_calls.together("it", lambda: b"digest") == b"digest"  # here it has caught up
     assert joint_calls.together("it", lambda: b"more") == b"more"
     assert host.asked == [(0, "it"), (1, LOOP), (2, "it")]
-    assert host.told == [("result", 2, b"digest"), ("result", 3, b"more")]
+    assert host.told == [JointResult(2, "it", b"digest"), JointResult(3, "it", b"more")]
     assert team.membership == LIVE.membership
 
 
@@ -102,7 +102,7 @@ def test_a_replacement_joins_a_loop_and_ends_it_with_the_others():
     assert team.membership == live.membership
     joint_calls.leave_loop(b"step 90")
     assert joint_calls.enter_loop() is None
-    assert host.told == [("end", 1, b"step 90")]
+    assert host.told == [JointResult(1, LOOP, b"step 90")]
     assert host.asked == [(0, "it"), (1, LOOP)]
 
 
@@ -116,9 +116,9 @@ def test_a_loop_inside_of_a_loop_gives_up_recovery():
     assert joint_calls.index == 0
     joint_calls.leave_loop(b"outer")
     assert host.told == [
-        ("loop", 0, {"outer": 1}),
-        ("gave up", "one loop over steps runs inside of another"),
-        ("end", 0, b"outer"),
+        LoopBegan(0, {"outer": 1}),
+        NoRecovery("one loop over steps runs inside of another"),
+        JointResult(0, LOOP, b"outer"),
     ]
 
 
@@ -127,7 +127,7 @@ def test_a_loop_that_is_left_before_its_end_gives_up_recovery():
     joint_calls.enter_loop()
     joint_calls.leave_loop(None)
     assert joint_calls.index == 1
-    assert host.told == [("gave up", "a loop was left before its end"), ("end", 0, b"")]
+    assert host.told == [NoRecovery("a loop was left before its end"), JointResult(0, LOOP, b"")]
 
 
 def test_an_exception_outside_of_loops_gives_up_recovery():
@@ -139,7 +139,7 @@ def test_an_exception_outside_of_loops_gives_up_recovery():
     with pytest.raises(ValueError, match="as on every worker"):
         joint_calls.together("it", fail)
     assert joint_calls.index == 0
-    assert host.told == [("gave up", "an exception was raised outside of a loop")]
+    assert host.told == [NoRecovery("an exception was raised outside of a loop")]
 
 
 def test_an_exception_inside_of_a_loop_is_the_loops_own_business():
@@ -152,8 +152,7 @@ def test_an_exception_inside_of_a_loop_is_the_loops_own_business():
 
 def test_a_team_of_one_has_a_history_for_each_run(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    team = Team.from_environment()
-    assert JointCalls.of(team) is not JointCalls.of(team)
+    assert context().join() is not context().join()
 
 
 # With threads for workers, and a desk that decides as the launcher does.
@@ -163,7 +162,7 @@ def program(made):
     """Agree, then make a digest, then agree again; `made` counts who really took part."""
 
     def work(team):
-        joint_calls = JointCalls(team, catches_up=team.is_replacement)
+        joint_calls = JointCalls(team)
 
         def gathered(what):
             made.append((team.world.rank, team.is_replacement, what))

@@ -5,16 +5,16 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.workers.desk import MOMENTS, Death, Desk, DeskHost, Job
+from tests.workers.desk import MOMENTS, Death, Desk, DeskSupervisor, Job
 from tests.workers.test_barrier import as_ranks, control_of  # noqa: F401
 
 from unisono.errors import MismatchError
-from unisono.launch import job_events, recovery
-from unisono.workers import barrier
+from unisono.launch import job_events
+from unisono.workers import barrier, codec
 from unisono.workers.control_block import ControlBlock
+from unisono.workers.launcher_messages import LOOP, LoopBegan, Ready
 from unisono.workers.membership import Membership
 from unisono.workers.team import _CHUNK_BYTES, Team
-from unisono.world import World
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -39,7 +39,7 @@ def of_rank(rank, num_chunks=1):
 
 def test_a_crew_is_the_same_after_it_has_travelled():
     membership = Membership((0, 2, 5), leader=2, generation=7)
-    assert Membership.from_json(membership.as_json()) == membership
+    assert codec.decode(Membership, codec.encode(membership)) == membership
     assert [membership.position(rank) for rank in membership.ranks] == [0, 1, 2]
 
 
@@ -319,12 +319,14 @@ def test_a_replacement_joins_between_two_steps(control_of, rank, moment):  # noq
 
     def work(team):
         if team.is_replacement:
-            entry = team.supervisor.entry(0, recovery.LOOP)
+            entry = team.supervisor.catch_up(0, LOOP)
             assert not entry.is_alone
             team.join(entry.membership)
             # In a real run the snapshot says which step comes next; here each has two meetings.
-            return steps_until_all_are_back(team, joined_at=control.arrivals(team.world.rank) // 2)
-        team.supervisor.note_loop(0, {})
+            return steps_until_all_are_back(
+                team, joined_at=control.lines[team.world.rank].arrivals // 2
+            )
+        team.supervisor.tell(LoopBegan(0, {}))
         return steps_until_all_are_back(team)
 
     results = Job(control, [Death(rank, 3, moment)], replaces=True).run(work)
@@ -343,7 +345,7 @@ def test_one_that_joins_somebody_alone_is_waited_for_whatever_its_place_had_coun
         for which in range(2):
             control.set_purpose(rank, which, b"step")
     desk = Desk(control, replaces=True)
-    desk.take(job_events.LoopBegan(0, {}))
+    desk.take(job_events.Said(0, LoopBegan(0, {})))
     desk.lose(0)
     desk.lose(1)
     waits = threading.Event()
@@ -357,12 +359,12 @@ def test_one_that_joins_somebody_alone_is_waited_for_whatever_its_place_had_coun
     order = []
 
     def work(rank):
-        team = Team(World(rank, 2, rank, 2), control, DeskHost(desk, rank, lambda moment: None))
+        team = Team(DeskSupervisor(desk, rank, control))
         try:
             if rank == 1:
                 while not desk.state.membership:
-                    desk.take(job_events.Ready())
-            entry = team.supervisor.entry(0, recovery.LOOP)
+                    desk.take(job_events.Said(1, Ready()))
+            entry = team.supervisor.catch_up(0, LOOP)
             if rank == 1:
                 waits.wait(30)  # until the other stands at the meeting, or has gone on
                 order.append("joins")

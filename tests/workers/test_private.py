@@ -7,7 +7,7 @@ import pytest
 
 import unisono.workers.private
 from unisono.errors import RendezvousError
-from unisono.workers.private import PrivateFolder
+from unisono.workers.private import PrivateFolder, locked
 
 
 @pytest.fixture
@@ -103,6 +103,9 @@ def test_a_link_in_the_place_of_a_word_is_replaced_not_followed(folder, tmp_path
 def test_nobody_waits_for_ever_for_a_stopped_process(folder, environ, monkeypatch):
     monkeypatch.setattr(unisono.workers.private, "_LOCKED_AT_MOST_S", 0.05)
     other = PrivateFolder.open(environ)
-    with other._locked(), pytest.raises(RendezvousError, match="look for a stopped process"):
+    with (
+        locked(other._fd, "the folder"),
+        pytest.raises(RendezvousError, match="look for a stopped process"),
+    ):
         folder.leave("job", "mine")
     other.close()

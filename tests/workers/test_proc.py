@@ -1,5 +1,6 @@
 """Other processes and their memory: what is there, and what is not there any more."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -54,6 +55,7 @@ def test_memory_is_opened_by_its_place(memory):
     ],
 )
 def test_what_is_something_else_is_not_opened(memory, pid, fd, name, size, words):
+    gc.collect()  # what earlier tests have left
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(NotThereError, match=words):
         open_memory(pid or os.getpid(), memory if fd is None else fd, name, size)

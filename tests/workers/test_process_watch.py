@@ -12,19 +12,19 @@ from unisono.workers.process_watch import ProcessWatch
 
 
 class TakenInBetween:
-    """The block's numbers, for a reader that is held up after the first one it reads of a seat."""
+    """A rank's line, for a reader that is held up after the first number it reads of a seat."""
 
-    def __init__(self, longs, take_seat):
-        self._longs, self._take_seat = longs, take_seat
+    def __init__(self, line, take_seat):
+        vars(self).update(line=line, take_seat=take_seat)
 
-    def __getitem__(self, index):
-        value = self._longs[index]
-        take_seat, self._take_seat = self._take_seat, lambda: None
+    def __getattr__(self, name):
+        value = getattr(self.line, name)
+        take_seat, vars(self)["take_seat"] = self.take_seat, lambda: None
         take_seat()
         return value
 
-    def __setitem__(self, index, value):
-        self._longs[index] = value
+    def __setattr__(self, name, value):
+        setattr(self.line, name, value)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def watch(control):
 
 
 def test_a_seat_is_never_told_by_half(control):
-    control._longs = TakenInBetween(control._longs, lambda: control.set_process(1, 7, 8))
+    control.lines[1] = TakenInBetween(control.lines[1], lambda: control.set_process(1, 7, 8))
     assert control.process(1) in [(0, 0), (7, 8)]
     assert control.process(1) == (7, 8)
 
@@ -49,8 +49,8 @@ def test_who_is_just_sitting_down_is_not_taken_for_dead(control, watch):
     with subprocess.Popen(["sleep", "600"]) as other, contextlib.ExitStack() as at_last:
         at_last.callback(other.kill)
         started = started_at(other.pid)
-        control._longs = TakenInBetween(
-            control._longs, lambda: control.set_process(1, other.pid, started)
+        control.lines[1] = TakenInBetween(
+            control.lines[1], lambda: control.set_process(1, other.pid, started)
         )
         watch.look()
         assert control.departure(1) == Departure.PRESENT

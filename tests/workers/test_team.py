@@ -5,8 +5,10 @@ from tests.workers.test_barrier import as_ranks, control_of  # noqa: F401
 
 from unisono.errors import MismatchError
 from unisono.train.trainer import Trainer
-from unisono.workers.external import refuse_larger_group
-from unisono.workers.single_process import SingleProcess
+from unisono.workers.admission import refuse_larger_group
+from unisono.workers.context import context
+from unisono.workers.external import ExternallyLaunched
+from unisono.workers.process_watch import ProcessWatch
 from unisono.workers.team import Team
 from unisono.world import World
 
@@ -16,7 +18,10 @@ def teams(control_of):  # noqa: F811
     def make(world_size):
         control = control_of(world_size)
         worlds = [World(r, world_size, r, world_size) for r in range(world_size)]
-        return [Team(world, control, SingleProcess()) for world in worlds]
+        return [
+            Team(ExternallyLaunched(world, control, ProcessWatch(control, world.rank)))
+            for world in worlds
+        ]
 
     return make
 
@@ -43,12 +48,17 @@ def test_teams_agree_or_are_told_the_first_difference(teams):
 
 def test_a_team_of_one_waits_for_nobody(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    team = Team.from_environment()
+    team = context().team()
     assert team.meet("alone")
     assert team.gather(b"alone", "alone") == {0: b"alone"}
     assert team.hear_leader(lambda: b"alone", "alone") == b"alone"
     assert team.memory(3, 100).num_bytes == 100
-    assert (team.is_leader, team.position, team.size, team.is_launched) == (True, 0, 1, False)
+    assert (team.is_leader, team.position, team.size, team.supervisor.is_alone) == (
+        True,
+        0,
+        1,
+        True,
+    )
     team.plan(5, 3)
     assert [team.planned(step) for step in (4, 5, 6)] == [0, 3, 0]
     team.pause()

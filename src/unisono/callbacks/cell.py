@@ -13,8 +13,6 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from typing import Any
 
 from unisono.callbacks.display_state import DisplayState
 
@@ -96,13 +94,3 @@ class Cell:
             {"text/plain": str(state)}, raw=True, display_id=self._display_id, update=not is_new
         )
         self._drawn = state
-
-
-def message_of(sight: DisplayState) -> dict[str, Any]:
-    """Put a sight into a message to the launcher."""
-    return {"type": "progress", "sight": asdict(sight)}
-
-
-def sight_of(message: Mapping[str, Any]) -> DisplayState:
-    """Take the sight out of a worker's message."""
-    return DisplayState(**message["sight"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Protocol
 
 from rich.console import Console
@@ -14,10 +15,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from unisono.callbacks.cell import Cell, Observed, in_notebook, launcher_draws, message_of
+from unisono.callbacks.cell import Cell, Observed, in_notebook, launcher_draws
 from unisono.callbacks.display_state import DisplayState
 from unisono.notices import shown_lines
-from unisono.workers.launcher_link import LauncherLink
+from unisono.workers.context import context
+from unisono.workers.launcher_link import has_launcher
+from unisono.workers.launcher_messages import ShowProgress
 
 
 class Display(Protocol):
@@ -62,9 +65,9 @@ def display(console: Console | None = None) -> Display:
 
 def _in_cell() -> Display | None:
     """Choose the display of a notebook: of this process, or of the one that launched it."""
-    link = LauncherLink.from_environment() if launcher_draws() else None
-    if link is not None:
-        return Observed(lambda sight: link.tell(message_of(sight)))
+    if launcher_draws() and has_launcher():
+        supervisor = context().supervisor
+        return Observed(lambda state: supervisor.tell(ShowProgress(asdict(state))))
     return Observed(Cell().draw) if in_notebook() else None
 
 

@@ -120,29 +120,21 @@ def read_facts(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Any]:
     return _Blob(slot, blob_at).facts
 
 
-def read_tensors(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, list[dict[str, Any]]]:
-    """Read where the tensors of a snapshot lie: by file, each as a T, not yet believed.
-
-    Raises:
-        ValueError: there is no whole blob at `blob_at`.
-    """
-    blob = _Blob(slot, blob_at)
-    return {name: blob.listed(name) for name in TENSOR_FILES}
-
-
-def read_extra(slot: memoryview | mmap.mmap, blob_at: int, tensor: dict[str, Any]) -> memoryview:
-    """View the bytes of one tensor, in the order in which they lie.
+def read_extras(
+    slot: memoryview | mmap.mmap, blob_at: int
+) -> list[tuple[dict[str, Any], memoryview]]:
+    """Find the tensors that do not lie in the state: each T, and its bytes as they lie.
 
     Args:
-        slot: as it was written; cannot be closed while the view is held.
+        slot: as it was written; cannot be closed while a view of it is held.
         blob_at: a multiple of 64.
-        tensor: a T, as in the JSON; its shape counts, not its strides.
 
     Raises:
-        ValueError: there is no whole blob, or the tensor does not lie within its part.
+        ValueError: there is no whole blob, or a tensor does not lie within its part.
     """
-    found = _Blob(slot, blob_at).tensor(tensor)
-    return found.data[: found.num_bytes]
+    blob = _Blob(slot, blob_at)
+    found = ((said, blob.tensor(said)) for said in blob.listed(OPTIMIZER_FILE))
+    return [(said, one.data[: one.num_bytes]) for said, one in found if said["in"] == "extra"]
 
 
 def files_of(slot: memoryview | mmap.mmap, blob_at: int) -> dict[str, Iterable[Data]]:

@@ -9,7 +9,8 @@
 Invariant: what has its name in the folder is whole. The lock is the kernel's (``flock``), which
 releases it when its holder dies; the next holder removes what was left. Pooch downloads over
 `requests`, which knows proxies and certificates. What comes is bytes, compared with a checksum that
-was known before, and never unpickled.
+was known before, and never unpickled. Transfers that stay slow are given up: a socket's timeout
+counts from one byte to the next, so a server that sends one now and then would be awaited for days.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from unisono.data.transfer import SLOW_S, TransferGivenUpError, watched
 from unisono.errors import DownloadError
 from unisono.plainfile import open_plain
 
@@ -34,8 +34,16 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 30.0  # for a server's next bytes
 PAUSE_S = 1.0  # before all mirrors are tried again, and twice that before the third time
+# A modem's pace: MNIST's largest file then takes half an hour. Slower must last for SLOW_S, as a
+# connection that stumbles recovers within seconds.
+SLOWEST_BYTES_PER_S = 5_000
+SLOW_S = 30.0
 _ROUNDS = 3
 _PIECE_BYTES = 1 << 16
+
+
+class TransferGivenUpError(Exception):
+    """A transfer would not come to its end in a sane time, or not to that of the file."""
 
 
 class Published(NamedTuple):
@@ -175,6 +183,41 @@ def _downloader(num_bytes: int) -> Iterator[Callable[..., None]]:
             headers={"Accept-Encoding": "identity"},
             hooks={"response": watch},
         )
+
+
+def watched(
+    read: Callable[[], bytes],
+    num_bytes: int,
+    *,
+    slow_s: float = SLOW_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[bytes]:
+    """Give what comes, piece by piece.
+
+    Args:
+        read: waits for some bytes and gives them; none at the end.
+        num_bytes: how many there are at most.
+        slow_s: how long fewer than :data:`SLOWEST_BYTES_PER_S` may come.
+        clock: gives the time in seconds.
+
+    Raises:
+        TransferGivenUpError: it is slow for longer, or there are more bytes.
+    """
+    total = seen = 0
+    seen_at_s = clock()
+    while piece := read():
+        total += len(piece)
+        if total > num_bytes:
+            raise TransferGivenUpError(f"what came is larger than the file's {num_bytes:,} bytes")
+        yield piece
+        seconds = clock() - seen_at_s
+        if seconds >= slow_s and total < num_bytes:
+            if total - seen < SLOWEST_BYTES_PER_S * seconds:
+                raise TransferGivenUpError(
+                    f"too slow: {total - seen:,} bytes in {seconds:.3g} s, where "
+                    f"{SLOWEST_BYTES_PER_S:,} a second are the least"
+                )
+            seen, seen_at_s = total, clock()
 
 
 def _read(body: Any) -> bytes:

@@ -142,12 +142,15 @@ class LoaderProcesses:
         requests_there, requests_here = os.pipe()
         results_here, results_there = os.pipe()
         not_its = [fd for other in self._loaders for fd in (other.requests_fd, other.results_fd)]
+        parent_pid = os.getpid()
+
+        def serve() -> None:
+            if die_with(parent_pid):
+                _take_over([*not_its, requests_here, results_here])
+                _serve(self._work, requests_there, results_there)
+
         process = multiprocessing.get_context("fork").Process(
-            target=_serve,
-            args=(self._work, requests_there, results_there, os.getpid()),
-            kwargs={"not_mine": [*not_its, requests_here, results_here]},
-            name="unisono-loader",
-            daemon=True,
+            target=serve, name="unisono-loader", daemon=True
         )
         try:
             with warnings.catch_warnings():
@@ -164,18 +167,8 @@ class LoaderProcesses:
         return _Loader(process, requests_here, results_here)
 
 
-def _serve(
-    work: Callable[[Any], Any],
-    requests_fd: int,
-    results_fd: int,
-    parent_pid: int,
-    *,
-    not_mine: list[int],
-) -> None:
+def _serve(work: Callable[[Any], Any], requests_fd: int, results_fd: int) -> None:
     """Be a loader process, until nobody sends requests or wants results."""
-    if not die_with(parent_pid):
-        return
-    _take_over(not_mine)
     try:
         while True:
             request = read_parcel(requests_fd)

@@ -11,7 +11,6 @@ so has the next program of the same torchrun's workers, and each restart after a
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import time
@@ -23,6 +22,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from unisono.errors import PeerLostError, RendezvousError
 from unisono.notices import say
+from unisono.per_process import per_process
+from unisono.workers.context import context
 from unisono.workers.jobname import num_restarts
 from unisono.workers.team import Team
 from unisono.world import UNISONO, World
@@ -138,10 +139,10 @@ def ranks_for(here: World, timeout_s: float) -> Ranks:
     given = [name for name in _MASTER if os.environ.get(name)]
     team = None
     if here.world_size == 1:
-        base = _in_memory(os.getpid())
+        base = per_process(_dist.HashStore)
     elif len(given) == len(_MASTER):
         place = tuple(os.environ[name] for name in _MASTER)
-        base = _at_master(os.getpid(), place, here, timeout_s)
+        base = per_process(_at_master, place, here, timeout_s)
     elif given and here.started_by != UNISONO:  # ours says a port only where one is needed
         raise ValueError(
             f"`MASTER_ADDR` and `MASTER_PORT` must be set together, but only {given[0]} is: set "
@@ -154,8 +155,8 @@ def ranks_for(here: World, timeout_s: float) -> Ranks:
             f"not set: set both in every process."
         )
     else:
-        team = Team.from_environment()
-        base = _in_rank_0(os.getpid())
+        team = context().team()
+        base = per_process(_in_rank_0)
     # Counted in the store: it may outlive this process, and another program may then use it. For
     # each attempt anew: in one that failed, ranks need not have come equally often.
     attempt = f"unisono/attempt {num_restarts(os.environ)}"
@@ -165,27 +166,19 @@ def ranks_for(here: World, timeout_s: float) -> Ranks:
     return Ranks(store, here, timeout_s, team)
 
 
-@functools.cache
-def _in_memory(pid: int) -> Store:
-    store: Store = _dist.HashStore()
-    return store
-
-
-@functools.cache
-def _at_master(pid: int, place: tuple[str, ...], here: World, timeout_s: float) -> Store:
+def _at_master(place: tuple[str, ...], here: World, timeout_s: float) -> Store:
     arguments: Any = {"rank": here.rank, "world_size": here.world_size}
     store: Store
     store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s), **arguments))
     return store
 
 
-@functools.cache
-def _in_rank_0(pid: int) -> Store:
-    team = Team.from_environment()
+def _in_rank_0() -> Store:
+    team = context().team()
 
     def speak() -> bytes:
         # Stays open as long as the process: whoever makes a group later looks here, too.
-        return f"/proc/{pid}/fd/{os.memfd_create('unisono-store', os.MFD_CLOEXEC)}".encode()
+        return f"/proc/{os.getpid()}/fd/{os.memfd_create('unisono-store', os.MFD_CLOEXEC)}".encode()
 
     path = team.hear_leader(speak, "store of process groups").decode()
     store: Store = _dist.FileStore(path, team.world.world_size)

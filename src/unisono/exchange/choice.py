@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from unisono.exchange.group_exchange import GroupExchange
 from unisono.exchange.protocol import Exchange
 from unisono.exchange.shared import SharedExchange
 from unisono.exchange.staged import StagedExchange
@@ -12,6 +13,7 @@ EXCHANGE_VARIABLE = "UNISONO_EXCHANGE"
 _EXCHANGES: dict[str, type[Exchange]] = {
     "shared": SharedExchange,
     "staged": StagedExchange,
+    "group": GroupExchange,
 }
 
 

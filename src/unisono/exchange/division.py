@@ -26,6 +26,7 @@ class Division:
     Attributes:
         shards: those that this worker computes, as long as nobody is lost.
         parts: those of all workers; together they are every shard once.
+        parts_of: those of each member, by its rank.
         mine: those of `parts` that are this worker's, as long as nobody is lost.
         pieces: what this worker adds up and updates where all workers do so together.
     """
@@ -62,6 +63,9 @@ class Division:
         ]
 
     def _follow(self) -> None:
-        runs = [run for rank in self._held for run in self._held[rank]]
-        self.parts = [part for run in runs for part in parts_of(run, self.num_shards)]
+        self.parts_of = {
+            rank: [part for run in runs for part in parts_of(run, self.num_shards)]
+            for rank, runs in self._held.items()
+        }
+        self.parts = [part for parts in self.parts_of.values() for part in parts]
         self.pieces: list[Piece] = cut(self._numels, self._team.size)[self._team.position]

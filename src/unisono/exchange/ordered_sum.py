@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from unisono.exchange.parts import Parts, presence
+from unisono.exchange.parts import PublishedParts, presence
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node, additions_over, tree_sum
 
@@ -25,8 +25,8 @@ class OrderedSum:
         parts: those of all workers; together they are every shard once.
         num_shards: S.
         pieces: what is added up here.
-        in_place: whether the sums go into the slot of shard 0, of which nobody else reads these
-            pieces; else they go into memory of their own, and the parts stay as they are.
+        in_place: whether sums are written to the slots of the parts (the whole one to that of
+            shard 0), of which nobody else reads these pieces; else to memory of their own.
 
     Attributes:
         pieces: what is added up here.
@@ -35,7 +35,7 @@ class OrderedSum:
 
     def __init__(
         self,
-        published: Parts,
+        published: PublishedParts,
         parts: Sequence[Node],
         num_shards: int,
         pieces: Sequence[Piece],

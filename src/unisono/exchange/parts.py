@@ -1,4 +1,4 @@
-"""Published parts in host memory, each in the slot of its first shard.
+"""PublishedParts parts in host memory, each in the slot of its first shard.
 
 A parameter that got no gradient from any shard of a part adds nothing to the sum: a byte a
 parameter says which have one.
@@ -7,10 +7,11 @@ parameter says which have one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
-from unisono.exchange.arena import Arena
+from unisono.exchange.arena import Region
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
 
@@ -19,15 +20,44 @@ Gradients = Sequence["torch.Tensor | None"]
 _PRESENT, _ABSENT = 1, 0
 
 
+class Regions(Protocol):
+    """Regions by number."""
+
+    def __getitem__(self, index: int, /) -> Region:
+        """Give one."""
+
+
+class Room(Protocol):
+    """Where parts lie: an arena, or memory of one worker."""
+
+    @property
+    def flags(self) -> Sequence[memoryview]:
+        """Per shard, a byte for all parameters of its part and one for each."""
+
+    @property
+    def gradients(self) -> Regions:
+        """Per shard, the region of its part."""
+
+
+class PublishedParts(Protocol):
+    """Parts that can be added up."""
+
+    def flags(self, lo: int, /) -> bytes:
+        """Read which parameters the part of shard `lo` has gradients for; see :func:`presence`."""
+
+    def views(self, lo: int, pieces: Sequence[Piece], /) -> list[torch.Tensor]:
+        """View pieces of the part of shard `lo`, as vectors."""
+
+
 class Parts:
     """Writes and reads published parts. Final.
 
     Args:
-        arena: where they lie.
+        room: where they lie.
     """
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+    def __init__(self, room: Room) -> None:
+        self._room = room
         self._slots: dict[int, list[torch.Tensor]] = {}
 
     def publish(self, part: Node, gradients: Gradients) -> None:
@@ -38,13 +68,13 @@ class Parts:
         """
         slots = self._slots.get(part.lo)
         if slots is None:
-            slots = self._slots[part.lo] = self._arena.gradients[part.lo].tensors()
+            slots = self._slots[part.lo] = self._room.gradients[part.lo].tensors()
         present = [g for g in gradients if g is not None]
         if len(present) == len(slots):
-            self._arena.flags[part.lo][0] = _PRESENT
+            self._room.flags[part.lo][0] = _PRESENT
         else:
             flags = (_ABSENT, *(_ABSENT if g is None else _PRESENT for g in gradients))
-            self._arena.flags[part.lo][:] = bytes(flags)
+            self._room.flags[part.lo][:] = bytes(flags)
             slots = [slot for slot, g in zip(slots, gradients, strict=True) if g is not None]
         if present:
             with torch.no_grad():
@@ -52,11 +82,11 @@ class Parts:
 
     def flags(self, lo: int) -> bytes:
         """Read which parameters the part in slot `lo` has gradients for; see :func:`presence`."""
-        return bytes(self._arena.flags[lo])
+        return bytes(self._room.flags[lo])
 
     def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """View pieces of the part in slot `lo`, as vectors."""
-        region = self._arena.gradients[lo]
+        region = self._room.gradients[lo]
         return [region.piece(piece.index, piece.start, piece.stop) for piece in pieces]
 
 

@@ -35,7 +35,7 @@ from unisono.plan.summation import Node
 from unisono.state.contents import named_parameters, updated_parameters
 from unisono.state.optimizer_state import apply_state, check_told, group_options, take_state
 from unisono.state.saved import apply_groups
-from unisono.workers.supervisor import Live
+from unisono.workers.launcher_messages import Live
 from unisono.workers.team import Team
 
 

@@ -20,7 +20,7 @@ from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.protocol import Exchange
 from unisono.state.optimizer_state import apply_state
 from unisono.state.optimizers import is_elementwise
-from unisono.workers.supervisor import Live
+from unisono.workers.launcher_messages import Live
 
 
 class SharedExchange(Exchange):

@@ -13,14 +13,9 @@ from typing import Any
 
 import torch
 
+from unisono.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE
 from unisono.checkpoint.safetensors_stream import CODES
-from unisono.checkpoint.slots import (
-    offsets_of,
-    read_extra,
-    read_facts,
-    read_tensors,
-    write_blob,
-)
+from unisono.checkpoint.slots import offsets_of, read_extras, read_facts, write_blob
 from unisono.device import bytes_of
 from unisono.exchange.arena import Arena
 from unisono.exchange.homes import StateKeys
@@ -133,13 +128,8 @@ class Snapshots:
 
     def extra(self, slot: int) -> dict[str, torch.Tensor]:
         """Read the tensors that are not in the arena, by name."""
-        view = self._slot(slot)
-        found = {}
-        for one in read_tensors(view, self._places.blob_at)["optimizer.safetensors"]:
-            if one["in"] == "extra":
-                data = bytearray(read_extra(view, self._places.blob_at, one))
-                found[one["name"]] = from_bytes(data, one)
-        return found
+        extras = read_extras(self._slot(slot), self._places.blob_at)
+        return {said["name"]: from_bytes(bytearray(data), said) for said, data in extras}
 
     def _describe_files(self, extras: Mapping[str, torch.Tensor]) -> bytes:
         """Describe the tensors of both files, as ``checkpoint.slots`` has it, in JSON."""
@@ -149,7 +139,7 @@ class Snapshots:
             states = [
                 one for has, some in zip(whose, self._states, strict=True) if has for one in some
             ]
-            files = {"model.safetensors": self._model, "optimizer.safetensors": states + beside}
+            files = {MODEL_FILE: self._model, OPTIMIZER_FILE: states + beside}
             self._known, self._files = key, json.dumps(files).encode()
         return self._files
 

@@ -1,4 +1,4 @@
-"""An exchange of replicas: parts travel through the host's memory, and every worker updates.
+"""Replicas whose parts travel through the host's memory; every worker adds up everything.
 
 ::
 
@@ -6,56 +6,18 @@
     worker 1   part ──►│ host's memory  │──► all parts, added in tree order ──► update of the whole
                        └────────────────┘
 
-Every worker makes the same additions and the same update, so replicas stay the same, bit for bit,
-and none is ever torn: a worker that is lost after all parts are gathered had nothing of its own, so
-the others need not go back. A worker that joins takes its replica from the newest snapshot.
-
-For devices that do not see the host's memory. On CPUs it is slower than
-:mod:`unisono.exchange.shared`, as every worker adds up and updates everything.
+The way of devices that do not see the host's memory. On CPUs it is slower than
+:mod:`unisono.exchange.shared`, as everybody adds up and updates everything.
 """
 
 from __future__ import annotations
 
-import torch
-
-from unisono.exchange.homes import StateKeys
 from unisono.exchange.ordered_sum import OrderedSum
-from unisono.exchange.protocol import Exchange
-from unisono.plan.slices import Piece, cut
-from unisono.state.optimizer_state import apply_state, take_state
-from unisono.workers.supervisor import Live
+from unisono.exchange.replicas import ReplicaExchange
 
 
-class StagedExchange(Exchange):
-    """An exchange of replicas. Final; arguments as of :class:`Exchange`."""
-
-    def all_sums(self, purpose: str) -> bool:
-        """See :class:`Exchange`; they are all here."""
-        return True
-
-    def are_read(self, purpose: str) -> bool:
-        """See :class:`Exchange`; nobody else reads them."""
-        return True
-
-    def agree(self, value: bytes, purpose: str) -> list[bytes] | None:
-        """See :class:`Exchange`; all say the same."""
-        return [value]
-
-    def share(self, purpose: str) -> bool:
-        """See :class:`Exchange`; whoever was lost had nothing that the others have not."""
-        # Parts of the next step may be published once everybody has read these.
-        self._team.meet(purpose)
-        return True
-
-    def _bind(self, keys: StateKeys, live: Live | None) -> None:
-        for parameter in self._all:
-            # Laid out as everybody's are, whatever the program has made of it.
-            parameter.data = parameter.data.clone()
-        self.pieces = [Piece(n, 0, p.numel()) for n, p in enumerate(self.parameters)]
-        if live is None:
-            self._begin()
-        else:
-            self._load()
+class StagedExchange(ReplicaExchange):
+    """An exchange of replicas. Final; arguments as of :class:`~.protocol.Exchange`."""
 
     def _plan_sum(self) -> None:
         division = self.division
@@ -71,56 +33,3 @@ class StagedExchange(Exchange):
             total.as_strided(parameter.shape, parameter.stride())
             for total, parameter in zip(self.totals, self.parameters, strict=True)
         ]
-
-    def _begin(self) -> None:
-        """Have everybody take the leader's values, by way of a snapshot that is none yet."""
-        team, memory = self._team, self.memory
-        while True:
-            leader, slot = team.membership.leader, memory.snapshots.begin()
-            if team.is_leader:
-                self.buffers.give()
-                self._copy(slot, 0, 0, 1, into_slot=True)
-                tensors, numbers = take_state(self._optimizer, self._named_whole())
-                self._describe(slot, {"numbers": numbers}, tensors)
-            team.meet("sharing parameters")
-            if team.membership.leader == leader:
-                break
-        if not team.is_leader:
-            self._copy(slot, 0, 0, 1, into_slot=False)
-            self._take_state(slot)
-        self.buffers.load(0)
-        team.meet("shared parameters")
-
-    def _load(self) -> None:
-        memory = self.memory
-        slot, copy_of_buffers = memory.newest_slot, memory.copy_of_buffers
-        self._copy(slot, copy_of_buffers, 0, 1, into_slot=False)
-        self.buffers.load(copy_of_buffers)
-        self._take_state(slot)
-
-    def _take_state(self, slot: int) -> None:
-        snapshots = self.memory.snapshots
-        facts, tensors = snapshots.facts(slot), snapshots.extra(slot)
-        self._optimizer.state.clear()
-        apply_state(self._optimizer, self._named_whole(), facts, tensors)
-
-    def _copy(
-        self, slot: int, copy_of_buffers: int, position: int, size: int, *, into_slot: bool
-    ) -> None:
-        snapshots = self.memory.snapshots
-        snapshots.copy(
-            slot, copy_of_buffers, position, size, into_slot=into_slot, buffers_alone=True
-        )
-        kept = snapshots.parameters(slot)
-        pieces = cut([parameter.numel() for parameter in self._all], size)[position]
-        with torch.no_grad():
-            for piece in pieces:
-                elements = slice(piece.start, piece.stop)
-                here = _in_memory_order(self._all[piece.index])[elements]
-                there = _in_memory_order(kept[piece.index])[elements]
-                there.copy_(here) if into_slot else here.copy_(there)
-
-
-def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """View a dense tensor's elements as a vector, in the order in which they lie."""
-    return tensor.detach().as_strided((tensor.numel(),), (1,))

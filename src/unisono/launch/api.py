@@ -1,41 +1,34 @@
 """Starting workers from Python: ``launch(function, workers=4)``.
 
-The workers are processes that a fork server makes; the function and what it returns travel with
+The workers are processes that a fork server makes. The function and what it returns travel with
 cloudpickle over a local socket, so functions of a script or a notebook cell may be launched too.
-Nothing is loaded here that the caller may not need: no torch, no cloudpickle until a call.
+Neither torch nor, before the first call, cloudpickle is loaded here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from unisono.c10d.gloo import GLOO, check_backend
-from unisono.callbacks.cell import environment_of_workers, in_notebook
+from unisono.callbacks.cell import in_notebook
 from unisono.errors import WorkerError
-from unisono.launch.call import name_of, pack_call
+from unisono.launch.call import name_of, pack_call, unpack_result
 from unisono.launch.environment import launch_environment
-from unisono.launch.exceptions import unpack_exception
+from unisono.launch.exceptions import name_cells, unpack_exception
 from unisono.launch.forkserver import server_pool
 from unisono.launch.gpus import check_workers, choose_gpus, num_gpus_here
-from unisono.launch.job import FUNCTION, Job
-from unisono.launch.limit import too_many_workers
-from unisono.launch.notebook import is_kernels_handler, name_cells
+from unisono.launch.job import FUNCTION, Job, too_many_workers
 from unisono.launch.policy import JobState
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import failure_message
-from unisono.launch.results import unpack_result
-from unisono.launch.signals import Signals, signals_as_bytes
+from unisono.launch.signals import interrupts
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
-from unisono.launch.supervise import supervise
-from unisono.seeding import fresh_seed
+from unisono.launch.supervise import JobResult, supervise
 from unisono.workers.launcher_link import PID_VARIABLE, is_worker
 from unisono.world import num_devices, threads_per_worker, world
 
@@ -52,25 +45,25 @@ def launch(
     debug: bool = False,
     backend: str = GLOO,
 ) -> list[Any]:
-    """Call ``fn(*args)`` on every worker and return what they return, in rank order.
+    """Call ``fn(*args)`` on every worker and return the results in rank order.
 
-    Each worker starts from the caller's random generator states, working folder, environment
-    variables and ``sys.path``, and from torch's modes: default dtype, recording of gradients,
-    deterministic algorithms, precision of float32 products, switches of cuDNN and oneDNN. So one
-    worker computes what ``fn(*args)`` itself would. Default devices and numbers of threads are each
-    worker's own. What it prints is written to the caller's ``sys.stdout`` and ``sys.stderr``, such
-    as a notebook's cell.
+    A worker computes what ``fn(*args)`` would compute here: it starts from the caller's random
+    generator states, working folder, environment variables and ``sys.path``, and from torch's
+    modes: default dtype, recording of gradients, deterministic algorithms, precision of float32
+    products, switches of cuDNN and oneDNN. Default devices and numbers of threads are each
+    worker's own. What it prints appears where the caller's own prints do, such as in a notebook's
+    cell.
 
     Args:
         fn: what every worker calls. It, `args` and its result must be picklable by cloudpickle.
         workers: how many workers; one per device by default.
         threads: how many threads each computes with; ``UNISONO_THREADS`` by default, else 1.
-        restarts: how many workers may be lost within a minute where `fn` trains with Unisono: the
-            others go on, and `fn` is called again in a replacement, which joins them.
-        replace: whether lost workers are replaced; else the others go on without them, and what
-            they would have returned is None.
+        restarts: how many workers may be lost within a minute while `fn` trains with Unisono: the
+            others continue, and a replacement calls `fn` again and joins them.
+        replace: whether lost workers are replaced; otherwise the others continue without them, and
+            their results are None.
         stall_timeout_s: after how many seconds a worker that does not move while others wait for
-            it is ended, and made up for as any other that is lost.
+            it is killed, and replaced like any other that is lost.
         gpus: the GPUs that workers see, such as ``"0,3"`` or ``"all"``; worker 0 takes the first
             with ``torch.cuda.set_device(LOCAL_RANK)``, and so on. By default as the environment
             says.
@@ -80,16 +73,16 @@ def launch(
 
     Raises:
         ValueError: `backend` is neither ``"gloo"`` nor ``"unisono"``.
-        ValueError: `gpus` names what this machine has not, or fewer than there are workers.
+        ValueError: `gpus` names GPUs that are not there, or fewer than there are workers.
         ValueError: `workers`, `threads`, `restarts` or `stall_timeout_s` is too small, or `workers`
             beyond all reason.
         TypeError: `fn` cannot be called, or something cannot be pickled, which is named, or cannot
-            be built again here.
+            be unpickled here.
         RuntimeError: called inside a worker.
         WorkerError: a worker was killed or left; or the cause of the exception that follows.
         Exception: the exception of the worker that failed first, if it can be pickled.
-        KeyboardInterrupt: Ctrl-C, or a notebook's stop button; where `fn` trains with a
-            `directory`, a checkpoint is written.
+        KeyboardInterrupt: Ctrl-C, or a notebook's stop button; if `fn` trains with a
+            `directory`, a checkpoint is written first.
     """
     # IPython and pytest then show the caller's line, and not this function's.
     __tracebackhide__ = True
@@ -102,30 +95,28 @@ def launch(
     _refuse_inside_worker()
     restarts = _at_least("restarts", restarts, 0)
     _check_seconds("stall_timeout_s", stall_timeout_s)
-    call = pack_call(fn, args)
-    mine = environment_of_workers(os.environ, launcher_draws=in_notebook())
-    environ = launch_environment(mine, ["python", *sys.orig_argv[1:]], chosen, debug=debug)
-    job = _job(fn, call, environ, workers, threads, restarts > 0, backend)
+    job = Job(
+        kind=FUNCTION,
+        payload=pack_call(fn, args),
+        target=name_of(fn),
+        argv=tuple(map(str, sys.argv)),
+        environ=launch_environment(
+            os.environ,
+            ["python", *sys.orig_argv[1:]],
+            chosen,
+            debug=debug,
+            launcher_draws=in_notebook(),
+        ),
+        sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),  # as Python does
+        num_workers=workers,
+        threads=threads,
+        restarts=restarts,
+        replaces=bool(replace),
+        stall_timeout_s=stall_timeout_s,
+        backend=backend,
+    )
     open_standard_fds()
-    with _interrupts() as signals:
-        server = server_pool().borrow(job.environ)
-        try:
-            ended = supervise(
-                server,
-                job,
-                restarts=restarts,
-                replaces=replace,
-                stall_timeout_s=stall_timeout_s,
-                needs_result=True,
-                signals=signals,
-            )
-        except BaseException:
-            server.close()
-            raise
-        if ended.server_is_usable:
-            server_pool().give_back(server)
-        else:
-            server.close()
+    ended = _supervised(job)
     if ended.state.interrupted_by is not None:
         raise KeyboardInterrupt
     if ended.state.cause is not None:
@@ -134,58 +125,32 @@ def launch(
     return [unpack_result(ended.results.get(rank, b""), rank) for rank in range(workers)]
 
 
-@contextlib.contextmanager
-def _interrupts() -> Iterator[Signals | None]:
-    """Hear Ctrl-C between two turns of the loop, where Python itself would raise at any moment."""
-    handler = signal.getsignal(signal.SIGINT)
-    is_default = handler is signal.default_int_handler or is_kernels_handler(handler)
-    if not is_default or threading.current_thread() is not threading.main_thread():
-        yield None
-        return
-    with signals_as_bytes([signal.SIGINT]) as signals:
-        yield signals
-        # One that came after the job's end is for whoever launched it.
-        with contextlib.suppress(BlockingIOError):
-            if signals.read():
-                raise KeyboardInterrupt
-
-
-def _job(
-    fn: Callable[..., Any],
-    call: bytes,
-    environ: dict[str, str],
-    workers: int,
-    threads: int,
-    recovers: bool,
-    backend: str,
-) -> Job:
-    return Job(
-        kind=FUNCTION,
-        target=name_of(fn),
-        argv=tuple(map(str, sys.argv)),
-        environ=environ,
-        folder=_working_folder(),
-        sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),  # as Python does
-        num_workers=workers,
-        threads=threads,
-        seed=fresh_seed(),
-        recovers=recovers,
-        backend=backend,
-        payload=call,
-    )
+def _supervised(job: Job) -> JobResult:
+    with interrupts() as signals:
+        server = server_pool().borrow(job.environ)
+        try:
+            ended = supervise(server, job, signals)
+        except BaseException:
+            server.close()
+            raise
+        if ended.server_is_usable:
+            server_pool().give_back(server)
+        else:
+            server.close()
+    return ended
 
 
 def _failure(state: JobState, workers: int) -> tuple[Exception, WorkerError | None]:
-    """Say what to raise, and from what."""
+    """Return what to raise, and from what."""
     cause = state.cause
     assert cause is not None
     worker_error = WorkerError(
         name_cells(failure_message(state, workers)),
         rank=cause.rank,
         exit_code=cause.exit_code,
-        remote_traceback=name_cells(cause.traceback),
+        remote_traceback=name_cells(cause.said.traceback),
     )
-    original = unpack_exception(cause.exception) if cause.exception else None
+    original = unpack_exception(cause.said.payload) if cause.said.payload else None
     # A SystemExit of a worker must not end the caller.
     return (original, worker_error) if isinstance(original, Exception) else (worker_error, None)
 
@@ -205,22 +170,13 @@ def _at_least(name: str, count: int, least: int) -> int:
     return count
 
 
-def _check_seconds(name: str, seconds: object) -> None:
+def _check_seconds(name: str, seconds: float) -> None:
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not isinstance(seconds, int | float) or not is_number or not 0 < seconds < math.inf:
+    if not is_number or not 0 < seconds < math.inf:
         raise ValueError(
             f"`{name}` must be a number of seconds above 0, but is {seconds!r}: "
             f"pass `{name}={TIMEOUT_S:.0f}`."
         )
-
-
-def _working_folder() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            "the working folder must be there, but is not: change to one that is, with `os.chdir`."
-        ) from error
 
 
 def _refuse_inside_worker() -> None:

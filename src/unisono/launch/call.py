@@ -1,4 +1,4 @@
-"""How does a call get to the workers? By value where they could not import it, and with its source.
+"""How does a call get to the workers, and its results back? As pickled values, with their source.
 
 Functions and classes of a notebook or a script travel with all that they use; those of a module
 travel by name, and every worker imports that module anew from its file. The lines of cells travel
@@ -14,13 +14,12 @@ import reprlib
 from collections.abc import Callable
 from typing import Any
 
+from unisono.launch.caller_state import caller_modes, generator_states
 from unisono.launch.culprit import is_of_the_caller, way_to_culprit
-from unisono.launch.generators import caller_states
-from unisono.launch.torch_modes import caller_modes
 
 
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """Pickle a call, together with what its workers begin with.
+    """Pickle a call, and the state of the caller that its workers start from.
 
     Raises:
         TypeError: `fn` cannot be called, or something cannot be pickled; the message names it.
@@ -37,15 +36,16 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     call = {
         "function": fn,
         "args": args,
-        "states": caller_states(),
+        "states": generator_states(),
         "modes": caller_modes(),
         "sources": sources_without_files(),
-        "of_main": pickler.of_main,  # last: it fills up with what comes before it
+        "of_main": pickler.of_main,  # last, as pickling the others fills it
     }
     try:
         pickler.dump(call)
     except Exception as error:
-        way = way_to_culprit(_roots(fn, args))
+        named_args = [(f"argument {i}", arg) for i, arg in enumerate(args, 1)]
+        way = way_to_culprit([(f"function `{name_of(fn)}`", fn), *named_args])
         culprit = f"{' → '.join(way)} is" if way else "are"
         raise TypeError(
             f"`fn` and its arguments must be picklable, but {culprit} not ({error}): open files, "
@@ -54,14 +54,51 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     return file.getvalue()
 
 
+def pack_result(result: Any) -> bytes:
+    """Pickle what a worker's function returned.
+
+    Raises:
+        TypeError: something in it cannot be pickled; the message names it.
+    """
+    from unisono.launch.pickling import dumps
+
+    try:
+        return dumps(result)
+    except Exception as error:
+        way = way_to_culprit([("the value", result)])
+        raise TypeError(
+            f"what a worker returns must be picklable, but {' → '.join(way) or 'it'} is not "
+            f"({error}): return numbers, tensors, or what is made of them, or nothing."
+        ) from (error if is_of_the_caller(error) else None)
+
+
+def unpack_result(packed: bytes, rank: int) -> Any:
+    """Unpickle what :func:`pack_result` packed on worker `rank`; None if there is nothing.
+
+    Raises:
+        TypeError: it cannot be unpickled here.
+    """
+    from unisono.launch.pickling import load
+
+    if not packed:  # it left by `sys.exit(0)`
+        return None
+    try:
+        return load(packed)
+    except Exception as error:
+        raise TypeError(
+            f"what worker {rank} returned cannot be built here ({error}): return numbers, tensors, "
+            f"or what is made of them, or let its module be imported here as it is in workers."
+        ) from error
+
+
 def name_of(fn: Callable[..., Any]) -> str:
-    """Name what is called, for messages; objects by their class."""
+    """Return the name of what is called, for messages; for an object, that of its class."""
     kind = type(fn)
     return str(getattr(fn, "__qualname__", f"{kind.__module__}.{kind.__qualname__}"))
 
 
 def sources_without_files() -> dict[str, list[str]]:
-    """Take the lines of source that Python knows of but that are in no file: cells of notebooks."""
+    """Return the lines of source that Python knows and that are in no file: notebooks' cells."""
     return {
         name: entry[2]
         for name, entry in list(linecache.cache.items())
@@ -70,14 +107,7 @@ def sources_without_files() -> dict[str, list[str]]:
 
 
 def know_sources(sources: dict[str, list[str]]) -> None:
-    """Let tracebacks and :mod:`inspect` find these lines, in a worker."""
+    """Have tracebacks and :mod:`inspect` find these lines, in a worker."""
     for name, lines in sources.items():
         # Without a time of change it is never compared with a file.
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-
-
-def _roots(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[tuple[str, Any]]:
-    return [
-        (f"function `{name_of(fn)}`", fn),
-        *((f"argument {i}", arg) for i, arg in enumerate(args, 1)),
-    ]

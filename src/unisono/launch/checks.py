@@ -1,8 +1,7 @@
-"""What does ``--debug`` need beside environment variables? That torch's own checks do not crash.
+"""A workaround for ``--debug``: torch's own checks must not crash.
 
-With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps a gloo group, and DDP's logger then reads the
-wrapper as if it were gloo: a segmentation fault in torch 2.13, by the environment variable alone.
-What the logger would have noted of the construction is left out there.
+With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps a gloo group, and DDP's logger reads the wrapper as
+if it were gloo: a segmentation fault in torch 2.13. There the logger's note is left out.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ def spare_ddps_logger() -> None:
     logger: Any = dist.Logger  # type: ignore[attr-defined]
 
     class Logger(logger):  # type: ignore[misc]
-        """torch's, but for one call."""
+        """torch's, except for one call."""
 
         def set_construction_data_and_log(self, *arguments: Any) -> None:
-            """Note what was constructed, if no gloo group is there to be misread."""
+            """Note what was constructed, unless there is a gloo group."""
             groups = distributed_c10d._world.pg_backend_config.values()
             if not any("gloo" in str(group) for group in groups):
                 super().set_construction_data_and_log(*arguments)

@@ -1,6 +1,6 @@
-"""What is it that cannot be pickled? Its name, and those of what holds it, from the outside in.
+"""Which part of a value cannot be pickled? Its name, and those of what holds it, outermost first.
 
-A pickler does not tell its way: parts are pickled one by one until the innermost is found.
+A pickler does not report its path, so parts are pickled one by one until the innermost is found.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ITEMS_AT_MOST = 1000
 
 
 def way_to_culprit(roots: Iterable[tuple[str, Any]]) -> list[str]:
-    """Name what holds the innermost part that cannot be pickled, from the outside in.
+    """Name what holds the innermost part that cannot be pickled, outermost first.
 
     Args:
         roots: values with their names; the first that cannot be pickled is looked into.
@@ -27,7 +27,7 @@ def way_to_culprit(roots: Iterable[tuple[str, Any]]) -> list[str]:
 
 
 def is_of_the_caller(error: BaseException) -> bool:
-    """Tell whether code of the caller, such as a ``__reduce__``, raised it, and not a pickler's."""
+    """Tell whether the caller's code, such as a ``__reduce__``, raised it, and not a pickler."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -47,13 +47,13 @@ def _way_into(name: str, value: Any, seen: set[int]) -> list[str]:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """List what is pickled with a value, each with a name for messages."""
+    """Yield what is pickled with a value, each part with a name for messages."""
     if isinstance(value, types.MethodType):
         yield "`self`", value.__self__
     if isinstance(value, types.FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         for name, cell in cells:
-            # An empty one belongs to a variable that has not been given a value yet.
+            # An empty cell belongs to a variable that has no value yet.
             if cell != types.CellType():
                 yield f"captured variable `{name}`", cell.cell_contents
         for name in sorted(_names_in(value.__code__)):
@@ -78,7 +78,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_class(cls: type) -> Iterator[tuple[str, Any]]:
-    """List what a class holds: what is no method first, as methods may name the class itself."""
+    """Yield what a class holds, its methods last, as they may name the class itself."""
     parts = [(name, part) for name, part in vars(cls).items() if not _is_made_by_python(name, part)]
     is_method = {name: isinstance(part, types.FunctionType) for name, part in parts}
     yield from ((f"attribute `{name}`", part) for name, part in parts if not is_method[name])
@@ -91,7 +91,7 @@ def _is_made_by_python(name: str, part: object) -> bool:
 
 
 def _names_in(code: types.CodeType) -> set[str]:
-    """Collect the names of globals that a function uses, and functions inside of it."""
+    """Collect the names of globals that a function and its inner functions use."""
     inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
     return set(code.co_names).union(*map(_names_in, inner))
 
@@ -102,6 +102,6 @@ def _can_be_pickled(value: Any) -> bool:
     try:
         dumps(value)
     except Exception:
-        # Classes may do anything while they are pickled; the question is only if it works.
+        # Classes may raise anything while they are pickled.
         return False
     return True

@@ -1,6 +1,6 @@
 """Which environment variables does a worker see? A pure function of the job and its rank.
 
-They are those that torchrun sets, as far as they are true here, so that programs find themselves.
+They are those that torchrun sets, as far as they are true here.
 """
 
 from __future__ import annotations
@@ -8,13 +8,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
+from unisono.callbacks.cell import environment_of_workers
 from unisono.launch.gpus import with_gpus
 from unisono.launch.job import Job
-from unisono.launch.loopback import ADDRESS
 from unisono.workers.launcher_link import COMMAND_VARIABLE
 
+ADDRESS = "127.0.0.1"
+"""At which the ranks of process groups meet."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# Of another launcher around this one: they would be wrong about these workers.
+# Set by another launcher around this one, they would be wrong about these workers.
 _NOT_TRUE_HERE = ("TORCHELASTIC_", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_PORT")
 # What gloo, tensorpipe and NCCL listen on; else the address of the host's name, for all to see.
 _LOOPBACK_ONLY = {
@@ -33,7 +35,7 @@ _DEBUG = {
 
 
 def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict[str, str]:
-    """Say which environment variables worker `rank` sees; `link_fds` are those of its link."""
+    """Return the environment variables of worker `rank`; `link_fds` are those of its link."""
     kept = {k: v for k, v in job.environ.items() if not k.startswith(_NOT_TRUE_HERE)}
     master = {} if job.master_port is None else {"MASTER_PORT": str(job.master_port)}
     return {
@@ -59,14 +61,17 @@ def launch_environment(
     gpus: tuple[str, ...] = (),
     *,
     debug: bool = False,
+    launcher_draws: bool = False,
 ) -> dict[str, str]:
-    """Say which variables a job begins with: those of its launcher, and what the user has chosen.
+    """Return the variables that a job starts with: the launcher's, and what the user has chosen.
 
     Args:
         environ: the launcher's own.
         command: what the user has called.
-        gpus: the GPUs that workers see; as the environment says if there are none.
-        debug: turn on the checks of torch, where the user has not said how.
+        gpus: the GPUs that workers see; if empty, as the environment says.
+        debug: turn torch's checks on, unless the environment says how.
+        launcher_draws: whether the launcher shows the progress of a run.
     """
     checked = {**(_DEBUG if debug else {}), **environ, COMMAND_VARIABLE: shlex.join(command)}
+    checked = environment_of_workers(checked, launcher_draws=launcher_draws)
     return with_gpus(checked, gpus) if gpus else checked

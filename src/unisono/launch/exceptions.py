@@ -1,7 +1,7 @@
-"""How does an exception get from a worker to the one who called ``launch``?
+"""How does an exception get from a worker to the caller of ``launch``?
 
-Twice: as the text that Python would have printed, without the frames that brought the program to
-life, and, where it can be pickled, as the exception itself.
+As the text that Python would have printed, without the frames that started the program, and, if it
+can be pickled, as the exception itself.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import dis
 import inspect
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,16 +32,18 @@ _DISCONNECTED = (
     "ncclRemoteError",
 )
 _READ_AT_MOST = 100_000
+_FRAME = re.compile(r'^([ |]*)File "([^"\n]+)", line (\d+)', re.MULTILINE)
 _RAISE = dis.opmap["RAISE_VARARGS"]
 
 
 def traceback_text(error: BaseException) -> str:
-    """Format `error` as plain Python would print it, had it run the program itself.
+    """Format `error` as Python would print it, had it run the program itself.
 
-    What Unisono refuses in a sentence of its own is shown where the program called it: the frames
-    within Unisono would say nothing to its author.
+    Where Unisono refuses something in a sentence of its own, its own frames are left out.
     """
-    trace = program_frames(error.__traceback__)
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace):
+        trace = trace.tb_next  # all of them, if the program never began
     formatted = traceback.TracebackException(type(error), error, trace)
     _drop_frames_of_refusals(error, formatted)
     return "".join(formatted.format()).rstrip("\n")
@@ -52,7 +55,7 @@ def summary_line(error: BaseException) -> str:
 
 
 def shortened(text: str) -> str:
-    """Leave the middle of a text out that is longer than anybody reads."""
+    """Leave out the middle of a very long text."""
     left_out = len(text) - _READ_AT_MOST
     if left_out <= 0:
         return text
@@ -60,35 +63,28 @@ def shortened(text: str) -> str:
     return f"{text[:half]} … ({left_out:,} characters) … {text[-half:]}"
 
 
-def program_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Drop the frames before the program's own; all of them when it never began."""
-    while trace is not None and _is_ours(trace):
-        trace = trace.tb_next
-    return trace
-
-
 def lost_peer(error: BaseException) -> int | None:
-    """Name the worker that was gone, if another failed only because of that; else None."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, PeerLostError):
-            return seen.rank
-        seen = seen.__cause__ or seen.__context__
-    return None
+    """Return the worker that was gone, if another failed only because of that."""
+    return next((e.rank for e in _chain(error) if isinstance(e, PeerLostError)), None)
 
 
 def is_disconnect(error: BaseException) -> bool:
-    """Tell whether torch says no more than that another rank is gone, but not which or why."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, RuntimeError) and any(words in str(seen) for words in _DISCONNECTED):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+    """Tell whether torch says only that some other rank is gone, not which or why."""
+    return any(
+        isinstance(e, RuntimeError) and any(words in str(e) for words in _DISCONNECTED)
+        for e in _chain(error)
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception, what it was raised from or while handling, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def own_excepthook(hook: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Find the hook that a program set; None where it set none.
+    """Return the hook that a program has set; None if it has set none.
 
     torch wraps whatever is there when a process group is made, to print the rank.
     """
@@ -98,7 +94,7 @@ def own_excepthook(hook: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 def pack_exception(error: BaseException) -> bytes:
-    """Pickle `error`, or give nothing when it would not come out again as it went in."""
+    """Pickle `error`; return nothing if it would not come out again as it went in."""
     from unisono.launch.pickling import dumps
 
     for candidate in (error, (type(error), error.args, error.__dict__)):
@@ -107,26 +103,49 @@ def pack_exception(error: BaseException) -> bytes:
             if type(unpack_exception(packed)) is type(error):
                 return packed
         except Exception:
-            # Classes may do anything while they are pickled; the question is only if it works.
+            # Classes may raise anything while they are pickled.
             continue
     return b""
 
 
 def unpack_exception(packed: bytes) -> BaseException | None:
-    """Build the exception that :func:`pack_exception` packed; None when it cannot be built here."""
+    """Unpickle what :func:`pack_exception` packed; None if that cannot be done here."""
     from unisono.launch.pickling import load
 
     try:
         unpacked = load(packed)
     except Exception:
-        # The class may need a module that only the workers can import; the text is there anyway.
+        # The class may need a module that only the workers can import.
         return None
     if isinstance(unpacked, tuple):
-        # Classes with arguments of their own in __init__ do not survive pickling; their parts do.
+        # A class whose __init__ takes other arguments cannot be unpickled, but its parts can.
         cls, arguments, attributes = unpacked
         unpacked = cls.__new__(cls, *arguments)
         unpacked.__dict__.update(attributes)
     return unpacked if isinstance(unpacked, BaseException) else None
+
+
+def name_cells(text: str) -> str:
+    """Write ``Cell In[3], line 2`` for the made-up file names of a notebook's cells in a traceback.
+
+    As IPython itself does; elsewhere, and for files, the text stays as it is.
+    """
+    name_of = _names_of_files()
+    if name_of is None:
+        return text
+
+    def named(match: re.Match[str]) -> str:
+        indent, file, line = match.groups()
+        name = name_of(file)
+        return match.group() if name is None else f"{indent}{' '.join(name)}, line {line}"
+
+    return _FRAME.sub(named, text)
+
+
+def _names_of_files() -> Callable[[str], tuple[str, str] | None] | None:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(getattr(shell, "compile", None), "format_code_name", None)
 
 
 def _drop_frames_of_refusals(
@@ -144,7 +163,7 @@ def _drop_frames_of_refusals(
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Tell whether a ``raise`` of Unisono's own code made `error`, and not a slip in that code."""
+    """Tell whether a ``raise`` in Unisono's code made `error`, rather than a bug in that code."""
     trace = error.__traceback__
     if trace is None or not isinstance(error, _REFUSALS):
         return False

@@ -8,7 +8,6 @@ fits, starts another.
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import signal
 import subprocess
@@ -18,7 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from unisono.per_process import per_process
 from unisono.workers.channel import Channel
+from unisono.workers.launcher_messages import EndStore, ForkWorker, SignalWorkers, StartStore
 from unisono.workers.lifeline import Lifeline
 
 # Native libraries read these when they are loaded, so a running server cannot follow a change.
@@ -87,24 +88,22 @@ class ForkServer:
 
     def spawn(self, rank: int, incarnation: int, fds: Sequence[int]) -> None:
         """Ask for one worker; it may start only once torch is loaded."""
-        self.channel.send({"type": "spawn", "rank": rank, "incarnation": incarnation}, fds=fds)
+        self.channel.send(ForkWorker(rank, incarnation, tuple(fds)))
 
     def signal(self, ranks: Sequence[int], signum: int) -> None:
         """Send `signum` to those of `ranks` that still run; a dead server has none."""
-        try:
-            self.channel.send({"type": "signal", "ranks": list(ranks), "signum": signum})
-        except ConnectionError:
-            return
+        with suppress(ConnectionError):
+            self.channel.send(SignalWorkers(tuple(ranks), signum))
 
     def start_store(self, fd: int, port: int) -> None:
         """Have a process hold the store of torch.distributed, at a socket that listens."""
         with suppress(ConnectionError):
-            self.channel.send({"type": "start store", "port": port}, fds=[fd])
+            self.channel.send(StartStore(port, (fd,)))
 
     def end_store(self) -> None:
         """End that process, if it is there."""
         with suppress(ConnectionError, OSError):
-            self.channel.send({"type": "end store"})
+            self.channel.send(EndStore())
 
     def fits(self, environ: Mapping[str, str]) -> bool:
         """Tell whether this server lives and loaded its libraries with what `environ` says."""
@@ -191,11 +190,5 @@ class ServerPool:
 
 
 def server_pool() -> ServerPool:
-    """Return the pool of this process, always the same."""
-    return _pool_of(os.getpid())
-
-
-@functools.cache
-def _pool_of(pid: int) -> ServerPool:
-    # `pid` is the key: a fork of this process must not talk to its parent's servers.
-    return ServerPool()
+    """Return the pool of this process; a fork of it does not talk to its servers."""
+    return per_process(ServerPool)

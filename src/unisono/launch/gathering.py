@@ -1,44 +1,37 @@
-"""Who has come to make a process group, and who is still missing? Pure: (state, event) → outcome.
+"""Who has come to make a process group, and who is missing? Pure: (state, event) → outcomes.
 
-A rank that calls ``init_process_group`` waits here until all have called it. That is one meeting
-more than torch has, and it is what makes three things certain: a program may make groups one after
-the other at the same address without confusing them, whoever will never come is named at once, and
-whoever is late is named after ten seconds.
+A rank that calls ``init_process_group`` waits here until all have called it. torch has no such
+meeting. With it, a program may make groups one after the other at the same address, a rank that
+will never come is named at once, and one that is late is named after ten seconds.
 
-Invariant: a worker waits in one gathering at most; each gathering ends for all who wait in it at
-the same moment, well or not.
+Invariant: a worker waits in one gathering at most; each gathering ends for all its workers at the
+same moment, well or not.
 """
 
 from __future__ import annotations
 
-import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+from unisono.notices import listed
+from unisono.workers.launcher_messages import GroupRequest, Refused, Why
 
 TOLD_AFTER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A worker has come.
-
-    Attributes:
-        worker: which.
-        place: where the program says that the ranks meet, such as ``port 12355``.
-        rank: which rank of the group it is to be.
-        world_size: how many ranks the group is to have.
-        now: when, in seconds of a monotonic clock.
-        timeout_s: how long it waits, in seconds.
-        needs_store: whether the ranks will need the launcher's store.
-    """
+    """A worker has come, at time `now` of a monotonic clock, in seconds."""
 
     worker: int
-    place: str
-    rank: int
-    world_size: int
+    request: GroupRequest
     now: float
-    timeout_s: float
-    needs_store: bool = True
+
+    @property
+    def due_s(self) -> float:
+        """Until when it waits."""
+        return self.now + self.request.timeout_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +44,12 @@ class Gathering:
     @property
     def place(self) -> str:
         """Where they are."""
-        return self.came[0].place
+        return self.came[0].request.place
 
     @property
     def world_size(self) -> int:
         """How many they are to be."""
-        return self.came[0].world_size
+        return self.came[0].request.world_size
 
     @property
     def workers(self) -> frozenset[int]:
@@ -66,13 +59,13 @@ class Gathering:
     @property
     def missing(self) -> tuple[int, ...]:
         """The ranks that have not come."""
-        ranks = {arrival.rank for arrival in self.came}
+        ranks = {arrival.request.rank for arrival in self.came}
         return tuple(rank for rank in range(self.world_size) if rank not in ranks)
 
     @property
     def due_s(self) -> float:
         """When something has to happen at the latest."""
-        ends_s = min(arrival.now + arrival.timeout_s for arrival in self.came)
+        ends_s = min(arrival.due_s for arrival in self.came)
         return ends_s if self.is_told else min(ends_s, self.came[0].now + TOLD_AFTER_S)
 
 
@@ -95,69 +88,56 @@ class GatheringState:
         """All who wait."""
         return frozenset(worker for gathering in self.open for worker in gathering.workers)
 
+    @property
+    def due_s(self) -> float:
+        """When to :func:`look` at the latest; never if nobody waits."""
+        return min((gathering.due_s for gathering in self.open), default=math.inf)
 
-class Why(enum.StrEnum):
-    """Why ranks cannot come together."""
-
-    LOST = "lost"
-    LATE = "late"
-    MISMATCH = "mismatch"
+    def without(self, gathering: Gathering) -> GatheringState:
+        """Return the state in which that gathering has ended."""
+        return replace(self, open=tuple(g for g in self.open if g is not gathering))
 
 
 @dataclass(frozen=True, slots=True)
-class GoOn:
-    """All have come: let them go on."""
+class Complete:
+    """All have come: let them continue."""
 
     gathering: Gathering
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """They cannot come together.
-
-    Attributes:
-        workers: who is told so.
-        why: the kind of reason.
-        reason: why, in words.
-        lost: the worker that has ended; -1 where that is not why.
-        missing: the ranks that did not come.
-        waited_s: for how long somebody waited for them, in seconds.
-    """
+    """These workers cannot come together."""
 
     workers: frozenset[int]
-    why: Why
-    reason: str
-    lost: int = -1
-    missing: tuple[int, ...] = ()
-    waited_s: float = 0.0
+    answer: Refused
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Tell the user who is waited for."""
+class Notice:
+    """Tell the user who is missing."""
 
     message: str
 
 
-Outcome = GoOn | Refuse | Tell
-Outcomes = tuple[Outcome, ...]
+Outcomes = tuple[Complete | Refuse | Notice, ...]
 
 
 def come(state: GatheringState, arrival: Arrival) -> tuple[GatheringState, Outcomes]:
     """Take one more worker."""
-    here = next((g for g in state.open if g.place == arrival.place), None)
+    here = next((g for g in state.open if g.place == arrival.request.place), None)
     if here is None:
         return _settled(replace(state, open=(*state.open, Gathering((arrival,)))))
-    state = _without(state, here)
+    state = state.without(here)
     reason = _why_not(here, arrival)
     if reason:
-        return state, (Refuse(here.workers | {arrival.worker}, Why.MISMATCH, reason),)
+        return state, (Refuse(here.workers | {arrival.worker}, Refused(reason)),)
     here = replace(here, came=(*here.came, arrival))
     return _settled(replace(state, open=(*state.open, here)))
 
 
 def leave(state: GatheringState, worker: int) -> tuple[GatheringState, Outcomes]:
-    """Note that a worker is gone: nobody who needs it waits any longer."""
+    """Note that a worker is gone, and refuse those who need it."""
     if worker not in state.present:
         return state, ()
     state = replace(state, present=state.present - {worker}, ended=(*state.ended, worker))
@@ -165,40 +145,35 @@ def leave(state: GatheringState, worker: int) -> tuple[GatheringState, Outcomes]
 
 
 def look(state: GatheringState, now: float) -> tuple[GatheringState, Outcomes]:
-    """See whether somebody has waited for long, or too long."""
-    outcomes: list[Outcome] = []
+    """Refuse those who have waited too long; report once for whom others wait."""
+    outcomes: list[Complete | Refuse | Notice] = []
     for gathering in state.open:
         if now < gathering.due_s:
             continue
-        given_up = [a for a in gathering.came if now >= a.now + a.timeout_s]
+        given_up = [one for one in gathering.came if now >= one.due_s]
         if given_up:
-            state = _without(state, gathering)
+            state = state.without(gathering)
             outcomes.append(_too_late(gathering, given_up[0], state.present))
         else:
             told = replace(gathering, is_told=True)
             state = replace(state, open=tuple(told if g is gathering else g for g in state.open))
-            outcomes.append(Tell(_late(gathering, now, state.present)))
+            outcomes.append(Notice(_late(gathering, now, state.present)))
     return state, tuple(outcomes)
-
-
-def due_s(state: GatheringState) -> float | None:
-    """Say when to :func:`look` at the latest; None: nobody waits."""
-    return min((gathering.due_s for gathering in state.open), default=None)
 
 
 def _settled(state: GatheringState) -> tuple[GatheringState, Outcomes]:
     """End the gatherings that are complete, and those that can never be."""
-    outcomes: list[Outcome] = []
+    outcomes: list[Complete | Refuse | Notice] = []
     for gathering in state.open:
         if not gathering.missing:
-            state, outcome = _without(state, gathering), GoOn(gathering)
-            outcomes.append(outcome)
+            state = state.without(gathering)
+            outcomes.append(Complete(gathering))
         elif _is_hopeless(gathering, state.present):
-            state = _without(state, gathering)
+            state = state.without(gathering)
             outcomes.append(_lost(gathering, state))
     idle = state.present - state.waiting
     if state.open and all(len(idle) < len(gathering.missing) for gathering in state.open):
-        outcomes.append(Refuse(state.waiting, Why.MISMATCH, _apart(state.open)))
+        outcomes.append(Refuse(state.waiting, Refused(_apart(state.open))))
         state = replace(state, open=())
     return state, tuple(outcomes)
 
@@ -208,6 +183,26 @@ def _is_hopeless(gathering: Gathering, present: frozenset[int]) -> bool:
     return has_lost_one or len(present - gathering.workers) < len(gathering.missing)
 
 
+def _why_not(here: Gathering, arrival: Arrival) -> str:
+    """Say why a worker cannot be one of those who wait; empty if it can."""
+    wanted = arrival.request
+    if wanted.world_size != here.world_size:
+        return (
+            f"all ranks must come to `init_process_group` ({here.place}) with the same "
+            f"`world_size`, but worker {here.came[0].worker} says {here.world_size} and worker "
+            f"{arrival.worker} says {wanted.world_size}: pass "
+            f'`world_size=int(os.environ["WORLD_SIZE"])`, or nothing.'
+        )
+    same = [other for other in here.came if other.request.rank == wanted.rank]
+    if same:
+        return (
+            f"each rank must come to `init_process_group` ({here.place}) once, but workers "
+            f"{same[0].worker} and {arrival.worker} both say that they are rank {wanted.rank}: "
+            f'pass `rank=int(os.environ["RANK"])`, or nothing.'
+        )
+    return ""
+
+
 def _lost(gathering: Gathering, state: GatheringState) -> Refuse:
     lost = state.ended[-1]
     reason = (
@@ -215,12 +210,12 @@ def _lost(gathering: Gathering, state: GatheringState) -> Refuse:
         f"({gathering.place}), but worker {lost} has ended, so that not all of them ever will: "
         f"make the same calls on every worker."
     )
-    return Refuse(gathering.workers & state.present, Why.LOST, reason, lost=lost)
+    return Refuse(gathering.workers & state.present, Refused(reason, Why.LOST, lost))
 
 
 def _apart(gatherings: Sequence[Gathering]) -> str:
     places = "; ".join(
-        f"{_listed('worker', sorted(g.workers))} at {g.place} for {g.world_size} ranks"
+        f"{listed('worker', sorted(g.workers))} at {g.place} for {g.world_size} ranks"
         for g in gatherings
     )
     return (
@@ -229,72 +224,33 @@ def _apart(gatherings: Sequence[Gathering]) -> str:
     )
 
 
-def _without(state: GatheringState, gathering: Gathering) -> GatheringState:
-    return replace(state, open=tuple(g for g in state.open if g is not gathering))
-
-
-def _why_not(here: Gathering, arrival: Arrival) -> str:
-    """Say why a worker cannot be one of those who wait; empty when it can."""
-    first = here.came[0]
-    if arrival.world_size != first.world_size:
-        return (
-            f"all ranks must come to `init_process_group` ({here.place}) with the same "
-            f"`world_size`, but worker {first.worker} says {first.world_size} and worker "
-            f"{arrival.worker} says {arrival.world_size}: pass "
-            f'`world_size=int(os.environ["WORLD_SIZE"])`, or nothing.'
-        )
-    same = [other for other in here.came if other.rank == arrival.rank]
-    if same:
-        return (
-            f"each rank must come to `init_process_group` ({here.place}) once, but workers "
-            f"{same[0].worker} and {arrival.worker} both say that they are rank {arrival.rank}: "
-            f'pass `rank=int(os.environ["RANK"])`, or nothing.'
-        )
-    return ""
-
-
 def _late(gathering: Gathering, now: float, present: frozenset[int]) -> str:
-    ranks = tuple(sorted(arrival.rank for arrival in gathering.came))
-    waited_s = now - gathering.came[0].now
+    ranks = sorted(arrival.request.rank for arrival in gathering.came)
+    wait = "waits" if len(ranks) == 1 else "wait"
     return (
-        f"{_ranks(ranks)} of {gathering.world_size} {_wait(ranks)} in `init_process_group` "
-        f"({gathering.place}), but {_ranks(gathering.missing)} {_have(gathering.missing)} not come "
-        f"for {waited_s:.0f} s: {_who(present - gathering.workers)}"
+        f"{listed('rank', ranks)} of {gathering.world_size} {wait} in `init_process_group` "
+        f"({gathering.place}), but {_have_not(gathering)} come for "
+        f"{now - gathering.came[0].now:.0f} s: {_advice(gathering, present)}"
     )
 
 
 def _too_late(gathering: Gathering, first: Arrival, present: frozenset[int]) -> Refuse:
-    missing = gathering.missing
+    timeout_s = first.request.timeout_s
     reason = (
         f"all {gathering.world_size} ranks must come to `init_process_group` ({gathering.place}) "
-        f"within its timeout of {first.timeout_s:.0f} s, but {_ranks(missing)} {_have(missing)} "
-        f"not: {_who(present - gathering.workers)}"
+        f"within its timeout of {timeout_s:.0f} s, but {_have_not(gathering)}: "
+        f"{_advice(gathering, present)}"
     )
-    return Refuse(gathering.workers, Why.LATE, reason, -1, missing, first.timeout_s)
+    late = Refused(reason, Why.LATE, missing=gathering.missing, waited_s=timeout_s)
+    return Refuse(gathering.workers, late)
 
 
-def _who(workers: frozenset[int]) -> str:
-    return (
-        f"look what {_listed('worker', sorted(workers))} {_does(workers)}; every rank must call it."
-    )
+def _have_not(gathering: Gathering) -> str:
+    have = "has" if len(gathering.missing) == 1 else "have"
+    return f"{listed('rank', gathering.missing)} {have} not"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return _listed("rank", ranks)
-
-
-def _listed(word: str, numbers: Sequence[int]) -> str:
-    text = ", ".join(map(str, numbers))
-    return f"{word} {text}" if len(numbers) == 1 else f"{word}s {text}"
-
-
-def _wait(ranks: Sequence[int]) -> str:
-    return "waits" if len(ranks) == 1 else "wait"
-
-
-def _have(ranks: Sequence[int]) -> str:
-    return "has" if len(ranks) == 1 else "have"
-
-
-def _does(workers: frozenset[int]) -> str:
-    return "does" if len(workers) == 1 else "do"
+def _advice(gathering: Gathering, present: frozenset[int]) -> str:
+    others = sorted(present - gathering.workers)
+    do = "does" if len(others) == 1 else "do"
+    return f"look what {listed('worker', others)} {do}; every rank must call it."

@@ -22,13 +22,13 @@ def choose_gpus(
     """Read a list such as ``0,3`` or ``GPU-8932f937``, or ``all``.
 
     Args:
-        option: what the user knows it as, such as ``--gpus``.
+        option: the name of the option, such as ``--gpus``.
         text: what the user has passed, which beats the environment; None for nothing.
-        environ: where ``CUDA_VISIBLE_DEVICES`` says what ``all`` means, if it is there.
+        environ: its ``CUDA_VISIBLE_DEVICES``, if set, says what ``all`` means.
         num_gpus: counts the GPUs of this machine.
 
     Returns:
-        One name a GPU; none where the user has chosen none.
+        One name per GPU; none if the user has chosen none.
 
     Raises:
         ValueError: it is no such list, names a GPU twice, or one that is not there.
@@ -80,7 +80,7 @@ def _checked(option: str, name: str, text: str, num_gpus: int) -> str:
 
 
 def check_workers(option: str, gpus: tuple[str, ...], num_workers: int) -> None:
-    """Refuse more workers than GPUs, where GPUs are named.
+    """Refuse more workers than GPUs, if GPUs are named.
 
     Raises:
         ValueError: there are fewer GPUs than workers.
@@ -93,7 +93,7 @@ def check_workers(option: str, gpus: tuple[str, ...], num_workers: int) -> None:
 
 
 def with_gpus(environ: Mapping[str, str], gpus: tuple[str, ...]) -> dict[str, str]:
-    """Let whoever has these variables see these GPUs, in this order, and no others."""
+    """Return the variables of a process that sees these GPUs, in this order, and no others."""
     order = {_ORDER_VARIABLE: "PCI_BUS_ID", **environ}
     return {**order, VISIBLE_VARIABLE: ",".join(gpus)}
 

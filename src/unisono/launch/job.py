@@ -1,9 +1,7 @@
 """What are the workers to do? One description, written once by the launcher, read by each worker.
 
-It lies in a memfd, so it may be of any size, needs no file, and never fills a socket while the
-fork server is still loading torch::
-
-    | size of the description u64 | description (JSON) | payload (the pickled call) |
+It is in a memfd, so it may be of any size, needs no file, and never fills a socket while the fork
+server is still loading torch. Its first line is JSON; what follows is the pickled call.
 """
 
 from __future__ import annotations
@@ -11,58 +9,81 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-_SIZE = struct.Struct("!Q")
+from unisono.seeding import fresh_seed
 
 SCRIPT = "script"
 MODULE = "module"
 FUNCTION = "function"
+_MANY_WORKERS = 256
+_WORKERS_PER_CORE = 8
 
 
-@dataclass(frozen=True, slots=True)
+def working_folder() -> str:
+    """Return the working directory.
+
+    Raises:
+        FileNotFoundError: it has been removed.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            "the working folder must be there, but is not: change to one that is, with `os.chdir`."
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The same for every worker of a job.
+    """What the user asks for; the same for every worker.
 
     Attributes:
         kind: ``SCRIPT``, ``MODULE`` or ``FUNCTION``.
         target: the script's path, the module's name, or the function's name for messages.
         argv: what follows the script or module on the command line.
+        payload: the pickled call; empty for scripts and modules.
         environ: the launcher's environment variables.
         folder: the working directory.
         sys_path: where the caller of a function imports from; empty for scripts and modules.
         num_workers: how many workers there are.
         threads: how many threads each of them computes with.
-        seed: where random generators start that no caller brings; the same on every worker.
-        recovers: whether lost workers are made up for.
+        restarts: how many workers may be lost within a minute.
+        replaces: whether a lost worker is replaced; otherwise the others continue without it.
+        stall_timeout_s: how long a worker that others wait for may stand still, in seconds.
         backend: what runs the program's gloo process groups: gloo or unisono.
+        seed: where random generators start that no caller brings; the same on every worker.
         master_port: at which ranks meet where the program does not say it; None without a network.
-        payload: the pickled call; empty for scripts and modules.
     """
 
     kind: str
     target: str
-    argv: tuple[str, ...]
+    argv: tuple[str, ...] = ()
+    payload: bytes = b""
     environ: dict[str, str]
-    folder: str
-    sys_path: tuple[str, ...]
+    folder: str = field(default_factory=working_folder)
+    sys_path: tuple[str, ...] = ()
     num_workers: int
     threads: int
-    seed: int
-    recovers: bool = True
-    backend: str = "gloo"
+    restarts: int
+    replaces: bool
+    stall_timeout_s: float
+    backend: str
+    seed: int = field(default_factory=fresh_seed)
     master_port: int | None = None
-    payload: bytes = b""
+
+    @property
+    def recovers(self) -> bool:
+        """Whether the others continue when a worker is lost."""
+        return self.restarts > 0
 
     def write(self) -> int:
         """Write the job to a new memfd and return its descriptor."""
         fields = asdict(self)
         del fields["payload"]
-        description = json.dumps(fields).encode("ascii")
         with os.fdopen(os.memfd_create("unisono-job", os.MFD_CLOEXEC), "wb") as file:
-            file.write(_SIZE.pack(len(description)) + description)
+            file.write(json.dumps(fields).encode("ascii") + b"\n")
             file.write(self.payload)
             file.flush()
             return os.dup(file.fileno())
@@ -71,8 +92,30 @@ class Job:
     def read(cls, fd: int) -> Job:
         """Read the job behind `fd`, which many processes may do at once."""
         with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as file:
-            end = _SIZE.size + _SIZE.unpack_from(file)[0]
-            fields: dict[str, Any] = json.loads(file[_SIZE.size : end])
+            fields: dict[str, Any] = json.loads(file.readline())
             fields["argv"] = tuple(fields["argv"])
             fields["sys_path"] = tuple(fields["sys_path"])
-            return cls(**fields, payload=file[end:])
+            return cls(**fields, payload=file.read())
+
+
+def num_workers_at_most(num_cores: int) -> int:
+    """Return how many workers a machine with `num_cores` cores may be asked for."""
+    return max(_MANY_WORKERS, _WORKERS_PER_CORE * num_cores)
+
+
+def too_many_workers(name: str, num_workers: int) -> str:
+    """Say in one sentence why `num_workers` are too many here; empty if they are not.
+
+    Args:
+        name: what the caller passed the number as, such as ``-n``.
+        num_workers: how many workers are asked for.
+    """
+    num_cores = len(os.sched_getaffinity(0))
+    at_most = num_workers_at_most(num_cores)
+    if num_workers <= at_most:
+        return ""
+    cores = "1 core" if num_cores == 1 else f"{num_cores} cores"
+    return (
+        f"`{name}` must be at most {at_most:,} on this machine, but is {num_workers:,}: "
+        f"start about one worker for each core (it has {cores})."
+    )

@@ -1,24 +1,30 @@
-"""What can happen to those who compute together, and what can follow: the words of ``recovery``."""
+"""What can happen to a membership, and what can follow: the events and actions of ``recovery``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from unisono.workers.control_block import Departure
+from unisono.workers.launcher_messages import (
+    CatchUp,
+    JointResult,
+    LoopBegan,
+    NoRecovery,
+    Ready,
+    Stopped,
+    ToWorker,
+)
+
+# What a worker says that decides who computes.
+OfRecovery = Ready | NoRecovery | Stopped | CatchUp | JointResult | LoopBegan
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The program uses Unisono: it can be run again from its start to replace a worker."""
+class Said:
+    """A worker has sent a message."""
 
-
-@dataclass(frozen=True, slots=True)
-class Unready:
-    """From now on a lost worker cannot be made up for."""
-
-    reason: str
+    rank: int
+    message: OfRecovery
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,52 +46,17 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A worker will do nothing with the others any more: its program has ended, or it has left."""
+    """A worker takes no part any more: its program has ended, or it has left."""
 
     rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """A worker stands still and waits to be told who goes on."""
-
-    rank: int
-    arrivals: int
-    between_steps: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A replacement asks what came of the `index`-th thing done together."""
-
-    rank: int
-    index: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Came:
-    """What came of the `index`-th thing done together, `name`; for a loop, where it ended."""
-
-    index: int
-    name: str
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class LoopBegan:
-    """A loop has begun that can be joined; `facts` are for whoever joins."""
-
-    index: int
-    facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class StopWanted:
-    """Somebody wants the job to end after the step under way."""
+    """The job shall end after the step under way."""
 
 
-Event = Ready | Unready | Lost | Gone | Stopped | Asked | Came | LoopBegan | StopWanted
+Event = Said | Lost | Gone | StopWanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +87,7 @@ class Answer:
     """Answer the request that a worker waits with."""
 
     rank: int
-    header: Mapping[str, Any]
-    payload: bytes = b""
+    message: ToWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +99,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Say in words that replacements belong to the membership now."""
+    """Report that replacements have joined the membership."""
 
     ranks: tuple[int, ...]
 

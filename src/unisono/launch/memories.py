@@ -1,7 +1,7 @@
-"""Who owns the memory that workers share? The launcher, so that no worker's death can touch it.
+"""Who owns the memory that workers share? The launcher, so that it outlives every worker.
 
-Invariant: whoever asks with the same key gets the same memfd. The launcher lets go of it when all
-workers that still live have, unless a replacement may yet need it, or when the job ends.
+Invariant: all requests with one key get the same memfd. The launcher closes it when all living
+workers have released it, unless a replacement may yet need it, or when the job ends.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from unisono.checkpoint.places import Places
+from unisono.workers.proc import create_memory
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
@@ -53,7 +54,7 @@ class SharedMemories:
         return shared.fd
 
     def mapping(self, key: int) -> mmap.mmap | None:
-        """Look into memory `key`; None when it is gone."""
+        """Map memory `key`; None if it is gone."""
         shared = self._by_key.get(key)
         if shared is None:
             return None
@@ -72,13 +73,13 @@ class SharedMemories:
             shared.held_by.discard(rank)
 
     def drop_unused(self, still_needed: Collection[int]) -> None:
-        """Let go of what no worker holds, but for these keys."""
+        """Close what no worker holds, except these keys."""
         for key in [key for key, shared in self._by_key.items() if not shared.held_by]:
             if key not in still_needed:
                 self._drop(self._by_key.pop(key))
 
     def shrink(self, key: int, places: Places) -> None:
-        """Give all pages back but those of the newest snapshot, where no worker holds a memory."""
+        """Give all pages back but those of the newest snapshot, if no worker holds the memory."""
         shared = self._by_key.get(key)
         mapping = self.mapping(key)
         if shared is None or mapping is None or shared.held_by or shared.is_shrunk:
@@ -97,7 +98,7 @@ class SharedMemories:
         shared.is_shrunk = True
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close everything."""
         while self._by_key:
             self._drop(self._by_key.popitem()[1])
 
@@ -109,18 +110,11 @@ class SharedMemories:
     def _create(self, rank: int, num_bytes: int) -> _Shared:
         if num_bytes < 1:
             raise ValueError(f"shared memory must have at least 1 byte, but has {num_bytes}.")
-        fd = os.memfd_create("unisono-memory", os.MFD_CLOEXEC)
-        try:
-            # Sparse: pages exist from when they are first written.
-            os.ftruncate(fd, num_bytes)
-        except OSError:
-            os.close(fd)
-            raise
-        return _Shared(fd, num_bytes, rank)
+        return _Shared(create_memory("unisono-memory", num_bytes), num_bytes, rank)
 
 
 def _punch(fd: int, start: int, stop: int) -> None:
-    """Give the pages of a range back; they read as zero then. Source: fallocate(2)."""
+    """Give the pages of a range back; then they read as zero. Source: fallocate(2)."""
     if stop > start:
         fallocate = ctypes.CDLL(None, use_errno=True).fallocate
         fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)

@@ -1,38 +1,41 @@
-"""Where do workers' outputs lead? To where the caller's own ``print`` would lead.
+"""Where do workers' prints go? To where the caller's own ``print`` goes.
 
     sys.stdout is descriptor 1:      worker ──────────────────► descriptor 1
     it is something else             worker ──pipe──► launcher ──► sys.stdout.write
     (a cell, pytest, a StringIO):
 
-Only Python knows where something else leads, so the launcher reads pipes and writes it there: in
-the thread that called ``launch``, so that a notebook shows it below the cell that did. Each worker
-has pipes of its own; whole lines are written at once, so those of different workers do not tear.
+The launcher reads the pipes in the thread that called ``launch``, so that a notebook shows the
+text below the cell that did. Each worker has its own pipes; whole lines are written at once, so
+those of different workers do not mix.
 """
 
 from __future__ import annotations
 
 import codecs
 import contextlib
+import math
 import os
 import select
 import sys
 import time
-from typing import Any, TextIO
+from typing import TextIO
 
-from unisono.callbacks.cell import Cell, in_notebook, sight_of
+from unisono.callbacks.cell import Cell, in_notebook
+from unisono.callbacks.display_state import DisplayState
+from unisono.workers.launcher_messages import ShowProgress
 
 _CHUNK_BYTES = 1 << 16
 _CHUNKS_A_TURN = 64
-# A line that is not finished is shown when it has been so for so long, or when it is longer.
+# An unfinished line is shown after so long, or if it is longer.
 _UNFINISHED_S = 0.1
 _UNFINISHED_AT_MOST = 1 << 20
 
 
-class Unfinished:
-    """Puts the bytes of one stream together to lines. Final.
+class LineBuffer:
+    """Splits the bytes of one stream into lines. Final.
 
     Args:
-        encoding: of the bytes; what is not of it is replaced by a mark.
+        encoding: of the bytes; what cannot be decoded is replaced by a mark.
     """
 
     def __init__(self, encoding: str) -> None:
@@ -41,62 +44,62 @@ class Unfinished:
         self._since_s = 0.0
 
     def feed(self, data: bytes, now_s: float) -> str:
-        """Take bytes that came at `now_s` and give what can be shown: whole lines."""
+        """Add bytes that came at `now_s`, and return the whole lines."""
         text = self._text + self._decoder.decode(data)
         # A carriage return ends a line too: progress bars write over what they have written.
         end = max(text.rfind("\n"), text.rfind("\r")) + 1
         if len(text) - end > _UNFINISHED_AT_MOST:
             end = len(text)
         if end or not self._text:
-            # Else it is as old as its beginning: what grows without a pause is shown, too.
+            # Otherwise it is as old as its beginning: a line that keeps growing is shown, too.
             self._since_s = now_s
         self._text = text[end:]
         return text[:end]
 
-    def due_in_s(self, now_s: float) -> float | None:
-        """Tell in how many seconds what is unfinished is to be shown; None without any."""
-        return max(0.0, self._since_s + _UNFINISHED_S - now_s) if self._text else None
+    @property
+    def due_s(self) -> float:
+        """When to show the unfinished line; never if there is none."""
+        return self._since_s + _UNFINISHED_S if self._text else math.inf
 
     def take(self) -> str:
-        """Give what is unfinished."""
+        """Return the unfinished line."""
         text, self._text = self._text, ""
         return text
 
     def end(self) -> str:
-        """Give what is left when nothing will follow."""
+        """Return what is left at the end of the stream."""
         return self.take() + self._decoder.decode(b"", final=True)
 
 
-class Target:
-    """A stream of the caller's, whatever it is made of. Final.
+class OutputStream:
+    """A stream of the caller's. Final.
 
-    Nothing that it raises ends a job: what workers print is lost for as long as it does, and that
-    is told once.
+    Nothing that it raises ends a job: what workers print meanwhile is lost, which is reported once.
 
     Args:
-        name: what the caller knows it as.
+        name: the caller's name for it.
         stream: gets what workers print.
     """
 
     def __init__(self, name: str, stream: TextIO) -> None:
         self._name, self._stream = name, stream
-        self._is_told = False
+        self._is_reported = False
 
     def write(self, text: str) -> None:
-        """Write what workers have printed, if the stream can."""
+        """Write what workers have printed."""
         if not text:
             return
         try:
             self._encode_and_write(text)
         except Exception as error:
-            self._tell(error)
+            self._report(error)
 
     def flush(self) -> None:
-        """Have a notebook show it below this cell."""
+        """Flush it, so that a notebook shows the text below this cell."""
         try:
             self._stream.flush()
         except Exception as error:
-            self._tell(error)
+            self._report(error)
 
     def _encode_and_write(self, text: str) -> None:
         try:
@@ -105,10 +108,10 @@ class Target:
             encoded = text.encode(error.encoding, "backslashreplace")
             self._stream.write(encoded.decode(error.encoding))
 
-    def _tell(self, error: Exception) -> None:
-        if self._is_told:
+    def _report(self, error: Exception) -> None:
+        if self._is_reported:
             return
-        self._is_told = True
+        self._is_reported = True
         # The process's own stderr may be gone as well.
         with contextlib.suppress(Exception):
             print(
@@ -123,20 +126,20 @@ class Target:
 class Outputs:
     """The outputs of one job's workers. Final; for the thread that calls ``launch``.
 
-    Selectors may wait for it; then :meth:`pump` has something to write.
+    When a selector finds it readable, :meth:`pump` has something to write.
     """
 
     def __init__(self) -> None:
-        self._targets: list[Target | None] = [
-            None if _leads_to(stream, fd) else Target(name, stream)
+        self._targets: list[OutputStream | None] = [
+            None if _leads_to(stream, fd) else OutputStream(name, stream)
             for fd, name, stream in ((1, "sys.stdout", sys.stdout), (2, "sys.stderr", sys.stderr))
         ]
         for stream in (sys.stdout, sys.stderr):
-            # What cannot be written now will be told by the next to print, or by Python at its end.
+            # A failure will be reported by the next print, or by Python at its end.
             with contextlib.suppress(Exception):
                 stream.flush()
         self._cell = Cell() if in_notebook() else None
-        self._pipes: dict[int, tuple[Target, Unfinished]] = {}
+        self._pipes: dict[int, tuple[OutputStream, LineBuffer]] = {}
         self._epoll = select.epoll()
 
     def fileno(self) -> int:
@@ -144,41 +147,36 @@ class Outputs:
         return self._epoll.fileno()
 
     def standard_fds(self) -> list[int]:
-        """Make descriptors 0, 1 and 2 of one worker; they are the caller's and close-on-exec."""
+        """Open descriptors 0, 1 and 2 of one worker, close-on-exec; the caller closes them."""
         fds = [os.dup(0)]
         for fd, target in zip((1, 2), self._targets, strict=True):
             fds.append(os.dup(fd) if target is None else self._pipe_to(target))
         return fds
 
-    def at_most(self, timeout_s: float) -> float:
-        """Shorten a wait of `timeout_s` to when a line that is not finished is to be shown."""
-        now_s = time.monotonic()
-        dues = (unfinished.due_in_s(now_s) for _, unfinished in self._pipes.values())
-        return min([timeout_s, *(due for due in dues if due is not None)])
+    @property
+    def due_s(self) -> float:
+        """When to :meth:`pump` even if nothing comes, in the time of ``time.monotonic``."""
+        return min((buffer.due_s for _, buffer in self._pipes.values()), default=math.inf)
 
     def pump(self) -> None:
-        """Write what workers have written so far; does not wait for more."""
+        """Write what workers have printed so far, without waiting for more."""
         for fd, _ in self._epoll.poll(0):
             self._read(fd)
         now_s = time.monotonic()
-        for target, unfinished in self._pipes.values():
-            if unfinished.due_in_s(now_s) == 0.0:
-                target.write(unfinished.take())
+        for target, buffer in self._pipes.values():
+            if buffer.due_s <= now_s:
+                target.write(buffer.take())
 
-    def show(self, message: dict[str, Any]) -> None:
-        """Draw what a worker tells of its progress, below what it has printed before."""
+    def show(self, progress: ShowProgress) -> None:
+        """Draw a worker's progress, below what it has printed before."""
         self.pump()
         if self._cell is not None:
-            sight = sight_of(message)
             # A front end that has gone ends no job.
             with contextlib.suppress(Exception):
-                self._cell.draw(sight)
+                self._cell.draw(DisplayState(**progress.state))
 
     def close(self) -> None:
-        """Write what is left, and close the pipes; programs that workers left behind lose theirs.
-
-        The flush has a notebook show all of it below this cell.
-        """
+        """Write what is left and close the pipes, also those of programs that outlive workers."""
         for fd, _ in self._epoll.poll(0):
             self._read(fd)
         for fd in list(self._pipes):
@@ -188,15 +186,17 @@ class Outputs:
             if target is not None:
                 target.flush()
 
-    def _pipe_to(self, target: Target) -> int:
+    def _pipe_to(self, target: OutputStream) -> int:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
-        self._pipes[reading] = target, Unfinished(_encoding())
+        # The encoding of workers' prints is the one that this process started with.
+        encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
+        self._pipes[reading] = target, LineBuffer(encoding)
         self._epoll.register(reading, select.EPOLLIN)
         return writing
 
     def _read(self, fd: int) -> None:
-        target, unfinished = self._pipes[fd]
+        target, buffer = self._pipes[fd]
         for _ in range(_CHUNKS_A_TURN):
             try:
                 data = os.read(fd, _CHUNK_BYTES)
@@ -205,24 +205,19 @@ class Outputs:
             if not data:
                 self._close(fd)
                 return
-            target.write(unfinished.feed(data, time.monotonic()))
+            target.write(buffer.feed(data, time.monotonic()))
 
     def _close(self, fd: int) -> None:
-        target, unfinished = self._pipes.pop(fd)
+        target, buffer = self._pipes.pop(fd)
         self._epoll.unregister(fd)
         os.close(fd)
-        target.write(unfinished.end())
+        target.write(buffer.end())
 
 
 def _leads_to(stream: TextIO, fd: int) -> bool:
-    """Tell whether what is written to `stream` arrives where `fd` leads."""
+    """Tell whether `stream` writes to what `fd` is."""
     try:
         return os.path.sameopenfile(stream.fileno(), fd)
     except (OSError, ValueError, AttributeError):
         # No descriptor at all: io.UnsupportedOperation is both an OSError and a ValueError.
         return False
-
-
-def _encoding() -> str:
-    """Name the encoding of workers' outputs: that with which this process itself began."""
-    return getattr(sys.__stdout__, "encoding", None) or "utf-8"

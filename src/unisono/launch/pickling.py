@@ -1,15 +1,14 @@
-"""How do values travel between a caller and workers? As cloudpickle has it, and a little more.
+"""How are values pickled between a caller and workers? By cloudpickle, with these additions.
 
-Functions and classes of a script or a notebook go by value, what modules define by name. Beside
-that:
+cloudpickle pickles functions and classes of a script or a notebook by value, those of modules by
+name. Besides:
 
-* what `functools` has cached goes with its function, and empty;
+* a function with a `functools` cache travels with its cache empty;
 * a module that torch has given a class of its own, such as ``torch.backends.cudnn``, goes by name;
 * what goes by value out of ``__main__`` is noted, so that a worker's ``__main__`` can hold it;
-* a class that is known where it arrives stays as it is there. Pickled by value, it brings its
-  attributes and methods along, as they were elsewhere; there they may have been set anew since.
+* a class that is known where it arrives keeps the attributes and methods that it has there.
 
-Loads cloudpickle, which nobody needs before the first call.
+Imports cloudpickle, which is not needed before the first call.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _Cached = type(functools.cache(len))
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's, and the above. Final.
+    """cloudpickle's, with the additions. Final.
 
     Attributes:
         of_main: functions and classes of ``__main__`` that went by value, by their qualified names.
@@ -40,7 +39,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.of_main: dict[str, Any] = {}
 
     def reducer_override(self, value: Any) -> Any:
-        """Say how to pickle what is neither a number, a text, nor a plain container of such."""
+        """Return how to pickle what is neither a number, a string nor a plain container."""
         is_defined = isinstance(value, (type, FunctionType, _Cached))
         if is_defined and getattr(value, "__module__", None) == "__main__":
             self._note(value)
@@ -68,7 +67,7 @@ def dumps(value: Any) -> bytes:
 
 
 def load(packed: bytes) -> Any:
-    """Unpickle a value; only classes that are new here get what they bring."""
+    """Unpickle a value; classes that are known here stay as they are."""
     with cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK:
         known = set(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
 
@@ -84,7 +83,7 @@ def load(packed: bytes) -> Any:
 
 
 def _reduced(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """Say what makes `value` anew; None where the pickler knows."""
+    """Return what builds `value` again; None if cloudpickle knows."""
     if isinstance(value, _Cached):
         made_by = (value.__wrapped__, *value.cache_parameters().values())
         return None if _is_found_by_name(value) else (_cached, made_by)

@@ -1,13 +1,14 @@
-"""What follows when a worker ends, fails, or the user interrupts? (state, event, now) → decision.
+"""What follows when a worker ends, fails, or the user interrupts? Pure: (state, event) → decision.
 
-Pure: no process, clock or socket is touched here; ``supervise`` does what a decision says.
+Each event is a function; ``supervise`` calls it and does what the decision says. `now` is the time
+of a monotonic clock, in seconds.
 
 A job ends in stages, each with a deadline after which the next begins::
 
     RUNNING ──a failure──► GRACE ──0.3 s──► TERMINATE ──0.4 s──► KILL ──0.4 s──► ABANDON
        └──────an interrupt─────────────────────┘
 
-An interrupt may be gentle: then the job goes on to the end of its step, and `EndNow` ends it.
+After a gentle interrupt the job finishes its step first; then :func:`end_now` ends it.
 
 Invariant: a stage never goes back, and as soon as every worker has exited the job is over.
 """
@@ -15,10 +16,12 @@ Invariant: a stage never goes back, and as soon as every worker has exited the j
 from __future__ import annotations
 
 import enum
+import math
 import signal
 from dataclasses import dataclass, replace
 
 from unisono.workers.control_block import Departure
+from unisono.workers.launcher_messages import ProgramFailed
 
 
 class Stage(enum.IntEnum):
@@ -32,6 +35,7 @@ class Stage(enum.IntEnum):
 
 
 STORE_LOST = "the store was lost"
+_NOTHING = ProgramFailed(0, "", "", None, False, b"")
 SECONDS_IN_STAGE = {Stage.GRACE: 0.3, Stage.TERMINATE: 0.4, Stage.KILL: 0.4}
 
 
@@ -40,119 +44,28 @@ class WorkerFailure:
     """Why a worker did not finish.
 
     Attributes:
-        rank: the worker; None when the fork server itself was lost, or the store.
-        exit_code: the status it left or would have left with; negative for a signal.
-        summary: one line, an exception's ``Type: message``; empty when it died without a word.
-        traceback: what Python would have printed.
-        waited_for: the worker that was gone, if it failed only because of that.
-        exception: the packed exception, for those who can unpack it.
-        note: why the others could not go on without it.
-        how: how it ended, where more is known of that than the status.
-        is_disconnect: it says only that a connection to another worker was lost.
+        rank: the worker; None if the fork server or the store was lost.
+        exit_code: its exit status; negative for a signal.
+        said: what the worker said of it.
+        note: why the others could not continue without it.
+        how: how it ended, if more is known than the status.
     """
 
     rank: int | None
     exit_code: int
-    summary: str = ""
-    traceback: str = ""
-    waited_for: int | None = None
-    exception: bytes = b""
+    said: ProgramFailed = _NOTHING
     note: str = ""
     how: str = ""
-    is_disconnect: bool = False
 
     @property
-    def is_consequence(self) -> bool:
-        """Another worker is to blame."""
-        return self.waited_for is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """A worker says that it fails, before it exits."""
-
-    failure: WorkerFailure
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A worker says that its program ended well, before it exits."""
-
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """A worker is gone, with the status that the kernel gave.
-
-    Attributes:
-        rank: the worker.
-        exit_code: its status.
-        note: why that ends the job.
-        how: how it ended, where more is known of that than the status.
-    """
-
-    rank: int
-    exit_code: int
-    note: str = ""
-    how: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LeftBehind:
-    """A worker is gone, the others go on, and nobody takes its place."""
-
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLost:
-    """The fork server is gone, and its workers with it."""
-
-    exit_code: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoreLost:
-    """The process that holds the store of process groups is gone; who asks it may wait for ever."""
-
-    exit_code: int
-
-
-@dataclass(frozen=True, slots=True)
-class InterruptRequested:
-    """The user or the system asks the job to end; `gently`: after the step under way."""
-
-    signum: int
-    gently: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class EndNow:
-    """What the job was to do before its end is done."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeadlinePassed:
-    """The present stage has lasted long enough."""
-
-
-Event = (
-    Reported
-    | Done
-    | Exited
-    | LeftBehind
-    | ServerLost
-    | StoreLost
-    | InterruptRequested
-    | EndNow
-    | DeadlinePassed
-)
+    def waited_for(self) -> int | None:
+        """The worker that was gone, if this one failed only because of that."""
+        return self.said.waited_for
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Tell the other workers that this one will never come again."""
+    """Tell the other workers that this one will not come to a meeting again."""
 
     rank: int
     how: Departure
@@ -168,7 +81,7 @@ class SendSignal:
 
 @dataclass(frozen=True, slots=True)
 class KillServer:
-    """End the fork server; its workers die with it."""
+    """Kill the fork server; its workers die with it."""
 
 
 Action = Leave | SendSignal | KillServer
@@ -181,12 +94,12 @@ class JobState:
     Attributes:
         alive: workers whose process may still run.
         done: workers whose program ended well.
-        quiet: workers that left with status 0 in the middle of their program, which harms
-            nobody as long as nobody waits for them.
+        quiet: workers that left with status 0 in the middle of their program, which is a failure
+            only if another worker waits for them.
         failures: in the order in which they became known.
-        needs_result: a worker that leaves quietly without saying "done" has failed.
+        needs_result: a worker that leaves without saying "done" has failed.
         stage: how far the end has come.
-        deadline: when the stage ends, in the clock of `now`; None for never.
+        due_s: when the stage ends, in the time of `now`.
         interrupted_by: the signal that asked the job to end.
     """
 
@@ -196,7 +109,7 @@ class JobState:
     failures: tuple[WorkerFailure, ...] = ()
     needs_result: bool = False
     stage: Stage = Stage.RUNNING
-    deadline: float | None = None
+    due_s: float = math.inf
     interrupted_by: int | None = None
 
     @property
@@ -211,10 +124,14 @@ class JobState:
         A lost connection follows from another failure, if there is one: the kernel closes what a
         killed process had open before anybody hears of its end.
         """
-        own = [failure for failure in self.failures if not failure.is_consequence]
-        for failure in [*(one for one in own if not one.is_disconnect), *own]:
+        own = [failure for failure in self.failures if failure.waited_for is None]
+        for failure in [*(one for one in own if not one.said.is_disconnect), *own]:
             return failure
         return self.failures[0] if self.failures else None
+
+    def has_failed(self, rank: int | None) -> bool:
+        """Tell whether a failure of this worker is known."""
+        return any(failure.rank == rank for failure in self.failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,37 +148,15 @@ def start(world_size: int, *, needs_result: bool = False) -> JobState:
     return JobState(alive=frozenset(range(world_size)), needs_result=needs_result)
 
 
-def decide(state: JobState, event: Event, now: float) -> Decision:
-    """Say what follows from `event` at time `now` (seconds of a monotonic clock)."""
-    match event:
-        case Reported(failure):
-            return _failed(state, failure, now)
-        case Done(rank):
-            return _done(state, rank)
-        case Exited():
-            return _exited(state, event, now)
-        case LeftBehind(rank):
-            return Decision(replace(state, alive=state.alive - {rank}), (), "the others go on")
-        case ServerLost(exit_code):
-            return _server_lost(state, exit_code)
-        case StoreLost(exit_code):
-            return _store_lost(state, exit_code, now)
-        case InterruptRequested():
-            return _interrupted(state, event, now)
-        case EndNow():
-            return _end_now(state, now)
-        case DeadlinePassed():
-            return _next_stage(state, now)
-
-
-def _failed(state: JobState, failure: WorkerFailure, now: float) -> Decision:
-    if failure.rank is None or _has_failed(state, failure.rank):
+def failed(state: JobState, failure: WorkerFailure, now: float) -> Decision:
+    """A worker says that it fails, before it exits; or it has exited without a word."""
+    if failure.rank is None or state.has_failed(failure.rank):
         return Decision(state, (), f"worker {failure.rank} is already known to have failed")
     state = _blame(state, failure)
     leave = Leave(failure.rank, Departure.FAILED)
     if state.stage is not Stage.RUNNING:
         return Decision(state, (leave,), f"worker {failure.rank} failed while the job was ending")
-    state = replace(state, stage=Stage.GRACE, deadline=now + SECONDS_IN_STAGE[Stage.GRACE])
+    state = replace(state, stage=Stage.GRACE, due_s=now + SECONDS_IN_STAGE[Stage.GRACE])
     reason = f"worker {failure.rank} failed first; the others may say what they know, then end"
     return Decision(state, (leave,), reason)
 
@@ -275,28 +170,31 @@ def _blame(state: JobState, failure: WorkerFailure) -> JobState:
     return replace(state, failures=(*state.failures, *failures))
 
 
-def _done(state: JobState, rank: int) -> Decision:
+def done(state: JobState, rank: int) -> Decision:
+    """A worker says that its program ended well, before it exits."""
     state = replace(state, done=state.done | {rank})
     return Decision(state, (Leave(rank, Departure.FINISHED),), f"worker {rank} finished")
 
 
-def may_survive(state: JobState, event: Exited) -> bool:
-    """Tell whether others may go on after this end: a kill from outside, in the midst of work."""
+def may_survive(state: JobState, rank: int, exit_code: int) -> bool:
+    """Tell whether others may continue after this exit: a kill from outside, while it worked."""
     return (
-        event.exit_code < 0
+        exit_code < 0
         and state.stage is Stage.RUNNING
-        and event.rank not in state.done
-        and not _has_failed(state, event.rank)
+        and rank not in state.done
+        and not state.has_failed(rank)
     )
 
 
-def _exited(state: JobState, event: Exited, now: float) -> Decision:
-    rank, exit_code = event.rank, event.exit_code
+def exited(
+    state: JobState, rank: int, exit_code: int, now: float, *, note: str = "", how: str = ""
+) -> Decision:
+    """A worker has exited; `note` and `how` as in :class:`WorkerFailure`."""
     state = replace(state, alive=state.alive - {rank})
     if rank in state.done:
         # Libraries may abort while they unload (gloo: SIGABRT); all work was done by then.
         return Decision(state, (), f"worker {rank} had finished before it exited")
-    if _has_failed(state, rank):
+    if state.has_failed(rank):
         return Decision(state, (), f"worker {rank} had said why before it exited")
     if state.stage >= Stage.TERMINATE:
         leave = Leave(rank, Departure.FAILED)
@@ -305,10 +203,16 @@ def _exited(state: JobState, event: Exited, now: float) -> Decision:
         state = replace(state, quiet=state.quiet | {rank})
         leave = Leave(rank, Departure.FAILED)
         return Decision(state, (leave,), f"worker {rank} left quietly; somebody may miss it")
-    return _failed(state, WorkerFailure(rank, exit_code, note=event.note, how=event.how), now)
+    return failed(state, WorkerFailure(rank, exit_code, note=note, how=how), now)
 
 
-def _server_lost(state: JobState, exit_code: int) -> Decision:
+def left_behind(state: JobState, rank: int) -> Decision:
+    """A worker has exited, the others continue, and it is not replaced."""
+    return Decision(replace(state, alive=state.alive - {rank}), (), "the others go on")
+
+
+def server_lost(state: JobState, exit_code: int) -> Decision:
+    """The fork server is gone, and its workers with it."""
     lost = state.alive
     state = replace(state, alive=frozenset())
     if not lost - state.done or state.stage >= Stage.TERMINATE:
@@ -318,7 +222,8 @@ def _server_lost(state: JobState, exit_code: int) -> Decision:
     return Decision(state, leaves, "the fork server was lost and took its workers with it")
 
 
-def _store_lost(state: JobState, exit_code: int, now: float) -> Decision:
+def store_lost(state: JobState, exit_code: int, now: float) -> Decision:
+    """The process with the store of process groups is gone; who asks it may wait for ever."""
     if not state.alive - state.done or state.stage >= Stage.TERMINATE:
         return Decision(state, (), "nobody needs the store any more")
     failure = WorkerFailure(None, exit_code, note=STORE_LOST)
@@ -326,39 +231,36 @@ def _store_lost(state: JobState, exit_code: int, now: float) -> Decision:
     return _enter(state, Stage.TERMINATE, now, "whoever asks the store may wait for ever")
 
 
-def _interrupted(state: JobState, event: InterruptRequested, now: float) -> Decision:
+def interrupted(state: JobState, signum: int, now: float, *, gently: bool = False) -> Decision:
+    """The user or the system asks the job to end; `gently`: after the step under way."""
     if state.interrupted_by is not None:
-        state = replace(state, stage=Stage.ABANDON, deadline=None)
+        state = replace(state, stage=Stage.ABANDON, due_s=math.inf)
         return Decision(state, (KillServer(),), "asked twice to end, so at once")
-    state = replace(state, interrupted_by=event.signum)
+    state = replace(state, interrupted_by=signum)
     if state.stage >= Stage.TERMINATE:
         return Decision(state, (), "asked to end while ending")
-    if event.gently and state.stage is Stage.RUNNING:
+    if gently and state.stage is Stage.RUNNING:
         return Decision(state, (), "asked to end after the step under way")
     return _enter(state, Stage.TERMINATE, now, "asked to end")
 
 
-def _end_now(state: JobState, now: float) -> Decision:
+def end_now(state: JobState, now: float) -> Decision:
+    """What the job was to do before its end is done."""
     if state.stage >= Stage.TERMINATE:
         return Decision(state, (), "it ends already")
     return _enter(state, Stage.TERMINATE, now, "all is done that was to be done before the end")
 
 
-def _next_stage(state: JobState, now: float) -> Decision:
-    if state.deadline is None or now < state.deadline:
+def time_passed(state: JobState, now: float) -> Decision:
+    """The present stage may have lasted long enough."""
+    if now < state.due_s:
         return Decision(state, (), "nothing is due")
     return _enter(state, Stage(state.stage + 1), now, f"{state.stage.name} lasted long enough")
 
 
 def _enter(state: JobState, stage: Stage, now: float, reason: str) -> Decision:
-    seconds = SECONDS_IN_STAGE.get(stage)
-    deadline = None if seconds is None else now + seconds
-    state = replace(state, stage=stage, deadline=deadline)
+    state = replace(state, stage=stage, due_s=now + SECONDS_IN_STAGE.get(stage, math.inf))
     if stage is Stage.ABANDON:
         return Decision(state, (KillServer(),), f"{reason}; workers outlived SIGKILL")
     signum = signal.SIGTERM if stage is Stage.TERMINATE else signal.SIGKILL
     return Decision(state, (SendSignal(tuple(sorted(state.alive)), signum),), reason)
-
-
-def _has_failed(state: JobState, rank: int) -> bool:
-    return any(failure.rank == rank for failure in state.failures)

@@ -14,18 +14,16 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any
 
-from unisono.launch.call import know_sources
-from unisono.launch.generators import start_generators
+from unisono.launch.call import know_sources, pack_result
+from unisono.launch.caller_state import set_modes, start_generators
 from unisono.launch.job import FUNCTION, MODULE, Job
-from unisono.launch.results import pack_result
-from unisono.launch.torch_modes import set_modes
 
 
 def run_program(job: Job) -> bytes:
     """Run the job's program to its end and return its pickled result; nothing for a script.
 
     Raises:
-        BaseException: whatever the program raises, ``SystemExit`` included.
+        BaseException: whatever the program raises, including ``SystemExit``.
     """
     if job.kind == FUNCTION:
         return _call_function(job)
@@ -73,7 +71,7 @@ def _call_function(job: Job) -> bytes:
 
 
 def _know_by_name(main: dict[str, Any], of_main: dict[str, Any]) -> None:
-    """Put into ``__main__`` what has come from the caller's, so that pickle finds it by name."""
+    """Put what came from the caller's ``__main__`` into this one: pickle looks there by name."""
     for value in of_main.values():
         names = getattr(value, "__globals__", {})
         # A decorator of some module gives its function another's name.

@@ -1,27 +1,27 @@
-"""Who answers the workers' requests? This desk: memory, who goes on, what came of what.
+"""Who answers the workers' requests? The launcher's reception: memory, recovery, checkpoints.
 
-    a worker's message ──► recovery.decide ──► answers to workers, signs on their control block,
-    a worker was lost  ──►                     replacements, words for the user
+    a worker's message ──► recovery.decide ──► answers to workers, marks on the control block,
+    a worker was lost  ──►                     replacements, messages for the user
 
-It decides nothing: what to do is said by ``recovery``, and this does it.
+It decides nothing: it does what ``recovery`` says.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from unisono.checkpoint.places import Places
 from unisono.checkpoint.writer import CheckpointWriter, Kept, newest_kept
 from unisono.errors import CheckpointError
 from unisono.launch import job_events, recovery
 from unisono.launch.memories import SharedMemories
-from unisono.launch.recovery import LOOP
 from unisono.launch.report import joined_message, loss_message
-from unisono.workers.channel import Message
+from unisono.workers import codec
+from unisono.workers import launcher_messages as messages
 from unisono.workers.control_block import ControlBlock
 
 # Whoever makes hundreds of runs in one program does not want all of them in memory.
@@ -31,9 +31,7 @@ _ENDED_LOOPS_AT_MOST = 8
 class Staff(Protocol):
     """What the desk has others do."""
 
-    def send(
-        self, rank: int, header: dict[str, Any], payload: bytes = b"", fds: Sequence[int] = ()
-    ) -> None:
+    def send(self, rank: int, message: messages.ToWorker) -> None:
         """Send a worker one message."""
 
     def spawn(self, rank: int) -> None:
@@ -89,40 +87,27 @@ class Reception:
             kept.add(self._writing[1])
         return kept | self.state.stopped.keys() | self.state.asking.keys()
 
-    def hear(self, rank: int, message: Message) -> None:
+    def hear(self, rank: int, message: messages.FromWorker) -> None:
         """Take a worker's message."""
-        header = message.header
-        match header["type"]:
-            case "memory":
-                self._give_memory(rank, header["key"], header["num_bytes"])
-            case "release":
-                self._memories.release(rank, header["key"])
+        match message:
+            case messages.MemoryRequest(key, num_bytes):
+                self._staff.send(rank, self._memory(rank, key, num_bytes))
+            case messages.MemoryReleased(key):
+                self._memories.release(rank, key)
                 self._tidy_memories()
-            case "begun":
+            case messages.Begun():
                 self._begun.add(rank)
-            case "ready":
-                self._take(job_events.Ready())
-            case "no recovery":
-                self._take(job_events.Unready(header["reason"]))
-            case "stopped":
-                self._take(job_events.Stopped(rank, header["arrivals"], header["between_steps"]))
-            case "entry":
-                self._take(job_events.Asked(rank, header["index"], header["name"]))
-            case "result":
-                self._take(job_events.Came(header["index"], header["name"], message.payload))
-            case "loop":
-                self._take(job_events.LoopBegan(header["index"], header["facts"]))
-            case "end of loop":
-                self._take(job_events.Came(header["index"], LOOP, message.payload))
-            case "lock":
-                self._staff.send(rank, {"type": "locked", "reason": self._lock(header)})
-            case "remove at end":
-                self._to_remove.add(header["path"])
-            case "leave":
-                self._to_remove.discard(header["path"])
-            case "keep":
-                self._to_write.append((Kept(**header["slot"]), rank, header["wait"]))
+            case messages.LockRequest(directory):
+                self._staff.send(rank, self._locked(Path(directory)))
+            case messages.RemoveAtEnd(path):
+                self._to_remove.add(path)
+            case messages.KeepFile(path):
+                self._to_remove.discard(path)
+            case messages.WriteRequest(slot, wait):
+                self._to_write.append((codec.from_fields(Kept, slot), rank, wait))
                 self._write_next()
+            case _ if isinstance(message, job_events.OfRecovery):
+                self._take(job_events.Said(rank, message))
 
     def lost(self, rank: int, pid: int | None, how: str, now: float) -> str:
         """Make up for a worker that was killed; `how`, in words.
@@ -131,7 +116,7 @@ class Reception:
             Why that cannot be done; empty when it is.
         """
         before = self.state
-        step = self._control.step(rank)
+        step = self._control.lines[rank].step
         self._memories.forget(rank)
         self._let_go(rank)
         in_short = f"worker {rank} {how}".partition(" (")[0]
@@ -161,7 +146,7 @@ class Reception:
             return False
         self._say("finishing the step, then writing a checkpoint; once more ends it at once")
         # Before the wish that it explains.
-        self._control.end = signum
+        self._control.head.end = signum
         self._take(job_events.StopWanted())
         return True
 
@@ -171,7 +156,7 @@ class Reception:
             _, waiting = self._writing
             self._writing = None
             if waiting is not None:
-                self._staff.send(waiting, {"type": "kept"})
+                self._staff.send(waiting, messages.Acknowledged())
         self._write_next()
         if self._is_ending and self._writing is None:
             self._staff.end()
@@ -216,10 +201,10 @@ class Reception:
                 self._control.leave(rank, how)
             case job_events.Spawn(rank):
                 self._staff.spawn(rank)
-            case job_events.Answer(rank, header, payload):
-                self._staff.send(rank, dict(header), payload)
+            case job_events.Answer(rank, message):
+                self._staff.send(rank, message)
             case job_events.Wish(value):
-                self._control.wish = value
+                self._control.head.wish = value
             case job_events.Joined(ranks):
                 self._say(joined_message(ranks, self._staff.pid, self.state))
             case job_events.KeepAndEnd():
@@ -239,20 +224,18 @@ class Reception:
         if self._writing is not None and self._writing[1] == rank:
             self._writing = (self._writing[0], None)
 
-    def _lock(self, header: Mapping[str, Any]) -> str:
+    def _locked(self, directory: Path) -> messages.ToWorker:
         try:
-            self._writer.locks.hold(Path(header["directory"]))
+            self._writer.locks.hold(directory)
         except CheckpointError as error:
-            return str(error)
-        return ""
+            return messages.Refused(str(error), messages.Why.CHECKPOINT)
+        return messages.Acknowledged()
 
-    def _give_memory(self, rank: int, key: int, num_bytes: int) -> None:
+    def _memory(self, rank: int, key: int, num_bytes: int) -> messages.ToWorker:
         try:
-            fd = self._memories.request(rank, key, num_bytes)
+            return messages.MemoryGranted((self._memories.request(rank, key, num_bytes),))
         except (ValueError, OSError) as error:
-            self._staff.send(rank, {"type": "refused", "reason": str(error)})
-        else:
-            self._staff.send(rank, {"type": "memory"}, fds=[fd])
+            return messages.Refused(str(error))
 
     def _write_next(self) -> None:
         if self._writing is not None or not self._to_write:
@@ -265,7 +248,7 @@ class Reception:
             self._writing = (kept, rank if waits else None)
             self._writer.begin(mapping, kept, self._wake)
         if rank is not None and (mapping is None or not waits):
-            self._staff.send(rank, {"type": "kept"})
+            self._staff.send(rank, messages.Acknowledged())
 
     def _newest_snapshot(self) -> Kept | None:
         loop = self.state.loop.facts if self.state.loop is not None else None

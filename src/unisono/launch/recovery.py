@@ -3,65 +3,64 @@
 Pure: no process, clock or socket is touched here; ``supervise`` does what a decision says.
 
 Workers that compute together are the *membership*. A lost one leaves it; the others notice at their
-next meeting, stop, and hear who goes on. A replacement runs the program from its start, is told
-what came of everything that the others have done together, and waits where it has caught up;
-between two steps the membership stops for it::
+next meeting, stop, and hear who continues. A replacement runs the program from its start, gets the
+outcomes of the others' joint calls, and waits once it has caught up; between two steps the
+membership stops for it::
 
-    Lost ──► membership without it, replacement started ──► all have stopped ──► go on
-    Asked (caught up) ──► wish to stop between two steps ──► all have stopped ──► joined
+    Lost ──► membership without it, replacement started ──► all have stopped ──► continue
+    CatchUp (caught up) ──► wish to stop between two steps ──► all have stopped ──► joined
 
 Invariant: nobody continues before every worker of the membership has stopped: all know the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from unisono.launch.job_events import (
     Action,
     Answer,
-    Asked,
-    Came,
     Event,
     GiveUp,
     Gone,
     Joined,
     KeepAndEnd,
-    LoopBegan,
     Lost,
     MarkDeparture,
-    Ready,
+    OfRecovery,
+    Said,
     Seat,
     Spawn,
-    Stopped,
     StopWanted,
-    Unready,
     Wish,
 )
 from unisono.workers.control_block import Departure
+from unisono.workers.launcher_messages import (
+    LOOP,
+    CatchUp,
+    Continue,
+    JointResult,
+    Live,
+    LoopBegan,
+    NoRecovery,
+    Passed,
+    Ready,
+    Refused,
+    Stopped,
+)
 from unisono.workers.membership import Membership
 
 PERIOD_S = 60.0
 RESTARTS = 3
-LOOP = "loop"
 
-
-@dataclass(frozen=True, slots=True)
-class SharedLoop:
-    """The loop under way: its place in the history, and what whoever joins has to know."""
-
-    index: int
-    facts: Mapping[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one thing done together; for a loop, with what was told when it began.
-
-    A loop that was left before its end has led to nothing that could be taken over: no payload.
-    """
+    """The outcome of one joint call; of a loop, with its facts when it began."""
 
     name: str
     payload: bytes
@@ -99,9 +98,9 @@ class RecoveryState:
     has_lost: bool = False
     how_lost: tuple[str, ...] = ()
     stopped: Mapping[int, Stopped] = field(default_factory=dict)
-    asking: Mapping[int, Asked] = field(default_factory=dict)
+    asking: Mapping[int, CatchUp] = field(default_factory=dict)
     history: tuple[Outcome, ...] = ()
-    loop: SharedLoop | None = None
+    loop: LoopBegan | None = None
     losses: tuple[float, ...] = ()
     is_wished: bool = False
     is_ending: bool = False
@@ -123,42 +122,44 @@ class RecoveryDecision:
 
 def start(world_size: int, *, restarts: int = RESTARTS, replaces: bool = True) -> RecoveryState:
     """Describe a job whose workers have just been asked for."""
-    return RecoveryState(
-        Membership(tuple(range(world_size)), leader=0), restarts=restarts, replaces=replaces
-    )
+    return RecoveryState(Membership.of(world_size), restarts=restarts, replaces=replaces)
 
 
 def decide(state: RecoveryState, event: Event) -> RecoveryDecision:
     """Say what follows from `event`."""
     match event:
-        case Ready():
-            return RecoveryDecision(
-                replace(state, is_ready=not state.trouble), (), "it can be run again"
-            )
-        case Unready(reason):
-            refusals = tuple(_refused(asked, why=reason) for asked in state.asking.values())
-            state = replace(state, is_ready=False, trouble=reason, asking={})
-            return _settled(state, reason, refusals)
+        case Said(rank, message):
+            return _said(state, rank, message)
         case Lost():
             return _lost(state, event)
         case Gone(rank):
             return _settled(_without(state, rank), f"worker {rank} has nothing left to do")
-        case Stopped():
-            stopped = {**state.stopped, event.rank: event}
-            return _settled(replace(state, stopped=stopped), f"worker {event.rank} stands still")
-        case Asked():
-            return _asked(state, event)
-        case Came():
-            return _came(state, event)
-        case LoopBegan(index, facts):
-            if state.loop is not None or index != len(state.history):
-                return RecoveryDecision(state, (), "that is known")
-            elsewhere = [asked for asked in state.asking.values() if asked.name != LOOP]
-            asking = {rank: a for rank, a in state.asking.items() if a not in elsewhere}
-            state = replace(state, loop=SharedLoop(index, facts), asking=asking)
-            return _settled(state, "a loop has begun", tuple(map(_refused, elsewhere)))
         case StopWanted():
             return _settled(replace(state, is_ending=True), "asked to end after this step")
+
+
+def _said(state: RecoveryState, rank: int, message: OfRecovery) -> RecoveryDecision:
+    match message:
+        case Ready():
+            state = replace(state, is_ready=not state.trouble)
+            return RecoveryDecision(state, (), "it can be run again")
+        case NoRecovery(reason):
+            refusals = _refusals(state.asking, why=reason)
+            state = replace(state, is_ready=False, trouble=reason, asking={})
+            return _settled(state, reason, refusals)
+        case Stopped():
+            stopped = {**state.stopped, rank: message}
+            return _settled(replace(state, stopped=stopped), f"worker {rank} stands still")
+        case CatchUp():
+            return _asked(state, rank, message)
+        case JointResult():
+            return _came(state, message)
+        case LoopBegan(index):
+            if state.loop is not None or index != len(state.history):
+                return RecoveryDecision(state, (), "that is known")
+            elsewhere = {r: asked for r, asked in state.asking.items() if asked.name != LOOP}
+            state = replace(state, loop=message, asking=_but(state.asking, elsewhere))
+            return _settled(state, "a loop has begun", _refusals(elsewhere))
 
 
 def _lost(state: RecoveryState, event: Lost) -> RecoveryDecision:
@@ -191,42 +192,45 @@ def _without(state: RecoveryState, rank: int) -> RecoveryState:
         leader = membership.leader if membership.leader != rank else min(ranks, default=0)
         membership = Membership(ranks, leader, membership.generation) if ranks else None
         state = replace(state, has_lost=True)
-    stopped = {other: stop for other, stop in state.stopped.items() if other != rank}
-    asking = {other: asked for other, asked in state.asking.items() if other != rank}
-    return replace(state, membership=membership, stopped=stopped, asking=asking)
+    return replace(
+        state,
+        membership=membership,
+        stopped=_but(state.stopped, (rank,)),
+        asking=_but(state.asking, (rank,)),
+    )
 
 
-def _asked(state: RecoveryState, event: Asked) -> RecoveryDecision:
-    entry = _entry(state, event.index)
-    if entry is not None:
-        return RecoveryDecision(state, (_passed(event, entry),), "the others have been there")
-    is_loop = state.loop is not None and event.index == state.loop.index
-    if event.index > len(state.history) or (is_loop and event.name != LOOP):
-        return RecoveryDecision(state, (_refused(event),), "it has come to another place")
+def _asked(state: RecoveryState, rank: int, asked: CatchUp) -> RecoveryDecision:
+    if asked.index < len(state.history):
+        answer = _answer(rank, asked, state.history[asked.index])
+        return RecoveryDecision(state, (answer,), "the others have been there")
+    is_loop = state.loop is not None and asked.index == state.loop.index
+    if asked.index > len(state.history) or (is_loop and asked.name != LOOP):
+        return RecoveryDecision(state, _refusals({rank: asked}), "it has come to another place")
     if state.trouble:
-        return RecoveryDecision(state, (_refused(event, why=state.trouble),), state.trouble)
-    asking = {**state.asking, event.rank: event}
-    return _settled(replace(state, asking=asking), f"worker {event.rank} has caught up")
+        refusals = _refusals({rank: asked}, why=state.trouble)
+        return RecoveryDecision(state, refusals, state.trouble)
+    asking = {**state.asking, rank: asked}
+    return _settled(replace(state, asking=asking), f"worker {rank} has caught up")
 
 
-def _came(state: RecoveryState, event: Came) -> RecoveryDecision:
-    if event.index != len(state.history):
+def _came(state: RecoveryState, result: JointResult) -> RecoveryDecision:
+    if result.index != len(state.history):
         return RecoveryDecision(state, (), "that is known")
-    is_loop = event.name == LOOP
+    is_loop = result.name == LOOP
     loop = state.loop.facts if is_loop and state.loop is not None else None
-    entry = Outcome(event.name, event.payload, loop)
-    waiting = [asked for asked in state.asking.values() if asked.index == event.index]
-    asking = {rank: asked for rank, asked in state.asking.items() if asked not in waiting}
+    outcome = Outcome(result.name, result.payload, loop)
+    waiting = {rank: asked for rank, asked in state.asking.items() if asked.index == result.index}
     state = replace(
         state,
-        history=(*state.history, entry),
+        history=(*state.history, outcome),
         loop=None if is_loop else state.loop,
-        asking=asking,
+        asking=_but(state.asking, waiting),
     )
-    answers: tuple[Action, ...] = tuple(_passed(asked, entry) for asked in waiting)
+    actions: tuple[Action, ...] = tuple(_answer(rank, waiting[rank], outcome) for rank in waiting)
     if is_loop and state.is_ending:
-        answers = (*answers, KeepAndEnd())
-    return _settled(state, "the workers have done something together", answers)
+        actions = (*actions, KeepAndEnd())
+    return _settled(state, "the workers have done something together", actions)
 
 
 def _settled(
@@ -251,19 +255,8 @@ def _settled(
 def _go_on_alone(state: RecoveryState) -> tuple[RecoveryState, tuple[Action, ...]]:
     """Let the first replacement that has caught up go on; the others will join it."""
     rank = min(state.asking)
-    membership = Membership((rank,), rank, state.generation + 1, "; ".join(state.how_lost))
-    asking = {other: asked for other, asked in state.asking.items() if other != rank}
-    live = _live(rank, membership, state.loop, is_alone=True)
-    state = replace(
-        state,
-        membership=membership,
-        generation=membership.generation,
-        asking=asking,
-        stopped={},
-        has_lost=False,
-        how_lost=(),
-    )
-    return state, (Seat(rank, 0), live, Joined((rank,)))
+    state, new = _of_members(state, (rank,), leader=rank)
+    return state, (Seat(rank, 0), _live(rank, new, state.loop, is_alone=True), Joined((rank,)))
 
 
 def _go_on(
@@ -277,59 +270,60 @@ def _go_on(
         stop.between_steps and state.loop is not None and state.is_ready and not state.has_lost
     )
     joining = sorted(state.asking) if may_join else []
-    ranks = tuple(sorted((*membership.ranks, *joining)))
-    new = Membership(ranks, membership.leader, state.generation + 1, "; ".join(state.how_lost))
-    answers = [
-        Answer(rank, {"type": "go", "membership": new.as_json()}) for rank in membership.ranks
-    ]
+    state, new = _of_members(state, (*membership.ranks, *joining), leader=membership.leader)
+    answers = [Answer(rank, Continue(new)) for rank in membership.ranks]
     # Before anybody goes on: the seat still shows to how many meetings its last owner came.
     seats = [Seat(rank, stop.arrivals) for rank in joining]
     lives = [_live(rank, new, state.loop, is_alone=False) for rank in joining]
     told = [Joined(tuple(joining))] if joining else []
-    asking = {rank: asked for rank, asked in state.asking.items() if rank not in joining}
-    state = replace(
-        state,
-        membership=new,
-        generation=new.generation,
-        stopped={},
-        asking=asking,
-        has_lost=False,
-        how_lost=(),
-    )
     return state, (*seats, *answers, *lives, *told)
 
 
-def _entry(state: RecoveryState, index: int) -> Outcome | None:
-    return state.history[index] if index < len(state.history) else None
+def _of_members(
+    state: RecoveryState, ranks: Collection[int], leader: int
+) -> tuple[RecoveryState, Membership]:
+    """Have these workers compute together, all of whom stand still."""
+    generation = state.generation + 1
+    new = Membership(tuple(sorted(ranks)), leader, generation, "; ".join(state.how_lost))
+    state = replace(
+        state,
+        membership=new,
+        generation=generation,
+        stopped={},
+        asking=_but(state.asking, ranks),
+        has_lost=False,
+        how_lost=(),
+    )
+    return state, new
 
 
-def _passed(asked: Asked, entry: Outcome) -> Answer:
-    if asked.name != entry.name or (entry.name == LOOP and not entry.payload):
-        return _refused(asked, entry)
-    loop = None if entry.loop is None else dict(entry.loop)
-    return Answer(asked.rank, {"type": "passed", "loop": loop}, entry.payload)
+def _but(of_ranks: Mapping[int, T], without: Collection[int]) -> dict[int, T]:
+    return {rank: value for rank, value in of_ranks.items() if rank not in without}
 
 
-def _refused(asked: Asked, entry: Outcome | None = None, why: str = "") -> Answer:
-    seen = "another place" if entry is None else f"`{entry.name}`"
+def _answer(rank: int, asked: CatchUp, outcome: Outcome) -> Answer:
+    """Give a replacement the outcome of what it has come to."""
+    if asked.name == outcome.name and outcome.name == LOOP and not outcome.payload:
+        return _refused(rank, asked, why="the others left a loop in the midst of a step")
+    if asked.name != outcome.name:
+        return _refused(rank, asked, seen=f"`{outcome.name}`")
+    return Answer(rank, Passed(outcome.payload, outcome.loop))
+
+
+def _refusals(asking: Mapping[int, CatchUp], why: str = "") -> tuple[Answer, ...]:
+    return tuple(_refused(rank, asked, why=why) for rank, asked in asking.items())
+
+
+def _refused(rank: int, asked: CatchUp, *, seen: str = "another place", why: str = "") -> Answer:
     reason = (
         f"a program must do the same when it is run again, so that a replacement can catch up, but "
-        f"worker {asked.rank} came to `{asked.name}` where the others had come to {seen}: keep "
-        f"what decides over the program's course the same, or use `--no-replace` or "
-        f"`replace=False`."
+        f"worker {rank} came to `{asked.name}` where the others had come to {seen}: keep what "
+        f"decides over the program's course the same, or use `--no-replace` or `replace=False`."
     )
-    if entry is not None and entry.name == asked.name:
-        why = "the others left a loop in the midst of a step"
     if why:
         reason = f"a replacement must be able to catch up, but cannot any more: {why}."
-    return Answer(asked.rank, {"type": "refused", "reason": reason})
+    return Answer(rank, Refused(reason))
 
 
-def _live(rank: int, membership: Membership, loop: SharedLoop | None, *, is_alone: bool) -> Answer:
-    header = {
-        "type": "live",
-        "membership": membership.as_json(),
-        "loop": None if loop is None else dict(loop.facts),
-        "is_alone": is_alone,
-    }
-    return Answer(rank, header)
+def _live(rank: int, membership: Membership, loop: LoopBegan | None, *, is_alone: bool) -> Answer:
+    return Answer(rank, Live(membership, None if loop is None else loop.facts, is_alone))

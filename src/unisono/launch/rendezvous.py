@@ -1,59 +1,48 @@
-"""How does ``init_process_group`` find the job's store? torch's ways of meeting ask the launcher.
+"""How does ``init_process_group`` find the job's store? torch's rendezvous asks the launcher.
 
-``env://`` and ``tcp://`` with an address of this host, and ``file://``: each worker tells the
+With ``env://`` or ``tcp://`` and an address of this host, or ``file://``, each worker asks the
 launcher, waits until all ranks have come, and gets the launcher's store (for a file, the file's).
-A program may name any port that it likes: two jobs that name the same one do not meet.
+A program may name any port: two jobs that name the same one do not meet.
 
-Invariant: only where all ranks can be workers of this job. A process that a worker starts, a group
-with more ranks than workers, and another host's address are torch's own business.
+Invariant: only if all ranks can be workers of this job. torch itself serves a process that a
+worker starts, a group with more ranks than workers, and another host's address.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import parse_qsl, urlparse
 
-from unisono.launch.loopback import ADDRESS
-from unisono.workers.launcher_link import LauncherLink
+from unisono.launch.environment import ADDRESS
+from unisono.workers.context import context
+from unisono.workers.launcher_messages import GroupRequest
+from unisono.workers.lifeline import die_with
 
 _LOCAL_NAMES = ("localhost", ADDRESS, "::1")
-
-
-@dataclass(frozen=True, slots=True)
-class RendezvousRequest:
-    """Where a program wants ranks to meet, and as what it comes.
-
-    Attributes:
-        place: in words, such as ``port 12355``; the same on every rank.
-        rank: which rank it is to be.
-        world_size: how many there are to be.
-        is_file: they exchange addresses in a file and not in the launcher's store.
-    """
-
-    place: str
-    rank: int
-    world_size: int
-    is_file: bool = False
 
 
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 
 
-def meeting(
-    url: str, environ: Mapping[str, str], is_this_host: Callable[[str], bool]
-) -> RendezvousRequest | None:
-    """Read what a program has asked torch for; None when torch itself must answer.
+def group_request(
+    url: str,
+    timeout_s: float,
+    environ: Mapping[str, str],
+    is_this_host: Callable[[str], bool],
+) -> GroupRequest | None:
+    """Read what a program has asked torch for; None if torch itself must answer.
 
     Args:
         url: what torch calls the handler with, such as ``env://?rank=0&world_size=2``.
+        timeout_s: how long the rank waits for the others, in seconds.
         environ: the environment variables.
-        is_this_host: tells whether a name or address is this machine's.
+        is_this_host: whether a name or address is this machine's.
 
     Raises:
         ValueError: there is no such rank.
@@ -80,7 +69,7 @@ def meeting(
             f"`rank` must be below `world_size`, but is {rank} of {world_size}: pass neither to "
             "`init_process_group`, or both as RANK and WORLD_SIZE say."
         )
-    return RendezvousRequest(place, rank, world_size, is_file=parts.scheme == "file")
+    return GroupRequest(place, rank, world_size, timeout_s, needs_store=parts.scheme != "file")
 
 
 def _at_port(host: str | None, port: int | None, is_this_host: Callable[[str], bool]) -> str:
@@ -89,7 +78,7 @@ def _at_port(host: str | None, port: int | None, is_this_host: Callable[[str], b
 
 
 def is_this_host(name: str) -> bool:
-    """Tell whether a name or address is this machine's: only such can be bound."""
+    """Tell whether a name or address is this machine's: only those can be bound."""
     if name in _LOCAL_NAMES:
         return True
     try:
@@ -109,7 +98,7 @@ def _can_bind(family: int, address: Any) -> bool:
 
 
 def ask_launcher() -> None:
-    """Have torch's ways of meeting ask the launcher, in this process."""
+    """Have torch's rendezvous ask the launcher, in this process."""
     import torch.distributed
 
     if not torch.distributed.is_available():
@@ -125,33 +114,42 @@ def _asking(torchs_own: Handler, default_timeout: timedelta) -> Handler:
     def meet(
         url: str, timeout: timedelta = default_timeout, **options: Any
     ) -> Iterator[tuple[Any, int, int]]:
-        link = LauncherLink.from_environment()
-        wanted = None if link is None else meeting(url, os.environ, is_this_host)
+        from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+        link, timeout_s = context().launcher, timeout.total_seconds()
+        wanted = None if link is None else group_request(url, timeout_s, os.environ, is_this_host)
         if link is None or wanted is None or wanted.world_size > link.world.world_size:
             yield from torchs_own(url, timeout=timeout, **options)
             return
-        store = _store(link, wanted, url, timeout, torchs_own)
-        yield store, wanted.rank, wanted.world_size
+        gathered = link.gather(wanted)
+        store: Store
+        if wanted.needs_store:
+            store = TCPStore(ADDRESS, gathered.port, None, False, timeout, wait_for_workers=False)
+        else:
+            store = next(torchs_own(url, timeout=timeout))[0]
+        yield PrefixStore(gathered.prefix, store), wanted.rank, wanted.world_size
         raise RuntimeError(f"ranks must meet anew for another group, not again by {url!r}.")
 
     return meet
 
 
-def _store(
-    link: LauncherLink, wanted: RendezvousRequest, url: str, timeout: timedelta, torchs_own: Handler
-) -> Any:
-    from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+def be_store(listening_fd: int, port: int, server_pid: int) -> NoReturn:
+    """Turn a fresh fork of the server into the store, and never come back.
 
-    store: Store
-    gathered = link.gather(
-        wanted.place,
-        wanted.rank,
-        wanted.world_size,
-        timeout.total_seconds(),
-        needs_store=not wanted.is_file,
+    So the store outlives every worker, and the launcher needs no torch.
+
+    Args:
+        listening_fd: a socket that listens; the store's from now on.
+        port: at which it does.
+        server_pid: the process that forked this one, with which it dies.
+    """
+    if not die_with(server_pid):
+        raise SystemExit
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    from torch._C._distributed_c10d import TCPStore
+
+    _held = TCPStore(
+        ADDRESS, port, None, True, wait_for_workers=False, master_listen_fd=listening_fd
     )
-    if wanted.is_file:
-        store = next(torchs_own(url, timeout=timeout))[0]
-    else:
-        store = TCPStore(ADDRESS, gathered.port, None, False, timeout, wait_for_workers=False)
-    return PrefixStore(gathered.prefix, store)
+    while True:
+        signal.pause()

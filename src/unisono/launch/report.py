@@ -1,6 +1,6 @@
-"""How is the end of a job put into words? What must hold, what was seen, what to do.
+"""How is the end of a job, or a lost worker, put into words? What must hold, was seen, is to do.
 
-Only the first failure is told; what followed from it is not.
+Only the first failure is reported, not what followed from it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from unisono.launch import recovery
 from unisono.launch.policy import STORE_LOST, JobState, WorkerFailure
+from unisono.notices import listed
 from unisono.plan.shards import assign
 from unisono.workers.membership import Membership
 
@@ -27,7 +28,7 @@ _SIGNAL_HINTS = {
 
 
 def exit_status(state: JobState) -> int:
-    """Give the status that the whole job ends with, as a shell would."""
+    """Return the exit status of the whole job, as a shell would."""
     if state.interrupted_by is not None:
         return 128 + state.interrupted_by
     cause = state.cause
@@ -42,7 +43,7 @@ def exit_status(state: JobState) -> int:
 
 
 def failure_message(state: JobState, num_workers: int) -> str:
-    """Tell what failed first, in one sentence and, where there is one, a traceback."""
+    """Say what failed first, in one sentence and, where there is one, a traceback."""
     cause = state.cause
     assert cause is not None
     if cause.note == STORE_LOST:
@@ -62,39 +63,38 @@ def failure_message(state: JobState, num_workers: int) -> str:
         how = "left with exit status 0 in the middle of its program (by `os._exit`?)"
         return _missed(state, cause.rank, num_workers, how)
     same = _same_on(state, cause)
-    alone = [failure for failure in state.failures if not failure.is_consequence]
+    alone = [failure for failure in state.failures if failure.waited_for is None]
     ended = len(alone) + len(state.done) + len(state.quiet)
     others = "" if ended == num_workers else "; the others were ended"
     who = f"worker {cause.rank} of {num_workers}"
-    if not cause.traceback:
+    if not cause.said.traceback:
         note = f" It could not be made up for: {cause.note}." if cause.note else ""
         return f"{who} {cause.how or ending(cause.exit_code)}{same}{others}.{note}"
-    if cause.summary.startswith("SystemExit"):
-        return f"{who} {ending(cause.exit_code)}{same}{others}:\n{cause.traceback}"
-    return f"{who} raised an exception{same}{others}:\n\n{cause.traceback}{_left_before(state)}"
+    if cause.said.summary.startswith("SystemExit"):
+        return f"{who} {ending(cause.exit_code)}{same}{others}:\n{cause.said.traceback}"
+    return (
+        f"{who} raised an exception{same}{others}:\n\n{cause.said.traceback}{_left_before(state)}"
+    )
 
 
 def _left_before(state: JobState) -> str:
-    """Name those who had ended when a connection was lost, which says nothing of them itself."""
+    """Name the workers that had ended when a connection was lost."""
     gone = sorted(state.done | state.quiet)
-    if state.cause is None or not state.cause.is_disconnect or not gone:
+    if state.cause is None or not state.cause.said.is_disconnect or not gone:
         return ""
-    workers = _listed(list(map(str, gone)))
-    who = f"Worker {workers} had" if len(gone) == 1 else f"Workers {workers} had"
     return (
-        f"\n\n{who} come to the end of the program by then: every worker must make the same calls "
-        f"in the same order."
+        f"\n\n{listed('Worker', gone, ' and ')} had come to the end of the program by then: every "
+        f"worker must make the same calls in the same order."
     )
 
 
 def interrupt_message(state: JobState, num_workers: int) -> str:
-    """Tell in one line that the job ended because somebody wanted it."""
+    """Say in one line that the job was interrupted."""
     assert state.interrupted_by is not None
-    by = {signal.SIGINT: "by Ctrl-C", signal.SIGTERM: "by SIGTERM"}[
-        signal.Signals(state.interrupted_by)
-    ]
+    by_ctrl_c = state.interrupted_by == signal.SIGINT
+    by = "Ctrl-C" if by_ctrl_c else signal.Signals(state.interrupted_by).name
     ended = "its worker was" if num_workers == 1 else f"all {num_workers} workers were"
-    return f"interrupted {by}; {ended} ended."
+    return f"interrupted by {by}; {ended} ended."
 
 
 def loss_message(
@@ -105,7 +105,7 @@ def loss_message(
     before: recovery.RecoveryState,
     after: recovery.RecoveryState,
 ) -> str:
-    """Tell who was lost and how, with what, who goes on with what, and whether somebody comes."""
+    """Say who was lost, how and with which shards, and who continues with which."""
     who = f"worker {rank} (pid {pid}) {how}"
     then = "a replacement is starting" if after.replaces else "it is not replaced"
     if before.membership is None or rank not in before.membership.ranks:
@@ -118,9 +118,8 @@ def loss_message(
         where = "" if loop is None else ", from the latest snapshot"
         return f"{who}; nobody is left; {then}{where}."
     others = after.membership.ranks
-    word = "worker" if len(others) == 1 else "workers"
     goes = "goes" if len(others) == 1 else "go"
-    text = f"{who}; {word} {_listed(list(map(str, others)))} {goes} on"
+    text = f"{who}; {listed('worker', others, ' and ')} {goes} on"
     if num_shards is not None:
         now = _shards_of(after.membership, num_shards)
         text += " with " + ", ".join(now[other] for other in others)
@@ -128,7 +127,7 @@ def loss_message(
 
 
 def spare_message(rank: int, how: str) -> str:
-    """Tell that a replacement failed before the others had need of it."""
+    """Say that a replacement failed before it joined the others."""
     return (
         f"the replacement of worker {rank} must run the program again up to where the others are, "
         f"but failed; the others go on without it:\n\n{how}\n"
@@ -138,10 +137,9 @@ def spare_message(rank: int, how: str) -> str:
 def joined_message(
     ranks: Sequence[int], pid_of: Callable[[int], int | None], state: recovery.RecoveryState
 ) -> str:
-    """Tell that replacements belong to the membership now."""
-    word = "worker" if len(ranks) == 1 else "workers"
-    who = _listed([f"{rank} (pid {pid_of(rank)})" for rank in ranks])
-    text = f"{word} {who} {'has' if len(ranks) == 1 else 'have'} joined"
+    """Say that replacements have joined the membership."""
+    who = listed("worker", [f"{rank} (pid {pid_of(rank)})" for rank in ranks], " and ")
+    text = f"{who} {'has' if len(ranks) == 1 else 'have'} joined"
     if state.loop is not None and state.membership is not None:
         shards = _shards_of(state.membership, int(state.loop.facts["shards"]))
         text += " with " + ", ".join(shards[rank] for rank in ranks)
@@ -159,17 +157,14 @@ def _shards_of(membership: Membership, num_shards: int) -> dict[int, str]:
     return names
 
 
-def _listed(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
 def _missed(state: JobState, rank: int, num_workers: int, how: str) -> str:
-    """Tell who went, who waited, and where the first of those did."""
+    """Say who left, who waited for it, and where the first of those waited."""
     waiting = [failure for failure in state.failures if failure.waited_for == rank]
     ranks = sorted(failure.rank for failure in waiting if failure.rank is not None)
-    word = "worker" if len(ranks) == 1 else "workers"
-    who = f" while {word} {', '.join(map(str, ranks))} waited for it" if ranks else ""
-    where = f" Worker {waiting[0].rank} waited here:\n\n{waiting[0].traceback}" if ranks else ""
+    who = f" while {listed('worker', ranks)} waited for it" if ranks else ""
+    where = (
+        f" Worker {waiting[0].rank} waited here:\n\n{waiting[0].said.traceback}" if ranks else ""
+    )
     return (
         f"worker {rank} of {num_workers} {how}{who}: every worker must come to the end of its "
         f"program and make the same calls in the same order.{where}"
@@ -177,7 +172,7 @@ def _missed(state: JobState, rank: int, num_workers: int, how: str) -> str:
 
 
 def ending(exit_code: int) -> str:
-    """Tell how a process ended."""
+    """Say how a process ended."""
     if exit_code >= 0:
         return f"left with exit status {exit_code}"
     try:
@@ -189,15 +184,12 @@ def ending(exit_code: int) -> str:
 
 
 def _same_on(state: JobState, cause: WorkerFailure) -> str:
-    """Name the other workers that said the same; empty when there are none."""
+    """Name the other workers with the same failure; empty if there are none."""
     ranks = sorted(
         failure.rank
         for failure in state.failures
         if failure is not cause
         and failure.rank is not None
-        and (failure.summary, failure.exit_code) == (cause.summary, cause.exit_code)
+        and (failure.said.summary, failure.exit_code) == (cause.said.summary, cause.exit_code)
     )
-    if not ranks:
-        return ""
-    word = "rank" if len(ranks) == 1 else "ranks"
-    return f" (the same on {word} {', '.join(map(str, ranks))})"
+    return f" (the same on {listed('rank', ranks)})" if ranks else ""

@@ -1,7 +1,7 @@
 """The fork server: who starts workers in milliseconds? A process that has loaded torch and waits.
 
-    launcher ──spawn, signal──► server ──fork──► workers
-             ◄─forked, exited──        └─fork──► the store of torch.distributed, if it is needed
+    launcher ──ToServer──► server ──fork──► workers
+             ◄─FromServer─        └─fork──► the store of torch.distributed, if it is needed
 
 Invariant: one thread, so that forking is safe; no worker outlives it (their parent-death signal)
 and it does not outlive its launcher (the kernel sees to that, with a lifeline; and it sees the end
@@ -13,20 +13,18 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-import select
 import selectors
 import signal
 import socket
-import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NoReturn
 
-from unisono.launch.store_process import be_store
+from unisono.launch.rendezvous import be_store
 from unisono.launch.worker import be_worker
-from unisono.workers.channel import Channel, Message
+from unisono.workers import launcher_messages as messages
+from unisono.workers.channel import Channel
 
 # What every training script needs; torch loads _dynamo with the first optimizer.
 PRELOADED = ("torch", "torch._dynamo", "numpy.random", "cloudpickle", "unisono.train.trainer")
@@ -46,8 +44,7 @@ def main(channel_fd: int, launcher_pid: int, lifeline_fd: int) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     channel = Channel.from_fd(channel_fd)
     os.set_inheritable(lifeline_fd, False)
-    with _ended_with_launcher(channel_fd):
-        load()
+    load()
     _Server(channel, launcher_pid, lifeline_fd).serve()
 
 
@@ -65,30 +62,6 @@ def load() -> None:
     gc.enable()
 
 
-@contextmanager
-def _ended_with_launcher(channel_fd: int) -> Iterator[None]:
-    """End this process if the launcher goes while torch loads, which takes seconds."""
-    stop_reading, stop_writing = os.pipe()
-
-    def watch() -> None:
-        poll = select.poll()
-        poll.register(channel_fd, select.POLLRDHUP)
-        poll.register(stop_reading, select.POLLIN)
-        if any(fd == channel_fd for fd, _ in poll.poll()):
-            os._exit(0)
-
-    thread = threading.Thread(target=watch, name="launcher-watch")
-    thread.start()
-    try:
-        yield
-    finally:
-        # The thread must be gone before the first fork.
-        os.write(stop_writing, b"x")
-        thread.join()
-        os.close(stop_reading)
-        os.close(stop_writing)
-
-
 class _Server:
     """The loop: requests from the launcher, deaths of the children."""
 
@@ -99,7 +72,7 @@ class _Server:
         self._rank_of_pid: dict[int, int] = {}
         self._store_pid: int | None = None
         self._store_port = 0
-        self._waiting: deque[Message] = deque()
+        self._waiting: deque[messages.Message] = deque()
         self._wakeup, self._wakeup_writing = socket.socketpair()
         self._selector = selectors.DefaultSelector()
 
@@ -124,48 +97,42 @@ class _Server:
             self._wakeup.recv(4096)
         self._reap()
 
-    def _obey(self, message: Message) -> None:
-        if message.header["type"] == "spawn":
-            self._fork(message.header["rank"], message.header["incarnation"], message.fds)
-        elif message.header["type"] == "signal":
-            for pid, rank in self._rank_of_pid.items():
-                if rank in message.header["ranks"]:
-                    os.kill(pid, message.header["signum"])
-        elif message.header["type"] == "start store":
-            self._fork_store(message.fds[0], message.header["port"])
-        elif message.header["type"] == "end store":
-            self._end_store()
+    def _obey(self, message: messages.Message) -> None:
+        match message:
+            case messages.ForkWorker():
+                self._fork(message)
+            case messages.SignalWorkers(ranks, signum):
+                for pid, rank in self._rank_of_pid.items():
+                    if rank in ranks:
+                        os.kill(pid, signum)
+            case messages.StartStore(port, (fd,)):
+                self._fork_store(fd, port)
+            case messages.EndStore():
+                self._end_store()
 
-    def _fork(self, rank: int, incarnation: int, fds: tuple[int, ...]) -> None:
+    def _fork(self, wanted: messages.ForkWorker) -> None:
+        pid = self._fork_into(be_worker, wanted.rank, wanted.incarnation, wanted.fds)
+        self._rank_of_pid[pid] = wanted.rank
+        self._tell(messages.Forked(wanted.rank, pid))
+        for fd in wanted.fds:
+            os.close(fd)
+
+    def _fork_store(self, fd: int, port: int) -> None:
+        self._store_port = port
+        self._store_pid = self._fork_into(be_store, fd, port)
+        os.close(fd)
+
+    def _fork_into(self, be: Callable[..., NoReturn], *arguments: object) -> int:
+        """Fork a process that is something else from now on, with this one as its parent."""
         server_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become_worker(rank, incarnation, fds, server_pid)
-        self._rank_of_pid[pid] = rank
-        self._tell({"type": "forked", "rank": rank, "pid": pid})
-        for fd in fds:
-            os.close(fd)
-
-    def _become_worker(
-        self, rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
-    ) -> NoReturn:
-        try:
-            self._let_go_of_all()
-            be_worker(rank, incarnation, fds, server_pid)
-        finally:
-            os._exit(70)
-
-    def _fork_store(self, fd: int, port: int) -> None:
-        server_pid = os.getpid()
-        self._store_port = port
-        self._store_pid = os.fork()
-        if self._store_pid == 0:
             try:
                 self._let_go_of_all()
-                be_store(fd, port, server_pid)
+                be(*arguments, server_pid)
             finally:
                 os._exit(70)
-        os.close(fd)
+        return pid
 
     def _end_store(self) -> None:
         if self._store_pid is not None:
@@ -180,8 +147,9 @@ class _Server:
             owned.close()
         os.close(self._lifeline_fd)
         # Those of later ranks, whose requests came while torch was loading.
-        for fd in (fd for message in self._waiting for fd in message.fds):
-            os.close(fd)
+        for message in self._waiting:
+            for fd in getattr(message, "fds", ()):
+                os.close(fd)
 
     def _reap(self) -> None:
         while self._rank_of_pid or self._store_pid is not None:
@@ -191,14 +159,14 @@ class _Server:
             code = os.waitstatus_to_exitcode(status)
             rank = self._rank_of_pid.pop(pid, None)
             if rank is not None:
-                self._tell({"type": "exited", "rank": rank, "exit_code": code})
+                self._tell(messages.WorkerExited(rank, code))
             elif pid == self._store_pid:
                 self._store_pid = None
-                self._tell({"type": "store ended", "port": self._store_port, "exit_code": code})
+                self._tell(messages.StoreEnded(self._store_port, code))
 
-    def _tell(self, header: dict[str, object]) -> None:
+    def _tell(self, message: messages.FromServer) -> None:
         try:
-            self._channel.send(header)
+            self._channel.send(message)
         except ConnectionError:
             # The launcher is gone; the next turn of the loop sees it and ends everything.
             self._channel.at_end = True

@@ -1,9 +1,11 @@
-"""Signals as bytes in a socket, so that a loop over sockets hears them in its own time."""
+"""Signals as bytes in a socket, so that a loop over sockets receives them between two turns."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,27 +13,27 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Signals:
-    """What has come of some signals. Final; selectors may wait for it."""
+    """The signals that have arrived. Final; selectors may wait for it."""
 
     def __init__(self, reading: socket.socket, signums: Sequence[int]) -> None:
         self._reading, self._signums = reading, signums
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when something has come."""
+        """Return the descriptor that is readable when a signal has arrived."""
         return self._reading.fileno()
 
     def read(self) -> list[int]:
-        """Take what has come.
+        """Take the signals that have arrived.
 
-        Python tells of every signal that has a handler, such as the program's own alarms; those
-        are nobody's business here.
+        Python writes every signal that has a handler, such as the program's own alarms; those are
+        left out.
         """
         return [signum for signum in self._reading.recv(64) if signum in self._signums]
 
 
 @contextmanager
 def signals_as_bytes(signums: Sequence[int]) -> Iterator[Signals]:
-    """Hear of each of these signals; for the main thread."""
+    """Receive each of these signals; for the main thread."""
     reading, writing = socket.socketpair()
     reading.setblocking(False)
     writing.setblocking(False)
@@ -49,3 +51,27 @@ def signals_as_bytes(signums: Sequence[int]) -> Iterator[Signals]:
             signal.signal(signum, handler)
         reading.close()
         writing.close()
+
+
+@contextmanager
+def interrupts() -> Iterator[Signals | None]:
+    """Receive Ctrl-C as a byte, where Python itself would raise KeyboardInterrupt at any moment."""
+    handler = signal.getsignal(signal.SIGINT)
+    is_default = handler is signal.default_int_handler or _is_of_a_kernel(handler)
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield None
+        return
+    with signals_as_bytes([signal.SIGINT]) as signals:
+        yield signals
+        # One that came after the job's end is for the caller.
+        with contextlib.suppress(BlockingIOError):
+            if signals.read():
+                raise KeyboardInterrupt
+
+
+def _is_of_a_kernel(handler: object) -> bool:
+    """Tell whether a handler of SIGINT is the one that a kernel sets for cells with ``await``.
+
+    It cancels the cell when the cell next waits, which a cell that calls ``launch`` does not do.
+    """
+    return str(getattr(handler, "__module__", "")).split(".")[0] == "ipykernel"

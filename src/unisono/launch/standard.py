@@ -1,7 +1,7 @@
-"""Where do standard input, output and error lead? Always somewhere, even where a shell closed them.
+"""Standard input, output and error are open, even if a shell has closed them.
 
-Invariant: once :func:`open_standard_fds` has returned, no descriptor made later is 0, 1 or 2.
-Otherwise a channel could become somebody's standard output, and a worker's prints its messages.
+Invariant: after :func:`open_standard_fds` no new descriptor is 0, 1 or 2. Otherwise a channel could
+become a worker's standard output, and its prints messages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 
 def open_standard_fds() -> None:
-    """Leader closed ones of descriptors 0 to 2 to ``/dev/null``, and Python's streams with them."""
+    """Open ``/dev/null`` where descriptors 0 to 2, or Python's streams of them, are closed."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)

@@ -1,11 +1,11 @@
-"""Who watches the workers? One loop in the launcher that does what ``policy`` decides.
+"""How are workers watched? By one loop in the launcher, which does what ``policy`` decides.
 
-    server: exited ─┐                    ┌─► control control block (who has left)
-    workers: done,  ├─► decide(state, …) ┼─► signals, through the server
-      failed        │                    └─► kill the server
+    server: exited ─┐            ┌─► control block (who has left)
+    workers: done,  ├─► policy ──┼─► signals, through the server
+      failed        │            └─► kill the server
     signals, clock ─┘
 
-What workers ask for is answered by the desk (``reception``). Nothing is decided here.
+``reception`` answers workers' requests. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -15,31 +15,30 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 from unisono.checkpoint.writer import CheckpointWriter
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
-from unisono.launch import policy, recovery, stalls
+from unisono.launch import policy, recovery
 from unisono.launch.forkserver import ForkServer
 from unisono.launch.groups import Groups
-from unisono.launch.job import Job
+from unisono.launch.job import FUNCTION, Job
 from unisono.launch.outputs import Outputs
 from unisono.launch.reception import Reception
-from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import ending, spare_message
 from unisono.launch.signals import Signals
-from unisono.launch.stalls import StallWatch
+from unisono.launch.stall_watch import StallWatch
 from unisono.notices import say
-from unisono.workers.channel import Channel, Message
+from unisono.workers import launcher_messages as messages
+from unisono.workers.channel import Channel
 from unisono.workers.control_block import ControlBlock
 
 _IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class JobResult:
     """How a job ended.
 
     Attributes:
@@ -53,32 +52,18 @@ class Ended:
     server_is_usable: bool
 
 
-def supervise(
-    server: ForkServer,
-    job: Job,
-    *,
-    restarts: int = RESTARTS,
-    replaces: bool = True,
-    stall_timeout_s: float = stalls.TIMEOUT_S,
-    needs_result: bool = False,
-    signals: Signals | None = None,
-) -> Ended:
-    """Start the workers of `job`, watch them to their end, and say how it was.
+def supervise(server: ForkServer, job: Job, signals: Signals | None = None) -> JobResult:
+    """Start the workers of `job` and watch them to their end.
 
     Args:
-        server: starts the workers; ended with them if they cannot be ended alone.
+        server: starts the workers; killed with them if they cannot be ended alone.
         job: what the workers do.
-        restarts: how many workers may be lost within a minute.
-        replaces: whether a lost worker is replaced.
-        stall_timeout_s: how long a worker that others wait for may stand still, in seconds.
-        needs_result: whether a worker that leaves quietly has failed.
-        signals: tells of those that should end the job.
+        signals: those that should end the job.
 
     Raises:
-        KeyboardInterrupt: raised while waiting, after all workers have been ended.
+        KeyboardInterrupt: raised while waiting; all workers have been ended.
     """
-    state = recovery.start(job.num_workers, restarts=restarts, replaces=replaces)
-    supervision = _Supervision(server, job, needs_result, signals, state, stall_timeout_s)
+    supervision = _Supervision(server, job, signals)
     try:
         supervision.start_workers()
         supervision.watch()
@@ -90,28 +75,20 @@ def supervise(
         raise
     finally:
         supervision.close()
-    return Ended(supervision.state, supervision.results, supervision.server_is_usable)
+    return JobResult(supervision.state, supervision.results, supervision.server_is_usable)
 
 
 class _Supervision:
     """The sockets and the control block of one job, and the loop over them."""
 
-    def __init__(
-        self,
-        server: ForkServer,
-        job: Job,
-        needs_result: bool,
-        signals: Signals | None,
-        membership: recovery.RecoveryState,
-        stall_timeout_s: float,
-    ) -> None:
-        self.state = policy.start(job.num_workers, needs_result=needs_result)
+    def __init__(self, server: ForkServer, job: Job, signals: Signals | None) -> None:
+        self.state = policy.start(job.num_workers, needs_result=job.kind == FUNCTION)
         self.results: dict[int, bytes] = {}
         self.server_is_usable = True
         self._server = server
         self._signals = signals
         self._outputs = Outputs()
-        self._groups = Groups(job.num_workers, server, self.send, say)
+        self._groups = Groups(job.num_workers, server, self.send)
         self._job_fd = replace(job, master_port=self._groups.port.number).write()
         self._control = ControlBlock.create(job.num_workers)
         self._channels: dict[int, Channel] = {}
@@ -120,17 +97,18 @@ class _Supervision:
         self._stalled: dict[int, str] = {}
         self._has_groups = False
         self._incarnations = dict.fromkeys(range(job.num_workers), -1)
-        self._watch = StallWatch(self._control, stall_timeout_s)
+        self._watch = StallWatch(self._control, job.stall_timeout_s)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(server.channel, selectors.EVENT_READ, None)
-        self._selector.register(self._outputs, selectors.EVENT_READ, None)
+        self._selector.register(server.channel, selectors.EVENT_READ, self._read_server)
+        self._selector.register(self._outputs, selectors.EVENT_READ, None)  # read in each turn
         if signals is not None:
-            self._selector.register(signals, selectors.EVENT_READ, None)
+            self._selector.register(signals, selectors.EVENT_READ, self._read_signals)
         self._woken, self._waking = socket.socketpair()
-        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._read_writer)
         faults = read_faults(job.environ.get(FAULTS_VARIABLE, ""))
         writer = CheckpointWriter(say, lambda number: disk_full(faults, number))
-        self._desk = Reception(self._control, self, membership, writer, self._wake, say)
+        members = recovery.start(job.num_workers, restarts=job.restarts, replaces=job.replaces)
+        self._desk = Reception(self._control, self, members, writer, self._wake, say)
 
     def start_workers(self) -> None:
         try:
@@ -141,11 +119,11 @@ class _Supervision:
             pass
 
     def spawn(self, rank: int) -> None:
-        """Start a worker, or one that takes the place of one that was lost."""
+        """Start a worker, or the replacement of one that was lost."""
         self._incarnations[rank] += 1
         ours, theirs = Channel.pair()
         self._channels[rank] = ours
-        self._selector.register(ours, selectors.EVENT_READ, rank)
+        self._selector.register(ours, selectors.EVENT_READ, partial(self._read_worker, rank))
         standard = self._outputs.standard_fds()
         try:
             fds = [*standard, self._job_fd, self._control.fd, theirs.fileno()]
@@ -155,38 +133,35 @@ class _Supervision:
             for fd in standard:
                 os.close(fd)
 
-    def send(
-        self, rank: int, header: dict[str, Any], payload: bytes = b"", fds: Sequence[int] = ()
-    ) -> None:
+    def send(self, rank: int, message: messages.ToWorker) -> None:
         """Send a worker one message."""
         channel = self._channels.get(rank)
         try:
             if channel is not None:
-                channel.send(header, payload, fds)
+                channel.send(message)
         except ConnectionError:
             # The worker has died meanwhile; the server will say how.
             return
 
     def end(self) -> None:
         """End the job, which has nothing left to do."""
-        self._take_all([policy.EndNow()])
+        self._take(policy.end_now(self.state, time.monotonic()))
 
     def pid(self, rank: int) -> int | None:
-        """Tell the process of a worker."""
+        """Return the process of a worker."""
         return self._pids.get(rank)
 
     def watch(self) -> None:
-        """Go on until nobody is left."""
+        """Run until no worker is left."""
         while not self.state.over:
-            deadline = self.state.deadline
-            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            timeout = self._watch.at_most(self._groups.at_most(timeout))
-            ready = self._selector.select(self._outputs.at_most(timeout))
+            dues_s = (one.due_s for one in (self.state, self._groups, self._watch, self._outputs))
+            ready = self._selector.select(max(0.0, min(dues_s) - time.monotonic()))
             # What a worker wrote before its end is shown before what is said of that.
             self._outputs.pump()
             for key, _ in ready:
-                self._take_all(self._read(key))
-            self._take_all([policy.DeadlinePassed()])
+                if key.data is not None:
+                    key.data()
+            self._take(policy.time_passed(self.state, time.monotonic()))
             self._end_stalled()
             self._groups.look()
         if self.state.cause is not None:
@@ -195,7 +170,7 @@ class _Supervision:
     def end_workers(self) -> None:
         """End everybody after a KeyboardInterrupt; a second one ends them at once."""
         try:
-            self._take_all([self._interrupted(signal.SIGINT)])
+            self._interrupt(signal.SIGINT)
             self.watch()
         except KeyboardInterrupt:
             self._act(policy.KillServer())
@@ -203,8 +178,8 @@ class _Supervision:
     def close(self) -> None:
         self._groups.close()
         self._desk.close()
-        # They know this object and this knows them: nobody is to wait for the collector to see
-        # that, as the control block's mapping has a descriptor of its own.
+        # A cycle of references would keep the control block's mapping, and its descriptor, until
+        # the next garbage collection.
         del self._desk, self._groups
         self._outputs.close()
         self._selector.close()
@@ -234,72 +209,62 @@ class _Supervision:
             self._stalled[stalled.rank] = stalled.how
             self._server.signal([stalled.rank], signal.SIGKILL)
 
-    def _read(self, key: selectors.SelectorKey) -> list[policy.Event]:
-        if key.fileobj is self._signals:
-            assert self._signals is not None
-            return [self._interrupted(signum) for signum in self._signals.read()]
-        if key.fileobj is self._outputs:
-            return []
-        if key.fileobj is self._woken:
-            self._woken.recv(64)
-            self._desk.written()
-            return []
-        if key.fileobj is self._server.channel:
-            return self._read_server()
-        return self._read_worker(key.data)
+    def _read_signals(self) -> None:
+        assert self._signals is not None
+        for signum in self._signals.read():
+            self._interrupt(signum)
 
-    def _interrupted(self, signum: int) -> policy.InterruptRequested:
-        is_first = self.state.interrupted_by is None
-        return policy.InterruptRequested(signum, gently=is_first and self._desk.want_stop(signum))
+    def _interrupt(self, signum: int) -> None:
+        gently = self.state.interrupted_by is None and self._desk.want_stop(signum)
+        self._take(policy.interrupted(self.state, signum, time.monotonic(), gently=gently))
 
-    def _read_server(self) -> list[policy.Event]:
-        events: list[policy.Event] = []
+    def _read_writer(self) -> None:
+        self._woken.recv(64)
+        self._desk.written()
+
+    def _read_server(self) -> None:
         for message in self._server.channel.receive_ready():
-            if message.header["type"] == "store ended":
+            match message:
+                case messages.Forked(rank, pid):
+                    self._pids[rank] = pid
+                case messages.WorkerExited(rank, exit_code):
+                    # What a worker said before it left must be known before its leaving is judged.
+                    self._read_worker(rank)
+                    self._exited(rank, exit_code)
                 # It may be the end of an earlier job's, on a server that is used again.
-                if message.header["port"] == self._groups.store_port:
-                    events.append(policy.StoreLost(message.header["exit_code"]))
-                continue
-            rank = message.header["rank"]
-            if message.header["type"] == "forked":
-                self._pids[rank] = message.header["pid"]
-                continue
-            # What a worker said before it left must be known before its leaving is judged.
-            self._take_all([*events, *self._read_worker(rank)])
-            events = self._exited(rank, message.header["exit_code"])
+                case messages.StoreEnded(port, exit_code) if port == self._groups.store_port:
+                    self._take(policy.store_lost(self.state, exit_code, time.monotonic()))
         if self._server.channel.at_end:
             for rank in sorted(self.state.alive):
-                events += self._read_worker(rank)
+                self._read_worker(rank)
             self._selector.unregister(self._server.channel)
             self.server_is_usable = False
-            events.append(policy.ServerLost(self._server.wait()))
-        return events
+            self._take(policy.server_lost(self.state, self._server.wait()))
 
-    def _exited(self, rank: int, exit_code: int) -> list[policy.Event]:
-        """Judge the end of a worker: may the others go on without it?"""
+    def _exited(self, rank: int, exit_code: int) -> None:
+        """Judge the end of a worker: may the others continue without it?"""
         self._forget_channel(rank)
         stood_still = self._stalled.pop(rank, "")
         how = stood_still if exit_code == -signal.SIGKILL else ""
-        event = policy.Exited(rank, exit_code, how=how)
-        how = how or ending(exit_code)
         pid = self._pids.pop(rank, None)
         is_spare = exit_code != 0 and rank not in self.state.done and self._is_spare(rank)
-        trouble = ""
-        if policy.may_survive(self.state, event) and rank not in self._spared:
-            trouble = self._desk.lost(rank, pid, how, time.monotonic())
+        now, trouble = time.monotonic(), ""
+        if policy.may_survive(self.state, rank, exit_code) and rank not in self._spared:
+            trouble = self._desk.lost(rank, pid, how or ending(exit_code), now)
             if not trouble:
-                if rank in self._channels:
-                    return []
-                self._groups.gone(rank)
-                return [policy.LeftBehind(rank)]
+                if rank not in self._channels:
+                    self._groups.gone(rank)
+                    self._take(policy.left_behind(self.state, rank))
+                return
         self._groups.gone(rank)
         self._desk.gone(rank)
-        if is_spare:
-            if rank not in self._spared:
-                say(spare_message(rank, f"It {how}. {trouble}".rstrip()))
-            self._spared.discard(rank)
-            return [policy.LeftBehind(rank)]
-        return [replace(event, note=trouble)]
+        if not is_spare:
+            self._take(policy.exited(self.state, rank, exit_code, now, note=trouble, how=how))
+            return
+        if rank not in self._spared:
+            say(spare_message(rank, f"It {how or ending(exit_code)}. {trouble}".rstrip()))
+        self._spared.discard(rank)
+        self._take(policy.left_behind(self.state, rank))
 
     def _forget_channel(self, rank: int) -> None:
         channel = self._channels.pop(rank, None)
@@ -309,64 +274,56 @@ class _Supervision:
             self._selector.unregister(channel)
         channel.close()
 
-    def _read_worker(self, rank: int) -> list[policy.Event]:
+    def _read_worker(self, rank: int) -> None:
         channel = self._channels.get(rank)
-        was_at_end = channel is None or channel.at_end
-        if channel is None or was_at_end:
-            return []
-        events: list[policy.Event] = []
+        if channel is None:
+            return
+        was_at_end = channel.at_end
         for message in channel.receive_ready():
-            events += self._hear(rank, message)
-        if channel.at_end:
+            self._hear(rank, message)
+        if channel.at_end and not was_at_end:
             self._selector.unregister(channel)
-        return events
 
-    def _hear(self, rank: int, message: Message) -> list[policy.Event]:
-        match message.header["type"]:
-            case "done":
-                self.results[rank] = message.payload
-                return [policy.Done(rank)]
-            case "failed" if self._is_spare(rank):
-                say(spare_message(rank, message.header["traceback"]))
+    def _hear(self, rank: int, message: messages.Message) -> None:
+        match message:
+            case messages.ProgramDone(payload):
+                self.results[rank] = payload
+                self._take(policy.done(self.state, rank))
+                self._groups.gone(rank)
+                self._desk.gone(rank)
+            case messages.ProgramFailed() if self._is_spare(rank):
+                say(spare_message(rank, message.traceback))
                 self._spared.add(rank)
-                return []
-            case "failed":
-                return [policy.Reported(_failure(rank, message))]
-            case "progress":
-                self._outputs.show(message.header)
-                return []
-            case "gather":
+            case messages.ProgramFailed():
+                failure = policy.WorkerFailure(rank, message.exit_code, message)
+                self._take(policy.failed(self.state, failure, time.monotonic()))
+            case messages.ShowProgress():
+                self._outputs.show(message)
+            case messages.GroupRequest():
                 self._gather(rank, message)
-                return []
-        self._desk.hear(rank, message)
-        return []
+            case messages.FromWorker():
+                self._desk.hear(rank, message)
 
-    def _gather(self, rank: int, message: Message) -> None:
-        """Have a worker wait for the others of a process group; a group of one waits for nobody."""
-        if message.header["world_size"] > 1:
+    def _gather(self, rank: int, request: messages.GroupRequest) -> None:
+        """Have a worker wait for the others of a process group."""
+        if request.world_size > 1:
             self._has_groups = True
-            # Its others stay in the group, so nobody who begins anew can join them.
-            no_recovery = {"type": "no recovery", "reason": _IN_A_GROUP}
-            self._desk.hear(rank, replace(message, header=no_recovery))
-        self._groups.hear(rank, message.header)
+            # The others stay in their group, which a replacement cannot join.
+            self._desk.hear(rank, messages.NoRecovery(_IN_A_GROUP))
+        self._groups.hear(rank, request)
 
     def _is_spare(self, rank: int) -> bool:
-        """Tell whether a worker is a replacement that the others do without."""
+        """Tell whether a worker is a replacement that the others do not need."""
         others_are_done = bool(self.state.done)
         is_replacement = self._incarnations[rank] > 0 and self.state.stage is policy.Stage.RUNNING
         return is_replacement and self._desk.is_spare(rank, others_are_done=others_are_done)
 
-    def _take_all(self, events: Iterable[policy.Event]) -> None:
-        for event in events:
-            decision = policy.decide(self.state, event, time.monotonic())
-            self.state = decision.state
-            for action in decision.actions:
-                self._act(action)
-            if self.state.stage is not policy.Stage.RUNNING:
-                self._desk.stand_down()
-            if isinstance(event, policy.Done):
-                self._groups.gone(event.rank)
-                self._desk.gone(event.rank)
+    def _take(self, decision: policy.Decision) -> None:
+        self.state = decision.state
+        for action in decision.actions:
+            self._act(action)
+        if self.state.stage is not policy.Stage.RUNNING:
+            self._desk.stand_down()
 
     def _act(self, action: policy.Action) -> None:
         match action:
@@ -377,15 +334,3 @@ class _Supervision:
             case policy.KillServer():
                 self.server_is_usable = False
                 self._server.kill()
-
-
-def _failure(rank: int, message: Message) -> policy.WorkerFailure:
-    return policy.WorkerFailure(
-        rank=rank,
-        exit_code=message.header["exit_code"],
-        summary=message.header["summary"],
-        traceback=message.header["traceback"],
-        waited_for=message.header["waited_for"],
-        exception=message.payload,
-        is_disconnect=message.header["is_disconnect"],
-    )

@@ -38,6 +38,7 @@ from unisono.launch.job import Job
 from unisono.launch.program import run_program
 from unisono.launch.rendezvous import ask_launcher
 from unisono.workers.allocator import keep_freed_memory
+from unisono.workers.context import context
 from unisono.workers.launcher_link import (
     CONTROL_VARIABLE,
     INCARNATION_VARIABLE,
@@ -46,6 +47,7 @@ from unisono.workers.launcher_link import (
     RECOVERS_VARIABLE,
     LauncherLink,
 )
+from unisono.workers.launcher_messages import Begun, ProgramDone, ProgramFailed
 from unisono.workers.lifeline import die_with
 
 _BOOTSTRAP_FAILED = 70  # EX_SOFTWARE of sysexits.h
@@ -110,7 +112,7 @@ def _take_over_environment(job: Job, rank: int, names: Mapping[str, int]) -> Lau
     environ = worker_environment(job, rank, {name: str(value) for name, value in names.items()})
     os.environ.clear()
     os.environ.update(environ)
-    link = LauncherLink.from_environment()
+    link = context().launcher
     assert link is not None
     return link
 
@@ -131,7 +133,7 @@ def _live(job: Job, rank: int, link: LauncherLink) -> int:
             free_groups_of_torchs_ddp_last()
         if job.backend != GLOO:
             replace_gloo(rank)
-        link.tell({"type": "begun"})
+        link.tell(Begun())
         result = run_program(job)
     except BaseException as error:
         ended = error
@@ -144,7 +146,7 @@ def _live(job: Job, rank: int, link: LauncherLink) -> int:
             _print_failure(ended, text)
     _finish_as_python_does()
     if is_worker and not exit_code:
-        link.tell({"type": "done"}, result)
+        link.tell(ProgramDone(result))
     return exit_code
 
 
@@ -165,15 +167,16 @@ def _tell_failure(link: LauncherLink, error: BaseException, exit_code: int, text
     if not isinstance(error, SystemExit):
         _call_own_excepthook(error)
         text = traceback_text(error)
-    header = {
-        "type": "failed",
-        "exit_code": exit_code,
-        "summary": shortened(summary_line(error)),
-        "traceback": shortened(text),
-        "waited_for": lost_peer(error),
-        "is_disconnect": is_disconnect(error),
-    }
-    link.tell(header, pack_exception(error))
+    link.tell(
+        ProgramFailed(
+            exit_code,
+            summary=shortened(summary_line(error)),
+            traceback=shortened(text),
+            waited_for=lost_peer(error),
+            is_disconnect=is_disconnect(error),
+            payload=pack_exception(error),
+        )
+    )
 
 
 def _print_failure(error: BaseException, text: str) -> None:

@@ -1,7 +1,7 @@
-"""Sums of floats without rounding: the same bits in whatever order and groups they are added.
+"""Sums of floats without rounding: the same bits in any order and grouping.
 
-Every finite float64 is a whole multiple of 2⁻¹⁰⁷⁴, so a sum is a whole number of those, which
-Python adds exactly. It is rounded once, when it is read; ``math.fsum`` gives the same bits.
+Every finite float64 is a multiple of 2⁻¹⁰⁷⁴, so a sum is an integer number of those, which Python
+adds exactly. It is rounded once, when it is read; ``math.fsum`` gives the same bits.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class ExactSum:
         self._not_finite += other._not_finite
 
     def rounded(self) -> float:
-        """Give the float64 that is nearest; infinite where none is near, or an infinity was added.
+        """Return the nearest float64; infinite if it overflows or an infinity was added.
 
-        NaN where NaN was added, or infinities of both signs.
+        NaN if NaN was added, or infinities of both signs.
         """
         if self._not_finite != 0.0:
             return self._not_finite

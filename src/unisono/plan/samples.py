@@ -4,7 +4,7 @@ The order of an epoch is torch's: ``DistributedSampler`` seeds a generator with 
 and permutes. Step *t* takes positions *tB* … *(t+1)B − 1* of the order; the sample at position *p*
 belongs to shard *p* mod *S*, which is the sample that ``DistributedSampler`` gives to replica
 *p* mod *S*. Nothing is padded: the last batch may be short and a shard of it empty. A sampler may
-say the order instead; an epoch is then as long as what it says. ::
+define the order, and with it the length of an epoch, instead. ::
 
     S = 3, B = 5     position  0 1 2 3 4 │ 5 6 7 8 9 │ 10 11
                      shard     0 1 2 0 1 │ 2 0 1 2 0 │  1  2      (shard 0 of the last is empty)
@@ -26,14 +26,13 @@ class SamplePlan:
     """How a dataset is cut into global batches and shards. Pure arithmetic.
 
     Args:
-        num_samples: N, samples of one epoch, at least 1: the dataset's length, if no sampler says
-            otherwise.
+        num_samples: N, samples of one epoch, at least 1: the dataset's length, or the sampler's.
         batch_size: B, samples of one global batch, at least S.
         shards: S.
-        shuffle: whether each epoch has an order of its own.
+        shuffle: whether each epoch has another order.
         seed: the run's seed.
-        sampler: what the sampler is called that says the order; None: there is none.
-        order_of: what it says: takes an epoch to N indices, some maybe several times.
+        sampler: the name of the sampler that defines the order, if there is one.
+        order_of: its order: takes an epoch to N indices, which may repeat.
 
     Raises:
         ValueError: a number does not fit the others.
@@ -78,11 +77,11 @@ class SamplePlan:
         return torch.randperm(self.num_samples, generator=generator)
 
     def repeats(self, epoch: int) -> torch.Tensor | None:
-        """Tell how often each sample of the order came before in it; None: there are no repeats."""
+        """Count how often each sample of the order came before in it; None if none repeats."""
         return None if self.order_of is None else _repeats(self.order(epoch))
 
     def digest(self, epoch: int) -> str:
-        """Hash the order of an epoch that a sampler says; empty where none does."""
+        """Hash the order that a sampler defines for an epoch; empty without a sampler."""
         if self.order_of is None:
             return ""
         indices = self.order(epoch).numpy().tobytes()

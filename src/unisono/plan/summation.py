@@ -1,4 +1,4 @@
-"""In which order we add: one fixed binary tree over the shards, whoever computed them.
+"""The order of summation: one fixed binary tree over the shards, whichever worker computes them.
 
 The sum over shards *lo* … *hi* − 1 is defined as ``T[lo,hi) = T[lo,mid) + T[mid,hi)`` with
 ``mid = lo +`` the largest power of two below ``hi − lo``::
@@ -11,8 +11,8 @@ The sum over shards *lo* … *hi* − 1 is defined as ``T[lo,hi) = T[lo,mid) + T
            ┌┴┐    ┌┴┐
            0 1    2 3
 
-A worker adds up the maximal sub-trees inside its range (its *parts*); once all parts are there,
-the tree is finished. Every placement evaluates the same additions, so the bits agree.
+A worker adds up the maximal sub-trees inside its range (its *parts*); then the tree is finished
+from all parts. Every placement evaluates the same additions, so the bits agree.
 """
 
 from __future__ import annotations
@@ -31,11 +31,6 @@ class Node:
 
     lo: int
     hi: int
-
-    @property
-    def is_leaf(self) -> bool:
-        """Whether this is one shard alone."""
-        return self.hi - self.lo == 1
 
     def children(self) -> tuple[Node, Node]:
         """The two nodes whose sum this one is."""
@@ -68,11 +63,11 @@ def additions_after(part: Node) -> list[int]:
     It pushes each shard's value, then so often replaces the two topmost by their sum; one value,
     the part's, is left at the end.
     """
-    if part.is_leaf:
-        return [0]
-    left, right = part.children()
-    counts = additions_after(left) + additions_after(right)
-    counts[-1] += 1
+    num_shards = part.hi - part.lo  # a part's tree is that of as many shards from 0
+    counts, last = [0] * num_shards, list(range(num_shards))
+    for into, other in additions_over(num_shards):
+        last[into] = last[other]
+        counts[last[into]] += 1
     return counts
 
 

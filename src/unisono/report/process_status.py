@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from unisono.procfs import ProcessStat, read_stat, read_text
+
 _SLACK_S = 2.0  # between the kernel's clock and the one that events are written by
 _LOOKS = 5  # processor time is counted in hundredths of a second: too coarse from look to look
-_MAX_STAT_BYTES = 1 << 14
 
 
 class ProcessState(Enum):
@@ -54,15 +55,6 @@ UNKNOWN = Process(ProcessState.UNKNOWN)
 GONE = Process(ProcessState.GONE)
 
 
-@dataclass(frozen=True)
-class Stat:
-    """What is used of /proc/<pid>/stat; times in ticks, ``started`` since the boot."""
-
-    letter: str
-    cpu: int
-    started: int
-
-
 class Processes:
     """Looks at processes again and again. Final.
 
@@ -82,7 +74,7 @@ class Processes:
     ) -> None:
         self._root, self._clock, self._wall = root, clock, wall
         self._ticks_per_s = ticks_per_s or os.sysconf("SC_CLK_TCK")
-        self._seen: dict[int, deque[tuple[float, Stat]]] = {}
+        self._seen: dict[int, deque[tuple[float, ProcessStat]]] = {}
 
     def look(self, named: Mapping[int, Named]) -> dict[int, Process]:
         """Tell what each rank's process does now."""
@@ -91,28 +83,27 @@ class Processes:
         return {rank: self._look(name) for rank, name in named.items()}
 
     def _look(self, name: Named) -> Process:
-        folder = self._root / str(name.pid)
-        stat = read_stat(_read(folder / "stat"))
+        stat = read_stat(name.pid, self._root)
         if stat is None:
             # Where others' processes are hidden, the first one is, too.
             return GONE if (self._root / "1").exists() else UNKNOWN
-        if stat.letter in "ZX" or not self._is_meant(stat, name):
+        if stat.has_ended or not self._is_meant(stat, name):
             return GONE
-        memory_bytes, peak_bytes = read_memory(_read(folder / "status"))
+        memory_bytes, peak_bytes = read_memory(read_text(self._root / str(name.pid) / "status"))
         return Process(
-            ProcessState.STOPPED if stat.letter in "Tt" else ProcessState.RUNNING,
+            ProcessState.STOPPED if stat.is_stopped else ProcessState.RUNNING,
             self._cpu(name.pid, stat),
             memory_bytes,
             peak_bytes,
             waits_for_disk=stat.letter == "D",
         )
 
-    def _is_meant(self, stat: Stat, name: Named) -> bool:
+    def _is_meant(self, stat: ProcessStat, name: Named) -> bool:
         """Whether a process may be the one that was named: it began before."""
         age_s = self._clock() - stat.started / self._ticks_per_s
         return self._wall() - age_s <= name.at_unix_s + _SLACK_S
 
-    def _cpu(self, pid: int, stat: Stat) -> float | None:
+    def _cpu(self, pid: int, stat: ProcessStat) -> float | None:
         seen = self._seen.setdefault(pid, deque(maxlen=_LOOKS))
         if seen and seen[-1][1].started != stat.started:
             seen.clear()
@@ -121,15 +112,6 @@ class Processes:
         if last_s <= first_s:
             return None
         return (last.cpu - first.cpu) / self._ticks_per_s / (last_s - first_s)
-
-
-def read_stat(text: str) -> Stat | None:
-    """Read /proc/<pid>/stat; None of anything else. The name in it may hold anything."""
-    fields = text[text.rfind(")") + 1 :].split()
-    try:  # source of the positions: proc(5), whose first two fields end at the bracket
-        return Stat(fields[0], int(fields[11]) + int(fields[12]), int(fields[19]))
-    except (IndexError, ValueError):
-        return None
 
 
 def read_memory(text: str) -> tuple[int | None, int | None]:
@@ -141,11 +123,3 @@ def read_memory(text: str) -> tuple[int | None, int | None]:
         if key in ("VmRSS", "VmHWM") and len(words) == 2 and words[0].isdecimal():
             found[key] = int(words[0]) * 1024
     return found.get("VmRSS"), found.get("VmHWM")
-
-
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(_MAX_STAT_BYTES).decode(errors="replace")
-    except OSError:
-        return ""

@@ -29,7 +29,7 @@ from unisono.state.packing import check_dtype
 from unisono.state.position import Position
 from unisono.state.program_state import pack, unpack, unpacked
 from unisono.state.saved import FORMAT, Snapshot, apply, apply_groups, check_groups
-from unisono.workers.supervisor import Passed
+from unisono.workers.launcher_messages import Passed
 from unisono.workers.team import Team
 
 _TRAINING, _REQUIRES_GRAD = operator.attrgetter("training"), operator.attrgetter("requires_grad")
@@ -134,7 +134,7 @@ class RunState:
         """Set, on a replacement, the state that the others had at the end of a loop."""
         assert entry.loop is not None
         end = json.loads(entry.payload)
-        places = Places.from_json(entry.loop)
+        places = Places.from_json(dict(entry.loop))
         memory = team.memory(places.key, places.num_bytes)
         slot = places.newest(memory.read)
         if slot is None:

@@ -14,10 +14,11 @@ when a worker is lost after a night.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from unisono.per_process import per_process
 
 
 class OpenLoop:
@@ -60,7 +61,7 @@ class OpenLoop:
 @contextmanager
 def open_loop(*, recovers: bool, has_directory: bool) -> Iterator[OpenLoop]:
     """Have a loop known as under way until it ends, however it does."""
-    loops = _loops().under_way
+    loops = per_process(_Loops).under_way
     loop = OpenLoop(loops, recovers, has_directory)
     loops.append(loop)
     try:
@@ -75,8 +76,3 @@ class _Loops(threading.local):
 
     def __init__(self) -> None:
         self.under_way: list[OpenLoop] = []
-
-
-@functools.cache
-def _loops() -> _Loops:
-    return _Loops()

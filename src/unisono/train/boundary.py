@@ -21,6 +21,7 @@ from unisono.step.engine import StepEngine
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.interrupts import Interrupts
 from unisono.workers.barrier import NOTICE_AFTER_S
+from unisono.workers.launcher_messages import NoRecovery
 from unisono.workers.team import Team
 
 COST_AT_MOST = 0.01
@@ -73,7 +74,7 @@ class Boundary:
     def forgo_recovery(self, reason: str) -> None:
         """Do without snapshots where only recovery would have use for them."""
         self._recovers = False
-        self._team.supervisor.give_up_recovery(reason)
+        self._team.supervisor.tell(NoRecovery(reason))
 
     def plan(self, after: Position) -> BoundaryTasks:
         """Say, as the leader, what is to be done once the run has come to `after`."""

@@ -35,7 +35,6 @@ from unisono.train.directory_use import DirectoryUse
 from unisono.train.totals import Totals
 from unisono.whole import check_whole
 from unisono.workers.jobname import num_restarts
-from unisono.workers.launcher_link import LauncherLink
 from unisono.workers.team import Team
 from unisono.world import threads_per_worker
 
@@ -229,10 +228,8 @@ class Checkpoints:
         if not self._team.is_leader:
             return
         kept = Kept.of(arena.places, slot, step, str(self.directory), self._keep)
-        if isinstance(self._team.supervisor, LauncherLink):
-            if is_new or wait:
-                self._team.supervisor.keep(kept.as_json(), wait=wait)
-        elif is_new or wait:
+        supervisor = self._team.supervisor
+        if (is_new or wait) and not supervisor.write_checkpoint(kept.as_json(), wait=wait):
             self._writer.begin(arena.memory.mapping, kept)
         if wait:
             self._writer.wait()
@@ -266,10 +263,8 @@ class Checkpoints:
 
     def _claim(self) -> None:
         """Keep other jobs out of the directory as long as this one lasts."""
-        if not isinstance(self._team.supervisor, LauncherLink):
+        if not self._team.supervisor.lock_directory(str(self.directory)):
             self._writer.locks.hold(self.directory)
-        elif reason := self._team.supervisor.lock_directory(str(self.directory)):
-            raise CheckpointError(reason)
 
     def _set_aside(self, step: int) -> None:
         for name in self._store.set_aside(step):

@@ -6,15 +6,16 @@ again. Two that take turns would each take the other's checkpoints for its own.
 
 from __future__ import annotations
 
-import functools
 import os
 from pathlib import Path
+
+from unisono.per_process import per_process
 
 
 class _Runs:
     """How many runs of this process have begun in one directory. Final."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: str) -> None:
         self.num_begun = 0
 
 
@@ -30,7 +31,7 @@ class DirectoryUse:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._runs = _runs_in(os.path.realpath(directory))
+        self._runs = per_process(_Runs, os.path.realpath(directory))
         self._seen = self._runs.num_begun
         self.has_begun = False
 
@@ -49,8 +50,3 @@ class DirectoryUse:
             self.has_begun = True
             self._runs.num_begun += 1
             self._seen = self._runs.num_begun
-
-
-@functools.cache
-def _runs_in(directory: str) -> _Runs:
-    return _Runs()

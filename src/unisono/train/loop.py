@@ -17,7 +17,7 @@ from unisono.train.checkpoints import Checkpoints
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.interrupts import Interrupts, gentle_interrupts
 from unisono.workers.joint_calls import JointCalls
-from unisono.workers.supervisor import Live
+from unisono.workers.launcher_messages import Live
 from unisono.workers.team import Team
 from unisono.world import threads_per_worker
 
@@ -135,7 +135,7 @@ def loop(
             engine = make_engine()
             stack.callback(engine.exchange.unbind)
             interrupts = Interrupts()
-            if checkpoints is not None and not team.is_launched:
+            if checkpoints is not None and team.supervisor.is_alone:
                 interrupts = stack.enter_context(gentle_interrupts(say))
             boundary = Boundary(
                 team,

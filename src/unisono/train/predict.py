@@ -32,6 +32,7 @@ from unisono.train.rowsfile import (
 )
 from unisono.train.sweep import Forward, PartsOf, Sweep
 from unisono.workers.joint_calls import JointCalls
+from unisono.workers.launcher_messages import KeepFile, RemoveAtEnd
 
 Said = dict[str, Any]
 """What the leader says of the file: how rows are named and put together, and which file it is."""
@@ -193,7 +194,7 @@ class Predictor:
         check_path(path)
         partial = partial_path(path)
         # Workers that are ended in the midst of it cannot do it.
-        self._team.supervisor.remove_at_end(partial)
+        self._team.supervisor.tell(RemoveAtEnd(str(partial)))
         return {"partial": str(partial)}
 
     def _finish(self, fd: int, partial: Path, path: Path) -> Said:
@@ -201,7 +202,7 @@ class Predictor:
             finish_file(fd, partial, path)
         finally:
             # Rows that cannot get their name are whole, and stay.
-            self._team.supervisor.leave(partial)
+            self._team.supervisor.tell(KeepFile(str(partial)))
         return {"file": identity_of(fd)}
 
     def _tell(self, act: Callable[[], Said]) -> Said:

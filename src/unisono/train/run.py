@@ -50,9 +50,8 @@ from unisono.train.resume import Resumption, take_up
 from unisono.train.step import Step
 from unisono.train.totals import Totals
 from unisono.whole import check_whole
-from unisono.workers.joint_calls import JointCalls
-from unisono.workers.supervisor import Live, Passed
-from unisono.workers.team import Team
+from unisono.workers.context import context
+from unisono.workers.launcher_messages import Live, Passed, Ready
 from unisono.world import num_devices, threads_per_worker
 
 SCALER_KEY = "grad_scaler"
@@ -134,7 +133,8 @@ class Run:
     ) -> None:
         self._clipping = Clipping(clip_norm, clip_value)
         self.fixed: dict[str, Any] = {"clip_norm": clip_norm, "clip_value": clip_value}
-        self.team = Team.from_environment()
+        self.joint_calls = context().join()
+        self.team = self.joint_calls.team
         self.world = self.team.world
         if shards is None:
             shards = max(num_devices(), self.world.world_size)
@@ -175,7 +175,6 @@ class Run:
                 lambda line: self.say(line),
             )
         )
-        self.joint_calls = JointCalls.of(self.team)
         self._engine: StepEngine | None = None
         self._memory: RunMemory | None = None
         self._plan: SamplePlan | None = None
@@ -183,7 +182,7 @@ class Run:
         self._has_looked = self._has_told_slow = False
         self._goes_on = False
         self.has_joined = self.is_ahead = False
-        self.team.supervisor.note_ready()
+        self.team.supervisor.tell(Ready())
 
     @property
     def position(self) -> Position:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from unisono.version import __version__
-from unisono.workers.launcher_link import COMMAND_VARIABLE, LauncherLink
+from unisono.workers.launcher_link import COMMAND_VARIABLE, has_launcher
 from unisono.world import world
 
 
@@ -46,7 +46,7 @@ def _folder() -> str | None:
 
 def _command() -> list[str]:
     """Say what the user has called, as far as this process knows."""
-    if LauncherLink.from_environment() is not None and COMMAND_VARIABLE in os.environ:
+    if has_launcher() and COMMAND_VARIABLE in os.environ:
         return shlex.split(os.environ[COMMAND_VARIABLE])
     here = world()
     if here.started_by == "torchrun":

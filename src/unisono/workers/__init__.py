@@ -1,1 +1,1 @@
-"""Moving bytes between workers of one host: shared memory, a barrier, a link to the launcher."""
+"""Who is there: workers, who started them, and where they meet."""

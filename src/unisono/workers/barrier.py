@@ -73,7 +73,7 @@ class Barrier:
     @property
     def arrivals(self) -> int:
         """Count the meetings that this worker has come to, modulo 2³²."""
-        return self._control.arrivals(self._rank)
+        return int(self._control.lines[self._rank].arrivals)
 
     def arrive(self, purpose: str = "") -> None:
         """Come to the next meeting. Collective: every rank calls it, in the same order.
@@ -119,7 +119,8 @@ class Barrier:
                 )
 
     def _has_come(self, other: int, target: int) -> bool:
-        return (self._control.arrivals(other) - target) % _COUNTER < _COUNTER // 2
+        arrivals: int = self._control.lines[other].arrivals
+        return (arrivals - target) % _COUNTER < _COUNTER // 2
 
     def _spin(self, missing: list[int], target: int) -> list[int]:
         end = time.perf_counter() + self._spin_s
@@ -135,7 +136,7 @@ class Barrier:
         told = False
         while missing:
             other = missing[0]
-            seen = control.arrivals(other)
+            seen = control.lines[other].arrivals
             self._look()
             left = [(rank, control.departure(rank)) for rank in missing]
             missing = [rank for rank in missing if not self._has_come(rank, target)]
@@ -162,10 +163,8 @@ class Barrier:
         return True
 
     def _sight(self, missing: list[int], waited_s: float) -> str:
-        here = self._control.step(self._rank)
-        there = ", ".join(
-            f"rank {other} (last seen in step {self._control.step(other)})" for other in missing
-        )
+        here = self._control.lines[self._rank].step
+        there = ", ".join(f"rank {other} ({self._last_seen(other)})" for other in missing)
         return f"rank {self._rank} in step {here} has waited {waited_s:.0f} s for {there}."
 
     def _left(self, other: int, how: Departure) -> PeerLostError:
@@ -178,8 +177,11 @@ class Barrier:
             ),
         }.get(how, ("has failed", _SAME_CALLS))
         return PeerLostError(
-            f"every worker must come to this point of step {self._control.step(self._rank)}, but "
-            f"rank {other} {what} (last seen in step {self._control.step(other)}) while rank "
-            f"{self._rank} waits for it: {advice}",
+            f"every worker must come to this point of step {self._control.lines[self._rank].step}, "
+            f"but rank {other} {what} ({self._last_seen(other)}) while rank {self._rank} waits for "
+            f"it: {advice}",
             rank=other,
         )
+
+    def _last_seen(self, other: int) -> str:
+        return f"last seen in step {self._control.lines[other].step}"

@@ -1,47 +1,32 @@
-"""How do the processes of one host talk? In frames over a pair of AF_UNIX stream sockets.
+"""How do the processes of one host talk? In messages over a pair of AF_UNIX sockets.
 
-A frame is a JSON header, optional bytes, and optional file descriptors::
+The sockets are of the kind SOCK_SEQPACKET, which keeps the bounds of what was sent. A packet is
 
-    | header size u32 | payload size u64 | descriptors u32 | header (JSON) | payload |
-      descriptors travel beside the frame's first bytes (SCM_RIGHTS), in order
+    | header size u32 | header (JSON) | payload |       or       | 0 u32 |
 
-Invariant: a receiver sees whole frames or the end, never a part of one; every descriptor that
+and the descriptors of its message travel beside it (SCM_RIGHTS), in order. What is too long for a
+packet lies in a memfd, whose descriptor is then the last one.
+
+Invariant: a receiver sees whole messages or the end, never a part of one; every descriptor that
 arrives is close-on-exec and belongs to exactly one message. Nothing here unpickles.
 """
 
 from __future__ import annotations
 
 import array
-import json
+import mmap
 import os
 import socket
-import struct
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-_PREFIX = struct.Struct("!IQI")
-_CHUNK_BYTES = 1 << 18
-MAX_HEADER_BYTES = 1 << 26
-MAX_PAYLOAD_BYTES = 1 << 36
+from unisono.workers.launcher_messages import Message, decode, encode
+
+_SIZE_BYTES = 4
+_IN_MEMORY = bytes(_SIZE_BYTES)
+# Whatever a system gives to sockets for their buffers, there is room for so much.
+_PACKET_BYTES = 1 << 15
+MAX_MESSAGE_BYTES = 1 << 36
 MAX_DESCRIPTORS = 32
-_ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One frame as it arrived; whoever takes it owns its descriptors.
-
-    Attributes:
-        header: the decoded JSON object.
-        payload: the bytes that followed it.
-        fds: the descriptors that came along, in the order they were sent.
-    """
-
-    header: dict[str, Any]
-    payload: bytes = b""
-    fds: tuple[int, ...] = ()
+_ANCILLARY_BYTES = socket.CMSG_SPACE((MAX_DESCRIPTORS + 1) * array.array("i").itemsize)
 
 
 class Channel:
@@ -49,124 +34,111 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._bytes = bytearray()
-        self._fds: deque[int] = deque()
         self.at_end = False
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
         """Make two connected ends, both close-on-exec."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours), cls(theirs)
 
     @classmethod
     def from_fd(cls, fd: int) -> Channel:
         """Take over an inherited or received descriptor; it becomes close-on-exec."""
         os.set_inheritable(fd, False)
-        return cls(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=fd))
+        return cls(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=fd))
 
     def fileno(self) -> int:
         """Return the descriptor, for selectors and for passing the end on."""
         return self._socket.fileno()
 
-    def send(self, header: dict[str, Any], payload: bytes = b"", fds: Sequence[int] = ()) -> None:
-        """Send one frame; blocks while the other side's buffer is full.
+    def send(self, message: Message) -> None:
+        """Send one message; blocks while the other side's buffer is full.
 
         Raises:
-            ValueError: the frame is larger than a receiver accepts.
+            ValueError: the message is larger than a receiver accepts.
             ConnectionError: the other end is closed: BrokenPipeError, or ConnectionResetError
-                when it left frames unread.
+                when it left messages unread.
         """
-        encoded = json.dumps(header).encode("ascii")
-        _check_sizes(len(encoded), len(payload), len(fds))
-        prefix = _PREFIX.pack(len(encoded), len(payload), len(fds)) + encoded
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        sent = self._socket.sendmsg([prefix], rights)
-        # A frame's first byte carries the descriptors; what did not fit follows without them.
-        self._socket.sendall(prefix[sent:])
-        if payload:
-            self._socket.sendall(payload)
+        text, payload, fds = encode(message)
+        header = text.encode("ascii")
+        num_bytes = _SIZE_BYTES + len(header) + len(payload)
+        _check_sizes(num_bytes, len(fds))
+        parts = [len(header).to_bytes(_SIZE_BYTES, "big"), header, payload]
+        if num_bytes <= _PACKET_BYTES:
+            self._send_packet(parts, fds)
+            return
+        with os.fdopen(os.memfd_create("unisono-message", os.MFD_CLOEXEC), "wb") as file:
+            file.writelines(parts)
+            file.flush()
+            self._send_packet([_IN_MEMORY], (*fds, file.fileno()))
 
     def receive(self) -> Message | None:
-        """Wait for one message; None when the other end closed between two frames.
-
-        Raises:
-            ConnectionError: the other end closed in the middle of a frame.
-        """
-        while (message := self._take()) is None:
-            if not self._read(0):
-                if self._bytes:
-                    raise ConnectionError(
-                        f"a message must be whole, but the sender left after {len(self._bytes)} "
-                        "bytes of it: look for what ended the other process."
-                    )
-                return None
-        return message
+        """Wait for one message; None when the other end is closed."""
+        return self._receive(0)
 
     def receive_ready(self) -> list[Message]:
-        """Take what has arrived, without waiting; sets ``at_end`` once the other end is closed.
-
-        A frame that its sender did not live to finish is dropped.
-        """
+        """Take what has arrived, without waiting; sets ``at_end`` once the other end is closed."""
         messages = []
         while not self.at_end:
             try:
-                self._read(socket.MSG_DONTWAIT)
+                message = self._receive(socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
-            while (message := self._take()) is not None:
+            if message is not None:
                 messages.append(message)
         return messages
 
     def close(self) -> None:
-        """Close this end and every descriptor that arrived but was not taken."""
+        """Close this end."""
         self._socket.close()
-        while self._fds:
-            os.close(self._fds.popleft())
 
-    def detach(self) -> int:
-        """Give up the descriptor without closing it, and return it."""
-        return self._socket.detach()
+    def _send_packet(self, parts: list[bytes], fds: tuple[int, ...]) -> None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        self._socket.sendmsg(parts, rights)
 
-    def _read(self, flags: int) -> bool:
-        """Append what one recvmsg gives; False at the end."""
+    def _receive(self, flags: int) -> Message | None:
         try:
-            # Not socket.recv_fds: Python 3.10 and 3.11 ignore its flags.
+            # Not socket.recv_fds: Python 3.11 ignores its flags.
             data, ancillary, _, _ = self._socket.recvmsg(
-                _CHUNK_BYTES, _ANCILLARY_BYTES, flags | socket.MSG_CMSG_CLOEXEC
+                _PACKET_BYTES, _ANCILLARY_BYTES, flags | socket.MSG_CMSG_CLOEXEC
             )
         except ConnectionResetError:
-            # The other end closed with our frames unread; for us that is its end.
-            data, ancillary = b"", []
+            # Told once: the other end closed with our messages unread. What it sent is still there.
+            return self._receive(flags)
+        arrived = array.array("i")
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                fds = array.array("i")
-                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-                self._fds.extend(fds)
-        self._bytes += data
-        self.at_end = not data
-        return bool(data)
-
-    def _take(self) -> Message | None:
-        """Cut one whole frame off the front of what has arrived."""
-        if len(self._bytes) < _PREFIX.size:
+                arrived.frombytes(content[: len(content) - len(content) % arrived.itemsize])
+        if not data:
+            self.at_end = True
             return None
-        header_size, payload_size, num_fds = _PREFIX.unpack_from(self._bytes)
-        _check_sizes(header_size, payload_size, num_fds)
-        header_end = _PREFIX.size + header_size
-        frame_end = header_end + payload_size
-        if len(self._bytes) < frame_end or len(self._fds) < num_fds:
-            return None
-        header = json.loads(self._bytes[_PREFIX.size : header_end])
-        payload = bytes(memoryview(self._bytes)[header_end:frame_end])
-        del self._bytes[:frame_end]
-        return Message(header, payload, tuple(self._fds.popleft() for _ in range(num_fds)))
+        fds = list(arrived)
+        try:
+            return _read(data, fds)
+        except ValueError:
+            for fd in fds:
+                os.close(fd)
+            raise
 
 
-def _check_sizes(header_size: int, payload_size: int, num_fds: int) -> None:
+def _read(packet: bytes, fds: list[int]) -> Message:
+    if packet != _IN_MEMORY or not fds:
+        return _decode(packet, fds)
+    with os.fdopen(fds.pop(), "rb") as file:
+        _check_sizes(os.fstat(file.fileno()).st_size, len(fds))
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
+            return _decode(memory, fds)
+
+
+def _decode(frame: bytes | mmap.mmap, fds: list[int]) -> Message:
+    header_end = _SIZE_BYTES + int.from_bytes(frame[:_SIZE_BYTES], "big")
+    return decode(frame[_SIZE_BYTES:header_end], frame[header_end:], tuple(fds))
+
+
+def _check_sizes(num_bytes: int, num_fds: int) -> None:
     for what, size, limit in (
-        ("header bytes", header_size, MAX_HEADER_BYTES),
-        ("payload bytes", payload_size, MAX_PAYLOAD_BYTES),
+        ("bytes", num_bytes, MAX_MESSAGE_BYTES),
         ("descriptors", num_fds, MAX_DESCRIPTORS),
     ):
         if size > limit:

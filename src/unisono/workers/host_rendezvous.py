@@ -1,29 +1,28 @@
-"""How do workers find each other that nobody of ours launched? By a word of rank 0.
+"""How do workers of another launcher find each other? Through an announcement of rank 0.
 
 ::
 
-    rank 0   makes the control block ─ leaves word in the private folder ─ … ─ removes the word
-    rank 1     looks for the word ─ opens the control block in rank 0's /proc ─ takes its seat ─ …
+    rank 0   creates the control block ─ announces it in the private folder ─ … ─ removes that
+    rank 1     reads the announcement ─ opens the control block through /proc ─ takes its seat ─ …
                                                  all seats are taken: the team is complete
 
-No port, no store, and after this nothing that has a name. A word may be a left-over of an earlier
-job of the same name: nobody holds it then, or what it leads to is not that job's control block, or
-the seat there is taken. Then we look on until rank 0 of this job leaves its own, for a limited
-time.
+No port, no store, and afterwards nothing that has a name. An announcement may be left over from an
+earlier job of the same name: then nobody holds it, or it does not lead to that job's control block,
+or the seat there is taken. In each case the worker keeps looking for a limited time.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from unisono.errors import PeerLostError, RendezvousError, WaitTimeoutError
 from unisono.notices import say
+from unisono.workers import codec
 from unisono.workers.control_block import (
-    PAGE_NAME,
+    MEMORY_NAME,
     TOKEN_BYTES,
     ControlBlock,
     Departure,
@@ -43,29 +42,12 @@ _TAKEN_AT_MOST_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class ControlBlockAddress:
-    """Where rank 0 has the control block, as its word says it."""
+    """Where rank 0 has the control block, as it announces it."""
 
     pid: int
     fd: int
     token: str
     host: str
-
-    def encode(self) -> str:
-        """Write it as one line of JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def decode(cls, text: str) -> ControlBlockAddress:
-        """Read what :meth:`encode` wrote.
-
-        Raises:
-            ValueError: it is something else.
-        """
-        try:
-            fields = json.loads(text)
-            return cls(int(fields["pid"]), int(fields["fd"]), fields["token"], fields["host"])
-        except (KeyError, TypeError) as error:
-            raise ValueError("a word must name process, descriptor, token and host") from error
 
 
 class HostRendezvous:
@@ -74,9 +56,9 @@ class HostRendezvous:
     Args:
         job: the job's name.
         here: this worker's place.
-        folder: where word is left.
+        folder: where rank 0 announces itself.
         timeout_s: how long the last one may take, in seconds.
-        say: where it is told who is waited for.
+        say: prints who is missing.
     """
 
     def __init__(
@@ -97,7 +79,7 @@ class HostRendezvous:
         """Take this worker's seat, and wait for the others. Collective: every rank calls it once.
 
         Returns:
-            The control block that all share, and who watches over them. All have come.
+            The control block that all share, and what watches over them. All have come.
 
         Raises:
             RendezvousError: the seat is taken, or the others cannot be reached from here.
@@ -107,10 +89,11 @@ class HostRendezvous:
         if self._here.rank:
             return self._await_all(self._find())
         control = ControlBlock.create(self._here.world_size)
-        control.token = os.urandom(TOKEN_BYTES)
-        _sit_down(control, 0)
-        entry = ControlBlockAddress(os.getpid(), control.fd, control.token.hex(), host_name())
-        held = self._folder.leave(self._job.name, entry.encode())
+        token = os.urandom(TOKEN_BYTES)
+        control.head.token[:] = token
+        control.take_seat(0)
+        entry = ControlBlockAddress(os.getpid(), control.fd, token.hex(), host_name())
+        held = self._folder.leave(self._job.name, codec.encode(entry))
         if held is None:
             control.close()
             raise self._taken(0)
@@ -120,7 +103,7 @@ class HostRendezvous:
             self._folder.take_back(self._job.name, held)
 
     def _find(self) -> ControlBlock:
-        """Look for the control block until it is the one of this job, and sit down."""
+        """Look for this job's control block and take this worker's seat."""
         rank = self._here.rank
         taken_s = None
         while True:
@@ -140,14 +123,14 @@ class HostRendezvous:
             self._wait((0,), reason)
 
     def _open(self, text: str, *, is_held: bool) -> ControlBlock | None:
-        """Sit down where a word leads to; None if the seat is taken.
+        """Take this worker's seat where an announcement leads to; None if it is taken.
 
         Raises:
             NotThereError: it leads nowhere.
             RendezvousError: it leads to where this process cannot go.
         """
         try:
-            entry = ControlBlockAddress.decode(text)
+            entry = codec.decode(ControlBlockAddress, text)
         except ValueError as error:
             raise NotThereError(str(error)) from error
         if not is_held:
@@ -159,15 +142,15 @@ class HostRendezvous:
                 f"Start all workers in the same container."
             )
         size = control_block_bytes(self._here.world_size)
-        fd = open_memory(entry.pid, entry.fd, PAGE_NAME, size)
-        control = ControlBlock.attach(fd, self._here.world_size)
-        if control.token.hex() != entry.token:
+        fd = open_memory(entry.pid, entry.fd, MEMORY_NAME, size)
+        control = ControlBlock(fd, self._here.world_size)
+        if bytes(control.head.token).hex() != entry.token:
             control.close()
             raise NotThereError("the control block there is another one's")
         with locked(fd, f"the control block of the job ({self._job.told})"):
             pid, started = control.process(self._here.rank)
             if not pid:
-                _sit_down(control, self._here.rank)
+                control.take_seat(self._here.rank)
                 return control
         control.close()
         if started_at(pid) != started:
@@ -237,9 +220,3 @@ class HostRendezvous:
             f"own RANK, and jobs that run at the same time another MASTER_PORT; what a worker "
             f"starts must not train in its place."
         )
-
-
-def _sit_down(control: ControlBlock, rank: int) -> None:
-    started = started_at(os.getpid())
-    assert started is not None, "this process is there"
-    control.set_process(rank, os.getpid(), started)

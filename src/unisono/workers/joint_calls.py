@@ -1,9 +1,9 @@
-"""What have the workers done together so far? For a replacement to catch up.
+"""What have the workers done together so far? So that a replacement can catch up.
 
-Outside of loops, workers do things together whose outcome every one of them sees: agreeing, taking
-up a checkpoint, evaluating, a digest. Each is counted, and its outcome told to the launcher. A
-replacement runs the same program from its start; where the others have been already it hears what
-came of it instead of doing it again. It belongs to the membership from where it has caught up::
+Outside of loops, workers make *joint calls* whose outcome each of them sees: agreeing, resuming
+from a checkpoint, evaluating, a digest. Each is counted, and the launcher keeps its outcome. A
+replacement runs the same program from its start; where the others have already been, it gets the
+outcome instead of making the call. Once it has caught up it belongs to the membership::
 
     worker 0   agree ─ loop ═══ step 812 ════════ step 813 ═══════
     worker 1   agree ─ loop ═══ step 8✕
@@ -14,33 +14,29 @@ What happens inside of a loop is not counted: a loop is joined between two of it
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-from unisono.workers.supervisor import Live, Passed
+from unisono.workers.launcher_messages import LOOP, JointResult, Live, LoopBegan, NoRecovery, Passed
 from unisono.workers.team import Team
 
-LOOP = "loop"
 _INNER_LOOPS_AT_MOST = 1 << 32
 
 
 class JointCalls:
-    """One worker's way through what all do together. Final.
+    """One worker's way through the joint calls. Final.
 
     Args:
-        team: the workers.
-        catches_up: whether this worker takes the place of a lost one.
+        team: the workers; one that replaces another catches up first.
+
+    Attributes:
+        team: the same.
     """
 
-    @staticmethod
-    def of(team: Team) -> JointCalls:
-        """Give the history of a team, always the same where others are in it."""
-        return _history_of(team) if team.is_launched else JointCalls(team)
-
-    def __init__(self, team: Team, *, catches_up: bool = False) -> None:
-        self._team = team
-        self._catches_up = catches_up
+    def __init__(self, team: Team) -> None:
+        self.team = team
+        self._supervisor = team.supervisor
+        self._catches_up = team.is_replacement
         self._index = 0
         self._num_loops = 0
         self._num_inner_loops = 0
@@ -56,28 +52,25 @@ class JointCalls:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the others have been already where this worker comes to, and it has not joined.
-
-        What is to be said or written once has been said and written there.
-        """
+        """Whether this worker still catches up; what is printed once has been printed already."""
         return self._catches_up
 
     @property
     def index(self) -> int:
-        """Count what has been done together before what is done now."""
+        """Count the joint calls before this one."""
         return self._index
 
     @property
     def is_told(self) -> bool:
-        """Whether what is done together now is told to the launcher, for replacements."""
+        """Whether the launcher keeps the outcome of this joint call for replacements."""
         return not self._num_loops
 
     def together(self, name: str, act: Callable[[], bytes]) -> bytes:
-        """Do something whose outcome is the same on every worker. Collective.
+        """Make a call whose outcome is the same on every worker. Collective.
 
         Args:
-            name: what it is; a replacement that comes to something else is told so.
-            act: does it, with the rest of the membership; not called where the others have been.
+            name: what it is; a replacement that comes to something else is refused.
+            act: makes it, with the other workers; not called where they have already been.
         """
         if self._num_loops:
             return act()
@@ -89,21 +82,20 @@ class JointCalls:
         try:
             payload = act()
         except Exception:
-            self._team.supervisor.give_up_recovery("an exception was raised outside of a loop")
+            self._supervisor.tell(NoRecovery("an exception was raised outside of a loop"))
             raise
-        self._team.supervisor.note_result(self._index, name, payload)
-        self._index += 1
+        self._note_result(name, payload)
         return payload
 
     def enter_loop(self) -> Passed | Live | None:
         """Come to a loop. Collective.
 
         Returns:
-            None where it begins; else, for a replacement, what the others have made of it.
+            None if it begins here; else, for a replacement, its outcome or its facts.
         """
         entry = None
         if self._num_loops:
-            self._team.supervisor.give_up_recovery("one loop over steps runs inside of another")
+            self._supervisor.tell(NoRecovery("one loop over steps runs inside of another"))
         elif self._catches_up:
             entry = self._entry(LOOP)
         if isinstance(entry, Passed):
@@ -113,9 +105,9 @@ class JointCalls:
         return entry
 
     def note_loop(self, facts: dict[str, Any]) -> None:
-        """Tell, from inside of a loop, that it can be joined. Every rank calls it."""
+        """Tell the launcher that the loop can be joined now. Every rank calls it, inside of it."""
         if self._num_loops == 1:
-            self._team.supervisor.note_loop(self._index, facts)
+            self._supervisor.tell(LoopBegan(self._index, facts))
 
     def leave_loop(self, payload: bytes | None) -> None:
         """End a loop; `payload` says where, None that a replacement cannot go on from there."""
@@ -123,18 +115,16 @@ class JointCalls:
         if self._num_loops:
             return
         if payload is None:
-            self._team.supervisor.give_up_recovery("a loop was left before its end")
-        self._team.supervisor.note_end_of_loop(self._index, payload or b"")
+            self._supervisor.tell(NoRecovery("a loop was left before its end"))
+        self._note_result(LOOP, payload or b"")
+
+    def _note_result(self, name: str, payload: bytes) -> None:
+        self._supervisor.tell(JointResult(self._index, name, payload))
         self._index += 1
 
-    def _entry(self, kind: str) -> Passed | Live:
-        entry = self._team.supervisor.entry(self._index, kind)
+    def _entry(self, name: str) -> Passed | Live:
+        entry = self._supervisor.catch_up(self._index, name)
         if isinstance(entry, Live):
             self._catches_up = False
-            self._team.join(entry.membership)
+            self.team.join(entry.membership)
         return entry
-
-
-@functools.cache
-def _history_of(team: Team) -> JointCalls:
-    return JointCalls(team, catches_up=team.is_replacement)

@@ -15,11 +15,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import functools
 import os
 import signal
 import socket
 import weakref
+
+from unisono.per_process import per_process
 
 _PR_SET_PDEATHSIG = 1
 
@@ -53,7 +54,7 @@ class Lifeline:
 
     def __init__(self) -> None:
         self._held, self.theirs = socket.socketpair()
-        _held_here().add(self._held)
+        per_process(_HeldEnds).ends.add(self._held)
 
     def tie(self, pid: int) -> None:
         """Have the kernel kill the process `pid`, which has inherited its end, with this one."""
@@ -70,14 +71,13 @@ class Lifeline:
         self._held.close()
 
 
-@functools.cache
-def _held_here() -> weakref.WeakSet[socket.socket]:
-    """Know the ends that this process holds: a fork of it must not hold them, too."""
-    held: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+class _HeldEnds:
+    """The ends that a process holds: a fork of it must not hold them, too."""
 
-    def let_go() -> None:
-        for end in list(held):
+    def __init__(self) -> None:
+        self.ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        os.register_at_fork(after_in_child=self._let_go)
+
+    def _let_go(self) -> None:
+        for end in list(self.ends):
             end.close()
-
-    os.register_at_fork(after_in_child=let_go)
-    return held

@@ -7,7 +7,6 @@ divided among workers (shards, pieces) is divided by their position in the membe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +25,11 @@ class Membership:
     generation: int = 0
     why: str = field(default="", compare=False)
 
+    @classmethod
+    def of(cls, world_size: int) -> Membership:
+        """Have all workers compute together, as in the beginning."""
+        return cls(tuple(range(world_size)), leader=0)
+
     def position(self, rank: int) -> int:
         """Count the workers of the membership before `rank`."""
         return self.ranks.index(rank)
-
-    def as_json(self) -> dict[str, Any]:
-        """Write it as plain JSON."""
-        return {
-            "ranks": list(self.ranks),
-            "leader": self.leader,
-            "generation": self.generation,
-            "why": self.why,
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Membership:
-        """Read what :meth:`as_json` wrote."""
-        return cls(tuple(value["ranks"]), value["leader"], value["generation"], value["why"])

@@ -6,10 +6,13 @@ them when the launcher and every worker have let go; nothing ever has a name in 
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 ALIGNMENT_BYTES = 64
 
@@ -46,9 +49,9 @@ class Memory:
         """View bytes from `offset` on as a dense tensor (contiguous without `stride`)."""
         if offset % dtype.itemsize:
             raise ValueError(f"`offset` must be a multiple of {dtype.itemsize}, but is {offset}.")
-        numel = 1
-        for size in shape:
-            numel *= size
+        import torch  # not above: a launcher, which has this module too, does not wait for it
+
+        numel = math.prod(shape)
         if numel == 0:
             return torch.empty(shape, dtype=dtype)
         # A storage of its own: what saves or copies a tensor's storage must not take the rest.

@@ -1,12 +1,11 @@
-"""Where may the processes of one user leave word for each other? In a folder that is theirs alone.
+"""Where can the processes of one user announce themselves? In a folder that only they can use.
 
-It is ``unisono-<uid>`` in XDG_RUNTIME_DIR, or in the folder for temporary files where that is not
-set. Nobody else can read it or put anything there; a folder of which that is not true is refused,
-and no link is followed.
+It is ``unisono-<uid>`` in XDG_RUNTIME_DIR, or in the folder for temporary files if that is not set.
+A folder that others can read or write is refused, and no link is followed.
 
-A word is a file that somebody *holds* by a lock which the kernel lets go when that process ends. A
-file that nobody holds is a left-over: nobody believes it, and the next one who leaves word removes
-it. Invariant: files come and go while the folder itself is locked, except that who holds a file
+An announcement is a file, *held* by a lock that the kernel releases when its process ends. A file
+that nobody holds is left over: it is ignored, and the next process that announces itself removes
+it. Invariant: files come and go while the folder itself is locked, except that whoever holds a file
 may remove it at any time.
 """
 
@@ -30,11 +29,11 @@ _LOCKED_AT_MOST_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What somebody has left.
+    """An announcement.
 
     Attributes:
         text: what it says.
-        is_held: whether the process that left it is there and has not taken it back.
+        is_held: whether its process still runs and has not withdrawn it.
     """
 
     text: str
@@ -87,7 +86,7 @@ class PrivateFolder:
         os.close(self._fd)
 
     def read(self, name: str) -> Word | None:
-        """Read what was left under a name; None if nothing was."""
+        """Read what is announced under a name; None if nothing is."""
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._fd)
         except FileNotFoundError:
@@ -99,7 +98,7 @@ class PrivateFolder:
             os.close(fd)
 
     def leave(self, name: str, text: str) -> int | None:
-        """Leave word under a name, whole or not at all; left-overs of others are removed.
+        """Announce something under a name, whole or not at all; removes what is left over.
 
         Returns:
             A descriptor that holds it until it is closed; None if somebody else holds that name.
@@ -107,7 +106,7 @@ class PrivateFolder:
         Raises:
             RendezvousError: the folder stays locked by somebody else.
         """
-        with self._locked():
+        with locked(self._fd, self.path):
             self._sweep()
             if (there := self.read(name)) is not None and there.is_held:
                 return None
@@ -135,11 +134,6 @@ class PrivateFolder:
                 word = self.read(name)
                 if word is not None and not word.is_held:
                     os.unlink(name, dir_fd=self._fd)
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with locked(self._fd, self.path):
-            yield
 
 
 @contextlib.contextmanager

@@ -11,8 +11,7 @@ import contextlib
 import os
 from pathlib import Path
 
-_STATE, _STARTED = 0, 19  # of what follows the name in /proc/<pid>/stat; source: proc(5)
-_GONE = ("Z", "X")
+from unisono.procfs import read_stat
 
 
 class NotThereError(Exception):
@@ -41,12 +40,22 @@ def started_at(pid: int) -> int | None:
 
     Together with its number that names a process for ever; a number alone comes again.
     """
+    stat = read_stat(pid)
+    return None if stat is None or stat.has_ended else stat.started
+
+
+def create_memory(name: str, num_bytes: int) -> int:
+    """Make a memfd, all zero; the descriptor is the caller's.
+
+    It is sparse: pages exist from when they are first written.
+    """
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        os.ftruncate(fd, num_bytes)
     except OSError:
-        return None
-    fields = stat[stat.rindex(")") + 2 :].split()
-    return None if fields[_STATE] in _GONE else int(fields[_STARTED])
+        os.close(fd)
+        raise
+    return fd
 
 
 def open_memory(pid: int, fd: int, name: str, num_bytes: int) -> int:

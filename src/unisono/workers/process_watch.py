@@ -1,4 +1,4 @@
-"""Who sees that a worker has died, where no launcher of ours does? Everyone who waits for it.
+"""Who sees that a worker has died, if our launcher does not? Everyone who waits for it.
 
 Each worker's process is watched through a pidfd. It is opened when that process has taken its seat,
 and only believed if the process is still the one that did, so it never means a later process with

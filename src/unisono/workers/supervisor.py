@@ -1,87 +1,89 @@
-"""What does a worker ask of whoever started it? Memory, and decisions about the membership.
+"""Who started this worker, and what does that one do for it?
 
-Three implementations: our launcher, at the other end of a channel
-(:class:`~.launcher_link.LauncherLink`); workers that another launcher started
-(:class:`~.external.ExternallyLaunched`); and a process that is alone
-(:class:`~.single_process.SingleProcess`).
+========================  ===================  ====================  ==============================
+started by                implementation       shared memory         a lost worker
+========================  ===================  ====================  ==============================
+our launcher              LauncherLink         the launcher's        is replaced, or the others
+                                                                     continue without it
+another one (torchrun …)  ExternallyLaunched   made by rank 0        is named in an error
+nobody                    SingleProcess        private               —
+========================  ===================  ====================  ==============================
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
+from unisono.workers.control_block import ControlBlock
+from unisono.workers.launcher_messages import Live, Passed, Told
 from unisono.workers.membership import Membership
+from unisono.workers.memory import Memory
+from unisono.world import World
 
-if TYPE_CHECKING:
-    from unisono.workers.memory import Memory
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """Something the workers did together is over; a replacement takes over what came of it.
-
-    Attributes:
-        payload: what came of it.
-        loop: for a loop: what was told when it began.
-    """
-
-    payload: bytes
-    loop: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """A replacement has caught up with the others and belongs to the membership now.
-
-    Attributes:
-        membership: the workers, this one among them.
-        loop: for a loop that had begun: what was told then.
-        is_alone: nobody else is there; what is shared may be torn.
-    """
-
-    membership: Membership
-    loop: dict[str, Any] | None
-    is_alone: bool
+# Sends everyone a message, for a purpose, and returns everyone's by rank. Collective.
+Gather = Callable[[bytes, str], dict[int, bytes]]
 
 
 class Supervisor(Protocol):
-    """The one who started this worker."""
+    """Whoever started this worker. What is written out here holds where nobody supervises it.
 
-    @property
-    def can_replace(self) -> bool:
-        """Whether lost workers are made up for, so that snapshots are of use."""
+    Attributes:
+        world: this worker's place.
+        control: the control block on which all workers meet.
+        incarnation: how many workers had this rank before.
+        can_replace: whether lost workers are replaced, so that snapshots are of use.
+        is_alone: whether nobody started this process as one of several workers, be it of one.
+    """
 
-    def note_ready(self) -> None:
-        """Tell that the program can be run again from its start to replace a worker."""
+    world: World
+    control: ControlBlock
+    incarnation: int = 0
+    can_replace: bool = False
+    is_alone: bool = False
 
-    def memory(self, key: int, num_bytes: int) -> Memory:
+    def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
         """Share memory with every worker that asks with the same `key`; zero at first.
 
-        Collective, for those who have found each other: every rank calls it.
+        Collective if the workers make it themselves: every rank calls it. `gather` is for them.
         """
 
+    def tell(self, message: Told) -> None:
+        """Tell something that needs no answer; nobody listens."""
+        return
+
+    def look(self) -> None:
+        """Mark on the control block which workers have died, if nobody else does."""
+        return
+
+    def show_wait(self, what: str) -> None:
+        """Show what this process waits for elsewhere than at a meeting; empty: it continues."""
+        return
+
     def stopped(self, arrivals: int, *, between_steps: bool) -> Membership:
-        """Stand still at a meeting until it is decided who goes on."""
+        """Stand still after some meetings until it is decided who continues: everyone does."""
+        return Membership.of(self.world.world_size)
 
-    def entry(self, index: int, name: str) -> Passed | Live:
-        """Ask, as a replacement, what came of the `index`-th thing done together."""
+    def catch_up(self, index: int, name: str) -> Passed | Live:
+        """Ask, as a replacement, for the outcome of the `index`-th joint call: there was none."""
+        return Live(Membership.of(self.world.world_size), None, is_alone=self.is_alone)
 
-    def note_result(self, index: int, name: str, payload: bytes) -> None:
-        """Tell what came of the `index`-th thing done together."""
+    def write_checkpoint(self, slot: Mapping[str, Any], *, wait: bool) -> bool:
+        """Have a snapshot written as a checkpoint, once earlier ones are written.
 
-    def note_loop(self, index: int, facts: dict[str, Any]) -> None:
-        """Tell that a loop has begun and can be joined."""
+        Args:
+            slot: where it lies and where it goes, as :class:`unisono.checkpoint.writer.Kept`.
+            wait: return only when it is on the disk, or has failed.
 
-    def note_end_of_loop(self, index: int, payload: bytes) -> None:
-        """Tell that a loop has ended, and where."""
+        Returns:
+            False if this process has to write it itself.
+        """
+        return False
 
-    def give_up_recovery(self, reason: str) -> None:
-        """Tell that from now on a lost worker cannot be made up for."""
+    def lock_directory(self, directory: str) -> bool:
+        """Keep other jobs out of a run directory; False if this process has to do it itself.
 
-    def remove_at_end(self, path: Path) -> None:
-        """Have a file removed when the job has ended, however it ends; there may be none yet."""
-
-    def leave(self, path: Path) -> None:
-        """Take that back: whatever has this name stays."""
+        Raises:
+            CheckpointError: another job is in it.
+        """
+        return False

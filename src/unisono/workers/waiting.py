@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from unisono.workers.launcher_link import LauncherLink
+from unisono.workers.context import context
 
 _SHOWN_AFTER_S = 1.0
 
@@ -18,7 +18,7 @@ class ShownWait:
     """A wait that the launcher, if there is one, sees once it has lasted a second. Final."""
 
     def __init__(self) -> None:
-        self._link: LauncherLink | None = None
+        self._is_shown = False
 
     def look(self, waited_s: float, what: Callable[[], str]) -> None:
         """Show it if it is time.
@@ -27,15 +27,13 @@ class ShownWait:
             waited_s: how long it has lasted.
             what: says what for, in at most 124 letters.
         """
-        if waited_s < _SHOWN_AFTER_S or self._link is not None:
-            return
-        if threading.current_thread() is threading.main_thread():
-            self._link = LauncherLink.from_environment()
-            if self._link is not None:
-                self._link.control.begin_wait(self._link.world.rank, what().encode())
+        is_due = waited_s >= _SHOWN_AFTER_S and not self._is_shown
+        if is_due and threading.current_thread() is threading.main_thread():
+            self._is_shown = True
+            context().supervisor.show_wait(what())
 
     def close(self) -> None:
         """Show that it is over."""
-        if self._link is not None:
-            self._link.control.end_wait(self._link.world.rank)
-            self._link = None
+        if self._is_shown:
+            self._is_shown = False
+            context().supervisor.show_wait("")

@@ -4,7 +4,7 @@ import ctypes
 import os
 import sys
 
-from unisono.workers.team import Team
+from unisono.workers.context import context
 
 
 def deep():
@@ -27,4 +27,4 @@ if os.environ["RANK"] == "1":
         sys.exit()
     elif way == "vanish":
         os._exit(0)
-Team.from_environment().meet("test")
+context().team().meet("test")

@@ -3,9 +3,9 @@
 import os
 import signal
 
-from unisono.workers.team import Team
+from unisono.workers.context import context
 
-team = Team.from_environment()
+team = context().team()
 team.memory(0, 1 << 20)
 print(os.getpid(), flush=True)
 if team.world.rank == 0:

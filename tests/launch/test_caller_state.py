@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import unisono
-from unisono.launch.torch_modes import caller_modes, set_modes
+from unisono.launch.caller_state import caller_modes, set_modes
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,11 @@
-"""In which modes does torch compute in a worker? In those that the caller has set.
+"""What state of torch does a worker start with? The caller's, so that it computes the same.
 
-Taken along are those that change what is computed and belong to no device: the default dtype,
-whether gradients are recorded, deterministic algorithms, and the switches of backends. Not the
-default device: each worker has its own.
+Generators continue from the caller's states. If there is none (a script, or a library that the
+caller had not loaded), all workers of the job start from one fresh seed.
+
+Modes are taken along if they change what is computed and belong to no device: the default dtype,
+whether gradients are recorded, deterministic algorithms, and the switches of backends. The default
+device is each worker's own.
 """
 
 from __future__ import annotations
@@ -41,6 +44,36 @@ _SWITCHES = (
 )
 
 
+def generator_states() -> dict[str, Any]:
+    """Take the states of the generators that are loaded here; loads none."""
+    states: dict[str, Any] = {}
+    if "random" in sys.modules:
+        states["random"] = sys.modules["random"].getstate()
+    if "numpy.random" in sys.modules:
+        states["numpy"] = sys.modules["numpy.random"].get_state()
+    if "torch" in sys.modules and hasattr(sys.modules["torch"], "get_rng_state"):
+        states["torch"] = sys.modules["torch"].get_rng_state().numpy().tobytes()
+    return states
+
+
+def start_generators(states: dict[str, Any], seed: int) -> None:
+    """Set every generator to its state in `states`, or from `seed` where there is none."""
+    import random
+
+    import numpy as np
+    import torch
+
+    from unisono.device import seed_generators
+
+    seed_generators(seed)
+    if "random" in states:
+        random.setstate(states["random"])
+    if "numpy" in states:
+        np.random.set_state(states["numpy"])
+    if "torch" in states:
+        torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
+
+
 def caller_modes() -> dict[str, Any]:
     """Read the modes of this process; nothing where torch is not loaded."""
     torch = sys.modules.get("torch")
@@ -55,8 +88,13 @@ def set_modes(modes: dict[str, Any]) -> None:
     import torch
 
     for name, mode in modes.items():
-        if _read(torch, name) != mode:
-            _set(torch, name, mode)
+        if _read(torch, name) == mode:
+            continue
+        if name in _FUNCTIONS:
+            _FUNCTIONS[name](torch, mode)
+        else:
+            owner, _, switch = name.rpartition(".")
+            setattr(attrgetter(owner)(torch), switch, mode)
 
 
 def _read(torch: Any, name: str) -> Any:
@@ -71,11 +109,3 @@ def _read(torch: Any, name: str) -> Any:
             return found() if name in _FUNCTIONS else found
         except (AttributeError, RuntimeError):
             return None
-
-
-def _set(torch: Any, name: str, mode: Any) -> None:
-    if name in _FUNCTIONS:
-        _FUNCTIONS[name](torch, mode)
-    else:
-        owner, _, switch = name.rpartition(".")
-        setattr(attrgetter(owner)(torch), switch, mode)

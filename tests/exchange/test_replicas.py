@@ -9,6 +9,7 @@ from tests.parity import cases
 
 import unisono
 from unisono.exchange.choice import EXCHANGE_VARIABLE, chosen
+from unisono.exchange.group_exchange import GroupExchange
 from unisono.exchange.shared import SharedExchange
 from unisono.exchange.staged import StagedExchange
 
@@ -33,10 +34,10 @@ def undisturbed(options):
     return train(options)
 
 
-@pytest.fixture
-def staged(monkeypatch):
+@pytest.fixture(params=["staged", "group"])
+def replicas(request, monkeypatch):
     in_shared_memory()
-    monkeypatch.setenv(EXCHANGE_VARIABLE, "staged")
+    monkeypatch.setenv(EXCHANGE_VARIABLE, request.param)
 
 
 def test_shared_memory_is_the_default(monkeypatch):
@@ -52,8 +53,8 @@ def test_an_unknown_exchange_is_refused(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_replicas_have_the_bits_of_shared_memory(staged, workers):
-    assert chosen() is StagedExchange
+def test_replicas_have_the_bits_of_shared_memory(replicas, workers):
+    assert chosen() is not SharedExchange
     for digests in unisono.launch(cases.train_all, CASES, workers=workers):
         assert digests == in_shared_memory()
 
@@ -67,10 +68,9 @@ def test_replicas_have_the_bits_of_shared_memory(staged, workers):
         ("kill:rank=2,step=8,at=gradients; kill:rank=1,step=15,at=commit", "adafactor"),
     ],
 )
-def test_whoever_is_lost_takes_nothing_with_it(monkeypatch, fault, optimizer):
+def test_whoever_is_lost_takes_nothing_with_it(replicas, monkeypatch, fault, optimizer):
     options = Options(optimizer=optimizer, hold=HOLD)
     expected = undisturbed(Options(optimizer=optimizer))
-    monkeypatch.setenv(EXCHANGE_VARIABLE, "staged")
     monkeypatch.setenv("UNISONO_FAULTS", fault)
     results = unisono.launch(train, options, workers=3, restarts=50)
     assert all(result == expected for result in results)
@@ -91,8 +91,9 @@ def exchange_in_a_loop():
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_workers_compute_on_the_exchange_that_was_chosen(monkeypatch, workers):
     assert unisono.launch(exchange_in_a_loop, workers=workers) == [SharedExchange] * workers
-    monkeypatch.setenv(EXCHANGE_VARIABLE, "staged")
-    assert unisono.launch(exchange_in_a_loop, workers=workers) == [StagedExchange] * workers
+    for name, cls in (("staged", StagedExchange), ("group", GroupExchange)):
+        monkeypatch.setenv(EXCHANGE_VARIABLE, name)
+        assert unisono.launch(exchange_in_a_loop, workers=workers) == [cls] * workers
 
 
 def train_for(steps, directory):
@@ -104,10 +105,11 @@ def train_for(steps, directory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["shared", "staged"])
-def test_a_run_goes_on_with_another_exchange(monkeypatch, tmp_path, first):
+@pytest.mark.parametrize(
+    ("first", "other"), [("shared", "staged"), ("staged", "group"), ("group", "shared")]
+)
+def test_a_run_goes_on_with_another_exchange(monkeypatch, tmp_path, first, other):
     whole = train_for(12, tmp_path / "whole")
-    other = {"shared": "staged", "staged": "shared"}[first]
     monkeypatch.setenv(EXCHANGE_VARIABLE, first)
     unisono.launch(train_for, 5, str(tmp_path / "run"), workers=2)
     monkeypatch.setenv(EXCHANGE_VARIABLE, other)

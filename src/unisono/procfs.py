@@ -1,0 +1,56 @@
+"""What does the kernel say of a process in ``/proc/<pid>/stat``? Source: proc(5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+_MAX_BYTES = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """What is used of it.
+
+    Attributes:
+        letter: the state, such as ``R`` for running.
+        cpu: the processor time, in ticks.
+        started: when the process began, in ticks since the boot.
+    """
+
+    letter: str
+    cpu: int
+    started: int
+
+    @property
+    def is_stopped(self) -> bool:
+        """A signal has stopped it, or a debugger."""
+        return self.letter in "Tt"
+
+    @property
+    def has_ended(self) -> bool:
+        """It has ended, whether or not its parent has waited for it."""
+        return self.letter in "ZX"
+
+
+def parse_stat(text: str) -> ProcessStat | None:
+    """Read the text of such a file; None for anything else. The name in it may hold anything."""
+    fields = text[text.rfind(")") + 1 :].split()
+    try:  # the first two fields of proc(5) end at the bracket
+        return ProcessStat(fields[0], int(fields[11]) + int(fields[12]), int(fields[19]))
+    except (IndexError, ValueError):
+        return None
+
+
+def read_stat(pid: int, root: Path = Path("/proc")) -> ProcessStat | None:
+    """Look at a process; None if there is none."""
+    return parse_stat(read_text(root / str(pid) / "stat"))
+
+
+def read_text(path: Path) -> str:
+    """Read the beginning of a file of a process; empty if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAX_BYTES).decode(errors="replace")
+    except OSError:
+        return ""

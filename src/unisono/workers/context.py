@@ -1,0 +1,90 @@
+"""What is this process among the workers? Found once, kept here, and passed on from here."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from unisono.faults import Faults
+from unisono.per_process import per_process
+from unisono.workers.launcher_link import LauncherLink, has_launcher
+from unisono.workers.single_process import SingleProcess
+from unisono.workers.supervisor import Supervisor
+from unisono.world import World, world
+
+if TYPE_CHECKING:
+    from unisono.workers.joint_calls import JointCalls
+    from unisono.workers.team import Team
+
+
+class Context:
+    """One process's place among the workers. Final; see :func:`context`."""
+
+    def __init__(self) -> None:
+        self._link: LauncherLink | None = None
+        self._joined: dict[World, JointCalls] = {}
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """Our launcher, if it started this very process; else nobody, as long as none has come."""
+        return self.launcher or SingleProcess()
+
+    @property
+    def launcher(self) -> LauncherLink | None:
+        """Our launcher, if it started this very process."""
+        if self._link is None and has_launcher():
+            self._link = LauncherLink()
+        return self._link
+
+    def team(self) -> Team:
+        """Join the workers, as :meth:`join` does."""
+        return self.join().team
+
+    def join(self) -> JointCalls:
+        """Join the workers among whom this process was started, or be a team of one.
+
+        Under another launcher than ours: collective, every rank calls it; waits for all of them the
+        first time.
+
+        Returns:
+            The team, and what it does together; the same for all runs of a process, but a team of
+            one is another one for each.
+
+        Raises:
+            ValueError: the environment does not say clearly who this worker is, or torch's process
+                group has more ranks than that says.
+            RuntimeError: this process cannot be one of the workers, or does not know the others.
+            RendezvousError: the workers cannot find each other.
+            WaitTimeoutError: somebody did not come in time.
+            PeerLostError: somebody came and left before all were there.
+        """
+        # Whoever only starts a job does not wait for these.
+        from unisono.workers.admission import (
+            refuse_larger_group,
+            refuse_spawned,
+            refuse_strangers,
+        )
+        from unisono.workers.external import ExternallyLaunched
+        from unisono.workers.joint_calls import JointCalls
+        from unisono.workers.team import Team
+
+        link = self.launcher
+        here = world() if link is None else link.world
+        if link is None and here.world_size > 1:
+            refuse_strangers(here)
+        refuse_larger_group(here)
+        refuse_spawned(here)
+        if link is None and here.world_size == 1:
+            return JointCalls(Team(SingleProcess(here)))
+        if here not in self._joined:
+            supervisor = link or ExternallyLaunched.meet(here)
+            if link is not None:
+                link.control.take_seat(here.rank)
+            faults = Faults.from_environment(os.environ, here.rank, supervisor.incarnation)
+            self._joined[here] = JointCalls(Team(supervisor, faults))
+        return self._joined[here]
+
+
+def context() -> Context:
+    """Give the context of this process, always the same; a fork has one of its own."""
+    return per_process(Context)

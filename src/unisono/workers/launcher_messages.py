@@ -1,0 +1,356 @@
+"""What do launcher, fork server and workers say to each other? Every kind of message, typed.
+
+    worker ──► launcher    FromWorker        launcher ──► server    ToServer
+    worker ◄── launcher    ToWorker          launcher ◄── server    FromServer
+
+A message is a frozen dataclass. It travels (:mod:`unisono.workers.channel`) as a JSON object with
+its kind. A `payload` travels beside it as it is, and so do the descriptors in `fds`; whoever
+receives the message owns them.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, dataclass_transform
+
+from unisono.workers import codec
+from unisono.workers.membership import Membership
+
+# The name of a loop among what workers do together.
+LOOP = "loop"
+
+
+@dataclass_transform(frozen_default=True)
+class Message:
+    """Whatever is sent. Each kind of message is a frozen dataclass."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
+
+
+class FromWorker(Message):
+    """What a worker sends to its launcher."""
+
+
+class Told(FromWorker):
+    """What a worker tells its launcher."""
+
+
+class Request(FromWorker):
+    """What a worker asks its launcher; it waits for the answer."""
+
+
+class ToWorker(Message):
+    """What the launcher answers."""
+
+
+class ToServer(Message):
+    """What the launcher tells its fork server."""
+
+
+class FromServer(Message):
+    """What the fork server tells its launcher."""
+
+
+class Begun(Told):
+    """The program begins now; what happened before can always be repeated."""
+
+
+class Ready(Told):
+    """The program uses Unisono: it can be run again from its start to replace a worker."""
+
+
+class NoRecovery(Told):
+    """From now on a lost worker cannot be replaced, for this reason."""
+
+    reason: str
+
+
+class JointResult(Told):
+    """The outcome of the `index`-th joint call, `name`; of a loop, where it ended.
+
+    A loop that was left before its end has no outcome that a replacement can use: no payload.
+    """
+
+    index: int
+    name: str
+    payload: bytes
+
+
+class LoopBegan(Told):
+    """The `index`-th joint call is a loop that can be joined now; `facts` are for who joins."""
+
+    index: int
+    facts: Mapping[str, Any]
+
+
+class MemoryReleased(Told):
+    """The worker does not need this memory any more."""
+
+    key: int
+
+
+class RemoveAtEnd(Told):
+    """Remove this file, if there is one, when the job has ended, however it ends."""
+
+    path: str
+
+
+class KeepFile(Told):
+    """Take :class:`RemoveAtEnd` back."""
+
+    path: str
+
+
+class ShowProgress(Told):
+    """Draw how far the run is: a :class:`unisono.callbacks.display_state.DisplayState`."""
+
+    state: Mapping[str, Any]
+
+
+class ProgramDone(Told):
+    """The program has come to its end; `payload` is its pickled result."""
+
+    payload: bytes
+
+
+class ProgramFailed(Told):
+    """The program has raised an exception.
+
+    Attributes:
+        exit_code: the process's own.
+        summary: the exception in one line.
+        traceback: what Python would print.
+        waited_for: the worker whose end the exception is about, if it is about one.
+        is_disconnect: whether the exception only says that a connection to another worker broke.
+        payload: the pickled exception.
+    """
+
+    exit_code: int
+    summary: str
+    traceback: str
+    waited_for: int | None
+    is_disconnect: bool
+    payload: bytes
+
+
+class MemoryRequest(Request):
+    """Share memory with every worker that asks with the same key. Answer: MemoryGranted."""
+
+    key: int
+    num_bytes: int
+
+
+class Stopped(Request):
+    """The worker stands still at its `arrivals`-th meeting or after it. Answer: Continue."""
+
+    arrivals: int
+    between_steps: bool
+
+
+class CatchUp(Request):
+    """A replacement comes to the `index`-th joint call, `name`. Answer: Passed or Live."""
+
+    index: int
+    name: str
+
+
+class WriteRequest(Request):
+    """Write a snapshot as a checkpoint once earlier ones are written. Answer: Acknowledged.
+
+    Attributes:
+        slot: where it lies and where it goes, as :class:`unisono.checkpoint.writer.Kept`.
+        wait: answer only when it is on the disk, or has failed.
+    """
+
+    slot: Mapping[str, Any]
+    wait: bool
+
+
+class LockRequest(Request):
+    """Keep other jobs out of a run directory. Answer: Acknowledged."""
+
+    directory: str
+
+
+class GroupRequest(Request):
+    """Wait until all ranks of a process group have come. Answer: Gathered.
+
+    Attributes:
+        place: where they meet, in words; whoever names another one waits for others.
+        rank: which rank of the group this worker is to be.
+        world_size: how many there are to be.
+        timeout_s: how long to wait, in seconds.
+        needs_store: whether they need the launcher's store.
+    """
+
+    place: str
+    rank: int
+    world_size: int
+    timeout_s: float
+    needs_store: bool
+
+
+class Acknowledged(ToWorker):
+    """It is done."""
+
+
+class MemoryGranted(ToWorker):
+    """The memory's descriptor."""
+
+    fds: tuple[int, ...]
+
+
+class Continue(ToWorker):
+    """All have stopped: these workers continue."""
+
+    membership: Membership
+
+
+class Passed(ToWorker):
+    """A joint call is over, and a replacement takes its outcome over.
+
+    Attributes:
+        payload: the outcome.
+        loop: of a loop: its facts when it began.
+    """
+
+    payload: bytes
+    loop: Mapping[str, Any] | None = None
+
+
+class Live(ToWorker):
+    """A replacement has caught up with the others and belongs to the membership now.
+
+    Attributes:
+        membership: the workers, this one among them.
+        loop: of a loop that had begun: its facts then.
+        is_alone: nobody else is there; what is shared may be torn.
+    """
+
+    membership: Membership
+    loop: Mapping[str, Any] | None
+    is_alone: bool
+
+
+class Gathered(ToWorker):
+    """All ranks of a process group have come.
+
+    Attributes:
+        prefix: what the group's keys in its store begin with; no other group's do.
+        port: where on loopback the launcher's store is; 0 if it was not asked for.
+    """
+
+    prefix: str
+    port: int
+
+
+class Why(enum.StrEnum):
+    """Which error a refusal is."""
+
+    MISMATCH = "mismatch"
+    LOST = "lost"
+    LATE = "late"
+    STORE = "store"
+    CHECKPOINT = "checkpoint"
+
+
+class Refused(ToWorker):
+    """A request is not granted.
+
+    Attributes:
+        reason: why, in words.
+        why: the kind of reason.
+        lost: the worker that has ended; -1 where that is not why.
+        missing: the ranks that did not come.
+        waited_s: for how long somebody waited for them, in seconds.
+    """
+
+    reason: str
+    why: Why = Why.MISMATCH
+    lost: int = -1
+    missing: tuple[int, ...] = ()
+    waited_s: float = 0.0
+
+
+class ForkWorker(ToServer):
+    """Fork a worker; it gets the descriptors that :func:`unisono.launch.worker.be_worker` names."""
+
+    rank: int
+    incarnation: int
+    fds: tuple[int, ...]
+
+
+class SignalWorkers(ToServer):
+    """Send a signal to those of these workers that still run."""
+
+    ranks: tuple[int, ...]
+    signum: int
+
+
+class StartStore(ToServer):
+    """Fork the store of torch.distributed, at this socket, which listens at `port`."""
+
+    port: int
+    fds: tuple[int, ...]
+
+
+class EndStore(ToServer):
+    """End the store, if it is there."""
+
+
+class Forked(FromServer):
+    """A worker is there."""
+
+    rank: int
+    pid: int
+
+
+class WorkerExited(FromServer):
+    """A worker's process has ended."""
+
+    rank: int
+    exit_code: int
+
+
+class StoreEnded(FromServer):
+    """The store's process has ended by itself."""
+
+    port: int
+    exit_code: int
+
+
+KINDS: Mapping[str, type[Message]] = {
+    kind.__name__: kind
+    for group in (Told, Request, ToWorker, ToServer, FromServer)
+    for kind in group.__subclasses__()
+}
+
+
+def encode(message: Message) -> tuple[str, bytes, tuple[int, ...]]:
+    """Write a message as JSON, the bytes that travel beside it, and its descriptors."""
+    fields = codec.fields_of(message)
+    payload, fds = fields.pop("payload", b""), fields.pop("fds", ())
+    return json.dumps([type(message).__name__, fields]), payload, fds
+
+
+def decode(header: bytes, payload: bytes, fds: tuple[int, ...]) -> Message:
+    """Read what :func:`encode` wrote.
+
+    Raises:
+        ValueError: there is no such message, or it has other fields.
+    """
+    named = json.loads(header)
+    name = named[0] if isinstance(named, list) and len(named) == 2 else named
+    if not isinstance(name, str) or name not in KINDS or not isinstance(named[1], dict):
+        raise ValueError(
+            f"a message must be one of {', '.join(KINDS)}, but is {named!r:.200}: both ends must "
+            "be of the same version."
+        )
+    beside = {"payload": payload, "fds": fds}
+    present = {k: v for k, v in beside.items() if v or k in codec.types_of(KINDS[name])}
+    message: Message = codec.from_fields(KINDS[name], {**named[1], **present})
+    return message

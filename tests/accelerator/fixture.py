@@ -1,0 +1,47 @@
+"""The fixture of tests on the test accelerator, for the conftest of their folder to import.
+
+A test that asks for ``accelerator`` runs in a process of its own, where it is installed: other
+tests do not meet a device that they did not ask for. It is skipped where there is none.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+from tests.accelerator import sim
+from tests.accelerator.forked import in_a_fork
+
+__all__ = ["accelerator", "pytest_collection_finish", "pytest_pyfunc_call"]
+
+
+@pytest.fixture
+def accelerator() -> ModuleType:
+    """Give the functions that control the accelerator, installed where the test runs."""
+    if reason := sim.why_not():
+        pytest.skip(reason)
+    return sim
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Compile before the first test, whose time is limited."""
+    if session.config.option.collectonly:
+        return
+    if any("accelerator" in getattr(item, "fixturenames", ()) for item in session.items):
+        sim.why_not()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Call the test in a forked process."""
+    if "accelerator" not in pyfuncitem.fixturenames:
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+
+    def test() -> None:
+        sim.install()
+        pyfuncitem.obj(**arguments)
+
+    in_a_fork(test)
+    return True

@@ -1,0 +1,163 @@
+"""Messages arrive whole or not at all, with their descriptors."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from unisono.workers import channel as channel_module
+from unisono.workers.channel import Channel
+from unisono.workers.launcher_messages import (
+    Begun,
+    ForkWorker,
+    JointResult,
+    MemoryGranted,
+    Message,
+    NoRecovery,
+    ProgramDone,
+    Ready,
+)
+
+Pair = tuple[Channel, Channel]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    ends = Channel.pair()
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def test_messages_arrive_in_order_and_whole(pair: Pair) -> None:
+    left, right = pair
+    sent: list[Message] = [NoRecovery("größer\udcff"), JointResult(1, "it", b"payload"), Begun()]
+    for message in sent:
+        left.send(message)
+    assert [right.receive() for _ in sent] == sent
+    for message in sent:
+        left.send(message)
+    assert right.receive_ready() == sent
+
+
+def test_descriptors_go_with_their_own_message_and_close_on_exec(pair: Pair) -> None:
+    left, right = pair
+    memories = [os.memfd_create(f"test-{n}") for n in range(3)]
+    for n, fd in enumerate(memories):
+        os.write(fd, b"%d" % n)
+    left.send(ForkWorker(0, 0, ()))
+    left.send(ForkWorker(1, 0, tuple(memories[:2])))
+    left.send(MemoryGranted((memories[2],)))
+    fds_of = [message.fds for message in right.receive_ready()]  # type: ignore[attr-defined]
+    contents = [[os.pread(fd, 9, 0) for fd in fds] for fds in fds_of]
+    assert contents == [[], [b"0", b"1"], [b"2"]]
+    assert not any(os.get_inheritable(fd) for fds in fds_of for fd in fds)
+    for fd in [*memories, *(fd for fds in fds_of for fd in fds)]:
+        os.close(fd)
+
+
+def num_open() -> int:
+    gc.collect()  # what earlier tests have left
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("num_bytes", [32_000, 32_767, 32_768, 33_000, 1 << 23])
+def test_a_message_of_any_length_arrives_at_once(pair: Pair, num_bytes: int) -> None:
+    left, right = pair
+    before = num_open()
+    payload = os.urandom(num_bytes)
+    left.send(ProgramDone(payload))  # nobody reads yet
+    left.send(NoRecovery("x" * num_bytes))
+    assert right.receive_ready() == [ProgramDone(payload), NoRecovery("x" * num_bytes)]
+    assert num_open() == before
+
+
+@pytest.mark.parametrize("packet_bytes", [8, 1 << 15])
+def test_a_message_in_memory_brings_its_own_descriptors_only(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, packet_bytes: int
+) -> None:
+    monkeypatch.setattr(channel_module, "_PACKET_BYTES", packet_bytes)
+    left, right = pair
+    for num_fds in (0, 1, 32):
+        left.send(ForkWorker(0, 0, (0,) * num_fds))
+    arrived = right.receive_ready()
+    assert [len(message.fds) for message in arrived] == [0, 1, 32]  # type: ignore[attr-defined]
+    for message in arrived:
+        assert isinstance(message, ForkWorker)
+        for fd in message.fds:
+            os.close(fd)
+
+
+def test_one_who_sends_faster_than_is_read_waits(pair: Pair) -> None:
+    left, right = pair
+    sent = [JointResult(n, "it", bytes(30_000)) for n in range(100)]
+
+    def send() -> None:
+        for message in sent:
+            left.send(message)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    arrived = [right.receive() for _ in sent]
+    sender.join()
+    assert arrived == sent
+
+
+def test_nothing_ready_means_an_empty_list_without_waiting(pair: Pair) -> None:
+    assert pair[1].receive_ready() == []
+    assert not pair[1].at_end
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_was_sent_before_the_end_arrives_and_then_the_end(pair: Pair, waits: bool) -> None:
+    left, right = pair
+    right.send(Ready())  # is never read, which resets the connection
+    left.send(Begun())
+    left.send(Ready())
+    left.close()
+    if waits:
+        assert [right.receive() for _ in range(3)] == [Begun(), Ready(), None]
+    else:
+        assert right.receive_ready() == [Begun(), Ready()]
+        assert right.receive_ready() == []
+    assert right.at_end
+
+
+def test_an_end_that_left_messages_unread_is_a_connection_error_for_the_sender(pair: Pair) -> None:
+    left, right = pair
+    right.send(Begun())
+    left.close()
+    with pytest.raises(ConnectionError):
+        right.send(Ready())
+
+
+@pytest.mark.parametrize("packet", [b"x", b"\0\0\0\5[", b"\0\0\0\2{}", b"\0\0\0\0", b"\xff" * 9])
+def test_what_is_no_message_is_refused_and_its_descriptors_are_closed(packet: bytes) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    receiver = Channel(theirs)
+    before = num_open()
+    socket.send_fds(ours, [packet], [0, 1])
+    with pytest.raises(ValueError):
+        receiver.receive()
+    assert num_open() == before
+    ours.close()
+    receiver.close()
+
+
+def test_sizes_beyond_the_limits_are_refused_on_both_sides(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, right = pair
+    left.send(ProgramDone(bytes(1 << 16)))
+    monkeypatch.setattr(channel_module, "MAX_MESSAGE_BYTES", 1 << 15)
+    with pytest.raises(ValueError, match=r"at most 32768 bytes, but has 65\d\d\d"):
+        left.send(ProgramDone(bytes(1 << 16)))
+    with pytest.raises(ValueError, match=r"at most 32768 bytes, but has 65\d\d\d"):
+        right.receive()
+    with pytest.raises(ValueError, match="at most 32 descriptors, but has 33"):
+        left.send(ForkWorker(0, 0, (0,) * 33))

@@ -1,0 +1,202 @@
+"""Whoever started a worker answers it: our launcher, another one, or nobody."""
+
+import os
+import threading
+
+import pytest
+
+from unisono.errors import (
+    CheckpointError,
+    MismatchError,
+    PeerLostError,
+    RendezvousError,
+    UnisonoError,
+    WaitTimeoutError,
+)
+from unisono.workers import launcher_messages as messages
+from unisono.workers.channel import Channel
+from unisono.workers.control_block import ControlBlock
+from unisono.workers.external import ExternallyLaunched
+from unisono.workers.launcher_link import (
+    CONTROL_VARIABLE,
+    INCARNATION_VARIABLE,
+    LINK_VARIABLE,
+    RECOVERS_VARIABLE,
+    LauncherLink,
+)
+from unisono.workers.membership import Membership
+from unisono.workers.process_watch import ProcessWatch
+from unisono.workers.single_process import SingleProcess
+from unisono.world import World
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_where_nobody_replaces_workers_everyone_continues(world_size):
+    control = ControlBlock.create(world_size)
+    watch = ProcessWatch(control, 0)
+    alone = SingleProcess()
+    other = ExternallyLaunched(World(0, world_size, 0, world_size), control, watch)
+    for supervisor in (other, alone):
+        everyone = Membership.of(supervisor.world.world_size)
+        supervisor.tell(messages.Ready())
+        supervisor.show_wait("something")
+        supervisor.look()
+        assert supervisor.stopped(3, between_steps=True) == everyone
+        is_alone = supervisor is alone
+        assert supervisor.catch_up(0, "it") == messages.Live(everyone, None, is_alone)
+        assert not supervisor.can_replace
+        # The process does it itself.
+        assert not supervisor.write_checkpoint({}, wait=True)
+        assert not supervisor.lock_directory("runs/1")
+    watch.close()
+    control.close()
+
+
+class Launcher:
+    """Plays the launcher of one worker: notes what it hears, and answers from a list."""
+
+    def __init__(self, channel, *answers):
+        self.heard = []
+        self._channel, self._answers = channel, list(answers)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        while (message := self._channel.receive()) is not None:
+            self.heard.append(message)
+            if isinstance(message, messages.Request):
+                if not self._answers:
+                    break
+                self._channel.send(self._answers.pop(0))
+        self._channel.close()
+
+    def join(self):
+        self._thread.join()
+        return self.heard
+
+
+@pytest.fixture
+def linked(monkeypatch):
+    """Make a worker's link to a launcher that gives these answers."""
+    made = []
+
+    def make(*answers):
+        ours, theirs = Channel.pair()
+        control = ControlBlock.create(2)
+        fds = [os.dup(theirs.fileno()), os.dup(control.fd)]
+        names = (LINK_VARIABLE, CONTROL_VARIABLE, INCARNATION_VARIABLE, RECOVERS_VARIABLE)
+        for name, value in zip(names, (*fds, 2, 1), strict=True):
+            monkeypatch.setenv(name, str(value))
+        for name, value in {"RANK": 1, "WORLD_SIZE": 2}.items():
+            monkeypatch.setenv(name, str(value))
+        theirs.close()
+        control.close()
+        link = LauncherLink()
+        made.append((link, Launcher(ours, *answers)))
+        return made[-1]
+
+    yield make
+    for link, launcher in made:
+        link._channel.close()
+        launcher.join()
+        link.control.close()
+
+
+def gather(message, purpose):
+    raise AssertionError("the launcher makes the memory")
+
+
+GROUP = messages.GroupRequest("port 1", 0, 2, 1.0, needs_store=True)
+TWO = Membership((0, 1), leader=1, generation=3)
+
+
+@pytest.mark.parametrize(
+    ("ask", "request_", "answer", "result"),
+    [
+        (
+            lambda link: link.stopped(7, between_steps=True),
+            messages.Stopped(7, between_steps=True),
+            messages.Continue(TWO),
+            TWO,
+        ),
+        (
+            lambda link: link.catch_up(3, "digest"),
+            messages.CatchUp(3, "digest"),
+            messages.Passed(b"outcome"),
+            messages.Passed(b"outcome"),
+        ),
+        (
+            lambda link: link.catch_up(3, "loop"),
+            messages.CatchUp(3, "loop"),
+            messages.Live(TWO, {"key": 1}, is_alone=False),
+            messages.Live(TWO, {"key": 1}, is_alone=False),
+        ),
+        (
+            lambda link: link.write_checkpoint({"key": 1}, wait=True),
+            messages.WriteRequest({"key": 1}, wait=True),
+            messages.Acknowledged(),
+            True,
+        ),
+        (
+            lambda link: link.lock_directory("runs/1"),
+            messages.LockRequest("runs/1"),
+            messages.Acknowledged(),
+            True,
+        ),
+        (
+            lambda link: link.gather(GROUP),
+            GROUP,
+            messages.Gathered("prefix", 5),
+            messages.Gathered("prefix", 5),
+        ),
+    ],
+)
+def test_a_launcher_is_asked_and_its_answer_is_the_result(linked, ask, request_, answer, result):
+    link, launcher = linked(answer)
+    assert (link.world.rank, link.incarnation, link.can_replace) == (1, 2, True)
+    link.tell(messages.Ready())
+    assert ask(link) == result
+    assert launcher.heard == [messages.Ready(), request_]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "error"),
+    [
+        (messages.Refused("no"), MismatchError),
+        (messages.Refused("no", messages.Why.LOST, lost=1), PeerLostError),
+        (messages.Refused("no", messages.Why.LATE, missing=(1,), waited_s=2.5), WaitTimeoutError),
+        (messages.Refused("no", messages.Why.STORE), RendezvousError),
+        (messages.Refused("no", messages.Why.CHECKPOINT), CheckpointError),
+    ],
+)
+def test_a_refusal_is_raised_as_the_error_that_it_is(linked, refusal, error):
+    link, _ = linked(refusal)
+    with pytest.raises(error, match="no") as raised:
+        link.memory(1, 64, gather)
+    assert type(raised.value) is error
+    if error is PeerLostError:
+        assert raised.value.rank == 1
+    if error is WaitTimeoutError:
+        assert (raised.value.missing, raised.value.waited_s) == ((1,), 2.5)
+
+
+def test_another_answer_than_the_one_asked_for_is_an_error(linked):
+    link, _ = linked(messages.Acknowledged())
+    with pytest.raises(UnisonoError, match="must be Continue, but is Acknowledged"):
+        link.stopped(1, between_steps=False)
+
+
+def test_a_launcher_that_is_gone_is_named(linked):
+    link, launcher = linked()
+    for _ in range(2):  # it has ended before it answers; then before it is asked
+        with pytest.raises(UnisonoError, match="a worker's launcher must outlive it"):
+            link.lock_directory("runs/1")
+        launcher.join()
+
+
+def test_the_launcher_sees_what_its_worker_waits_for(linked):
+    link, _ = linked()
+    link.show_wait("rank 0 in `recv`")
+    assert link.control.wait_of(1) == (1, b"rank 0 in `recv`")
+    link.show_wait("")
+    assert link.control.wait_of(1) == (2, None)
