@@ -8,7 +8,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -276,15 +275,11 @@ def checkpoints(directory: str) -> None:
       unisono checkpoints runs/mnist
     """
     from unisono.checkpoint.run_directory import RunDirectory
+    from unisono.report.follow import run_folder
 
-    if not os.path.isdir(directory):
-        raise _Refusal(
-            f"DIRECTORY must be a run's folder, but {directory!r} is none: name what the script "
-            "passes as `directory` to its Trainer."
-        )
     try:
         with _refusing():
-            entries = RunDirectory(Path(directory)).entries()
+            entries = RunDirectory(run_folder(directory)).entries()
     except OSError as error:
         raise _Refusal(
             f"the checkpoints in DIRECTORY must be readable, but {error.filename!r} is not: "

@@ -13,9 +13,9 @@ from tests.report.synthetic import BEGAN_UNIX_S, run_lines, start_line
 
 from unisono.report.drawing import draw
 from unisono.report.process_status import GONE, Process, ProcessState
+from unisono.report.status import WorkerLine
 from unisono.report.table import cells, size
 from unisono.report.view import see
-from unisono.report.workers import WorkerLine
 
 SLOW_ROW = [0.001, 0.004, 0.008, 0.0, 0.0005, 0.0005]
 ROW = [0.001, 0.002, 0.004, 0.006, 0.0005, 0.0005]

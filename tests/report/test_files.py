@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from unisono.report import output
-from unisono.report.files import _names
-from unisono.report.output import write_whole
+from unisono.report import files
+from unisono.report.files import _names, write_whole
 
 MARK = "<!-- ours -->"
 
@@ -23,7 +22,7 @@ def test_a_file_is_written_and_written_again(tmp_path):
     write(path, [MARK, "newer"])
     assert path.read_text() == MARK + "newer"
     assert os.listdir(tmp_path) == ["a page.html"]
-    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~output._umask()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~files._umask()
 
 
 @pytest.mark.parametrize("content", ["import torch\n", "<!-- our", "\x00"])

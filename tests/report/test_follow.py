@@ -2,6 +2,7 @@
 
 import json
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,8 +15,8 @@ def line(step):
     return json.dumps({"event": "checkpoint", "time_unix_s": 1.0, "step": step}).encode() + b"\n"
 
 
-def steps(reader):
-    return [event.step for event in reader.new_events()]
+def steps(reader, begin=lambda: None):
+    return [event.step for event in reader.new_events(begin)]
 
 
 @pytest.fixture
@@ -25,16 +26,16 @@ def path(tmp_path):
 
 def test_each_look_gives_what_is_new(path):
     path.write_bytes(line(0))
-    reader = EventReader(path)
-    assert steps(reader) == [0]
-    assert steps(reader) == []
+    reader, begun = EventReader(path), Mock()
+    assert steps(reader, begun) == [0]
+    assert steps(reader, begun) == []
     with path.open("ab") as file:
         file.write(line(1) + line(2)[:10])
         file.flush()
-        assert steps(reader) == [1]  # the torn one is of no account
+        assert steps(reader, begun) == [1]  # the torn one is of no account
         file.write(line(2)[10:])
-    assert steps(reader) == [2]
-    assert (reader.times_begun, reader.num_unreadable) == (1, 0)
+    assert steps(reader, begun) == [2]
+    assert (begun.call_count, reader.num_unreadable) == (1, 0)
 
 
 def test_a_look_may_stop_midway(path):
@@ -69,8 +70,9 @@ def test_another_file_is_read_from_its_beginning(path, change, then):
     reader = EventReader(path)
     steps(reader)
     change(path)
-    assert steps(reader) == then
-    assert reader.times_begun == 2
+    begun = Mock()
+    assert steps(reader, begun) == then
+    assert begun.call_count == 1
 
 
 def test_lines_that_cannot_be_read_are_counted(path):

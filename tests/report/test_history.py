@@ -8,6 +8,7 @@ from tests.report.synthetic import start_line, step_line, to_bytes, write_run
 from unisono.report.events import End, Failure, read_event
 from unisono.report.history import MAX_METRICS, History, gather
 from unisono.report.marks import Severity
+from unisono.report.windows import placed
 
 
 def folded(*lines):
@@ -101,16 +102,16 @@ def test_the_windows_are_chosen(tmp_path):
         if number == 99:
             lines.append({"event": "workers", "step": 100, "ranks": [0], "lost": [1]})
     windows = folded(start_line(), *lines).windows
-    assert [one[0].step for one in windows.last] == list(range(376, 400))
-    assert [one[0].step for one in windows.loss] == list(range(92, 116))
-    slowest = [one[0].step for one in windows.slowest]
+    assert [one.step for one, _ in windows.last] == list(range(376, 400))
+    assert [one.step for one, _ in windows.loss] == list(range(92, 116))
+    slowest = [one.step for one, _ in windows.slowest]
     assert len(slowest) == 24
     assert set(range(200, 210)) <= set(slowest)
 
 
 def test_a_worker_is_placed_on_the_wall_clock():
     told = folded(start_line(time_unix_s=1000.0, clock_s=50.0), step(0, begun_s=[52.0]))
-    assert told.windows.last[0][0].begun_unix_s == 1002.0
+    assert placed(told.windows.last)[0][0].begun_unix_s == 1002.0
     untold = folded(start_line(clock_s=None), step(0, time_unix_s=1003.0))
-    assert untold.windows.last[0][0].begun_unix_s == pytest.approx(1003.0 - 0.006)
+    assert placed(untold.windows.last)[0][0].begun_unix_s == pytest.approx(1003.0 - 0.006)
     assert not math.isnan(untold.progress.seconds)

@@ -16,8 +16,7 @@ from unisono.report.figure import Figure, as_json, drawn_marks
 from unisono.report.history import History, gather
 from unisono.report.marks import Mark, Severity
 from unisono.report.page import command_line, report
-from unisono.report.timeline import timelines
-from unisono.report.times import in_words
+from unisono.report.times import in_words, timelines
 
 
 def folded(lines, name=""):

@@ -21,7 +21,7 @@ def test_what_is_beyond_the_phases_is_between():
     times.add(step(0, ranks=[0, 1], phases=[[1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 1, 1]], seconds=6))
     (stretch,) = times.stretches
     assert stretch.per_step_s == [0.5, 1.0, 1.0, 0.5, 0.5, 0.5, 2.0]
-    assert times.by_rank[1].waiting_share == pytest.approx(0.2)
+    assert times.by_rank[1].shares["waiting"] == pytest.approx(0.2)
 
 
 def test_a_lost_worker_did_not_attend():

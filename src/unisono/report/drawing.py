@@ -1,4 +1,4 @@
-"""Where on a terminal is what is to be seen of a run?
+"""Lay out the live view of a run on a terminal.
 
 Lines break between parts, never within one, unless a part alone is wider than the terminal. What is
 less important goes first where there is little room: columns from the table, lines from above it,
@@ -37,10 +37,10 @@ _CONDITIONS = {
 
 
 def draw(view: View, width: int, height: int | None = None, *, has_unicode: bool = True) -> Group:
-    """Draw what is to be seen.
+    """Draw a view.
 
     Args:
-        view: that.
+        view: what to draw.
         width: of the terminal, in cells.
         height: of the terminal; None: as much as it takes, and the message is not cut.
         has_unicode: whether the terminal can show more than ASCII.

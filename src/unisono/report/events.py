@@ -7,29 +7,14 @@ unreadable. Events and fields that are not known are passed over. `docs/events.m
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, get_type_hints
 
-from unisono.report.fields import (
-    Column,
-    Count,
-    Counts,
-    Flag,
-    Means,
-    Number,
-    Numbers,
-    Object,
-    OptionalCounts,
-    Seconds,
-    Step,
-    Text,
-    Texts,
-    Time,
-    Whole,
-)
+from unisono.report import fields
 
 FORMAT = 1
 PHASES = ("loading", "forward", "backward", "waiting", "summing", "updating")
@@ -44,34 +29,34 @@ class NewerFormatError(ValueError):
 class Event:
     """Something that happened: a line of the file. ``step`` is how many steps were done then."""
 
-    time_unix_s: Time
-    step: Step
+    time_unix_s: fields.Time
+    step: fields.Step
 
 
 @dataclass(frozen=True)
 class Start(Event):
     """A fit, or one that starts again, begins."""
 
-    format: Count
-    clock_s: Seconds
-    epoch: Count
-    end_step: Count
-    steps_per_epoch: Count
-    num_samples: Count
-    batch_size: Count
-    shards: Count
-    seed: Whole
-    world_size: Count
-    ranks: Counts
-    pids: OptionalCounts
-    host: Text
-    identity: Object
-    versions: Object
-    machine: Object
-    command: Texts
-    folder: Text
-    num_parameters: Count
-    loader_workers: Count
+    format: fields.Count
+    clock_s: fields.Seconds
+    epoch: fields.Count
+    end_step: fields.Count
+    steps_per_epoch: fields.Count
+    num_samples: fields.Count
+    batch_size: fields.Count
+    shards: fields.Count
+    seed: fields.Whole
+    world_size: fields.Count
+    ranks: fields.Counts
+    pids: fields.OptionalCounts
+    host: fields.Text
+    identity: fields.Object
+    versions: fields.Object
+    machine: fields.Object
+    command: fields.Texts
+    folder: fields.Text
+    num_parameters: fields.Count
+    loader_workers: fields.Count
 
 
 @dataclass(frozen=True)
@@ -82,20 +67,20 @@ class StepDone(Event):
     :attr:`Start.clock_s`; an entry is None where a worker was lost.
     """
 
-    epoch: Count
-    num_samples: Count
-    seconds: Seconds
-    means: Means
-    learning_rates: Numbers
-    gradient_norm: Number
-    ranks: Counts
-    begun_s: Column
-    loading_s: Column
-    forward_s: Column
-    backward_s: Column
-    waiting_s: Column
-    summing_s: Column
-    updating_s: Column
+    epoch: fields.Count
+    num_samples: fields.Count
+    seconds: fields.Seconds
+    means: fields.Means
+    learning_rates: fields.Numbers
+    gradient_norm: fields.Number
+    ranks: fields.Counts
+    begun_s: fields.Column
+    loading_s: fields.Column
+    forward_s: fields.Column
+    backward_s: fields.Column
+    waiting_s: fields.Column
+    summing_s: fields.Column
+    updating_s: fields.Column
 
     def __post_init__(self) -> None:
         num_ranks = len(self.ranks)
@@ -103,9 +88,9 @@ class StepDone(Event):
             raise ValueError(f"a column has not one entry for each of {num_ranks} ranks")
 
     @property
-    def phases(self) -> tuple[Column, ...]:
+    def phases(self) -> tuple[fields.Column, ...]:
         """How long each rank spent in each of :data:`PHASES`, in seconds."""
-        columns: tuple[Column, ...] = _phases(self)
+        columns: tuple[fields.Column, ...] = _phases(self)
         return columns
 
 
@@ -113,11 +98,11 @@ class StepDone(Event):
 class Workers(Event):
     """Who computes has changed."""
 
-    ranks: Counts
-    pids: OptionalCounts
-    lost: Counts
-    joined: Counts
-    why: Texts
+    ranks: fields.Counts
+    pids: fields.OptionalCounts
+    lost: fields.Counts
+    joined: fields.Counts
+    why: fields.Texts
 
     @property
     def in_words(self) -> str:
@@ -131,16 +116,16 @@ class Workers(Event):
 class WentBack(Event):
     """The steps from ``step`` on come again; ``from_step`` is how far the run had been."""
 
-    from_step: Count
+    from_step: fields.Count
 
 
 @dataclass(frozen=True)
 class Evaluation(Event):
     """The means over a validation set."""
 
-    epoch: Count
-    seconds: Seconds
-    means: Means
+    epoch: fields.Count
+    seconds: fields.Seconds
+    means: fields.Means
 
 
 @dataclass(frozen=True)
@@ -152,9 +137,9 @@ class Checkpoint(Event):
 class Failure(Event):
     """A fit has ended with an exception."""
 
-    rank: Count
-    error: Text
-    message: Text
+    rank: fields.Count
+    error: fields.Text
+    message: fields.Text
 
     @property
     def in_words(self) -> str:
@@ -166,7 +151,7 @@ class Failure(Event):
 class Interrupted(Failure):
     """Somebody has ended a fit."""
 
-    by: Text
+    by: fields.Text
 
     @property
     def in_words(self) -> str:
@@ -178,15 +163,15 @@ class Interrupted(Failure):
 class End(Event):
     """A fit has ended well."""
 
-    seconds: Seconds
-    samples_per_second: Seconds
-    digest: Text
-    stopped_early: Flag
+    seconds: fields.Seconds
+    samples_per_second: fields.Seconds
+    digest: fields.Text
+    stopped_early: fields.Flag
 
 
 def _readers_of(event: type[Event]) -> list[tuple[str, Callable[[Any], Any]]]:
     types = get_type_hints(event, include_extras=True)
-    return [(field.name, types[field.name].__metadata__[0]) for field in fields(event)]
+    return [(field.name, types[field.name].__metadata__[0]) for field in dataclasses.fields(event)]
 
 
 _EVENTS: dict[str, type[Event]] = {

@@ -31,27 +31,16 @@ class Key:
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot with its words.
-
-    Attributes:
-        title: its heading, as plain text.
-        note: what is to be known of it, as plain text.
-        data: plotly's traces.
-        layout: plotly's layout; the page's script adds fonts, margins and colours.
-        height_px: its height.
-        keys: its legend.
-        is_wide: whether it takes the whole width of the page.
-        is_long: whether it is pushed from side to side where the page is narrow.
-    """
+    """A plot with its words, which are plain text."""
 
     title: str
     note: str
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
+    data: list[dict[str, Any]]  # plotly's traces
+    layout: dict[str, Any]  # plotly's; the page's script adds fonts, margins and colours
     height_px: int = 280
-    keys: tuple[Key, ...] = ()
-    is_wide: bool = False
-    is_long: bool = False
+    keys: tuple[Key, ...] = ()  # its legend
+    is_wide: bool = False  # whether it takes the whole width of the page
+    is_long: bool = False  # whether it is pushed from side to side where the page is narrow
 
 
 def series_colour(number: int) -> str:

@@ -7,14 +7,14 @@ replaced by a shorter one when a run goes back. A line counts once it ends in a 
                  └ offset_bytes: the next look begins here
 
 Where the file is another one, is shorter, or no longer holds the last line before the offset, it is
-read from its beginning again, and ``times_begun`` tells so.
+read from its beginning again.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,6 +29,24 @@ _MARK_BYTES = 256
 _STEP = b'{"event":"step"'  # how a line of a step begins, as it is written
 
 
+def run_folder(directory: str | os.PathLike[str]) -> Path:
+    """Return the folder of a run.
+
+    Args:
+        directory: what the script passed as `Trainer(..., directory=...)`.
+
+    Raises:
+        ValueError: there is no such folder.
+    """
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise ValueError(
+            f"DIRECTORY must be a run's folder, but {os.fspath(directory)!r} is none: name what "
+            "the script passes as `directory` to its Trainer."
+        )
+    return folder
+
+
 def events_file(directory: str | os.PathLike[str]) -> Path:
     """Name the event file of a run.
 
@@ -38,13 +56,7 @@ def events_file(directory: str | os.PathLike[str]) -> Path:
     Raises:
         ValueError: there is no such folder, or no event file in it.
     """
-    folder = Path(directory)
-    if not folder.is_dir():
-        raise ValueError(
-            f"DIRECTORY must be a run's folder, but {os.fspath(directory)!r} is none: name what "
-            "the script passes as `directory` to its Trainer."
-        )
-    path = folder / FILE_NAME
+    path = run_folder(directory) / FILE_NAME
     if not path.exists():
         raise ValueError(
             f"DIRECTORY must hold {FILE_NAME}, but {os.fspath(directory)!r} does not: name the "
@@ -65,23 +77,20 @@ class EventReader:
         path: the file.
         offset_bytes: up to where it has been read.
         num_unreadable: how many lines could not be read since the file was begun.
-        times_begun: how often it was read from its beginning; whoever keeps something of what
-            was read begins anew when this grows.
     """
 
     def __init__(self, path: str | os.PathLike[str], recent_bytes: int | None = None) -> None:
         self.path = Path(path)
-        self.times_begun = 0
         self._recent_bytes = recent_bytes
         self._steps_from = 0
         self._file: tuple[int, int] | None = None
         self._begin()
 
-    def new_events(self) -> Iterator[Event]:
+    def new_events(self, begin: Callable[[], None] = lambda: None) -> Iterator[Event]:
         """Give what has been added since the last call, or all of it where the file is another.
 
-        Check :attr:`times_begun` with each event, or after the last: it grows before the first
-        event of a file that is read from its beginning.
+        Args:
+            begin: called before the file is read from its beginning: what was read is void.
 
         Raises:
             ValueError: the file cannot be read.
@@ -90,7 +99,7 @@ class EventReader:
         with self._open() as file:
             if not self._is_continued(file):
                 self._begin()
-                self.times_begun += 1
+                begin()
             self._file = _identity(file)
             if self._recent_bytes is not None:
                 self._steps_from = os.fstat(file.fileno()).st_size - self._recent_bytes

@@ -44,56 +44,42 @@ class ValidationCurve:
 C = TypeVar("C", Series, ValidationCurve)
 
 
+@dataclass
 class History:
-    """What happened in a run, as far as its events have been added. Final.
+    """What happened in a run, as far as its events have been added. Final."""
 
-    Attributes:
-        name: what the run is called where there are several.
-        progress: what the run has come to.
-        means: each metric of training.
-        validation: each metric of evaluation.
-        metrics_left_out: those beyond :data:`MAX_METRICS`.
-        learning_rates: one series a group of parameters.
-        phases: where the time goes.
-        windows: a few steps, kept whole.
-        marks: what happened once, in order; at most :data:`MAX_MARKS`.
-        num_marks: how many there were.
-        num_unreadable: lines that could not be read.
-    """
-
-    def __init__(self, name: str = "") -> None:
-        self.name = name
-        self.progress = RunProgress()
-        self.means: dict[str, Series] = {}
-        self.validation: dict[str, ValidationCurve] = {}
-        self.metrics_left_out: set[str] = set()
-        self.learning_rates: list[Series] = []
-        self.gradient_norm = Series()
-        self.samples_per_second = Series(max_buckets=300)
-        self.phases = PhaseTimes()
-        self.windows = Windows()
-        self.marks: list[Mark] = []
-        self.num_marks = 0
-        self.num_unreadable = 0
+    name: str = ""  # what the run is called where there are several
+    progress: RunProgress = field(default_factory=RunProgress)
+    means: dict[str, Series] = field(default_factory=dict)  # each metric of training
+    validation: dict[str, ValidationCurve] = field(default_factory=dict)  # …of evaluation
+    metrics_left_out: set[str] = field(default_factory=set)  # as there are too many
+    learning_rates: list[Series] = field(default_factory=list)  # one a group of parameters
+    gradient_norm: Series = field(default_factory=Series)
+    samples_per_second: Series = field(default_factory=lambda: Series(max_buckets=300))
+    phases: PhaseTimes = field(default_factory=PhaseTimes)  # where the time goes
+    windows: Windows = field(default_factory=Windows)  # a few steps, kept whole
+    marks: list[Mark] = field(default_factory=list)  # what happened once, in order
+    num_marks: int = 0  # how many there were; at most MAX_MARKS are kept
+    num_unreadable: int = 0  # lines that could not be read
 
     @property
     def mean_samples_per_second(self) -> float | None:
-        """What the run told in its end, or else samples over the time of steps."""
-        if self._told is not None and self._told.samples_per_second is not None:
-            return self._told.samples_per_second
+        """As the end of the run says, or else samples over the time of steps."""
+        if self._only_end is not None and self._only_end.samples_per_second is not None:
+            return self._only_end.samples_per_second
         kept = self.samples_per_second.values
         return sum(one.total for one in kept) / sum(one.weight for one in kept) if kept else None
 
     @property
     def seconds(self) -> float:
-        """What the run told in its end, or else the time from line to line."""
-        if self._told is not None and self._told.seconds is not None:
-            return self._told.seconds
+        """As the end of the run says, or else the time from line to line."""
+        if self._only_end is not None and self._only_end.seconds is not None:
+            return self._only_end.seconds
         return self.progress.seconds
 
     @property
-    def _told(self) -> End | None:
-        """The end of a run that was fitted once; another's tells of its last fit alone."""
+    def _only_end(self) -> End | None:
+        """The end of a run that was fitted once; another's covers its last fit alone."""
         ended = self.progress.ended
         return ended if isinstance(ended, End) and self.progress.num_starts == 1 else None
 

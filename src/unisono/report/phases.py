@@ -23,7 +23,6 @@ from unisono.report.series import Buckets
 
 MAX_GROUPS_OF_RANKS = 1000  # only a made-up file has more
 MAX_WORKERS = 64  # as many rows as can be told apart
-WAITING = PHASES.index("waiting")
 
 K = TypeVar("K")
 Ranks: TypeAlias = "tuple[int, ...]"
@@ -49,17 +48,18 @@ class Spent:
         return sum(self.phases_s)
 
     @property
-    def waiting_share(self) -> float | None:
-        """The part of them that was waiting; None if there were none."""
-        return self.phases_s[WAITING] / self.total_s if self.total_s > 0 else None
-
-    @property
     def shares(self) -> Mapping[str, float]:
         """The part of them that each phase took; empty if there were none."""
         total_s = self.total_s
         if total_s <= 0:
             return {}
         return {name: self.phases_s[i] / total_s for i, name in enumerate(PHASES)}
+
+    @property
+    def working_s(self) -> float | None:
+        """The seconds of all phases but waiting, a step; None if there were none."""
+        share = self.shares.get("waiting")
+        return None if share is None else self.total_s * (1 - share) / max(self.num_steps, 1)
 
     @property
     def computing_s(self) -> float:
@@ -157,7 +157,7 @@ class PhaseTimes:
     def together(self) -> dict[int, Spent]:
         """The same, in those steps alone that the most workers took part in.
 
-        Whoever computes for a lost one is not slow.
+        A worker that computes for a lost one is not slow.
         """
         whole = self._whole()
         most = max(map(len, whole), default=0)
@@ -188,7 +188,7 @@ def _by_rank(by_ranks: Mapping[Ranks, Spent]) -> dict[int, Spent]:
 
 
 def spent_by_rank(step: StepDone) -> dict[int, Spent]:
-    """Return what each worker spent in a step; whoever has no entry was lost in it."""
+    """Return what each worker spent in a step; one without an entry was lost in it."""
     nothing: tuple[float | None, ...] = (None,) * len(step.ranks)
     columns = [column or nothing for column in step.phases]
     return {

@@ -42,21 +42,13 @@ class Named:
 
 @dataclass(frozen=True)
 class Process:
-    """What a process does now.
+    """What a process does now."""
 
-    Attributes:
-        state: unknown where nobody can tell from here.
-        cpu: processor time a second, so 1.0 for one core; None before the second look.
-        memory_bytes: what of it is in memory; shared memory counts for everybody who shares it.
-        peak_bytes: the most that this has been.
-        waits_for_disk: whether the kernel keeps it from running, for a disk mostly.
-    """
-
-    state: ProcessState
-    cpu: float | None = None
-    memory_bytes: int | None = None
-    peak_bytes: int | None = None
-    waits_for_disk: bool = False
+    state: ProcessState  # unknown where nobody can tell from here
+    cpu: float | None = None  # processor time a second: 1.0 for one core; None before two looks
+    memory_bytes: int | None = None  # in memory, with what it shares
+    peak_bytes: int | None = None  # the most that this has been
+    waits_for_disk: bool = False  # whether the kernel keeps it from running, for a disk mostly
 
 
 UNKNOWN = Process(ProcessState.UNKNOWN)

@@ -12,7 +12,7 @@ shows. Where steps come again, each counts once. ::
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from unisono.report.events import (
     Checkpoint,
@@ -39,60 +39,34 @@ class Trouble:
     num_lost: int
 
 
+@dataclass
 class RunProgress:
-    """What a run has come to, as far as its events have been added. Final.
+    """What a run has come to, as far as its events have been added. Final."""
 
-    Attributes:
-        first: the first start; it says what the run is. None before it.
-        latest: the last start.
-        num_starts: how often a fit began.
-        ended: how the run ended; None while it has not, as far as events say.
-        num_done: steps done.
-        epoch: the epoch of the last of them, counted from 0.
-        last_step: that step, where the latest fit has done one.
-        last_step_by_rank: the last step that each worker of the latest fit ended.
-        num_steps: how many steps the events tell of, each counted once.
-        num_again: how many tell of a step that had been told of.
-        evaluation: the newest.
-        num_evaluations: how many there were.
-        checkpoint: the newest.
-        num_checkpoints: how many there were.
-        ranks: who computes.
-        lost: who was lost in the latest fit and not replaced.
-        named: the processes of those who compute, and of those who were lost last.
-        trouble: the newest thing that happened to workers of the latest fit.
-        num_lost: how many workers were lost.
-        num_went_back: how often steps came again.
-        began_unix_s: when the first line was written; NaN before it.
-        last_unix_s: when the last one was.
-        seconds: how long the fits lasted from line to line, without what was between them.
-    """
-
-    def __init__(self) -> None:
-        self.first: Start | None = None
-        self.latest: Start | None = None
-        self.num_starts = 0
-        self.ended: End | Failure | None = None
-        self.num_done = 0
-        self.epoch: int | None = None
-        self.last_step: StepDone | None = None
-        self.last_step_by_rank: dict[int, int] = {}
-        self.num_steps = 0
-        self.num_again = 0
-        self.evaluation: Evaluation | None = None
-        self.num_evaluations = 0
-        self.checkpoint: Checkpoint | None = None
-        self.num_checkpoints = 0
-        self.ranks: tuple[int, ...] = ()
-        self.lost: set[int] = set()
-        self.named: dict[int, Named] = {}
-        self.trouble: Trouble | None = None
-        self.num_lost = 0
-        self.num_went_back = 0
-        self.began_unix_s = math.nan
-        self.last_unix_s = math.nan
-        self.seconds = 0.0
-        self._furthest = -1
+    first: Start | None = None  # it says what the run is
+    latest: Start | None = None
+    num_starts: int = 0  # how often a fit began
+    ended: End | Failure | None = None  # None while it has not, as far as events say
+    num_done: int = 0  # steps done
+    epoch: int | None = None  # of the last of them, counted from 0
+    last_step: StepDone | None = None  # that step, where the latest fit has done one
+    last_step_by_rank: dict[int, int] = field(default_factory=dict)  # …that each worker ended
+    num_steps: int = 0  # steps in the events, each counted once
+    num_again: int = 0  # how many repeat a step
+    evaluation: Evaluation | None = None  # the newest
+    num_evaluations: int = 0
+    checkpoint: Checkpoint | None = None  # the newest
+    num_checkpoints: int = 0
+    ranks: tuple[int, ...] = ()  # who computes
+    lost: set[int] = field(default_factory=set)  # in the latest fit, and not replaced
+    named: dict[int, Named] = field(default_factory=dict)  # processes, also of the lost
+    trouble: Trouble | None = None  # of the latest fit
+    num_lost: int = 0
+    num_went_back: int = 0  # how often steps came again
+    began_unix_s: float = math.nan  # when the first line was written
+    last_unix_s: float = math.nan  # when the last one was
+    seconds: float = 0.0  # of all fits from line to line, without what was between them
+    _furthest: int = -1
 
     @property
     def clock_at_unix_s(self) -> float | None:

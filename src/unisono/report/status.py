@@ -9,15 +9,19 @@ The newest steps are kept small, so that the last ten seconds, or ten steps, cou
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from unisono.plan.shards import assign
 from unisono.report.events import Event, Start, StepDone, Workers
 from unisono.report.phases import Spent, add_up, slowest, spent_by_rank
+from unisono.report.process_status import UNKNOWN, Process, ProcessState
 from unisono.report.run_progress import RunProgress
 
 MAX_BUCKETS = 10
 BUCKET_S = 1.0
+SLOW = 1.2  # times what is usual: from here on a worker is called slow
+USUAL = ("running", "ended", "unknown")  # what is nothing to tell of a worker
 
 
 @dataclass
@@ -119,3 +123,47 @@ def _num_shards(shards: int | None, num_workers: int) -> list[int]:
     if shards is None or not 0 < num_workers <= shards <= 1 << 20:
         return [1] * num_workers
     return [len(part) for part in assign(shards, num_workers)]
+
+
+@dataclass(frozen=True)
+class WorkerLine:
+    """One worker."""
+
+    rank: int
+    pid: int | None  # None where it is not known
+    process: Process
+    is_lost: bool = False  # and no other has come in its place
+    has_ended: bool = False  # whether the run has, so that its process may
+    num_done: int | None = None  # steps that the run had done with the last one of this worker
+    shares: Mapping[str, float] | None = None  # the part of its time that each phase took
+    work_s: float | None = None  # its time a step, without waiting
+    times_slow: float | None = None  # of the slowest: how many times what is usual it computes
+
+    @property
+    def state(self) -> str:
+        """One word."""
+        if self.is_lost:
+            return "lost"
+        if self.has_ended and self.process.state is ProcessState.GONE:
+            return "ended"
+        return self.process.state.value
+
+
+def worker_lines(status: RunStatus, processes: Mapping[int, Process]) -> Iterator[WorkerLine]:
+    """Give a line for each who computes, and for each who was lost and not replaced, by rank."""
+    spent = status.by_rank
+    slow = status.slow()
+    for rank in sorted({*status.progress.ranks, *status.progress.lost}):
+        named = status.progress.named.get(rank)
+        last_step = status.progress.last_step_by_rank.get(rank)
+        yield WorkerLine(
+            rank,
+            None if named is None else named.pid,
+            processes.get(rank, UNKNOWN),
+            is_lost=rank in status.progress.lost,
+            has_ended=status.progress.ended is not None,
+            num_done=None if last_step is None else last_step + 1,
+            shares=spent[rank].shares if rank in spent else None,
+            work_s=spent[rank].working_s if rank in spent else None,
+            times_slow=slow[1] if slow and slow[0] == rank and slow[1] > SLOW else None,
+        )

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.report.events import PHASES
-from unisono.report.workers import USUAL, WorkerLine
+from unisono.report.status import USUAL, WorkerLine
 
 BAR_WIDTH = 12
 STYLES = ("cyan", "green", "blue", "red", "magenta", "yellow")  # of the phases
@@ -20,19 +20,11 @@ _STATE_STYLES = {"stopped": "yellow", "gone": "red", "lost": "red", "running": "
 
 @dataclass(frozen=True)
 class Column:
-    """One of the table.
-
-    Attributes:
-        head: what stands above it.
-        width: in cells.
-        importance: those with the lowest number stay longest.
-        cell: what it shows of a worker.
-        justify: to which side.
-    """
+    """One of the table."""
 
     head: str
-    width: int
-    importance: int
+    width: int  # in cells
+    importance: int  # those with the lowest number stay longest
     cell: Callable[[WorkerLine], Text | str]
     justify: Literal["left", "right"] = "right"
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import html
 import json
 import math
-import unicodedata
 from datetime import UTC, datetime
+
+from unisono.notices import shown_lines
 
 MAX_TEXT = 2000
 MAX_NAME = 60
@@ -21,15 +22,7 @@ SCRIPTS = (".py", ".ipynb")
 def plain(text: object, max_chars: int = MAX_TEXT) -> str:
     """Return text in which nothing is hidden: control and direction characters are written out."""
     shown = str(text)
-    if len(shown) > max_chars:
-        shown = shown[: max_chars - 1] + "…"
-    return "".join(_shown(character) for character in shown)
-
-
-def _shown(character: str) -> str:
-    if unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
-        return character
-    return "\n" if character == "\n" else character.encode("unicode_escape").decode("ascii")
+    return shown_lines(shown if len(shown) <= max_chars else shown[: max_chars - 1] + "…")
 
 
 def name(text: object) -> str:

@@ -20,7 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from unisono.report.drawing import draw
-from unisono.report.follow import FILE_NAME, EventReader, events_file
+from unisono.report.follow import FILE_NAME, EventReader, events_file, run_folder
 from unisono.report.process_status import Processes
 from unisono.report.status import RunStatus
 from unisono.report.view import Condition, View, see
@@ -55,14 +55,15 @@ class Watch:
         self._begin()
 
     def look(self) -> View:
-        """Tell what is to be seen now.
+        """Return the view of the run now.
 
         Raises:
             ValueError: the event file cannot be read.
             DataFormatError: a newer version wrote it.
         """
         try:
-            self._read()
+            for event in self._reader.new_events(self._begin_run):
+                self._status.add(event)
         except ValueError:
             if os.path.lexists(self._path):
                 raise
@@ -74,19 +75,10 @@ class Watch:
 
     def _begin(self) -> None:
         self._reader = EventReader(self._path, RECENT_BYTES)
-        self._times_begun = 0
+        self._begin_run()
+
+    def _begin_run(self) -> None:
         self._status = RunStatus()
-
-    def _read(self) -> None:
-        for event in self._reader.new_events():
-            self._begin_anew_where_the_file_is_another()
-            self._status.add(event)
-        self._begin_anew_where_the_file_is_another()
-
-    def _begin_anew_where_the_file_is_another(self) -> None:
-        if self._reader.times_begun != self._times_begun:
-            self._times_begun = self._reader.times_begun
-            self._status = RunStatus()
 
 
 def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> None:
@@ -104,14 +96,14 @@ def show(directory: str | os.PathLike[str], console: Console, *, once: bool) -> 
     """
     watch = Watch(directory)
     if once or not console.file.isatty() or console.is_dumb_terminal:
-        _show_once(watch, directory, console)
-        return
-    if not Path(directory).is_dir():
-        events_file(directory)  # raises, in words
-    _print(_show_live(watch, console), console)
+        view = _look_once(watch, directory)
+    else:
+        run_folder(directory)
+        view = _show_live(watch, console)
+    console.print(_drawn(view, console, None))
 
 
-def _show_once(watch: Watch, directory: str | os.PathLike[str], console: Console) -> None:
+def _look_once(watch: Watch, directory: str | os.PathLike[str]) -> View:
     path = events_file(directory)
     if watch.look().condition is Condition.AWAITED:
         raise ValueError(
@@ -119,7 +111,7 @@ def _show_once(watch: Watch, directory: str | os.PathLike[str], console: Console
             "run this on a terminal without `--once`, which waits for it."
         )
     time.sleep(_CPU_LOOK_S)  # processor time is seen from two looks
-    _print(watch.look(), console)
+    return watch.look()
 
 
 def _show_live(watch: Watch, console: Console) -> View:
@@ -145,10 +137,6 @@ def _until_a_signal(watch: Watch, live: Live, console: Console) -> tuple[View, i
 def _drawn(view: View, console: Console, height: int | None) -> Group:
     has_unicode = not console.options.ascii_only
     return draw(view, console.width, height, has_unicode=has_unicode)
-
-
-def _print(view: View, console: Console) -> None:
-    console.print(_drawn(view, console, None))
 
 
 @contextmanager

@@ -74,24 +74,21 @@ def _names(pid: int, name: str, place: int) -> Iterator[dict[str, Any]]:
 
 
 def _slices(step: StepDone, worker: WorkerStep, zero: float) -> Iterator[dict[str, Any]]:
+    pid = _FIRST_WORKER_PID + worker.rank
     begins = [_us(begin - zero) for begin in worker.begins_unix_s]
     end = _us(worker.end_unix_s - zero)
-    common = {"ph": "X", "pid": _FIRST_WORKER_PID + worker.rank, "tid": _STEP_TID}
     args = {"step": step.step, "epoch": step.epoch, "samples": step.num_samples}
-    yield {
-        **common,
-        "name": f"step {step.step}",
-        "cat": "step",
-        "ts": begins[0],
-        "dur": round(max(end - begins[0], 0.0), 3),
-        "args": args,
-    }
-    ends = [*begins[1:], end]
-    for phase, begin, until in zip(PHASES, begins, ends, strict=True):
+    duration = max(end - begins[0], 0.0)
+    yield _slice(pid, f"step {step.step}", "step", begins[0], duration) | {"args": args}
+    for phase, begin, until in zip(PHASES, begins, [*begins[1:], end], strict=True):
         if until > begin:
             # Ends are the next one's begins, so that no slice sticks out of its step.
-            duration = round(until - begin, 3)
-            yield {**common, "name": phase, "cat": "phase", "ts": begin, "dur": duration}
+            yield _slice(pid, phase, "phase", begin, until - begin)
+
+
+def _slice(pid: int, name: str, category: str, ts: float, duration: float) -> dict[str, Any]:
+    row = {"ph": "X", "pid": pid, "tid": _STEP_TID, "name": name, "cat": category}
+    return {**row, "ts": ts, "dur": round(duration, 3)}
 
 
 def _counters(step: StepDone, zero: float) -> Iterator[dict[str, Any]]:
@@ -102,18 +99,10 @@ def _counters(step: StepDone, zero: float) -> Iterator[dict[str, Any]]:
 
 
 def _instant(event: Event, zero: float) -> Iterator[dict[str, Any]]:
+    args = {"args": {"step": event.step}}
     if isinstance(event, Evaluation) and event.seconds:
-        begin = _us(event.time_unix_s - event.seconds - zero)
-        yield {
-            "ph": "X",
-            "pid": RUN_PID,
-            "tid": _STEP_TID,
-            "name": "evaluation",
-            "cat": "evaluation",
-            "ts": max(begin, 0.0),
-            "dur": round(event.seconds * _US, 3),
-            "args": {"step": event.step},
-        }
+        begin = max(_us(event.time_unix_s - event.seconds - zero), 0.0)
+        yield _slice(RUN_PID, "evaluation", "evaluation", begin, event.seconds * _US) | args
         return
     yield {
         "ph": "i",
@@ -123,7 +112,7 @@ def _instant(event: Event, zero: float) -> Iterator[dict[str, Any]]:
         "name": _word(event),
         "cat": type(event).__name__.lower(),
         "ts": _us(event.time_unix_s - zero),
-        "args": {"step": event.step},
+        **args,
     }
 
 

@@ -1,4 +1,4 @@
-"""What is to be seen of a run now: its status, its processes and the clock, put into words.
+"""The live view of a run: its status, its processes and the clock, put into words.
 
 A pure function, :func:`see`; ``drawing.py`` finds places for it on a terminal. Whatever a file says
 comes out of here as plain text on one line.
@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 
 from unisono.report.events import End, Failure, Interrupted, Start
 from unisono.report.process_status import UNKNOWN, Process, ProcessState
 from unisono.report.run_progress import RunProgress
-from unisono.report.status import RunStatus
+from unisono.report.status import RunStatus, WorkerLine, worker_lines
 from unisono.report.text import SCRIPTS, amount, duration, name, plain
-from unisono.report.workers import WorkerLine, where, worker_lines
 
 STILL_S = 3.0  # no step for so long is worth saying
 STILL_STEPS = 5  # …unless steps take as long
 STAYS_S = 5.0  # a program may call `fit` again; so long it is waited for
 MAX_MEANS = 4
 _AGES_S = 1e10
+_BUSY = 0.05  # cores; who waits uses none, and who computes may have to share one with many
+_DOINGS = ("gone", "stopped", "at a disk", "computing", "waiting")  # who is to blame comes first
+_MAX_NAMED = 8
 
 
 class Condition(Enum):
@@ -39,37 +41,21 @@ class Condition(Enum):
 
 @dataclass(frozen=True)
 class View:
-    """What is to be seen. Each text is one line; tuples hold what may stand on different ones.
-
-    Attributes:
-        condition: how the run is.
-        title: its command.
-        facts: what it is.
-        num_done: steps done.
-        end_step: of so many; None where nobody knows.
-        position: where in the run that is.
-        numbers: of the last step.
-        kept: the newest evaluation and the newest checkpoint, which may not be written.
-        trouble: what has become of workers; empty if nothing.
-        message: the last words, or why nothing moves; empty if there is nothing to say.
-        workers: those who compute, and those who were lost, by rank.
-        num_steps: over how many steps times are taken.
-        is_over: whether nothing more will come.
-    """
+    """The live view of a run. Each text is one line; those of a tuple may share a line."""
 
     condition: Condition
-    title: str
-    facts: tuple[str, ...] = ()
+    title: str  # the command
+    facts: tuple[str, ...] = ()  # what it is
     num_done: int = 0
-    end_step: int | None = None
-    position: tuple[str, ...] = ()
-    numbers: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
-    trouble: str = ""
-    message: str = ""
-    workers: tuple[WorkerLine, ...] = ()
-    num_steps: int = 0
-    is_over: bool = False
+    end_step: int | None = None  # None where nobody knows
+    position: tuple[str, ...] = ()  # where in the run that is
+    numbers: tuple[str, ...] = ()  # of the last step
+    kept: tuple[str, ...] = ()  # the newest evaluation and checkpoint, which may not be written
+    trouble: str = ""  # what has become of workers
+    message: str = ""  # the last words, or why nothing moves
+    workers: tuple[WorkerLine, ...] = ()  # those who compute, and those who were lost, by rank
+    num_steps: int = 0  # over how many times are taken
+    is_over: bool = False  # whether nothing more will come
 
 
 def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) -> View:
@@ -83,67 +69,50 @@ def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) 
     progress, start = status.progress, status.progress.latest
     if start is None:
         return View(Condition.AWAITED, "", message="waiting for the run to begin")
-    condition = _condition(status, processes, now_unix_s)
+    states = {processes.get(rank, UNKNOWN).state for rank in progress.ranks}
+    silent_s = _since(progress.last_unix_s, now_unix_s)
+    known = (progress.last_step or start, progress.evaluation)
+    times = [one.time_unix_s for one in known if one and not math.isnan(one.time_unix_s)]
+    still_s = _since(max(times, default=-math.inf), now_unix_s)
+    condition = _condition(status, states, silent_s, still_s)
     workers = tuple(worker_lines(status, processes))
+    is_ended = condition in (Condition.ENDED, Condition.FAILED)
+    is_there = bool(states & {ProcessState.RUNNING, ProcessState.STOPPED})
+    until_s = progress.last_unix_s if is_ended or condition is Condition.GONE else now_unix_s
     return View(
         condition,
         _title(start),
-        facts=tuple(_facts(progress, start, condition, now_unix_s)),
+        facts=tuple(_facts(progress, start, condition, _since(start.time_unix_s, until_s))),
         num_done=progress.num_done,
         end_step=start.end_step,
         position=tuple(_position(status, start, condition)),
         numbers=tuple(_numbers(status)),
-        kept=tuple(_kept(status, now_unix_s)),
-        trouble=_trouble(status, now_unix_s),
-        message=_message(status, condition, workers, now_unix_s),
+        kept=tuple(_kept(progress, now_unix_s)),
+        trouble=_trouble(progress, now_unix_s),
+        message=_last_words(progress)
+        or _why_still(progress, condition, workers, still_s, now_unix_s),
         workers=workers,
         num_steps=status.num_steps,
-        is_over=_is_over(progress, condition, processes, now_unix_s),
+        is_over=condition is Condition.GONE or (is_ended and (not is_there or silent_s > STAYS_S)),
     )
 
 
-def _condition(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) -> Condition:
-    progress = status.progress
-    if progress.ended is not None:
-        return Condition.FAILED if isinstance(progress.ended, Failure) else Condition.ENDED
-    seen = [processes.get(rank, UNKNOWN).state for rank in progress.ranks]
-    silent_s = _since(progress.last_unix_s, now_unix_s)
-    if seen and set(seen) == {ProcessState.GONE} and silent_s > STAYS_S:
+def _condition(
+    status: RunStatus, states: Set[ProcessState], silent_s: float, still_s: float
+) -> Condition:
+    ended, rate = status.progress.ended, status.steps_per_s
+    if ended is not None:
+        return Condition.FAILED if isinstance(ended, Failure) else Condition.ENDED
+    if states == {ProcessState.GONE} and silent_s > STAYS_S:
         return Condition.GONE
-    rate = status.steps_per_s
     patience_s = max(STILL_S, STILL_STEPS / rate if rate else 0.0)
-    is_still = _without_step_s(status, now_unix_s) > patience_s
-    return Condition.STILL if is_still else Condition.RUNNING
-
-
-def _is_over(
-    progress: RunProgress,
-    condition: Condition,
-    processes: Mapping[int, Process],
-    now_unix_s: float,
-) -> bool:
-    if condition in (Condition.ENDED, Condition.FAILED):
-        states = {processes.get(rank, UNKNOWN).state for rank in progress.ranks}
-        is_there = bool(states & {ProcessState.RUNNING, ProcessState.STOPPED})
-        return not is_there or _since(progress.last_unix_s, now_unix_s) > STAYS_S
-    return condition is Condition.GONE
+    return Condition.STILL if still_s > patience_s else Condition.RUNNING
 
 
 def _since(unix_s: float, now_unix_s: float) -> float:
     """Return the seconds since then; 0 for what is to come, or for no time at all."""
     passed_s = now_unix_s - unix_s
     return passed_s if passed_s > 0 else 0.0
-
-
-def _without_step_s(status: RunStatus, now_unix_s: float) -> float:
-    last: object = status.progress.last_step or status.progress.latest
-    assert last is not None
-    return _since(max(_time_of(last), _time_of(status.progress.evaluation)), now_unix_s)
-
-
-def _time_of(event: object) -> float:
-    time_unix_s = getattr(event, "time_unix_s", -math.inf)
-    return -math.inf if math.isnan(time_unix_s) else time_unix_s
 
 
 def _title(start: Start) -> str:
@@ -156,12 +125,9 @@ def _title(start: Start) -> str:
 
 
 def _facts(
-    progress: RunProgress, start: Start, condition: Condition, now_unix_s: float
+    progress: RunProgress, start: Start, condition: Condition, lasted_s: float
 ) -> Iterator[str]:
-    until_s = now_unix_s
-    if condition in (Condition.ENDED, Condition.FAILED, Condition.GONE):
-        until_s = progress.last_unix_s
-    yield f"{_condition_word(progress, condition)}, {_whole(_since(start.time_unix_s, until_s))}"
+    yield f"{_condition_word(progress, condition)}, {_whole(lasted_s)}"
     yield _plural(len(progress.ranks), "worker")
     if start.shards is not None:
         yield _plural(start.shards, "shard")
@@ -170,21 +136,21 @@ def _facts(
 
 
 def _condition_word(progress: RunProgress, condition: Condition) -> str:
-    if isinstance(progress.ended, End) and progress.ended.stopped_early:
-        return "stopped early"
-    if isinstance(progress.ended, Interrupted):
-        return "interrupted"
+    match progress.ended:
+        case End(stopped_early=True):
+            return "stopped early"
+        case Interrupted():
+            return "interrupted"
     return "standing still" if condition is Condition.STILL else condition.value
 
 
 def _position(status: RunStatus, start: Start, condition: Condition) -> Iterator[str]:
-    progress = status.progress
+    progress, rate = status.progress, status.steps_per_s
     if progress.epoch is not None:
         of = ""
         if start.steps_per_epoch and start.end_step is not None:
             of = f" of {math.ceil(start.end_step / start.steps_per_epoch):,}"
         yield f"epoch {progress.epoch + 1:,}{of}"
-    rate = status.steps_per_s
     if rate and start.end_step is not None and condition is Condition.RUNNING:
         yield f"{_whole(max(start.end_step - progress.num_done, 0) / rate)} to go"
 
@@ -193,30 +159,32 @@ def _numbers(status: RunStatus) -> Iterator[str]:
     step, ended = status.progress.last_step, status.progress.ended
     if step is None:
         return
-    means = [f"{name(key)} {amount(mean)}" for key, mean in step.means.items()]
-    yield from means[:1]
-    rate = status.samples_per_s
-    if isinstance(ended, End):
-        rate = ended.samples_per_second
+    first, *others = _means(step.means) or [""]
+    rate = ended.samples_per_second if isinstance(ended, End) else status.samples_per_s
+    if first:
+        yield first
     if rate is not None:
         yield f"{rate:,.0f} samples/s" if 10 <= rate < 1e12 else f"{rate:.2g} samples/s"
-    yield from means[1:MAX_MEANS]
+    yield from others
     if step.learning_rates:
         yield f"learning rate {amount(step.learning_rates[0])}"
     if step.gradient_norm is not None:
         yield f"gradient norm {amount(step.gradient_norm)}"
 
 
-def _kept(status: RunStatus, now_unix_s: float) -> Iterator[str]:
-    if (found := status.progress.evaluation) is not None:
-        means = [f"{name(key)} {amount(mean)}" for key, mean in found.means.items()]
-        yield f"validation at step {found.step:,}: {', '.join(means[:MAX_MEANS])}"
-    if (kept := status.progress.checkpoint) is not None:
+def _kept(progress: RunProgress, now_unix_s: float) -> Iterator[str]:
+    if (found := progress.evaluation) is not None:
+        yield f"validation at step {found.step:,}: {', '.join(_means(found.means))}"
+    if (kept := progress.checkpoint) is not None:
         yield f"checkpoint begun at step {kept.step:,}, {_ago(kept.time_unix_s, now_unix_s)}"
 
 
-def _trouble(status: RunStatus, now_unix_s: float) -> str:
-    trouble = status.progress.trouble
+def _means(means: Mapping[str, float]) -> list[str]:
+    return [f"{name(key)} {amount(mean)}" for key, mean in means.items()][:MAX_MEANS]
+
+
+def _trouble(progress: RunProgress, now_unix_s: float) -> str:
+    trouble = progress.trouble
     if trouble is None:
         return ""
     said = f"{_line(trouble.text)}, {_ago(trouble.time_unix_s, now_unix_s)}"
@@ -225,27 +193,67 @@ def _trouble(status: RunStatus, now_unix_s: float) -> str:
     return said
 
 
-def _message(
-    status: RunStatus, condition: Condition, workers: tuple[WorkerLine, ...], now_unix_s: float
+def _last_words(progress: RunProgress) -> str:
+    match progress.ended:
+        case Interrupted() as ended:
+            return f"interrupted {_line(ended.in_words)} after {_plural(ended.step, 'step')}"
+        case Failure() as ended:
+            whose = "the run" if ended.rank is None else f"worker {ended.rank}"
+            return f"{whose} failed at step {ended.step:,}: {_line(ended.in_words)}"
+        case End() as ended:
+            digest = f", digest {name(ended.digest)[:16]}" if ended.digest else ""
+            return f"{_plural(ended.step, 'step')} in {duration(ended.seconds)}{digest}"
+    return ""
+
+
+def _why_still(
+    progress: RunProgress,
+    condition: Condition,
+    workers: tuple[WorkerLine, ...],
+    still_s: float,
+    now_unix_s: float,
 ) -> str:
-    if isinstance(ended := status.progress.ended, Interrupted):
-        return f"interrupted {_line(ended.in_words)} after {_plural(ended.step, 'step')}"
-    if isinstance(ended, Failure):
-        whose = "the run" if ended.rank is None else f"worker {ended.rank}"
-        return f"{whose} failed at step {ended.step:,}: {_line(ended.in_words)}"
-    if ended is not None:
-        digest = f", digest {name(ended.digest)[:16]}" if ended.digest else ""
-        return f"{_plural(ended.step, 'step')} in {duration(ended.seconds)}{digest}"
     if condition is Condition.GONE:
         return (
-            f"no worker is there any more, so the run was interrupted or killed: last heard of "
-            f"{_ago(status.progress.last_unix_s, now_unix_s)}"
+            "no worker is there any more, so the run was interrupted or killed: last heard of "
+            f"{_ago(progress.last_unix_s, now_unix_s)}"
         )
     if condition is Condition.STILL:
-        yet = " yet" if status.progress.last_step is None else ""
-        passed = _whole(_without_step_s(status, now_unix_s))
-        return f"no step{yet} for {passed}{_at_an_end(status.progress)}{where(workers)}"
+        yet = " yet" if progress.last_step is None else ""
+        return f"no step{yet} for {_whole(still_s)}{_at_an_end(progress)}{_where(workers)}"
     return ""
+
+
+def _where(workers: tuple[WorkerLine, ...]) -> str:
+    """Say what each worker does; those that the others wait for come first."""
+    found: dict[str, list[int]] = {words: [] for words in _DOINGS}
+    for worker in workers:
+        if words := _doing(worker):
+            found[words].append(worker.rank)
+    said = [f"{_named(ranks)} {words}" for words, ranks in found.items() if ranks]
+    return ": " + "; ".join(said) if said else ""
+
+
+def _doing(worker: WorkerLine) -> str:
+    process = worker.process
+    if worker.is_lost or process.state is ProcessState.UNKNOWN:
+        return ""
+    if process.state is ProcessState.GONE:
+        return "gone"
+    if process.state is ProcessState.STOPPED:
+        return "stopped"
+    if process.waits_for_disk:
+        return "at a disk"
+    if process.cpu is None:
+        return ""
+    return "computing" if process.cpu >= _BUSY else "waiting"
+
+
+def _named(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"worker {ranks[0]}"
+    more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
+    return f"workers {', '.join(map(str, ranks[:_MAX_NAMED]))}{more}"
 
 
 def _at_an_end(progress: RunProgress) -> str:

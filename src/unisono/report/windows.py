@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from typing import TypeAlias
 
@@ -42,7 +42,7 @@ class WorkerStep:
 
 
 Window: TypeAlias = "tuple[tuple[WorkerStep, ...], ...]"  # the workers of each step
-_Kept: TypeAlias = "tuple[StepDone, float | None]"
+Kept: TypeAlias = "tuple[StepDone, float | None]"  # a step, and its clock as for worker_steps
 
 
 def worker_steps(step: StepDone, clock_at_unix_s: float | None) -> tuple[WorkerStep, ...]:
@@ -66,34 +66,16 @@ def worker_steps(step: StepDone, clock_at_unix_s: float | None) -> tuple[WorkerS
     return tuple(placed)
 
 
+@dataclass
 class Windows:
-    """The steps that are kept whole. Final."""
+    """The steps that are kept whole, each with what its clock says. Final."""
 
-    def __init__(self) -> None:
-        self._last: deque[_Kept] = deque(maxlen=MAX_STEPS)
-        self._slowest: tuple[_Kept, ...] = ()
-        self._loss: tuple[_Kept, ...] = ()
-        self._slowest_s = 0.0
-        self._since_start = 0
-        self._to_come = 0
-
-    @property
-    def last(self) -> Window:
-        """The last steps."""
-        return _placed(self._last)
-
-    @property
-    def slowest(self) -> Window:
-        """The stretch of as many steps that took longest; empty where the run is too short.
-
-        The first steps of a fit are passed over.
-        """
-        return _placed(self._slowest)
-
-    @property
-    def loss(self) -> Window:
-        """Those around the first loss of a worker, or empty."""
-        return _placed(self._loss)
+    last: deque[Kept] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
+    slowest: tuple[Kept, ...] = ()  # as many that took longest, not the first ones of a fit
+    loss: tuple[Kept, ...] = ()  # those around the first loss of a worker
+    _slowest_s: float = 0.0
+    _since_start: int = 0
+    _to_come: int = 0
 
     def start(self) -> None:
         """A fit begins."""
@@ -101,27 +83,27 @@ class Windows:
 
     def lose(self) -> None:
         """A worker is lost before the next step."""
-        if not self._loss:
-            self._loss = tuple(self._last)[-_BEFORE_LOSS:]
+        if not self.loss:
+            self.loss = tuple(self.last)[-_BEFORE_LOSS:]
             self._to_come = _AFTER_LOSS
 
     def add(self, step: StepDone, clock_at_unix_s: float | None) -> None:
         """Add the next step; ``clock_at_unix_s`` is as for :func:`worker_steps`."""
         if not any(step.phases):
             return
-        self._last.append((step, clock_at_unix_s))
+        self.last.append((step, clock_at_unix_s))
         self._since_start += 1
         if self._to_come:
-            self._loss += ((step, clock_at_unix_s),)
+            self.loss += ((step, clock_at_unix_s),)
             self._to_come -= 1
         # A quarter of a stretch apart is near enough.
         is_warm = self._since_start >= MAX_STEPS + WARM_UP_STEPS
         if is_warm and self._since_start % (MAX_STEPS // 4) == 0:
-            seconds = sum(kept.seconds or 0.0 for kept, _ in self._last)
+            seconds = sum(kept.seconds or 0.0 for kept, _ in self.last)
             if seconds > self._slowest_s:
-                self._slowest_s, self._slowest = seconds, tuple(self._last)
+                self._slowest_s, self.slowest = seconds, tuple(self.last)
 
 
-def _placed(kept: Iterable[_Kept]) -> Window:
-    placed = (worker_steps(step, clock_at_unix_s) for step, clock_at_unix_s in kept)
-    return tuple(filter(None, placed))
+def placed(kept: Iterable[Kept]) -> Window:
+    """Place steps that were kept whole on the wall clock."""
+    return tuple(filter(None, (worker_steps(step, clock) for step, clock in kept)))
