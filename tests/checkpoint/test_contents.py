@@ -44,12 +44,18 @@ def taken():
 
 def files(facts=FACTS, **changes):
     run = json.dumps(facts | json.loads(taken()["run.json"])).encode()
-    return taken() | {"run.json": run} | changes
+    made = {name: data() if callable(data) else data for name, data in changes.items()}
+    return taken() | {"run.json": run} | made
 
 
 def changed(**changes):
-    facts = json.loads(files()["run.json"]) | changes
-    return json.dumps({key: value for key, value in facts.items() if value is not None}).encode()
+    """Make run.json with other facts, when a test runs: nothing is trained at import."""
+
+    def make_json():
+        facts = json.loads(files()["run.json"]) | changes
+        return json.dumps({k: value for k, value in facts.items() if value is not None}).encode()
+
+    return make_json
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 5])
@@ -215,13 +221,15 @@ def test_state_may_be_larger_than_its_parameter():
 
 
 def with_optimizer(change):
-    return {"optimizer.safetensors": save(load(files()["optimizer.safetensors"]) | change)}
+    return {"optimizer.safetensors": lambda: save(load(taken()["optimizer.safetensors"]) | change)}
 
 
 def with_model(change):
-    tensors = load(files()["model.safetensors"]) | change
-    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    return {"model.safetensors": save(kept)}
+    def make():
+        tensors = load(taken()["model.safetensors"]) | change
+        return save({name: tensor for name, tensor in tensors.items() if tensor is not None})
+
+    return {"model.safetensors": make}
 
 
 @pytest.mark.parametrize(
