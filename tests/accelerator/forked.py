@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import pytest
+import torch
 
 
 def in_a_fork(function: Callable[[], object]) -> None:
@@ -45,6 +46,9 @@ def in_a_fork(function: Callable[[], object]) -> None:
 
 def _run_and_exit(function: Callable[[], object], writing: int) -> NoReturn:
     try:
+        # A fork makes torch's pool of threads anew when it is asked for first. Autograd's threads,
+        # one a device, ask at once, and one that comes in between ends the process (torch 2.13).
+        torch.set_num_threads(torch.get_num_threads())
         function()
         said = "passed\n"
     except pytest.skip.Exception as skipped:

@@ -25,7 +25,9 @@ def raised_by(act: Callable[[], object]) -> BaseException:
 
 
 def files_in(text: str) -> set[str]:
-    return {"ours" if "/unisono/" in f else "theirs" for f in re.findall('File "(.*)", line', text)}
+    return {
+        "ours" if "/src/unisono/" in f else "theirs" for f in re.findall('File "(.*)", line', text)
+    }
 
 
 def test_a_refusal_of_unisono_is_shown_without_frames_of_unisono() -> None:
