@@ -1,6 +1,8 @@
 """Replicas give the bits of shared memory, whoever is lost, and go on where it has stopped."""
 
 import functools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -43,6 +45,12 @@ def replicas(request, monkeypatch):
 def test_shared_memory_is_the_default(monkeypatch):
     monkeypatch.delenv(EXCHANGE_VARIABLE, raising=False)
     assert chosen() is SharedExchange
+
+
+def test_gloo_is_needed_by_those_alone_who_choose_a_group():
+    unused = "unisono.exchange.communicator"
+    code = f"import sys, unisono.train.trainer; assert {unused!r} not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_unknown_exchange_is_refused(monkeypatch):

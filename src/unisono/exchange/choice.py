@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 
-from unisono.exchange.group_exchange import GroupExchange
 from unisono.exchange.protocol import Exchange
 from unisono.exchange.shared import SharedExchange
 from unisono.exchange.staged import StagedExchange
 
 EXCHANGE_VARIABLE = "UNISONO_EXCHANGE"
-_EXCHANGES: dict[str, type[Exchange]] = {
-    "shared": SharedExchange,
-    "staged": StagedExchange,
-    "group": GroupExchange,
-}
+_NAMES = ("shared", "staged", "group")
 
 
 def chosen() -> type[Exchange]:
@@ -24,8 +19,11 @@ def chosen() -> type[Exchange]:
         ValueError: there is no such exchange.
     """
     name = os.environ.get(EXCHANGE_VARIABLE, "shared")
-    if name not in _EXCHANGES:
-        raise ValueError(
-            f"{EXCHANGE_VARIABLE} must be one of {tuple(_EXCHANGES)}, but is {name!r}."
-        )
-    return _EXCHANGES[name]
+    if name not in _NAMES:
+        raise ValueError(f"{EXCHANGE_VARIABLE} must be one of {_NAMES}, but is {name!r}.")
+    if name == "group":
+        # Needs a torch that has gloo; the others do not.
+        from unisono.exchange.group_exchange import GroupExchange
+
+        return GroupExchange
+    return StagedExchange if name == "staged" else SharedExchange
