@@ -245,7 +245,7 @@ def _moved(batch: Any, to: torch.device) -> Any:
     """Move tensors in nested containers; whatever has a method ``to`` moves itself."""
     if isinstance(batch, torch.Tensor):
         if is_on_host(batch) and batch.layout == torch.strided:
-            batch = batch.pin_memory()
+            batch = pinned(batch)
         return batch.to(to, non_blocking=True)
     if isinstance(batch, Mapping):
         moved = {key: _moved(value, to) for key, value in batch.items()}
@@ -340,6 +340,11 @@ def can_pin() -> bool:
 def pin(batch: Any) -> Any:
     """Have every tensor of a batch in pinned memory, as torch's DataLoader does."""
     return pin_memory.pin_memory(batch)  # type: ignore[no-untyped-call]
+
+
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor of the host to memory that accelerators copy from and to without waiting."""
+    return tensor.pin_memory()
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
