@@ -198,7 +198,8 @@ def _number(name: str, value: Any, times: int = 1) -> Scalar:
             f"batch (`.mean()`), or return (sum, weight)."
         )
     if isinstance(value, torch.Tensor) and value.device.type != HOST and not value.is_complex():
-        return OnDevice(value.detach().reshape(()), times)
+        # A copy: the program may go on counting in the same tensor.
+        return OnDevice(value.detach().reshape(()).to(torch.float64, copy=True), times)
     try:
         return float(value.item() if isinstance(value, torch.Tensor) else value) * times
     except (TypeError, ValueError, RuntimeError):

@@ -37,9 +37,7 @@ class PendingLosses:
         """
         losses, self.losses = self.losses, []
         tensors = [number.tensor for _, loss in losses for number in loss.on_device]
-        if len({tensor.dtype for tensor in tensors}) > 1:
-            tensors = [tensor.double() for tensor in tensors]
-        there = torch.stack(tensors).double()
+        there = torch.stack(tensors)
         if self._host.numel() != len(tensors):
             self._host = pinned(torch.empty(len(tensors), dtype=torch.float64))
         self._copies.to_host(self._host, there)
