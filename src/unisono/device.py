@@ -18,7 +18,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -152,6 +152,9 @@ class Device:
             return None
         place = memory.data_ptr()
         if int(runtime().cudaHostRegister(place, memory.nbytes, 0)):
+            # The driver tells the next caller of the failure, too.
+            with suppress(RuntimeError):
+                torch.zeros(1, device=self.torch)
             return None
         return lambda: runtime().cudaHostUnregister(place) and None
 
@@ -245,8 +248,10 @@ def _moved(batch: Any, to: torch.device) -> Any:
     """Move tensors in nested containers; whatever has a method ``to`` moves itself."""
     if isinstance(batch, torch.Tensor):
         if is_on_host(batch) and batch.layout == torch.strided:
-            batch = batch.pin_memory()
+            batch = pinned(batch)
         return batch.to(to, non_blocking=True)
+    if callable(getattr(batch, "to", None)):  # torch's PackedSequence, say
+        return batch.to(to)
     if isinstance(batch, Mapping):
         moved = {key: _moved(value, to) for key, value in batch.items()}
         return moved if type(batch) is dict else _like(batch, moved)
@@ -254,8 +259,6 @@ def _moved(batch: Any, to: torch.device) -> Any:
         return type(batch)(*(_moved(value, to) for value in batch))
     if isinstance(batch, (list, tuple)):
         return type(batch)(_moved(value, to) for value in batch)
-    if callable(getattr(batch, "to", None)):
-        return batch.to(to)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
         return dataclasses.replace(batch, **{n: _moved(value, to) for n, value in fields.items()})
@@ -264,8 +267,6 @@ def _moved(batch: Any, to: torch.device) -> Any:
 
 def _like(batch: Any, moved: dict[Any, Any]) -> Any:
     """Put moved values into a mapping of the batch's own kind, where that can be made."""
-    if callable(getattr(batch, "to", None)):
-        return batch.to(next((v.device for v in moved.values() if hasattr(v, "device")), HOST))
     try:
         return type(batch)(moved)
     except TypeError:
@@ -340,6 +341,11 @@ def can_pin() -> bool:
 def pin(batch: Any) -> Any:
     """Have every tensor of a batch in pinned memory, as torch's DataLoader does."""
     return pin_memory.pin_memory(batch)  # type: ignore[no-untyped-call]
+
+
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor of the host to memory that accelerators copy from and to without waiting."""
+    return tensor.pin_memory()
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -85,7 +85,7 @@ class Loader:
         pin_memory: bool = False,
     ) -> None:
         self._pins = pin_memory and device.is_host and can_pin()
-        self._device = device
+        self._device, self._moves = device, not device.is_host
         self._fetch, self._plan = fetch, plan
         self._num_processes, self._num_batches = num_processes, num_batches
         # Two: reading ahead is in the next epoch before the worker is.
@@ -104,7 +104,9 @@ class Loader:
             LoadingError: a sample cannot be read, or a loader process has died.
         """
         batch = self._batch(place, shards)
-        return pin(batch) if self._pins else self._device.move(batch)
+        if self._moves:
+            return self._device.move(batch)
+        return pin(batch) if self._pins else batch
 
     def _batch(self, place: Place, shards: Sequence[int]) -> Any:
         if self._num_processes == 0 or place.shard not in shards:

@@ -38,7 +38,7 @@ class Buffers:
         self._tensors = [buffer_at(homes[0]) for homes in self._homes]
         self.slots = lay_out(dict(zip(named, self._tensors, strict=True)))
         self._copies = copies
-        self._values = Values(self._tensors, self.slots, device)
+        self._values = BufferValues(self._tensors, self.slots, device, copies)
         self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
         self.now = 0
 
@@ -52,7 +52,8 @@ class Buffers:
     def give(self) -> None:
         """Give this worker's values to all."""
         if self._shared is not None:
-            self._shared[self.now].copy_(self._values.kept())
+            self._values.give(self._shared[self.now])
+            self._copies.wait()
 
     def load(self, now: int) -> None:
         """Take over the values of one of the arena's copies, the present one from now on."""
@@ -62,8 +63,8 @@ class Buffers:
                 module._buffers[key] = tensor
         self.now = now
         if self._shared is not None:
-            self._copies.wait()
             self._values.take(self._shared[now])
+            self._copies.wait()
 
     def unbind(self) -> None:
         """Give the model buffers with memory of their own again."""
@@ -87,14 +88,14 @@ class Buffers:
         """Publish what the first non-empty shard left, for the next step."""
         self._collect()
         if self._shared is not None:
-            self._copies.to_host(self._shared[1 - self.now], self._values.kept())
+            self._values.give(self._shared[1 - self.now])
 
     def commit(self) -> None:
         """Finish a step: the buffers are those that were kept."""
         if self._shared is not None:
             self._collect()
             self.now = 1 - self.now
-            self._values.take(self._shared[self.now], self._copies)
+            self._values.take(self._shared[self.now])
 
     def _collect(self) -> None:
         """Take back the values of buffers that the forward pass replaced by new tensors.
@@ -146,7 +147,7 @@ def _told(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} of shape {tuple(tensor.shape)}{where}"
 
 
-class Values:
+class BufferValues:
     """The values of buffers, copied as one block of bytes. Final.
 
     On the CPU the buffers themselves lie in the block. On an accelerator they keep memory of their
@@ -156,12 +157,18 @@ class Values:
         tensors: the buffers.
         slots: where each lies in a block.
         device: where they are.
+        copies: between it and the host.
     """
 
     def __init__(
-        self, tensors: Sequence[torch.Tensor], slots: tuple[Slot, ...], device: Device
+        self,
+        tensors: Sequence[torch.Tensor],
+        slots: tuple[Slot, ...],
+        device: Device,
+        copies: Copies,
     ) -> None:
         self._tensors, self._slots, self._is_host = tensors, slots, device.is_host
+        self._copies = copies
         self._block, self._start = (private_bytes(size_of(slots), device) for _ in range(2))
         self._bytes, self._start_bytes = (
             block.flat(0, size_of(slots), torch.uint8) for block in (self._block, self._start)
@@ -186,22 +193,23 @@ class Values:
             for kind in kinds
         ]
 
-    def kept(self) -> torch.Tensor:
-        """Give the values in a block, which the next pass leaves alone if it is not the host's."""
-        if not self._is_host:
-            for tensors, views, _ in self._lists:
-                _copy(views, tensors)
-        return self._bytes
+    def give(self, into: torch.Tensor) -> None:
+        """Copy the values to a block on the host."""
+        if self._is_host:
+            into.copy_(self._bytes)
+            return
+        for tensors, views, _ in self._lists:
+            _copy(views, tensors)  # the next pass may change the tensors meanwhile
+        self._copies.to_host(into, self._bytes)
 
-    def take(self, values: torch.Tensor, copies: Copies | None = None) -> None:
-        """Set the values from a block on the host; without `copies` the host waits."""
-        if copies is None:
+    def take(self, values: torch.Tensor) -> None:
+        """Set the values from a block on the host."""
+        if self._is_host:
             self._bytes.copy_(values)
-        else:
-            copies.to_device(self._bytes, values)
-        if not self._is_host:
-            for tensors, views, _ in self._lists:
-                _copy(tensors, views)
+            return
+        self._copies.to_device(self._bytes, values)
+        for tensors, views, _ in self._lists:
+            _copy(tensors, views)
 
     def save(self) -> None:
         """Note the values, for :meth:`restore`."""

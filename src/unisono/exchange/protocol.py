@@ -149,7 +149,6 @@ class Exchange(ABC):
             None if all parts are there. Else a worker was lost: publish these, too (maybe none),
             and call this again.
         """
-        self.copies.wait()
         if self._team.meet(purpose):
             return None
         more = self.division.take_over()

@@ -46,6 +46,11 @@ class StagedExchange(ReplicaExchange):
             self._pinned.pin(there)
             self.copies.to_host(there, self._own[part.lo].everything())
 
+    def gather(self, purpose: str) -> list[Node] | None:
+        """See :class:`~.protocol.Exchange`."""
+        self.copies.wait()
+        return super().gather(purpose)
+
     def add_up(self, purpose: str) -> tuple[bool, ...]:
         """See :class:`~.protocol.Exchange`; everybody has all sums then."""
         while True:

@@ -114,7 +114,7 @@ class StepEngine:
         self.exchange.buffers.begin()
         self._team.faults.meet("begin", step)
         self._stack.discard()
-        self._pending.discard()
+        self._pending.losses.clear()
         self.timers.begin()
 
     def begin_passes(self) -> Sequence[int]:
@@ -152,7 +152,7 @@ class StepEngine:
         loss = read_loss(returned, num_samples)
         self._bound.check_gradients()
         if loss.on_device:
-            self._pending.add(shard, loss)
+            self._pending.losses.append((shard, loss))
         else:
             self._records.write(shard, loss)
         if self._scaling is None and is_known_bad(loss):
@@ -188,8 +188,9 @@ class StepEngine:
         if self._team.faults.flips(step):
             self._flip_a_bit()
         # Here, and nowhere else in a plain step, the host waits for the device.
-        for shard, loss in self._pending.read():
-            self._records.write(shard, loss)
+        if self._pending.losses:
+            for shard, loss in self._pending.read():
+                self._records.write(shard, loss)
         more = self._wait(Phase.BACKWARD, self.exchange.gather, f"gradients of step {step}")
         if more is None:
             if self._copied is not None:

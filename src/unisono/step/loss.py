@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from unisono.device import is_on_host
+from unisono.device import HOST
 from unisono.errors import NonFiniteLossError
 
 
@@ -197,8 +197,9 @@ def _number(name: str, value: Any, times: int = 1) -> Scalar:
             f"{name} must be a scalar, but has shape {tuple(value.shape)}: take the mean over the "
             f"batch (`.mean()`), or return (sum, weight)."
         )
-    if isinstance(value, torch.Tensor) and not (is_on_host(value) or value.is_complex()):
-        return OnDevice(value.detach().reshape(()), times)
+    if isinstance(value, torch.Tensor) and value.device.type != HOST and not value.is_complex():
+        # A copy: the program may go on counting in the same tensor.
+        return OnDevice(value.detach().reshape(()).to(torch.float64, copy=True), times)
     try:
         return float(value.item() if isinstance(value, torch.Tensor) else value) * times
     except (TypeError, ValueError, RuntimeError):

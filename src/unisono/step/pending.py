@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from unisono.device import Copies
+from unisono.device import Copies, pinned
 from unisono.step.loss import ShardLoss
 
 
@@ -19,20 +19,15 @@ class PendingLosses:
 
     Args:
         copies: of the device.
+
+    Attributes:
+        losses: by shard; those that are on the host are not among them.
     """
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
-        self._losses: list[tuple[int, ShardLoss]] = []
+        self.losses: list[tuple[int, ShardLoss]] = []
         self._host = torch.empty(0, dtype=torch.float64)
-
-    def discard(self) -> None:
-        """Forget those of a step that will not be finished."""
-        self._losses.clear()
-
-    def add(self, shard: int, loss: ShardLoss) -> None:
-        """Take a shard's loss."""
-        self._losses.append((shard, loss))
 
     def read(self) -> Iterator[tuple[int, ShardLoss]]:
         """Give every shard's loss with its numbers, once all copies are made. Waits for the device.
@@ -40,15 +35,11 @@ class PendingLosses:
         Raises:
             ValueError: a weight is negative.
         """
-        if not self._losses:
-            return
-        losses, self._losses = self._losses, []
+        losses, self.losses = self.losses, []
         tensors = [number.tensor for _, loss in losses for number in loss.on_device]
-        if len({tensor.dtype for tensor in tensors}) > 1:
-            tensors = [tensor.double() for tensor in tensors]
-        there = torch.stack(tensors).double()
+        there = torch.stack(tensors)
         if self._host.numel() != len(tensors):
-            self._host = torch.empty(len(tensors), dtype=torch.float64).pin_memory()
+            self._host = pinned(torch.empty(len(tensors), dtype=torch.float64))
         self._copies.to_host(self._host, there)
         self._copies.wait()
         numbers = iter(self._host.tolist())
