@@ -8,6 +8,7 @@ has not finished, or writes what another still reads.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import nn
 
 from unisono.device import Device
 from unisono.exchange.staged import StagedExchange
+from unisono.state.contents import place
 from unisono.state.digest import digest_of
 from unisono.state.optimizer_state import group_options, take_state
 from unisono.step.clipping import Clipping
@@ -28,6 +30,7 @@ from unisono.workers.team import Team
 
 STEPS, SHARDS, SAMPLES = 4, 5, 4  # of a shard
 SEED = 7
+_ALONE = threading.Lock()
 
 
 class Model(nn.Module):
@@ -126,10 +129,9 @@ def _made(optimizer: str) -> tuple[Model, torch.optim.Optimizer]:
 
 
 def _to(model: nn.Module, optimizer: torch.optim.Optimizer, device: Device) -> None:
-    from unisono.state.contents import place
-
     if not device.is_host:
-        place(model, optimizer, device)
+        with _ALONE:  # it switches something of torch's
+            place(model, optimizer, device)
 
 
 def _take_step(
@@ -194,5 +196,16 @@ def run(
     """
     if kind == "sim":
         sim.install()
+        # torch's engine must not be started by several threads at once.
+        torch.ones(1, device="sim", requires_grad=True).sum().backward()
     _weights()
-    return Job(control, deaths).run(lambda team: train(team, kind, optimizer, clip_norm, bad, on_host))
+    job = Job(control, deaths)
+
+    def work(team: Team) -> dict[str, Any]:
+        try:
+            return train(team, kind, optimizer, clip_norm, bad, on_host)
+        except Exception:
+            job.desk.lose(team.world.rank)  # nobody waits for it
+            raise
+
+    return job.run(work)
