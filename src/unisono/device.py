@@ -10,6 +10,7 @@ the CPU and on a simulated device; not on a GPU yet.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import os
@@ -196,7 +197,7 @@ class Copies:
         """Wait until all copies are made."""
         if self._is_idle:
             return
-        # To ask again and again takes no lock of the driver's, and nothing that could not be left.
+        # By asking: a thread that waits within the driver hears of no signal.
         begun_at_s = time.perf_counter()
         while not self._event.query():
             if time.perf_counter() - begun_at_s > _SPIN_S:
@@ -260,8 +261,10 @@ def _moved(batch: Any, to: torch.device) -> Any:
     if isinstance(batch, (list, tuple)):
         return type(batch)(_moved(value, to) for value in batch)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-        return dataclasses.replace(batch, **{n: _moved(value, to) for n, value in fields.items()})
+        moved_batch = copy.copy(batch)
+        for field in dataclasses.fields(batch):  # also of frozen ones
+            object.__setattr__(moved_batch, field.name, _moved(getattr(batch, field.name), to))
+        return moved_batch
     return batch
 
 
