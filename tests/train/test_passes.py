@@ -114,6 +114,14 @@ def test_passes_are_compared_with_steps_of_as_many(monkeypatch):
     assert timeouts == [10 * 5 * 1.0 + 1.0]
 
 
+def test_nothing_is_measured_for_a_model_on_a_device(monkeypatch):
+    """A fork of a process that uses a GPU cannot use one."""
+    monkeypatch.setattr(passes, "in_a_fork", lambda measure, timeout_s: pytest.fail("forked"))
+    model, here = nn.Linear(1, 1, device="meta"), unisono.World(0, 1)
+    assert not passes.PassWatch(model, lambda model, batch: None, here, 2).is_watching
+    assert passes.PassWatch(model.to_empty(device="cpu"), lambda *_: None, here, 2).is_watching
+
+
 def test_nothing_is_measured_where_the_last_step_that_is_watched_is_short(monkeypatch):
     monkeypatch.setattr(passes, "in_a_fork", lambda measure, timeout_s: pytest.fail("measured"))
     assert watch_of(monkeypatch, [2] * 7 + [0]) == [None] * 8

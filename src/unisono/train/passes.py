@@ -5,7 +5,7 @@ cheaper. After a few steps rank 0 forks a process that times one pass over the s
 but a number comes back from it, so whatever a model or a loss does there, the run does not see it.
 
 Invariant: nothing that fails here, of the program or of the system, ends the run; then there is no
-advice.
+advice. Nor is there for a model on a GPU, which a fork cannot use.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from unisono.data.fork import said_by_fork
+from unisono.device import HOST
 from unisono.world import World
 
 SLOWER_BY = 1.2
@@ -46,7 +47,8 @@ class PassWatch:
         self, model: nn.Module, loss: Callable[[nn.Module, Any], Any], world: World, shards: int
     ) -> None:
         self._model, self._loss, self._world, self._shards = model, loss, world, shards
-        self.is_watching = world.rank == 0 and shards > world.world_size
+        is_on_host = all(parameter.device.type == HOST for parameter in model.parameters())
+        self.is_watching = world.rank == 0 and shards > world.world_size and is_on_host
         self._steps_to_go = _WARMUP_STEPS + _TIMED_STEPS
         self._batches: list[Any] = []
         self._timed: list[tuple[int, float]] = []  # steps: how many passes, in seconds
