@@ -265,6 +265,7 @@ def run(
         argv=args,
         environ=launch_environment(os.environ, command, placement.variables, debug=debug),
         num_workers=placement.num_workers,
+        num_gpus=len(placement.gpus),
         on_cpu=placement.on_cpu,
         threads=threads,
         restarts=restarts,

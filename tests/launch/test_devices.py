@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from unisono.launch.devices import Devices, devices_line
+from unisono.launch.job import SCRIPT, Job
 from unisono.workers.launcher_messages import ComputesOn
 
 CPU = ComputesOn("cpu", "")
+
+
+def job(**facts: Any) -> Job:
+    more: dict[str, Any] = {"threads": 1, "restarts": 0, "replaces": True, "stall_timeout_s": 60.0}
+    return Job(kind=SCRIPT, target="x", environ={}, num_workers=2, backend="gloo", **more, **facts)
 
 
 def on(*places: int, gpu: str = "NVIDIA H200") -> list[ComputesOn]:
@@ -46,7 +54,7 @@ def test_who_asked_for_so_many_workers_on_the_cpu_gets_no_advice() -> None:
 
 def test_it_is_said_once_when_the_last_has_told() -> None:
     said: list[str] = []
-    devices = Devices(2, "", said.append)
+    devices = Devices(job(num_gpus=2), said.append)
     devices.hear(1, on(1)[0])
     devices.hear(1, on(1)[0])
     assert said == []
@@ -55,3 +63,9 @@ def test_it_is_said_once_when_the_last_has_told() -> None:
     for rank in (0, 1):  # a second run, and a replacement
         devices.hear(rank, CPU)
     assert len(said) == 1
+
+
+def test_on_a_machine_without_gpus_nothing_is_said() -> None:
+    devices = Devices(job(), lambda line: pytest.fail(line))
+    for rank in (0, 1):  # who sets UNISONO_WORKERS_PER_GPU has them tell
+        devices.hear(rank, CPU)

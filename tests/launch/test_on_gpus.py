@@ -17,7 +17,6 @@ import unisono
 from unisono.launch.caller_state import generator_states, start_generators
 from unisono.launch.placement import Machine
 from unisono.workers.context import context
-from unisono.workers.launcher_messages import ComputesOn
 
 TWO = Machine(3, ("GPU-aa", "GPU-bb"))
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "UNISONO_WORKERS_PER_GPU", "CUBLAS_WORKSPACE_CONFIG")
@@ -115,7 +114,7 @@ def test_what_workers_compute_on_is_said_once(
     def tell(device: str, gpu: str) -> None:
         here = unisono.world().local_rank
         for _ in range(2):
-            context().supervisor.tell(ComputesOn(device.format(here), gpu))
+            context().tell_device(device.format(here), gpu)
 
     unisono.launch(tell, "cuda:{}", "NVIDIA H200")
     line = "unisono: 2 workers compute on cuda:0 and cuda:1 (NVIDIA H200).\n"
@@ -125,6 +124,34 @@ def test_what_workers_compute_on_is_said_once(
         'unisono: 2 workers compute on the CPU: `gpus="none"` starts one worker for each core '
         "instead of one for each GPU (3 here), with the same bits.\n"
     )
+
+
+def train(device: str, build: Any = None) -> tuple[str, str]:
+    """Train on a device, here on one that stands for GPUs."""
+    if build is not None:
+        build()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(
+        model, optimizer, lambda model, batch: model(batch[0]).mean(), shards=4, device=device
+    )
+    data = torch.utils.data.TensorDataset(torch.arange(16.0).reshape(8, 2))
+    trainer.fit(data, batch_size=8, steps=2)
+    return trainer.run.device.name, trainer.digest()
+
+
+@pytest.mark.slow
+def test_workers_of_a_trainer_take_their_devices_and_the_launcher_says_which(
+    two_gpus: None, accelerator: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    on_sim = unisono.launch(train, "sim", accelerator.install, workers=3, workers_per_gpu=2)
+    assert [device for device, _ in on_sim] == ["sim:0", "sim:0", "sim:1"]
+    line = "3 workers compute on sim:0 and sim:1 (test accelerator), up to 2 on each."
+    assert f"unisono: {line}\n" in capfd.readouterr().err
+    on_cpu = unisono.launch(train, "cpu", gpus="none", workers=2)
+    assert {digest for _, digest in (*on_sim, *on_cpu)} == {on_cpu[0][1]}
+    assert "compute" not in capfd.readouterr().err
 
 
 class Generators:

@@ -65,3 +65,8 @@ def name_of(device: torch.device) -> str:
     if device.type != "cuda":
         return ""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def model_of(device: torch.device) -> str:
+    """Return what a GPU is sold as; empty for the CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""

@@ -26,12 +26,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.ddp.cuda_device import choose, name_of, num_gpus
+from unisono.ddp.cuda_device import choose, model_of, name_of, num_gpus
 from unisono.ddp.init_checks import Choice, agreed_seed, is_one_host, place_among
 from unisono.ddp.rank_store import Ranks, ranks_for
 from unisono.notices import say
 from unisono.plan.seeds import seed_of
 from unisono.seeding import seed_python_and_numpy
+from unisono.workers.context import context
 from unisono.workers.proc import network_name
 from unisono.world import World, workers_per_gpu, world
 
@@ -207,6 +208,7 @@ def init(backend: str | None = None, *, seed: int | None = 0, timeout_s: float =
     choices = ranks.gather("choice", asdict(mine))
     agreed = agreed_seed([Choice(**choice) for choice in choices])
     here = Here(place, device, backend, agreed)
+    context().tell_device(str(device), model_of(device))
     try:
         here._open(ranks, timeout_s, is_one_host=is_one_host(networks))
     except BaseException:

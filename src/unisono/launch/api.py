@@ -118,6 +118,7 @@ def launch(
         ),
         sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),  # as Python does
         num_workers=workers,
+        num_gpus=len(placement.gpus),
         on_cpu=placement.on_cpu,
         threads=threads,
         restarts=restarts,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from unisono.launch.job import Job
 from unisono.workers.launcher_messages import ComputesOn
 
 
@@ -12,22 +13,22 @@ class Devices:
     """Waits until every worker has told its device. Final.
 
     Args:
-        num_workers: how many there are.
-        on_cpu: what else to say if all of them compute on the CPU.
+        job: what the workers do, and how many GPUs they see; without one nothing is said.
         say: shows the user one line.
     """
 
-    def __init__(self, num_workers: int, on_cpu: str, say: Callable[[str], None]) -> None:
-        self._num_workers, self._on_cpu, self._say = num_workers, on_cpu, say
+    def __init__(self, job: Job, say: Callable[[str], None]) -> None:
+        self._job, self._say = job, say
         self._told: dict[int, ComputesOn] = {}
 
     def hear(self, rank: int, device: ComputesOn) -> None:
         """Take what a worker tells; its replacement, and its next run, tell the same."""
-        if rank in self._told:
+        if rank in self._told or not self._job.num_gpus:
             return
         self._told[rank] = device
-        if len(self._told) == self._num_workers:
-            self._say(devices_line([self._told[rank] for rank in sorted(self._told)], self._on_cpu))
+        if len(self._told) == self._job.num_workers:
+            told = [self._told[rank] for rank in sorted(self._told)]
+            self._say(devices_line(told, self._job.on_cpu))
 
 
 def devices_line(devices: Sequence[ComputesOn], on_cpu: str = "") -> str:

@@ -99,7 +99,7 @@ class _Supervision:
         self._has_groups = False
         self._incarnations = dict.fromkeys(range(job.num_workers), -1)
         self._watch = StallWatch(self._control, job.stall_timeout_s)
-        self._devices = Devices(job.num_workers, job.on_cpu, say)
+        self._devices = Devices(job, say)
         self._selector = selectors.DefaultSelector()
         self._selector.register(server.channel, selectors.EVENT_READ, self._read_server)
         self._selector.register(self._outputs, selectors.EVENT_READ, None)  # read in each turn

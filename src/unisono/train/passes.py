@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 from unisono.data.fork import said_by_fork
-from unisono.device import HOST
 from unisono.world import World
 
 SLOWER_BY = 1.2
@@ -47,8 +46,7 @@ class PassWatch:
         self, model: nn.Module, loss: Callable[[nn.Module, Any], Any], world: World, shards: int
     ) -> None:
         self._model, self._loss, self._world, self._shards = model, loss, world, shards
-        is_on_host = all(parameter.device.type == HOST for parameter in model.parameters())
-        self.is_watching = world.rank == 0 and shards > world.world_size and is_on_host
+        self.is_watching = world.rank == 0 and shards > world.world_size
         self._steps_to_go = _WARMUP_STEPS + _TIMED_STEPS
         self._batches: list[Any] = []
         self._timed: list[tuple[int, float]] = []  # steps: how many passes, in seconds
