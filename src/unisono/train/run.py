@@ -174,6 +174,7 @@ class Run:
             self.checkpoints = Checkpoints(self.team, Path(options.directory), options, self.say)
             self._context.checkpoints = self.checkpoints
         self.team.supervisor.tell(Ready())
+        context().tell_device(self.device.name, self.device.model)
 
     @property
     def position(self) -> Position:
