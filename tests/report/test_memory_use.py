@@ -103,7 +103,6 @@ def test_the_report_has_a_section(small_library):
 def test_the_report_of_a_run_on_cpus_has_none(small_library):
     page = page_of(start_line(), step(0, 0))
     assert "Memory of" not in page
-    assert "\n\n" not in page.partition("<body")[2].partition("How it was learnt")[2]
 
 
 def test_the_live_view_has_columns():
