@@ -13,7 +13,7 @@ from unisono.world import World
 Pair = namedtuple("Pair", "x y")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sample:
     x: torch.Tensor
     name: str

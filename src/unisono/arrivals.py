@@ -14,6 +14,7 @@ yet.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -121,9 +122,12 @@ def _moved(batch: Any, to: torch.device, move: Callable[[torch.Tensor], torch.Te
     if isinstance(batch, (list, tuple)):
         return type(batch)(_moved(value, to, move) for value in batch)
     if _is_record(batch):
-        fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-        moved = {name: _moved(value, to, move) for name, value in fields.items()}
-        return dataclasses.replace(batch, **moved)
+        moved_batch = copy.copy(batch)
+        for field in dataclasses.fields(batch):  # also of frozen ones
+            object.__setattr__(
+                moved_batch, field.name, _moved(getattr(batch, field.name), to, move)
+            )
+        return moved_batch
     return batch
 
 

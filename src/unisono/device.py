@@ -232,7 +232,7 @@ class Copies:
         """Wait until all copies are made."""
         if self._is_idle:
             return
-        # To ask again and again takes no lock of the driver's, and nothing that could not be left.
+        # By asking: a thread that waits within the driver hears of no signal.
         begun_at_s = time.perf_counter()
         while not self._event.query():
             if time.perf_counter() - begun_at_s > _SPIN_S:
