@@ -155,7 +155,7 @@ class Device:
         if self.is_host:
             return None
         nested = getattr(self._module, "memory_stats_as_nested_dict", None)
-        if nested is not None:  # a tenth of the time
+        if nested is not None:  # most of the time goes into flattening it
             stats = nested(self.torch)
             allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
             return allocated["current"], reserved["current"], allocated["peak"]
