@@ -9,6 +9,7 @@ from typing import Any
 from unisono.data.loader import Loader, Place
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
+from unisono.step.phase_timers import Phase
 from unisono.train.boundary import Boundary
 
 
@@ -78,6 +79,10 @@ class Step:
         more: Sequence[int] | None = self._engine.begin_passes()
         while more is not None:
             yield from self._compute(more)
+            if self._loader.copies_early:
+                # While the device computes the last shard, and before others are waited for.
+                self._loader.take_early()
+                self._engine.timers.lap(Phase.LOADING)
             # Whoever was lost meanwhile has left shards, which the others compute now.
             more = self._engine.arrive()
         self._engine.end_passes()
