@@ -53,7 +53,8 @@ def trainer_of(model, device="sim", **options):
 
 
 def test_a_model_on_another_device_is_refused(accelerator):
-    with pytest.raises(ValueError, match=r"must be on .*sim:0, but parameter `0\.weight` is on sim:2"):
+    told = r"must be on .*sim:0, but parameter `0\.weight` is on sim:2"
+    with pytest.raises(ValueError, match=told):
         trainer_of(unusual.net().to("sim:2"))
     with pytest.raises(ValueError, match=r"must be on the CPU, but .* is on sim:0"):
         trainer_of(unusual.net().to("sim"), device="cpu")
