@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from unisono.device import Copies, pinned
+from unisono.device import HOST, Copies, pinned
 from unisono.step.loss import ShardLoss
 
 
@@ -27,7 +27,7 @@ class PendingLosses:
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
         self.losses: list[tuple[int, ShardLoss]] = []
-        self._host = torch.empty(0, dtype=torch.float64)
+        self._host = torch.empty(0, dtype=torch.float64, device=HOST)
 
     def read(self) -> Iterator[tuple[int, ShardLoss]]:
         """Give every shard's loss with its numbers, once all copies are made. Waits for the device.
@@ -39,7 +39,7 @@ class PendingLosses:
         tensors = [number.tensor for _, loss in losses for number in loss.on_device]
         there = torch.stack(tensors) if tensors else self._host[:0]
         if self._host.numel() != len(tensors):
-            self._host = pinned(torch.empty(len(tensors), dtype=torch.float64))
+            self._host = pinned(torch.empty(len(tensors), dtype=torch.float64, device=HOST))
         self._copies.to_host(self._host, there)
         self._copies.wait()
         numbers = iter(self._host.tolist())
