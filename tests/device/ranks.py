@@ -95,9 +95,7 @@ def train(
     device = Device(torch.device(kind, team.world.rank) if kind == "sim" else torch.device("cpu"))
     model, updates = _made(optimizer)
     _to(model, updates, device)
-    exchange = StagedExchange(
-        model, updates, shards=SHARDS, team=team, device=device, new_key=1
-    )
+    exchange = StagedExchange(model, updates, shards=SHARDS, team=team, device=device, new_key=1)
     engine = StepEngine(
         model, updates, exchange, seed=SEED, team=team, clipping=Clipping(norm=clip_norm)
     )
@@ -163,9 +161,7 @@ def _take_step(
     return means
 
 
-def _snapshot(
-    engine: StepEngine, team: Team, step: int, optimizer: torch.optim.Optimizer
-) -> None:
+def _snapshot(engine: StepEngine, team: Team, step: int, optimizer: torch.optim.Optimizer) -> None:
     def describe() -> Any:
         exchange = engine.exchange
         tensors, numbers = take_state(optimizer, exchange._named_whole())

@@ -65,9 +65,7 @@ def test_two_workers_on_the_test_accelerator_have_the_bits_of_one_on_the_cpu(mon
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_every_exchange_has_one_digest_on_one_two_and_three_workers(
-    monkeypatch, exchange, workers
-):
+def test_every_exchange_has_one_digest_on_one_two_and_three_workers(monkeypatch, exchange, workers):
     check(monkeypatch, exchange, workers, CASES)
 
 
