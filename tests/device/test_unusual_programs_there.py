@@ -131,7 +131,7 @@ def test_a_buffer_that_moves_in_forward_is_refused(accelerator):
             return outputs
 
     trainer = trainer_of(Moving())
-    with pytest.raises(RuntimeError, match="buffer `mean` must stay on sim:0 .* but is on cpu"):
+    with pytest.raises(RuntimeError, match=r"buffer `mean` must stay on sim:0 .* but is on cpu"):
         trainer.fit(unusual.data(40), **unusual.FIT)
 
 

@@ -313,6 +313,11 @@ def a_loss_that_is_changed_after_it_was_given(device):
 
 
 @program
+def losses_that_are_brought_to_the_host(device):
+    return fitted(device, loss=lambda model, batch: loss_of(model, batch).cpu())
+
+
+@program
 def a_loss_of_one_element_and_of_64_bits(device):
     return fitted(device, loss=lambda model, batch: loss_of(model, batch).double().view(1))
 

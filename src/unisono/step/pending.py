@@ -37,11 +37,11 @@ class PendingLosses:
         """
         losses, self.losses = self.losses, []
         tensors = [number.tensor for _, loss in losses for number in loss.on_device]
-        there = torch.stack(tensors) if tensors else self._host[:0]
         if self._host.numel() != len(tensors):
             self._host = pinned(torch.empty(len(tensors), dtype=torch.float64, device=HOST))
-        self._copies.to_host(self._host, there)
-        self._copies.wait()
+        if tensors:  # a program may have brought all to the host
+            self._copies.to_host(self._host, torch.stack(tensors))
+            self._copies.wait()
         numbers = iter(self._host.tolist())
         for shard, loss in losses:
             yield shard, loss.with_numbers(numbers)
