@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.device import Copies, Device, is_on_host
+from unisono.device import Copies, Device
 from unisono.exchange.arena import Arena, Region, Slot, lay_out, size_of
 from unisono.exchange.block import private_bytes
 from unisono.state.model_buffers import buffer_at, homes_of_buffers, lazy_homes
@@ -133,20 +133,20 @@ def _now_at(module: torch.nn.Module, key: str) -> torch.Tensor | None:
 
 
 def _move(name: str, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
-    if value is None or (value.shape, value.dtype, value.device) != (
-        (tensor.shape, tensor.dtype, tensor.device)
-    ):
-        seen = "None" if value is None else _told(value)
+    if value is None or value.shape != tensor.shape or value.dtype != tensor.dtype:
+        seen = "None" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"
         raise RuntimeError(
-            f"buffer `{name}` must stay {_told(tensor)} while training, but became {seen}: run the "
-            f"model once on one batch before, or keep the value elsewhere."
+            f"buffer `{name}` must stay {tensor.dtype} of shape {tuple(tensor.shape)} while "
+            f"training, but became {seen}: run the model once on one batch before, or keep the "
+            f"value elsewhere."
+        )
+    if value.device != tensor.device:
+        raise RuntimeError(
+            f"buffer `{name}` must stay on {tensor.device} while training, but is on "
+            f"{value.device}: move the model between two loops, and what a forward pass computes "
+            f"to where its inputs are."
         )
     tensor.data.copy_(value.detach())
-
-
-def _told(tensor: torch.Tensor) -> str:
-    where = "" if is_on_host(tensor) else f" on {tensor.device}"
-    return f"{tensor.dtype} of shape {tuple(tensor.shape)}{where}"
 
 
 class BufferValues:

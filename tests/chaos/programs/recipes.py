@@ -46,10 +46,10 @@ KINDS: dict[str, tuple[Callable[..., optim.Optimizer], dict[str, Any]]] = {
     "fused adagrad": (optim.Adagrad, {"lr": 0.03, "fused": True}),
     "adadelta": (optim.Adadelta, {}),
     "adamax": (optim.Adamax, {}),
-    # Groups of tensors, which torch takes on devices, are rounded otherwise in these two.
+    # Groups of tensors, which torch takes on devices, are rounded otherwise in these three.
+    "asgd": (optim.ASGD, {"lr": 0.03, "foreach": False}),
     "nadam": (optim.NAdam, {"lr": 1e-2, "foreach": False}),
     "radam": (optim.RAdam, {"lr": 1e-2, "foreach": False}),
-    "asgd": (optim.ASGD, {"lr": 0.03}),
     "rprop": (optim.Rprop, {"lr": 1e-3}),
     "adafactor": (optim.Adafactor, {"lr": 1e-2}),
     "muon": (optim.Muon, {"lr": 1e-3}),
