@@ -70,3 +70,16 @@ def test_predictions_are_those_of_the_cpu(accelerator, loader_workers):
     found = trainer("sim").predict(DATA, **options)
     assert found.device.type == "cpu"
     assert torch.equal(found, trainer("cpu").predict(DATA, **options))
+
+
+def test_losses_arrive_where_memory_cannot_be_pinned(accelerator, monkeypatch, capfd):
+    def refuse(tensor):
+        raise RuntimeError("CUDA error: out of memory")
+
+    expected = trainer("cpu").evaluate(DATA, batch_size=8)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", refuse)
+    on_device = trainer("sim")
+    assert on_device.evaluate(DATA, batch_size=8) == expected
+    digests = [one.fit(DATA, batch_size=8, epochs=1).digest for one in (on_device, trainer("cpu"))]
+    assert digests[0] == digests[1]
+    assert capfd.readouterr().err.count("not pinned") == 1
