@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -35,7 +36,6 @@ class Arrivals:
     def __init__(self, device: torch.device, module: Any) -> None:
         self._device, self._module = device, module
         self._stream: Any = None
-        self._pins = True
 
     def begin(self, batch: Any) -> Callable[[], Any]:
         """Begin to copy a batch.
@@ -78,18 +78,31 @@ class Arrivals:
         )
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._pins and tensor.is_cpu and tensor.layout == torch.strided:
-            try:
-                tensor = tensor.pin_memory()
-            except RuntimeError as error:
-                self._pins = False
-                said = str(error).partition("\n")[0]
-                say(
-                    f"batches are copied from memory that is not pinned, as the system refuses to "
-                    f"pin it ({said}): results are the same, copies take longer. Raise the limit "
-                    f"of locked memory (`ulimit -l`)."
-                )
+        if tensor.is_cpu and tensor.layout == torch.strided:
+            tensor = pinned(tensor)
         return tensor.to(self._device, non_blocking=True)
+
+
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor of the host to memory that accelerators copy from and to without waiting.
+
+    Where the system has no such memory to give, that is told once, and the tensor stays as it is.
+    """
+    try:
+        return tensor.pin_memory()
+    except RuntimeError as error:
+        tell_not_pinned("batches and losses", str(error).partition("\n")[0])
+        return tensor
+
+
+@functools.cache
+def tell_not_pinned(what: str, reason: str) -> None:
+    """Say, once in this process, that copies take longer than they should."""
+    say(
+        f"{what} are copied by way of memory that is not pinned, as the system refuses to pin it "
+        f"({reason}): results are the same, copies take longer. Raise the limit of locked memory "
+        f"(`ulimit -l`)."
+    )
 
 
 def _tensors_in(batch: Any) -> Iterator[torch.Tensor]:

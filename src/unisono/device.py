@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import pin_memory
 
-from unisono.arrivals import Arrivals
+from unisono.arrivals import Arrivals, tell_not_pinned
 from unisono.seeding import seed_python_and_numpy
 from unisono.world import World, workers_per_gpu
 
@@ -189,13 +189,14 @@ class Device:
             memory: a tensor over it.
 
         Returns:
-            Undoes it, before the memory goes; None if it cannot be pinned.
+            Undoes it, before the memory goes; None if it cannot be pinned, which is told once.
         """
         runtime = getattr(self._module, "cudart", None)
         if runtime is None or not memory.nbytes:
             return None
         place = memory.data_ptr()
-        if int(runtime().cudaHostRegister(place, memory.nbytes, 0)):
+        if code := int(runtime().cudaHostRegister(place, memory.nbytes, 0)):
+            tell_not_pinned("gradients and buffers", f"error {code}")
             # The driver tells the next caller of the failure, too.
             with suppress(RuntimeError):
                 torch.zeros(1, device=self.torch)
@@ -356,11 +357,6 @@ def can_pin() -> bool:
 def pin(batch: Any) -> Any:
     """Have every tensor of a batch in pinned memory, as torch's DataLoader does."""
     return pin_memory.pin_memory(batch)  # type: ignore[no-untyped-call]
-
-
-def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor of the host to memory that accelerators copy from and to without waiting."""
-    return tensor.pin_memory()
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

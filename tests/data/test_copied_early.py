@@ -288,3 +288,24 @@ def test_whatever_a_batch_is_made_of_arrives(form):
     for one, other in pairs:
         (one * 2).sum()
         assert torch.equal(one.detach().cpu(), other.detach())
+
+
+def refuse(*_):
+    raise RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`")
+
+
+def test_batches_arrive_where_memory_cannot_be_pinned(monkeypatch, capfd):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", refuse)
+    with loader_of(num_processes=0) as loader:
+        found = [loader.batch(place, SHARDS)[1].tolist() for place in PLACES]
+    assert found == [loader._read(place)[1].tolist() for place in PLACES]
+    told = capfd.readouterr().err
+    assert told.count("not pinned") == 1
+    assert "(CUDA error: out of memory): results are the same" in told
+
+
+def test_memory_that_cannot_be_pinned_in_place_is_told_once(monkeypatch, capfd):
+    monkeypatch.setattr(torch.sim._Runtime, "cudaHostRegister", staticmethod(lambda *_: 801))
+    here = device()
+    assert [here.register(torch.zeros(8)) for _ in range(3)] == [None] * 3
+    assert capfd.readouterr().err.count("gradients and buffers are copied by way of memory") == 1

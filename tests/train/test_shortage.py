@@ -47,7 +47,12 @@ REMEDIES = {
     "somebody else's": ({"reserved": 13 * GIB}, "other processes take 10.00 GiB", "fewer workers"),
     "little of somebody else's": ({"reserved": 23 * GIB - GIB // 5}, "", "other processes"),
     "an update": ({"phase": "update", "shard": None}, "`foreach=False`", "`shards="),
-    "an evaluation": ({"phase": "evaluation", "shard": None}, "smaller `batch_size`", "`shards="),
+    "an evaluation": (
+        {"phase": "pass of `evaluate`", "shard": None},
+        "pass a smaller `batch_size` there",
+        "`shards=",
+    ),
+    "the start": ({"phase": "start of the loop", "shard": None}, "a smaller model", "precision"),
 }
 
 
@@ -68,6 +73,14 @@ def test_the_host_is_called_what_it_is():
     words = told(is_host=True, device="cpu", peak=None, free=0, reserved=0)
     assert words.startswith("the memory of this machine must hold")
     assert "other processes" not in words
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [(5, "5 bytes"), (200, "0.20 KiB"), (3 * 2**20, "3.00 MiB"), (2**29, "0.50 GiB")],
+)
+def test_sizes_have_a_fitting_unit(size, words):
+    assert f"parameters {words}" in told(needed={"parameters": size})
 
 
 def test_activations_are_what_the_peak_has_beyond_the_rest():

@@ -68,8 +68,7 @@ class Buffers:
 
     def unbind(self) -> None:
         """Give the model buffers with memory of their own again."""
-        for tensor in self._tensors:
-            tensor.data = tensor.data.clone()
+        self._values.unbind()
         self._shared = None
 
     def begin(self) -> None:
@@ -194,6 +193,12 @@ class BufferValues:
             ]
             for kind in kinds
         ]
+
+    def unbind(self) -> None:
+        """Have the buffers in memory of their own; on an accelerator they never left it."""
+        if self._is_host:
+            for tensor in self._tensors:
+                tensor.data = tensor.data.clone()
 
     def give(self, into: torch.Tensor) -> None:
         """Copy the values to a block on the host."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 IN_A_PASS = ("copy of a batch", "forward pass", "backward pass")
-IN_AN_UPDATE = "update"
+IN_AN_UPDATE, OF_A_SWEEP = "update", "pass of"
 _GIB = 2**30
 _OTHERS_FROM = 0.02  # of a device: what other processes take is worth telling
 
@@ -119,28 +119,35 @@ def _remedies(shortage: Shortage) -> Iterator[str]:
         yield "pass `foreach=False` to the optimizer, whose updates then take less at once"
         yield "take an optimizer with less state"
         return
-    shards, batch_size = shortage.shards, shortage.batch_size
-    if shards is not None and shortage.phase in IN_A_PASS:
-        if batch_size is None or batch_size >= 2 * shards:
-            yield (
-                f"pass `shards={2 * shards}` (now {shards}), so that each pass has half as many "
-                f"samples at the same batch size; other shards give other bits"
-            )
-        elif batch_size > shards:
-            yield (
-                f"pass `shards={batch_size}` (now {shards}), so that each pass has one sample at "
-                f"the same batch size; other shards give other bits"
-            )
-    elif shortage.phase not in IN_A_PASS:
+    if shortage.phase in IN_A_PASS:
+        yield from _more_shards(shortage.shards, shortage.batch_size)
+    elif shortage.phase.startswith(OF_A_SWEEP):
         yield "pass a smaller `batch_size` there"
+    else:
+        yield "take a smaller model, or an optimizer with less state"
+        return
     if shortage.precision == "fp32":
         yield 'pass `precision="bf16"`'
     elif shortage.precision is None:
         yield "compute in bfloat16 with `torch.autocast`"
-    yield "have the model recompute activations (`torch.utils.checkpoint`)"
+    if shortage.phase in IN_A_PASS:
+        yield "have the model recompute activations (`torch.utils.checkpoint`)"
+
+
+def _more_shards(shards: int | None, batch_size: int | None) -> Iterator[str]:
+    if shards is None or (batch_size is not None and batch_size <= shards):
+        return
+    more, samples = 2 * shards, "half as many samples"
+    if batch_size is not None and batch_size < more:
+        more, samples = batch_size, "one sample"
+    yield (
+        f"pass `shards={more}` (now {shards}), so that each pass has {samples} at the same batch "
+        f"size; other shards give other bits"
+    )
 
 
 def _gib(size: int) -> str:
-    if size >= _GIB / 100:
-        return f"{size / _GIB:.2f} GiB"
-    return f"{size / 2**20:.2f} MiB"
+    for unit, name in ((_GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit / 10:
+            return f"{size / unit:.2f} {name}"
+    return f"{size} bytes"
