@@ -151,10 +151,10 @@ class StepEngine:
         self.timers.lap(Phase.FORWARD)
         loss = read_loss(returned, num_samples)
         self._bound.check_gradients()
-        if loss.on_device:
-            self._pending.losses.append((shard, loss))
-        else:
+        if self._device.is_host:
             self._records.write(shard, loss)
+        else:
+            self._pending.losses.append((shard, loss))
         if self._scaling is None and is_known_bad(loss):
             # Everybody will read the record and raise the same error; nobody updates anything.
             self._publish(self._stack.push_nothing(shard))

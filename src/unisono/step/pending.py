@@ -21,7 +21,7 @@ class PendingLosses:
         copies: of the device.
 
     Attributes:
-        losses: by shard; those that are on the host are not among them.
+        losses: by shard.
     """
 
     def __init__(self, copies: Copies) -> None:
@@ -37,7 +37,7 @@ class PendingLosses:
         """
         losses, self.losses = self.losses, []
         tensors = [number.tensor for _, loss in losses for number in loss.on_device]
-        there = torch.stack(tensors)
+        there = torch.stack(tensors) if tensors else self._host[:0]
         if self._host.numel() != len(tensors):
             self._host = pinned(torch.empty(len(tensors), dtype=torch.float64))
         self._copies.to_host(self._host, there)
