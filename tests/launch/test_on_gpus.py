@@ -126,7 +126,17 @@ def test_what_workers_compute_on_is_said_once(
     )
 
 
-def train(device: str, build: Any = None) -> tuple[str, str]:
+class Rows(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples that loader processes read."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, 2.0])
+
+
+def train(device: str, build: Any = None, loader_workers: int = 0) -> tuple[str, str]:
     """Train on a device, here on one that stands for GPUs."""
     if build is not None:
         build()
@@ -134,10 +144,10 @@ def train(device: str, build: Any = None) -> tuple[str, str]:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = unisono.Trainer(
-        model, optimizer, lambda model, batch: model(batch[0]).mean(), shards=4, device=device
+        model, optimizer, lambda model, batch: model(batch).mean(), shards=4, device=device
     )
-    data = torch.utils.data.TensorDataset(torch.arange(16.0).reshape(8, 2))
-    trainer.fit(data, batch_size=8, steps=2)
+    trainer.fit(Rows(), batch_size=8, steps=2, loader_workers=loader_workers)
+    trainer.fit(Rows(), batch_size=8, steps=4, loader_workers=loader_workers)
     return trainer.run.device.name, trainer.digest()
 
 
@@ -145,11 +155,12 @@ def train(device: str, build: Any = None) -> tuple[str, str]:
 def test_workers_of_a_trainer_take_their_devices_and_the_launcher_says_which(
     two_gpus: None, accelerator: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    on_sim = unisono.launch(train, "sim", accelerator.install, workers=3, workers_per_gpu=2)
+    install = accelerator.install  # the second `fit` forks loader processes after its use
+    on_sim = unisono.launch(train, "sim", install, 1, workers=3, workers_per_gpu=2)
     assert [device for device, _ in on_sim] == ["sim:0", "sim:0", "sim:1"]
     line = "3 workers compute on sim:0 and sim:1 (test accelerator), up to 2 on each."
     assert f"unisono: {line}\n" in capfd.readouterr().err
-    on_cpu = unisono.launch(train, "cpu", gpus="none", workers=2)
+    on_cpu = unisono.launch(train, "cpu", None, 1, gpus="none", workers=2)
     assert {digest for _, digest in (*on_sim, *on_cpu)} == {on_cpu[0][1]}
     assert "compute" not in capfd.readouterr().err
 
