@@ -6,56 +6,104 @@
                       │ all_to_all │       in tree order            │ all_gather │
     worker 1   parts ─┘            └─► slice 1 of all parts, added ─┘            └─► all sums
 
+Parameters travel in buckets (``bucket_layout.py``), each as soon as the last backward pass of a
+worker has left its gradients (``bucket_pipeline.py``).
+
 A worker's parts stay in its own memory until the sums are everybody's. If the group breaks before,
 the survivors compute what the lost ones had, make another group and exchange again. Whether the
 sums are everybody's is decided on the control block, not by the group.
-
-On CPUs the group is gloo's. Never run on GPUs, nor with NCCL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import torch
 
 from unisono.errors import UnisonoError
-from unisono.exchange.arena import Region, Slot, size_of
+from unisono.exchange.bucket_layout import lay_out_buckets
+from unisono.exchange.bucket_parts import OwnParts
+from unisono.exchange.bucket_pipeline import BucketPipeline
 from unisono.exchange.communicator import BrokenError, Communicator
+from unisono.exchange.gloo_communicator import GlooCommunicator
 from unisono.exchange.homes import StateKeys
 from unisono.exchange.ordered_sum import OrderedSum
-from unisono.exchange.parts import Parts
+from unisono.exchange.parts import Gradients, Parts
 from unisono.exchange.replicas import ReplicaExchange
-from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
 from unisono.workers.launcher_messages import Live
-from unisono.workers.memory import ALIGNMENT_BYTES, Memory, aligned
 
 _ATTEMPTS = 3
+_CHANGED = "gradients have changed after they were sent"
 
 
 class GroupExchange(ReplicaExchange):
     """An exchange of replicas. Final; arguments as of :class:`~.protocol.Exchange`."""
 
+    connects: ClassVar[type[Communicator]] = GlooCommunicator
     _communicator: Communicator | None = None
+    _pipeline: BucketPipeline | None = None
+    _present: tuple[bool, ...]
+
+    @property
+    def takes_early(self) -> bool:
+        """See :class:`~.protocol.Exchange`; the first exchange of a membership connects it."""
+        return self._connected() is not None
+
+    def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
+        """See :class:`~.protocol.Exchange`."""
+        pipeline, communicator = self._pipeline, self._connected()
+        if not self._early:
+            self._parts.begin(part)
+        self._parts.put(part, index, gradient)
+        is_first = index not in self._early
+        self._early[index] = (gradient, gradient._version)
+        if pipeline is None or communicator is None:
+            return
+        if is_first:
+            pipeline.mark_ready(index, communicator)
+        elif pipeline.is_sent(index):
+            self._has_changed = True
+
+    def publish(self, part: Node, gradients: Gradients) -> None:
+        """See :class:`~.protocol.Exchange`."""
+        if not self._early:
+            super().publish(part, gradients)
+            return
+        for index, gradient in enumerate(gradients):
+            early = self._early.get(index)
+            if early is not None and gradient is early[0] and gradient._version == early[1]:
+                continue
+            if early is not None and self._pipeline is not None:
+                self._has_changed |= self._pipeline.is_sent(index)
+            if gradient is not None:
+                self._parts.put(part, index, gradient)
+            elif early is not None:
+                self._parts.remove(part, index)
 
     def gather(self, purpose: str) -> list[Node] | None:
         """See :class:`~.protocol.Exchange`; all sums are here then, so none can be lost."""
-        team = self._team
+        team, pipeline, communicator = self._team, self._pipeline, self._connected()
+        self._early.clear()
+        if pipeline is not None and communicator is not None:
+            pipeline.send_all(communicator)
         if not team.meet(purpose):
             return self._take_over()
-        if team.size == 1:
+        if pipeline is None:
             self._present = self._sum.add()
             return None
-        membership, failures = team.membership, [""]
+        membership = team.membership
+        failures = [""]
         for _ in range(_ATTEMPTS):
-            heard = team.gather(self._move().encode(), "sums of a step")
+            heard = team.gather(self._move(pipeline).encode(), "sums of a step")
             if team.membership != membership:
                 return self._take_over()
+            pipeline.begin()
             failures = [f"{said.decode()} on rank {rank}" for rank, said in heard.items() if said]
             if not failures:
                 return None
-            self._close()
+            if any(said != _CHANGED.encode() for said in heard.values() if said):
+                self._close()
         raise UnisonoError(
             f"the process group must carry gradients, but has failed {_ATTEMPTS} times "
             f"({failures[0]}): use another exchange, such as `UNISONO_EXCHANGE=shared`."
@@ -65,68 +113,75 @@ class GroupExchange(ReplicaExchange):
         """See :class:`~.protocol.Exchange`; :meth:`gather` has done so."""
         return self._present
 
+    def flip_a_bit(self) -> None:
+        """See :class:`~.protocol.Exchange`."""
+        self._own.flip_a_bit(self.division.mine[0])
+        self._has_changed = True
+
     def unbind(self) -> None:
         """See :class:`~.protocol.Exchange`."""
         self._close()
         super().unbind()
 
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
-        self._slots = self.memory.arena.plan.parameters
-        # Slices are whole cache lines: the last one may reach past the last parameter.
-        room = size_of(self._slots) + ALIGNMENT_BYTES * self._team.world.world_size
-        self._own = OwnParts(self._slots, self.memory.arena.flags, room)
+        arena = self.memory.arena
+        self._layout = lay_out_buckets(arena.plan.parameters, self._team.world.world_size)
+        self._own = OwnParts(self._layout, arena.flags)
         self._parts = Parts(self._own)
+        # What has been published early, with the version it had then.
+        self._early: dict[int, tuple[torch.Tensor, int]] = {}
+        self._has_changed = False
         super()._bind(keys, live)
 
     def _plan_sum(self) -> None:
-        """Divide the bytes of all parameters, laid out one after the other, into equal slices."""
         team, division = self._team, self.division
         if team.size == 1:
+            self._pipeline = None
             self._sum = OrderedSum(
                 self._parts, division.parts, division.num_shards, self.pieces, in_place=True
             )
             sums = self._own.gradients[0]
-        else:
-            self._num_bytes = aligned(-(-size_of(self._slots) // team.size))
-            held = [division.parts_of[rank] for rank in team.membership.ranks]
-            start = self._num_bytes * team.position
-            received = ReceivedParts(self._slots, held, start, self._num_bytes, self._parts)
-            self._received, self._num_parts = received, [len(parts) for parts in held]
-            self._mine = held[team.position]
-            pieces = list(pieces_within(self._slots, start, start + self._num_bytes))
-            self._sum = OrderedSum(
-                received, division.parts, division.num_shards, pieces, in_place=True
-            )
-            memory = Memory.private(self._num_bytes * team.size)
-            self._all_sums = memory.flat(0, memory.num_bytes, torch.uint8)
-            sums = Region(memory, 0, self._slots)
-        self.whole = sums.tensors()
-        self.totals = [sums.piece(n, 0, slot.numel) for n, slot in enumerate(self._slots)]
+            self.whole = sums.tensors()
+            self.totals = [sums.piece(n, 0, p.numel()) for n, p in enumerate(self.parameters)]
+            return
+        held = [division.parts_of[rank] for rank in team.membership.ranks]
+        self._pipeline = BucketPipeline(
+            self._layout, self._own, held, team.position, division.num_shards
+        )
+        self.whole, self.totals = self._pipeline.whole, self._pipeline.totals
 
-    def _move(self) -> str:
+    def _move(self, pipeline: BucketPipeline) -> str:
         """Bring all sums here, and this worker's to the others. Collective.
 
         Returns:
             Why that has failed, in words; empty if it has not.
         """
-        team, num_bytes = self._team, self._num_bytes
         try:
-            if self._communicator is None or self._communicator.membership != team.membership:
+            communicator = self._connected()
+            if communicator is None:
                 self._close()
-                self._communicator = Communicator(team)
-            self._communicator.all_to_all(
-                self._received.everything,
-                self._own.by_slices(self._mine, team.size, num_bytes),
-                from_each=[num_bytes * count for count in self._num_parts],
-                to_each=[num_bytes * len(self._mine)] * team.size,
-            )
-            self._present = self._sum.add()
-            self._communicator.all_gather(self._all_sums, self._received.part_of_first_shard)
+                communicator = self._communicator = self.connects(self._team)
         except BrokenError as error:
             return str(error)
+        self._present = pipeline.finish(communicator)
+        if pipeline.failure:
+            self._close()  # at once: others may wait for this worker
+            return pipeline.failure
+        if self._has_changed:
+            self._has_changed = False
+            return _CHANGED
         return ""
 
+    def _connected(self) -> Communicator | None:
+        """Give the communicator, if it connects the present members."""
+        communicator = self._communicator
+        if communicator is None or communicator.membership != self._team.membership:
+            return None
+        return communicator
+
     def _take_over(self) -> list[Node]:
+        self._close()
+        self._has_changed = False
         more = self.division.take_over()
         self._plan_sum()
         return more
@@ -135,92 +190,3 @@ class GroupExchange(ReplicaExchange):
         if self._communicator is not None:
             self._communicator.close()
             self._communicator = None
-
-
-class OwnParts:
-    """The parts that this worker has computed, where nobody else sees them. Final.
-
-    Args:
-        slots: where each parameter lies in a part.
-        flags: per shard, which parameters its part has gradients for; all see them.
-        room: how many bytes a part takes; all of them may be sent.
-
-    Attributes:
-        gradients: a region for each part, by its first shard.
-    """
-
-    def __init__(self, slots: tuple[Slot, ...], flags: Sequence[memoryview], room: int) -> None:
-        self.flags, self._slots, self._room = flags, slots, room
-        self._memories: dict[int, Memory] = {}
-        self.gradients = self
-
-    def __getitem__(self, lo: int) -> Region:
-        return Region(self._memory(lo), 0, self._slots)
-
-    def by_slices(self, parts: Sequence[Node], num_slices: int, num_bytes: int) -> torch.Tensor:
-        """Give slice 0 of all parts, then slice 1 of all parts, and so on, as bytes.
-
-        Args:
-            parts: of this worker.
-            num_slices: how many there are.
-            num_bytes: the length of each.
-        """
-        flat = [self._memory(part.lo).flat(0, self._room, torch.uint8) for part in parts]
-        if len(flat) == 1:
-            return flat[0][: num_slices * num_bytes]
-        starts = range(0, num_slices * num_bytes, num_bytes)
-        return torch.cat([part[start : start + num_bytes] for start in starts for part in flat])
-
-    def _memory(self, lo: int) -> Memory:
-        if lo not in self._memories:
-            self._memories[lo] = Memory.private(self._room)
-        return self._memories[lo]
-
-
-class ReceivedParts:
-    """One slice of everybody's parts. Final.
-
-    Args:
-        slots: where each parameter lies in a part.
-        held: the parts of each worker, in the order in which they come.
-        start: the first byte of the slice.
-        num_bytes: the length of the slice.
-        published: knows which parameters a part has gradients for.
-
-    Attributes:
-        everything: what comes from all workers, as bytes.
-    """
-
-    def __init__(
-        self,
-        slots: tuple[Slot, ...],
-        held: Sequence[Sequence[Node]],
-        start: int,
-        num_bytes: int,
-        published: Parts,
-    ) -> None:
-        order = [part.lo for parts in held for part in parts]
-        memory = Memory.private(num_bytes * len(order))
-        self.everything = memory.flat(0, memory.num_bytes, torch.uint8)
-        # As if each part lay there as a whole: only its slice does.
-        self._regions = {
-            lo: Region(memory, num_bytes * at - start, slots) for at, lo in enumerate(order)
-        }
-        at = num_bytes * order.index(0)
-        self.part_of_first_shard = self.everything[at : at + num_bytes]
-        self.flags = published.flags
-
-    def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        """View pieces of the part in slot `lo`, as vectors."""
-        region = self._regions[lo]
-        return [region.piece(piece.index, piece.start, piece.stop) for piece in pieces]
-
-
-def pieces_within(slots: Sequence[Slot], start: int, stop: int) -> Iterator[Piece]:
-    """Find the pieces of parameters that lie in bytes `start` … `stop` − 1, whole cache lines."""
-    for index, slot in enumerate(slots):
-        size = slot.dtype.itemsize
-        first = max(start, slot.offset) - slot.offset
-        last = min(stop, slot.offset + slot.numel * size) - slot.offset
-        if first < last:
-            yield Piece(index, first // size, last // size)
