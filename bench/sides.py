@@ -174,7 +174,7 @@ def unisono_fused(task: Task) -> Timing:
 
 
 def unisono_fused_gloo(task: Task) -> Timing:
-    os.environ["UNISONO_EXCHANGE"] = "group"
+    os.environ["UNISONO_EXCHANGE"] = "gloo"
     return _time_unisono(task, fused=True)
 
 

@@ -6,12 +6,12 @@ import threading
 import pytest
 import torch
 
+from unisono.device import host
 from unisono.exchange.arena import lay_out
 from unisono.exchange.bucket_layout import lay_out_buckets
-from unisono.exchange.bucket_parts import OwnParts
 from unisono.exchange.bucket_pipeline import BucketPipeline
 from unisono.exchange.communicator import BrokenError, Communicator, Transfer
-from unisono.exchange.parts import Parts
+from unisono.exchange.parts import OwnParts, Parts
 from unisono.plan.summation import Node, tree_sum
 
 NUMELS = (40, 3, 7, 100, 20, 1)
@@ -113,9 +113,11 @@ def run():
         wires, results = Wires(), {}
 
         def live(position):
-            own = OwnParts(layout(), list(map(memoryview, flags)))
-            pipeline = BucketPipeline(layout(), own, HELD, position, NUM_SHARDS)
             try:
+                buckets = layout()
+                rows = list(map(memoryview, flags))
+                own = OwnParts(buckets.slots, rows, buckets.num_bytes, host())
+                pipeline = BucketPipeline(buckets, own, HELD, position, NUM_SHARDS, host())
                 results[position] = work(position, pipeline, Parts(own), Member(wires, position))
             except Exception as error:
                 results[position] = error
@@ -149,8 +151,7 @@ def sums(pipeline, member):
     present = pipeline.finish(member)
     assert not pipeline.failure
     return [
-        whole.clone() if here else None
-        for whole, here in zip(pipeline.whole, present, strict=True)
+        whole.clone() if here else None for whole, here in zip(pipeline.whole, present, strict=True)
     ]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.exchange.arena import Slot
+from unisono.exchange.parts import pieces_within
 from unisono.plan.slices import Piece
 from unisono.workers.memory import ALIGNMENT_BYTES, aligned
 
@@ -20,7 +21,7 @@ FIRST_BYTES, BUCKET_BYTES = 1 << 20, 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class ParameterBucket:
     """Parameters that travel together.
 
     Attributes:
@@ -56,7 +57,7 @@ class BucketLayout:
         bucket_of: the number of each parameter's bucket, by index.
     """
 
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[ParameterBucket, ...]
     slots: tuple[Slot, ...]
     num_bytes: int
     bucket_of: tuple[int, ...]
@@ -76,14 +77,14 @@ def lay_out_buckets(
         first_bytes: what the first bucket has at least, if there is so much.
         bucket_bytes: what each other bucket has at least.
     """
-    buckets: list[Bucket] = []
+    buckets: list[ParameterBucket] = []
     start = 0
     for indices in _groups([_size_of(slot) for slot in slots], first_bytes, bucket_bytes):
         own, offset = [], 0
         for index in indices:
             own.append(replace(slots[index], offset=offset))
             offset = own[-1].end
-        buckets.append(Bucket(indices, start, offset, tuple(own)))
+        buckets.append(ParameterBucket(indices, start, offset, tuple(own)))
         start += offset + ALIGNMENT_BYTES * world_size  # the last slice may reach beyond
     placed = {
         index: (number, replace(slot, offset=bucket.start + slot.offset))
@@ -93,16 +94,6 @@ def lay_out_buckets(
     in_order = [placed[index] for index in range(len(slots))]
     numbers, absolute = tuple(n for n, _ in in_order), tuple(slot for _, slot in in_order)
     return BucketLayout(tuple(buckets), absolute, start, numbers)
-
-
-def pieces_within(slots: Sequence[Slot], start: int, stop: int) -> Iterator[Piece]:
-    """Find the pieces of parameters that lie in bytes `start` … `stop` − 1, whole cache lines."""
-    for index, slot in enumerate(slots):
-        size = slot.dtype.itemsize
-        first = max(start, slot.offset) - slot.offset
-        last = min(stop, slot.offset + slot.numel * size) - slot.offset
-        if first < last:
-            yield Piece(index, first // size, last // size)
 
 
 def _groups(sizes: Sequence[int], first_bytes: int, bucket_bytes: int) -> Iterator[range]:

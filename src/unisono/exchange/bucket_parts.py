@@ -1,4 +1,4 @@
-"""Parts that one worker alone sees, bucket by bucket: its own, and its slices of everybody's."""
+"""Parts on their way from worker to worker: what is sent of a bucket, and what comes."""
 
 from __future__ import annotations
 
@@ -6,58 +6,33 @@ from collections.abc import Sequence
 
 import torch
 
+from unisono.device import Device
 from unisono.exchange.arena import Region
-from unisono.exchange.bucket_layout import Bucket, BucketLayout
+from unisono.exchange.block import private_bytes
+from unisono.exchange.bucket_layout import ParameterBucket
+from unisono.exchange.parts import OwnParts
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
-from unisono.workers.memory import Memory
 
 
-class OwnParts:
-    """The parts that this worker has computed, where nobody else sees them. Final.
+def by_slices(
+    own: OwnParts, bucket: ParameterBucket, parts: Sequence[Node], num_workers: int
+) -> torch.Tensor:
+    """Give slice 0 of a bucket of all parts, then slice 1 of all parts, and so on, as bytes.
 
     Args:
-        layout: where parameters lie in a part.
-        flags: per shard, which parameters its part has gradients for; all see them.
-
-    Attributes:
-        gradients: a region for each part, by its first shard.
+        own: has the parts of this worker.
+        bucket: which one.
+        parts: of this worker.
+        num_workers: how many slices there are.
     """
-
-    def __init__(self, layout: BucketLayout, flags: Sequence[memoryview]) -> None:
-        self.flags, self._layout = flags, layout
-        self._memories: dict[int, Memory] = {}
-        self.gradients = self
-
-    def __getitem__(self, lo: int) -> Region:
-        return Region(self._memory(lo), 0, self._layout.slots)
-
-    def by_slices(self, bucket: Bucket, parts: Sequence[Node], num_workers: int) -> torch.Tensor:
-        """Give slice 0 of a bucket of all parts, then slice 1 of all parts, and so on, as bytes.
-
-        Args:
-            bucket: which one.
-            parts: of this worker.
-            num_workers: how many slices there are.
-        """
-        length = bucket.slice_bytes(num_workers)
-        flat = [
-            self._memory(part.lo).flat(bucket.start, num_workers * length, torch.uint8)
-            for part in parts
-        ]
-        if len(flat) == 1:
-            return flat[0]
-        starts = range(0, num_workers * length, length)
-        return torch.cat([part[start : start + length] for start in starts for part in flat])
-
-    def flip_a_bit(self, part: Node) -> None:
-        """Damage a part, for tests."""
-        self._memory(part.lo).flat(0, 4, torch.uint8)[2] ^= 1
-
-    def _memory(self, lo: int) -> Memory:
-        if lo not in self._memories:
-            self._memories[lo] = Memory.private(self._layout.num_bytes)
-        return self._memories[lo]
+    length = bucket.slice_bytes(num_workers)
+    num_bytes = num_workers * length
+    flat = [own.memory(part.lo).flat(bucket.start, num_bytes, torch.uint8) for part in parts]
+    if len(flat) == 1:
+        return flat[0]
+    starts = range(0, num_bytes, length)
+    return torch.cat([part[start : start + length] for start in starts for part in flat])
 
 
 class ReceivedSlices:
@@ -70,6 +45,7 @@ class ReceivedSlices:
         held: the parts of each worker, in the order in which they come.
         position: whose slice.
         flags: per shard, which parameters its part has gradients for.
+        device: where they are added up.
 
     Attributes:
         everything: what comes from all workers, as bytes.
@@ -79,15 +55,16 @@ class ReceivedSlices:
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: ParameterBucket,
         held: Sequence[Sequence[Node]],
         position: int,
         flags: Sequence[memoryview],
+        device: Device,
     ) -> None:
         length = bucket.slice_bytes(len(held))
         order = [part.lo for parts in held for part in parts]
-        memory = Memory.private(length * len(order))
-        self.everything = memory.flat(0, memory.num_bytes, torch.uint8)
+        memory = private_bytes(length * len(order), device)
+        self.everything = memory.flat(0, length * len(order), torch.uint8)
         # As if each part's bucket lay there as a whole: only its slice does.
         self._regions = {
             lo: Region(memory, length * at - position * length, bucket.slots)

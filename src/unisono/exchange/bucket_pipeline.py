@@ -18,13 +18,15 @@ from collections.abc import Sequence
 
 import torch
 
+from unisono.device import Device
 from unisono.exchange.arena import Region
+from unisono.exchange.block import Bytes, private_bytes
 from unisono.exchange.bucket_layout import BucketLayout
-from unisono.exchange.bucket_parts import OwnParts, ReceivedSlices
+from unisono.exchange.bucket_parts import ReceivedSlices, by_slices
 from unisono.exchange.communicator import BrokenError, Communicator, Transfer
 from unisono.exchange.ordered_sum import OrderedSum
+from unisono.exchange.parts import OwnParts
 from unisono.plan.summation import Node
-from unisono.workers.memory import Memory
 
 
 class BucketSum:
@@ -38,6 +40,7 @@ class BucketSum:
         position: of this worker.
         num_shards: S.
         all_sums: where the sums of all parameters go, laid out as a part.
+        device: where this worker computes.
     """
 
     def __init__(
@@ -48,17 +51,17 @@ class BucketSum:
         held: Sequence[Sequence[Node]],
         position: int,
         num_shards: int,
-        all_sums: Memory,
+        all_sums: Bytes,
+        device: Device,
     ) -> None:
         bucket = self._bucket = layout.buckets[number]
         self._own, self._mine, self._size = own, held[position], len(held)
-        self._received = ReceivedSlices(bucket, held, position, own.flags)
+        self._received = ReceivedSlices(bucket, held, position, own.flags, device)
         self._sum = OrderedSum(
             self._received,
             [part for parts in held for part in parts],
             num_shards,
             bucket.pieces(position, self._size),
-            in_place=True,
         )
         self._length = bucket.slice_bytes(self._size)
         self._sums = all_sums.flat(bucket.start, self._length * self._size, torch.uint8)
@@ -67,7 +70,7 @@ class BucketSum:
         """Send all workers their slices of this worker's parts."""
         return communicator.all_to_all(
             self._received.everything,
-            self._own.by_slices(self._bucket, self._mine, self._size),
+            by_slices(self._own, self._bucket, self._mine, self._size),
             from_each=self._received.num_bytes,
             to_each=[self._length * len(self._mine)] * self._size,
         )
@@ -94,6 +97,7 @@ class BucketPipeline:
         held: the parts of each worker, by position.
         position: of this worker.
         num_shards: S.
+        device: where this worker computes.
 
     Attributes:
         whole: the sums of all parameters, as those lie.
@@ -108,10 +112,11 @@ class BucketPipeline:
         held: Sequence[Sequence[Node]],
         position: int,
         num_shards: int,
+        device: Device,
     ) -> None:
-        memory = Memory.private(layout.num_bytes)
+        memory = private_bytes(layout.num_bytes, device)
         self._sums = [
-            BucketSum(layout, number, own, held, position, num_shards, memory)
+            BucketSum(layout, number, own, held, position, num_shards, memory, device)
             for number in range(len(layout.buckets))
         ]
         self._layout = layout

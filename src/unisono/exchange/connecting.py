@@ -12,7 +12,7 @@ import json
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch._C._distributed_c10d import Store
 
@@ -89,8 +89,8 @@ class Addresses(Store):
         self._all = everything
         self._is_answered.set()
 
-    def set(self, key: str, value: bytes) -> None:
-        """Tell an address: the first call of each rank that has one."""
+    def set(self, key: str, value: Any) -> None:
+        """Tell an address, as bytes: the first call of each rank that has one."""
         self.told[key] = value.hex()
         self.is_asked.set()
 

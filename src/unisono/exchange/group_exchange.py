@@ -16,19 +16,16 @@ sums are everybody's is decided on the control block, not by the group.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
 from unisono.errors import UnisonoError
 from unisono.exchange.bucket_layout import lay_out_buckets
-from unisono.exchange.bucket_parts import OwnParts
 from unisono.exchange.bucket_pipeline import BucketPipeline
 from unisono.exchange.communicator import BrokenError, Communicator
 from unisono.exchange.gloo_communicator import GlooCommunicator
 from unisono.exchange.homes import StateKeys
 from unisono.exchange.ordered_sum import OrderedSum
-from unisono.exchange.parts import Gradients, Parts
+from unisono.exchange.parts import Gradients, OwnParts, Parts
 from unisono.exchange.replicas import ReplicaExchange
 from unisono.plan.summation import Node
 from unisono.workers.launcher_messages import Live
@@ -40,7 +37,6 @@ _CHANGED = "gradients have changed after they were sent"
 class GroupExchange(ReplicaExchange):
     """An exchange of replicas. Final; arguments as of :class:`~.protocol.Exchange`."""
 
-    connects: ClassVar[type[Communicator]] = GlooCommunicator
     _communicator: Communicator | None = None
     _pipeline: BucketPipeline | None = None
     _present: tuple[bool, ...]
@@ -106,16 +102,16 @@ class GroupExchange(ReplicaExchange):
                 self._close()
         raise UnisonoError(
             f"the process group must carry gradients, but has failed {_ATTEMPTS} times "
-            f"({failures[0]}): use another exchange, such as `UNISONO_EXCHANGE=shared`."
+            f'({failures[0]}): use another one, `exchange="auto"`.'
         )
 
-    def add_up(self) -> tuple[bool, ...]:
+    def add_up(self, purpose: str) -> tuple[bool, ...]:
         """See :class:`~.protocol.Exchange`; :meth:`gather` has done so."""
         return self._present
 
     def flip_a_bit(self) -> None:
         """See :class:`~.protocol.Exchange`."""
-        self._own.flip_a_bit(self.division.mine[0])
+        self._own.memory(self.division.mine[0].lo).flat(0, 4, torch.uint8)[2] ^= 1
         self._has_changed = True
 
     def unbind(self) -> None:
@@ -126,7 +122,8 @@ class GroupExchange(ReplicaExchange):
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
         arena = self.memory.arena
         self._layout = lay_out_buckets(arena.plan.parameters, self._team.world.world_size)
-        self._own = OwnParts(self._layout, arena.flags)
+        num_bytes = self._layout.num_bytes
+        self._own = OwnParts(self._layout.slots, arena.flags, num_bytes, self.device)
         self._parts = Parts(self._own)
         # What has been published early, with the version it had then.
         self._early: dict[int, tuple[torch.Tensor, int]] = {}
@@ -137,16 +134,14 @@ class GroupExchange(ReplicaExchange):
         team, division = self._team, self.division
         if team.size == 1:
             self._pipeline = None
-            self._sum = OrderedSum(
-                self._parts, division.parts, division.num_shards, self.pieces, in_place=True
-            )
+            self._sum = OrderedSum(self._parts, division.parts, division.num_shards, self.pieces)
             sums = self._own.gradients[0]
             self.whole = sums.tensors()
             self.totals = [sums.piece(n, 0, p.numel()) for n, p in enumerate(self.parameters)]
             return
         held = [division.parts_of[rank] for rank in team.membership.ranks]
         self._pipeline = BucketPipeline(
-            self._layout, self._own, held, team.position, division.num_shards
+            self._layout, self._own, held, team.position, division.num_shards, self.device
         )
         self.whole, self.totals = self._pipeline.whole, self._pipeline.totals
 
@@ -160,7 +155,7 @@ class GroupExchange(ReplicaExchange):
             communicator = self._connected()
             if communicator is None:
                 self._close()
-                communicator = self._communicator = self.connects(self._team)
+                communicator = self._communicator = self._connect()
         except BrokenError as error:
             return str(error)
         self._present = pipeline.finish(communicator)
@@ -171,6 +166,9 @@ class GroupExchange(ReplicaExchange):
             self._has_changed = False
             return _CHANGED
         return ""
+
+    def _connect(self) -> Communicator:
+        return GlooCommunicator(self._team)
 
     def _connected(self) -> Communicator | None:
         """Give the communicator, if it connects the present members."""

@@ -34,7 +34,7 @@ def published_early(
             exchange.publish_early(part, index, total)
 
     hooks = [
-        parameter.register_post_accumulate_grad_hook(partial(publish, index))
+        parameter.register_post_accumulate_grad_hook(partial(publish, index))  # type: ignore[no-untyped-call]
         for index, parameter in enumerate(parameters)
         if parameter.requires_grad
     ]
