@@ -14,6 +14,8 @@ still where they were.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 
 import torch
@@ -147,25 +149,36 @@ class BucketPipeline:
         self._missing = [0] * len(self._sums)
         self._advance(communicator)
 
-    def finish(self, communicator: Communicator) -> tuple[bool, ...]:
-        """Wait until all sums are here. Collective.
+    @property
+    def present(self) -> tuple[bool, ...]:
+        """For each parameter, whether any shard had a gradient for it; once all is finished."""
+        return tuple(there for bucket in reversed(self._present) for there in bucket)
+
+    def finish(self, communicator: Communicator, patience_s: float = math.inf) -> bool:
+        """Wait until all sums are here, or for so many seconds.
 
         Returns:
-            For each parameter, whether any shard had a gradient for it; nothing if it has failed.
+            Whether it is over, well or with a :attr:`failure`.
         """
         self.send_all(communicator)
+        until_s = time.monotonic() + patience_s
+
+        def came(transfer: Transfer) -> bool:
+            return communicator.wait(transfer, max(0.0, until_s - time.monotonic()))
+
         try:
             while not self.failure and len(self._given) < len(self._sums):
-                communicator.wait(self._sent[len(self._given)])
+                if not came(self._sent[len(self._given)]):
+                    return False
                 self._advance(communicator)
-            for transfer in self._given:
-                communicator.wait(transfer)
-                transfer.join()
+            if not self.failure:
+                if not all(map(came, self._given)):
+                    return False
+                for transfer in self._given:
+                    transfer.join()
         except BrokenError as error:
             self.failure = str(error)
-        if self.failure:
-            return ()
-        return tuple(there for bucket in reversed(self._present) for there in bucket)
+        return True
 
     def _advance(self, communicator: Communicator) -> None:
         """Do what can be done at once, each bucket in its turn."""

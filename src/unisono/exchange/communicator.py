@@ -14,6 +14,7 @@ once: `join` has the current stream wait for the bytes, and the host goes on.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -85,8 +86,11 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def wait(self, transfer: Transfer) -> None:
-        """Wait until the bytes are there.
+    def wait(self, transfer: Transfer, patience_s: float = math.inf) -> bool:
+        """Wait until the bytes are there, or for so many seconds.
+
+        Returns:
+            Whether they are there.
 
         Raises:
             BrokenError: they will not come, or a member has left.

@@ -6,6 +6,7 @@ as soon as they are added up, whatever else has begun by then.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -86,9 +87,10 @@ class GlooCommunicator(Communicator):
         """See :class:`Communicator`."""
         return self._begun(self._groups[1]._allgather_base(received, sent), received, sent)
 
-    def wait(self, transfer: Transfer) -> None:
+    def wait(self, transfer: Transfer, patience_s: float = math.inf) -> bool:
         """See :class:`Communicator`."""
         assert isinstance(transfer, GlooTransfer)
+        until_s = time.monotonic() + patience_s
         while True:
             try:
                 transfer.work.wait(_LOOK_EVERY)
@@ -96,9 +98,11 @@ class GlooCommunicator(Communicator):
                 if transfer.work.is_completed():
                     raise BrokenError(str(error)) from error
             else:
-                return
+                return True
             if self._team.has_lost:
                 raise BrokenError("a worker was lost")
+            if time.monotonic() > until_s:
+                return False
 
     def close(self) -> None:
         """See :class:`Communicator`."""

@@ -31,7 +31,10 @@ from unisono.plan.summation import Node
 from unisono.workers.launcher_messages import Live
 
 _ATTEMPTS = 3
+_PATIENCE_S = 0.2
 _CHANGED = "gradients have changed after they were sent"
+_BROKEN = 2
+_VOTES = {"": 0, _CHANGED: 1}
 
 
 class GroupExchange(ReplicaExchange):
@@ -81,28 +84,40 @@ class GroupExchange(ReplicaExchange):
         """See :class:`~.protocol.Exchange`; all sums are here then, so none can be lost."""
         team, pipeline, communicator = self._team, self._pipeline, self._connected()
         self._early.clear()
-        if pipeline is not None and communicator is not None:
-            pipeline.send_all(communicator)
-        if not team.meet(purpose):
-            return self._take_over()
         if pipeline is None:
+            if not team.meet(purpose):
+                return self._take_over()
             self._present = self._sum.add()
             return None
+        if communicator is not None:
+            pipeline.send_all(communicator)
+        team.come(purpose)
+        if communicator is not None:
+            # Whoever is late is waited for at the meeting, where it is told who and why.
+            pipeline.finish(communicator, _PATIENCE_S)
+        return self._settle(pipeline) if team.wait() else self._take_over()
+
+    def _settle(self, pipeline: BucketPipeline) -> list[Node] | None:
+        """See that everybody has all sums; returns as :meth:`gather`."""
+        team, failures = self._team, {0: b""}
         membership = team.membership
-        failures = [""]
         for _ in range(_ATTEMPTS):
-            heard = team.gather(self._move(pipeline).encode(), "sums of a step")
-            if team.membership != membership:
+            failure = self._move(pipeline)
+            votes = team.vote(_VOTES.get(failure, _BROKEN), "sums of a step")
+            if votes is None:
                 return self._take_over()
             pipeline.begin()
-            failures = [f"{said.decode()} on rank {rank}" for rank, said in heard.items() if said]
-            if not failures:
+            if not any(votes.values()):
                 return None
-            if any(said != _CHANGED.encode() for said in heard.values() if said):
+            failures = team.gather(failure.encode(), "failures of a step")
+            if team.membership != membership:
+                return self._take_over()
+            if _BROKEN in votes.values():
                 self._close()
+        rank, failure = next((rank, said.decode()) for rank, said in failures.items() if said)
         raise UnisonoError(
             f"the process group must carry gradients, but has failed {_ATTEMPTS} times "
-            f'({failures[0]}): use another one, `exchange="auto"`.'
+            f'({failure} on rank {rank}): use another one, `exchange="auto"`.'
         )
 
     def add_up(self, purpose: str) -> tuple[bool, ...]:
@@ -158,10 +173,11 @@ class GroupExchange(ReplicaExchange):
                 communicator = self._communicator = self._connect()
         except BrokenError as error:
             return str(error)
-        self._present = pipeline.finish(communicator)
+        pipeline.finish(communicator)
         if pipeline.failure:
             self._close()  # at once: others may wait for this worker
             return pipeline.failure
+        self._present = pipeline.present
         if self._has_changed:
             self._has_changed = False
             return _CHANGED

@@ -8,6 +8,7 @@ block all the time, and aborts the group. Whatever was in the stream counts as n
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -106,7 +107,7 @@ class NcclCommunicator(Communicator):
         stream: AbstractContextManager[Any] = self._module.stream(self._stream)
         return stream
 
-    def wait(self, transfer: Transfer) -> None:
+    def wait(self, transfer: Transfer, patience_s: float = math.inf) -> bool:
         """See :class:`Communicator`; the host waits."""
         with self.aside():
             transfer.join()
@@ -114,6 +115,8 @@ class NcclCommunicator(Communicator):
         start = time.monotonic()
         while not event.query() and not self._is_aborted.is_set():
             waited_s = time.monotonic() - start
+            if waited_s > patience_s:
+                return False
             if waited_s > _TIMEOUT_S:
                 self._abort()
                 raise BrokenError(f"bytes of another worker did not come in {waited_s:.0f} s")
@@ -121,6 +124,7 @@ class NcclCommunicator(Communicator):
         # It is set before the group is aborted: what came before that came whole.
         if self._is_aborted.is_set():
             raise BrokenError("a worker was lost")
+        return True
 
     def close(self) -> None:
         """See :class:`Communicator`."""

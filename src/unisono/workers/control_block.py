@@ -69,7 +69,8 @@ class RankLine(ctypes.Structure):
         ("plan", ctypes.c_uint32),
         ("pid", ctypes.c_int64),
         ("started", ctypes.c_int64),
-        ("rest_of_line", ctypes.c_uint8 * 32),
+        ("votes", ctypes.c_uint32 * 2),
+        ("rest_of_line", ctypes.c_uint8 * 24),
         ("times", _Times * 2),
         ("num_waits", ctypes.c_uint32),
         ("wait", ctypes.c_char * WAIT_BYTES),
@@ -209,6 +210,14 @@ class ControlBlock:
     def purpose(self, rank: int, which: int) -> bytes:
         """Read what an arrival of `rank` is for."""
         return bytes(self.lines[rank].purposes[which].value)
+
+    def set_vote(self, rank: int, which: int, vote: int) -> None:
+        """Put a number beside the next arrival of `rank`; `which` alternates between 0 and 1."""
+        self.lines[rank].votes[which] = vote
+
+    def vote(self, rank: int, which: int) -> int:
+        """Read the number beside an arrival of `rank`."""
+        return int(self.lines[rank].votes[which])
 
     def begin_wait(self, rank: int, what: bytes) -> None:
         """Say that `rank` waits for others elsewhere than at a meeting, and what for."""
