@@ -38,9 +38,12 @@ def connect(team: Team, make: Callable[[Store], Group]) -> Group:
     making.start()
     making.store.is_asked.wait()
     membership = team.membership
-    heard = team.gather(json.dumps(making.store.told).encode(), "addresses")
+    heard: dict[int, bytes] = {}
+    try:
+        heard = team.gather(json.dumps(making.store.told).encode(), "addresses")
+    finally:
+        making.store.answer({k: v for said in heard.values() for k, v in json.loads(said).items()})
     is_whole = team.membership == membership
-    making.store.answer({k: v for said in heard.values() for k, v in json.loads(said).items()})
     while making.is_alive() and is_whole and not team.has_lost:
         making.join(_LOOK_EVERY_S)
     if making.is_alive() or not is_whole:
