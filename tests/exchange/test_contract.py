@@ -250,6 +250,95 @@ def test_a_worker_may_be_lost_at_every_meeting(run, cls, optimizer, moment, rank
         check(results, optimizer, 8)
 
 
+def comes_twice(exchange, part, gradients):
+    for index, gradient in enumerate(gradients):
+        exchange.publish_early(part, index, gradient + 1)
+        exchange.publish_early(part, index, gradient)
+
+
+def is_replaced(exchange, part, gradients):
+    for index, gradient in enumerate(gradients):
+        exchange.publish_early(part, index, gradient + 1)
+
+
+def changes_in_place(exchange, part, gradients):
+    for index, gradient in enumerate(gradients):
+        right = gradient.clone()
+        exchange.publish_early(part, index, gradient.add_(1))
+        gradient.copy_(right)
+
+
+def is_taken_away(exchange, part, gradients):
+    for index, gradient in enumerate(gradients):
+        exchange.publish_early(part, index, gradient)
+    gradients[4] = None
+
+
+@pytest.mark.parametrize("cls", [GroupExchange])
+@pytest.mark.parametrize("only_rank", [None, 1])
+@pytest.mark.parametrize("how", [comes_twice, is_replaced, changes_in_place, is_taken_away])
+def test_what_comes_early_does_not_count_if_it_changes(control_of, cls, how, only_rank):  # noqa: F811
+    def work(team):
+        exchange = cls(*make(adam), shards=2, team=team, new_key=1)
+        found = []
+        for _ in range(4):
+            part = exchange.division.mine[0]
+            gradients = gradients_of(part.lo, 1)  # all parameters have one
+            if exchange.takes_early and only_rank in (None, team.world.rank):
+                how(exchange, part, gradients)
+            exchange.publish(part, gradients)
+            assert exchange.gather("gradients") is None
+            present = exchange.add_up("sums")
+            found.append([t.clone() for t, here in zip(exchange.whole, present, strict=True)])
+            assert exchange.share("update")
+        takes_early = exchange.takes_early
+        exchange.unbind()
+        return found, takes_early
+
+    results = Job(control_of(2)).run(work)
+    for rank, result in results.items():
+        assert not isinstance(result, BaseException), (rank, result)
+        assert result[1], "the group was given up"
+        for step, found in enumerate(result[0]):
+            there = [gradients_of(shard, 1) for shard in range(2)]
+            if how is is_taken_away and step > 0:
+                for shard in range(2) if only_rank is None else [only_rank]:
+                    there[shard][4] = None
+            for here, right in zip(found, add(*there), strict=True):
+                assert right is None or same_bits(here, right), (rank, step)
+
+
+@pytest.mark.parametrize("cls", EXCHANGES)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_flipped_bit_changes_the_sums_of_all(control_of, cls, world_size):  # noqa: F811
+    def work(team):
+        exchange = cls(*make(adam), shards=2, team=team, new_key=1)
+        found = []
+        for step in range(3):
+            for part in exchange.division.mine:
+                gradients = sum_of(range(part.lo, part.hi), 1)
+                if exchange.takes_early:
+                    for index, gradient in enumerate(gradients):
+                        exchange.publish_early(part, index, gradient)
+                exchange.publish(part, gradients)
+            if step == 1 and team.position == world_size - 1:
+                exchange.flip_a_bit()
+            assert exchange.gather("gradients") is None
+            exchange.add_up("sums")
+            assert exchange.all_sums("sums")
+            found.append([total.clone() for total in exchange.whole])
+            assert exchange.are_read("read")
+            assert exchange.share("update")
+        exchange.unbind()
+        return found
+
+    right = sum_of(range(2), 1)
+    for rank, result in Job(control_of(world_size)).run(work).items():
+        assert not isinstance(result, BaseException), (rank, result)
+        are_right = [all(map(same_bits, found, right)) for found in result]
+        assert are_right == [True, False, True], rank
+
+
 @pytest.mark.parametrize("cls", EXCHANGES)
 def test_sparse_gradients_are_refused(cls, control_of):  # noqa: F811
     def work(team):
