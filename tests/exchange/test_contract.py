@@ -2,6 +2,7 @@
 
 import functools
 import random
+import time
 
 import pytest
 import torch
@@ -308,6 +309,14 @@ def test_what_comes_early_does_not_count_if_it_changes(control_of, cls, how, onl
                 assert right is None or same_bits(here, right), (rank, step)
 
 
+def await_sent(exchange, team):
+    """Wait until what was published early is with the others."""
+    team.meet("published")
+    pipeline = getattr(exchange, "_pipeline", None)
+    while pipeline is not None and not all(transfer.is_ready for transfer in pipeline._sent):
+        time.sleep(0.001)
+
+
 @pytest.mark.parametrize("cls", EXCHANGES)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_flipped_bit_changes_the_sums_of_all(control_of, cls, world_size):  # noqa: F811
@@ -321,6 +330,7 @@ def test_a_flipped_bit_changes_the_sums_of_all(control_of, cls, world_size):  # 
                     for index, gradient in enumerate(gradients):
                         exchange.publish_early(part, index, gradient)
                 exchange.publish(part, gradients)
+            await_sent(exchange, team)
             if step == 1 and team.position == world_size - 1:
                 exchange.flip_a_bit()
             assert exchange.gather("gradients") is None
