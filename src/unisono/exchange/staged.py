@@ -80,6 +80,13 @@ class StagedExchange(ReplicaExchange):
         """See :class:`~.protocol.Exchange`; all parts and sums have been read when all met."""
         return True
 
+    def flip_a_bit(self) -> None:
+        """See :class:`~.protocol.Exchange`; also where this worker itself reads."""
+        self.copies.wait()
+        super().flip_a_bit()
+        if not self.device.is_host:
+            self._own[self.division.mine[0].lo].everything()[2] ^= 1
+
     def unbind(self) -> None:
         """See :class:`~.protocol.Exchange`."""
         self.copies.wait()

@@ -24,6 +24,7 @@ from unisono.data.collating import Collate
 from unisono.data.epoch_order import Sampler
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import AUTO, Device, drawn_without_seed
+from unisono.exchange.choice import name_of_exchange
 from unisono.plan.samples import SamplePlan
 from unisono.state.contents import check_contents, place
 from unisono.state.position import Position
@@ -94,6 +95,12 @@ class Run:
         device: where each worker computes: ``"auto"``: one GPU for each, or the CPU where there is
             none; or torch's name, such as ``"cpu"`` or ``"cuda"`` (``"cuda:1"``: for all workers
             the same one). The model is moved there, here and now; batches come there.
+        exchange: how gradients become one sum; results do not depend on it. ``"auto"``: the first
+            of these on CPUs, the second elsewhere, or what the variable UNISONO_EXCHANGE names.
+            ``"shared"``: workers on CPUs look at one copy of the parameters. ``"staged"``: each
+            has a replica, and gradients travel through the host's memory. ``"nccl"``, ``"gloo"``:
+            they travel through a process group, on GPUs or on CPUs; NCCL has not yet been run on
+            more than one GPU.
 
     Attributes:
         shards: S.
@@ -126,6 +133,7 @@ class Run:
         clip_value: float | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         device: str | torch.device = AUTO,
+        exchange: str = AUTO,
     ) -> None:
         self._set_up(model, optimizer, RunOptions.among(locals()))
 
@@ -142,6 +150,7 @@ class Run:
         self.world = self.team.world
         self.shards, self.seed = options.num_shards(self.world.world_size), options.seed
         self.device = Device.of(options.device, self.world)
+        name_of_exchange(options.exchange, self.device)  # refuses what does not fit
         check_contents(model, optimizer, self.device)
         options.clipping.check_fits(optimizer)
         scaling = LossScaling.of(options.grad_scaler, optimizer)

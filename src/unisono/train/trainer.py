@@ -88,6 +88,12 @@ class Trainer:
         device: where each worker computes: ``"auto"``: one GPU for each, or the CPU where there is
             none; or torch's name, such as ``"cpu"`` or ``"cuda"`` (``"cuda:1"``: for all workers
             the same one). The model is moved there, here and now; batches come there.
+        exchange: how gradients become one sum; results do not depend on it. ``"auto"``: the first
+            of these on CPUs, the second elsewhere, or what the variable UNISONO_EXCHANGE names.
+            ``"shared"``: workers on CPUs look at one copy of the parameters. ``"staged"``: each
+            has a replica, and gradients travel through the host's memory. ``"nccl"``, ``"gloo"``:
+            they travel through a process group, on GPUs or on CPUs; NCCL has not yet been run on
+            more than one GPU.
         callbacks: what takes notice of the run, see `unisono.callbacks`; progress is always shown,
             and with `directory` there is always an event file.
 
@@ -124,6 +130,7 @@ class Trainer:
         schedule_every: str = "epoch",
         schedule_monitor: str = "loss",
         device: str | torch.device = AUTO,
+        exchange: str = AUTO,
         callbacks: Iterable[Callback] = (),
     ) -> None:
         if not callable(loss):
