@@ -24,6 +24,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import traceback
@@ -109,8 +110,7 @@ class LoaderProcesses:
         Raises:
             LoadingError: the work raised, or a process has died.
         """
-        num_taken = self._num_sent - len(self.under_way)
-        loader = self._loaders[num_taken % len(self._loaders)]
+        loader = self._next_loader()
         try:
             result = read_parcel(loader.results_fd)
         except EOFError:
@@ -121,6 +121,18 @@ class LoaderProcesses:
             raise LoadingError(result.message, indices=result.indices) from cause
         self._send()
         return result
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next result is worked out, so that :meth:`take` only has to read it.
+
+        Also where its process has died, which :meth:`take` tells.
+        """
+        if not self.under_way:
+            return False
+        poll = select.poll()
+        poll.register(self._next_loader().results_fd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """End all processes: at once those that wait, after a second those that do not."""
@@ -134,6 +146,10 @@ class LoaderProcesses:
             loader.process.join()
             loader.process.close()
         self._loaders.clear()
+
+    def _next_loader(self) -> _Loader:
+        num_taken = self._num_sent - len(self.under_way)
+        return self._loaders[num_taken % len(self._loaders)]
 
     def _send(self) -> None:
         """Have as many requests under way as there may be."""
