@@ -97,7 +97,9 @@ def train(
     model, updates = _made(optimizer)
     _to(model, updates, device)
     exchange = StagedExchange(model, updates, shards=SHARDS, team=team, device=device, new_key=1)
-    allowed = {"item"} if clip_norm else {"copy to the host", "item"} if on_host else set()
+    allowed = (
+        {"item"} if clip_norm else {"copy to the host", "copy from the host"} if on_host else set()
+    )
     engine = StepEngine(
         model, updates, exchange, seed=SEED, team=team, clipping=Clipping(norm=clip_norm)
     )
