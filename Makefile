@@ -7,8 +7,8 @@ PEERS := .venv-peers/bin
 
 .PHONY: demo test fast chaos mutants test-torch test-peers check format bench bench-peers clean help
 
-demo: .venv/ready          ## train a small CNN on two workers
-	$(BIN)/unisono run -n 2 examples/digits.py
+demo: .venv/ready          ## train a small CNN on two workers, on the CPU
+	$(BIN)/unisono run --gpus none -n 2 examples/digits.py
 
 test: fast                 ## every test, in about ten minutes on two cores
 	$(BIN)/python -m pytest -q -m "slow and not long"

@@ -40,7 +40,8 @@ FILES = {
     "unisono.step.pending": (),
     "unisono.state.contents": ("place",),
     "unisono.state.optimizer_state": ("move_state", "_moved"),
-    "unisono.device": ("Copies", "Device", "_moved"),
+    "unisono.device": ("Copies", "Device"),
+    "unisono.arrivals": (),
 }
 STATEMENTS = {
     *("wait", "wait_stream", "wait_event", "to_host", "to_device", "record_stream", "record"),

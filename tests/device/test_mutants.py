@@ -8,7 +8,7 @@ from tests.chaos.exchanges import ACCELERATED, skip_without
 from tests.device import mutants
 
 # One of each kind in `make test`; `make mutants` takes out everything.
-SOME = ("to_host(there", "to_device(into", "_stream.wait_stream(", "batch.to(to, ")
+SOME = ("to_host(there", "to_device(into", "_stream.wait_stream(", "tensor.to(self._device")
 
 
 def numbers_of(words):

@@ -99,6 +99,12 @@ class StepEngine:
         """Those that this worker computes, as long as nobody is lost."""
         return self.exchange.division.shards
 
+    @property
+    def gradient_bytes(self) -> int:
+        """What gradients take while a backward pass is under way, beside published parts."""
+        one_set = sum(parameter.nbytes for parameter in self.exchange.parameters)
+        return one_set * (1 + self._stack.depth)
+
     def begin(self, step: int, first_shard: int) -> None:
         """Start a step.
 

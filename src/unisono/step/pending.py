@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import torch
 
-from unisono.device import HOST, Copies, pinned
+from unisono.arrivals import pinned
+from unisono.device import HOST, Copies
 from unisono.step.loss import ShardLoss
 
 
