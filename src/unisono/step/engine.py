@@ -237,6 +237,7 @@ class StepEngine:
         totals = self._records.totals(records)
         if exchange.is_lost:
             return totals.means, False
+        self._team.faults.meet("sums", step)
         present = exchange.add_up(f"sums of step {step}")
         if totals.form == Form.SUM:
             self._divide_sums(present, totals.weight)
