@@ -25,6 +25,7 @@ import torch
 from torch.utils.data._utils import pin_memory
 
 from unisono.arrivals import Arrivals, tell_not_pinned
+from unisono.arrivals import pinned as pinned
 from unisono.seeding import seed_python_and_numpy
 from unisono.world import World
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from unisono.arrivals import pinned
-from unisono.device import Copies
+from unisono.device import Copies, pinned
 from unisono.step.loss import ShardLoss
 
 
