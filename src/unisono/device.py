@@ -25,14 +25,12 @@ import torch
 from torch.utils.data._utils import pin_memory
 
 from unisono.arrivals import Arrivals, tell_not_pinned
-from unisono.arrivals import pinned as pinned
 from unisono.seeding import seed_python_and_numpy
-from unisono.world import World
+from unisono.world import World, workers_per_gpu
 
 HOST = "cpu"
 """Where tensors lie in the memory of the host."""
 AUTO = "auto"
-WORKERS_PER_GPU_VARIABLE = "UNISONO_WORKERS_PER_GPU"
 _MEMORY_STATS = (
     "allocated_bytes.all.current",
     "reserved_bytes.all.current",
@@ -89,13 +87,17 @@ class Device:
                 f"`device` must be there, but torch finds no {device.type!r} device on this "
                 f'machine: pass `device="auto"`, or leave it out.'
             )
-        per_device = int(os.environ.get(WORKERS_PER_GPU_VARIABLE, "1"))
-        index = world.local_rank // per_device if device.index is None else device.index
+        index = (
+            world.local_rank // workers_per_gpu(os.environ)
+            if device.index is None
+            else device.index
+        )
         if index >= count:
             raise ValueError(
                 f"`device` must have a device for each worker, but worker {world.local_rank} of "
                 f"this host would need {device.type}:{index} and there are {count}: start fewer "
-                f"workers, or have several share one with `--workers-per-gpu`."
+                f"workers, have several share one with `--workers-per-gpu`, or pass "
+                f'`device="cpu"`.'
             )
         return cls(torch.device(device.type, index))
 
@@ -103,6 +105,11 @@ class Device:
     def name(self) -> str:
         """What torch calls it, such as ``"cuda:1"``."""
         return str(self.torch)
+
+    @property
+    def model(self) -> str:
+        """What it is sold as, such as ``"NVIDIA H200"``; empty for the CPU."""
+        return "" if self.is_host else str(self._module.get_device_name(self.torch))
 
     @property
     def facts(self) -> str:

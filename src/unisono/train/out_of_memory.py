@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from unisono.device import AUTO, WORKERS_PER_GPU_VARIABLE, Device
+from unisono.device import AUTO, Device
 from unisono.errors import OutOfMemoryError
 from unisono.train.run_context import RunContext
 from unisono.train.shortage import Shortage, in_words
+from unisono.world import workers_per_gpu
 
 _OF_THE_HOST = "DefaultCPUAllocator"  # how torch begins to tell that malloc gave nothing
 
@@ -113,7 +113,7 @@ def _num_sharing(run: RunContext) -> int:
         return 1
     if name != AUTO and torch.device(name).index is not None:
         return here
-    return min(int(os.environ.get(WORKERS_PER_GPU_VARIABLE, "1")), here)
+    return min(workers_per_gpu(), here)
 
 
 def _needed(run: RunContext) -> dict[str, int]:

@@ -175,6 +175,7 @@ class Run:
             self.checkpoints = Checkpoints(self.team, Path(options.directory), options, self.say)
             self._context.checkpoints = self.checkpoints
         self.team.supervisor.tell(Ready())
+        context().tell_device(self.device.name, self.device.model)
 
     @property
     def position(self) -> Position:
@@ -275,6 +276,10 @@ class Run:
         """
         if observer is not None:
             self._context.observer = observer
+        if not self.device.is_host:
+            # Since the run was made the program may have moved it, or added layers and groups.
+            check_contents(self.model, self.optimizer, self.device)
+            place(self.model, self.optimizer, self.device)
         start(self._context, plan)
         return steps_of(self._context, plan, plan.fetch())
 
