@@ -258,7 +258,9 @@ class Run:
             loader_workers: processes of each worker that read ahead while steps are computed;
                 0: the worker reads for itself. Bits do not depend on it.
             collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
-            pin_memory: have batches in pinned memory, where there is a GPU to copy them to.
+            pin_memory: with ``device="cpu"``, give batches out in pinned memory where there is a
+                GPU, for programs that copy them there. On an accelerator batches come to the
+                device by way of pinned memory in any case.
 
         Raises:
             TypeError: the dataset has no samples or no length, or a number is not whole.

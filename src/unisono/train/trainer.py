@@ -204,7 +204,9 @@ class Trainer:
             loader_workers: processes of each worker that read ahead while steps are computed;
                 0: the worker reads for itself. Bits do not depend on it.
             collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
-            pin_memory: have batches in pinned memory, where there is a GPU to copy them to.
+            pin_memory: with ``device="cpu"``, give batches out in pinned memory where there is a
+                GPU, for programs that copy them there. On an accelerator batches come to the
+                device by way of pinned memory in any case.
 
         Returns:
             What this call did; its text is the summary line.
