@@ -1,12 +1,12 @@
 """Which shards each worker computes in a step, and which pieces it adds up and updates.
 
-Follows from the membership. Where a worker is lost within a step, the others keep what they have
+Follows from the membership, and from the speeds of the workers' devices where these differ. Where a worker is lost within a step, the others keep what they have
 computed and divide the rest among themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from unisono.plan.shards import Held, assign, take_over
 from unisono.plan.slices import Piece, cut
@@ -22,6 +22,7 @@ class Division:
         team: the workers.
         num_shards: S.
         numels: the elements of each parameter.
+        speeds: of each worker by its rank, the same on every worker; None: all are equal.
 
     Attributes:
         shards: those that this worker computes, as long as nobody is lost.
@@ -31,14 +32,22 @@ class Division:
         pieces: what this worker adds up and updates where all workers do so together.
     """
 
-    def __init__(self, team: Team, num_shards: int, numels: Sequence[int]) -> None:
+    def __init__(
+        self,
+        team: Team,
+        num_shards: int,
+        numels: Sequence[int],
+        speeds: Mapping[int, float] | None = None,
+    ) -> None:
         self._team, self.num_shards, self._numels = team, num_shards, numels
+        self._speeds = speeds
         self.divide()
 
     def divide(self) -> None:
         """Divide all anew among those who are members now."""
         team = self._team
-        ranges = assign(self.num_shards, team.size)
+        speeds = self._speeds and [self._speeds[rank] for rank in team.membership.ranks]
+        ranges = assign(self.num_shards, team.size, speeds)
         self._held: Held = {r: [own] for r, own in zip(team.membership.ranks, ranges, strict=True)}
         self._membership: Membership = team.membership
         self.shards = ranges[team.position]
