@@ -20,7 +20,7 @@ from unisono.data.fetch import fetcher
 from unisono.data.loader import Loader, Place, upcoming
 from unisono.data.loader_processes import LoaderProcesses
 from unisono.data.parcel import read_parcel, write_parcel
-from unisono.device import num_threads
+from unisono.device import host, num_threads
 from unisono.plan.samples import SamplePlan
 from unisono.workers.launcher_link import is_worker
 
@@ -218,7 +218,9 @@ def test_batches_are_the_same_whoever_reads_and_wherever_the_run_goes():
     fetch = fetcher(Each(lambda index: (index, *draw(index)), 11))
 
     def read(num_processes):
-        with Loader(fetch, SHUFFLED, num_processes=num_processes, num_batches=6) as loader:
+        with Loader(
+            fetch, SHUFFLED, num_processes=num_processes, num_batches=6, device=host()
+        ) as loader:
             return [[t.tolist() for t in loader.batch(*place)] for place in wanted]
 
     alone = read(0)
@@ -243,7 +245,9 @@ def test_one_thread_reads_and_a_loader_process_is_no_worker(monkeypatch):
     with num_threads(2):
         for loader_workers, is_here in ((0, True), (1, False)):
             fetch = fetcher(dataset)
-            with Loader(fetch, SHUFFLED, num_processes=loader_workers, num_batches=3) as loader:
+            with Loader(
+                fetch, SHUFFLED, num_processes=loader_workers, num_batches=3, device=host()
+            ) as loader:
                 threads, workers = loader.batch(Place(0, 0, 0), range(3))
             assert threads.eq(1).all()
             assert workers.eq(is_here).all()
@@ -474,7 +478,7 @@ def test_loader_processes_end_with_a_sample_that_cannot_be_read():
     fetch = fetcher(Each(fail_at_17, 18))
     plan = SamplePlan(num_samples=18, batch_size=18, shards=1)
     before = multiprocessing.active_children()
-    with Loader(fetch, plan, num_processes=1, num_batches=1) as loader:
+    with Loader(fetch, plan, num_processes=1, num_batches=1, device=host()) as loader:
         with pytest.raises(unisono.LoadingError):
             loader.batch(Place(0, 0, 0), range(1))
         assert multiprocessing.active_children() == before

@@ -22,7 +22,7 @@ import torch
 
 from unisono.data.fetch import Fetch
 from unisono.data.loader_processes import LoaderProcesses
-from unisono.device import can_pin, pin
+from unisono.device import Device, can_pin, pin
 from unisono.errors import LoadingError
 from unisono.plan.samples import SamplePlan
 
@@ -70,7 +70,8 @@ class Loader:
         plan: which samples are computed where.
         num_processes: how many prefetch; 0: the worker reads for itself.
         num_batches: how many global batches the run has in total.
-        pin_memory: give batches out in pinned memory, where there is a GPU.
+        device: where batches are given out.
+        pin_memory: give batches for the CPU out in pinned memory, where there is a GPU.
     """
 
     def __init__(
@@ -80,9 +81,11 @@ class Loader:
         *,
         num_processes: int,
         num_batches: int,
+        device: Device,
         pin_memory: bool = False,
     ) -> None:
-        self._pins = pin_memory and can_pin()
+        self._pins = pin_memory and device.is_host and can_pin()
+        self._device, self._moves = device, not device.is_host
         self._fetch, self._plan = fetch, plan
         self._num_processes, self._num_batches = num_processes, num_batches
         # Two: reading ahead is in the next epoch before the worker is.
@@ -101,6 +104,8 @@ class Loader:
             LoadingError: a sample cannot be read, or a loader process has died.
         """
         batch = self._batch(place, shards)
+        if self._moves:
+            return self._device.move(batch)
         return pin(batch) if self._pins else batch
 
     def _batch(self, place: Place, shards: Sequence[int]) -> Any:

@@ -25,8 +25,9 @@ class OrderedSum:
         parts: those of all workers; together they are every shard once.
         num_shards: S.
         pieces: what is added up here.
-        in_place: whether sums are written to the slots of the parts (the whole one to that of
-            shard 0), of which nobody else reads these pieces; else to memory of their own.
+        into: where the sums go, as vectors; then the parts stay as they are. None: into the slots
+            of the parts (the whole sum into that of shard 0), of which nobody else reads these
+            pieces.
 
     Attributes:
         pieces: what is added up here.
@@ -39,8 +40,7 @@ class OrderedSum:
         parts: Sequence[Node],
         num_shards: int,
         pieces: Sequence[Piece],
-        *,
-        in_place: bool,
+        into: Sequence[torch.Tensor] | None = None,
     ) -> None:
         self._published = published
         self._parts = tuple(parts)
@@ -48,10 +48,12 @@ class OrderedSum:
         self._views = [published.views(part.lo, pieces) for part in parts]
         first = next(at for at, part in enumerate(parts) if part.lo == 0)
         written = {first} | {into for into, _ in additions_over(num_shards, self._parts)}
-        self._sums = [
-            views if in_place or at not in written else list(map(torch.empty_like, views))
+        self._sums: list[Sequence[torch.Tensor]] = [
+            views if into is None or at not in written else list(map(torch.empty_like, views))
             for at, views in enumerate(self._views)
         ]
+        if into is not None:
+            self._sums[first] = into
         self.totals = self._sums[first]
         self._programs: dict[tuple[bytes, ...], _Program] = {}
 

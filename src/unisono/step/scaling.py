@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from unisono.device import is_on_host
+
 SMALLEST = 2.0**-16  # a step that is not finite even with this scale is an error
 
 
@@ -63,7 +65,10 @@ class LossScaling:
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """Multiply a loss by the scale."""
-        return self._scaler.scale(loss)
+        if is_on_host(loss):
+            return self._scaler.scale(loss)
+        # The scale stays on the host, where it can be read without waiting.
+        return loss * torch.full((), self.scale, dtype=torch.float32, device=loss.device)
 
     def unscale(self, gradients: list[torch.Tensor]) -> bool:
         """Divide gradients by the scale, in place.
@@ -71,10 +76,14 @@ class LossScaling:
         Returns:
             Whether all of them are finite.
         """
-        found = torch.zeros((), dtype=torch.float32)
+        if not gradients:
+            return True
+        device = gradients[0].device
+        found = torch.zeros((), dtype=torch.float32, device=device)
         scale = torch.tensor(self.scale, dtype=torch.float32)
         # As torch: the reciprocal in float64, then rounded.
-        inverse = scale.double().reciprocal().float()
+        rounded = scale.double().reciprocal().float().item()
+        inverse = torch.full((), rounded, dtype=torch.float32, device=device)
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse)
         return not found.item()
 

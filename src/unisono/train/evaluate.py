@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import nn
 
-from unisono.device import seed_generators
 from unisono.errors import MismatchError
 from unisono.plan.exact import ExactSum
 from unisono.plan.seeds import seed_of
@@ -43,10 +42,10 @@ def evaluate(
             measured: dict[int, ShardMetrics] = {}
             for part in parts_of(shards):
                 value = read_loss(loss(model, part.data), part.num_samples)
-                _add(sums[part.shard], value.scalars)
+                _add(sums[part.shard], value.numbers())
                 if metrics is not None:
                     if part.shard not in measured:
-                        measured[part.shard] = metrics.start()
+                        measured[part.shard] = metrics.start(sweep.device)
                     measured[part.shard].update(model, part.data)
             states = {shard: metric_states.write(of.states()) for shard, of in measured.items()}
             return {v: _write(sums[v]) + b"\n" + states.get(v, b"") for v in shards}
@@ -58,7 +57,7 @@ def evaluate(
             return means
         states = {v: metric_states.read(states) for v, (_, _, states) in heard.items() if states}
         # Some shuffle or sample what they have gathered.
-        seed_generators(seed_of("metrics", sweep.plan.seed))
+        sweep.device.seed(seed_of("metrics", sweep.plan.seed))
         return _joined(means, metrics.finish(states, sweep.plan))
 
 

@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 
 from unisono.data.fetch import Fetch
-from unisono.device import generators_put_back, num_threads
+from unisono.device import num_threads
 from unisono.exchange.choice import chosen
 from unisono.forbidden import collectives_watched
 from unisono.step.engine import StepEngine
@@ -58,7 +58,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
     run.has_joined = is_agreed = entry is not None and entry.loop is not None
     with (
         _under_way(run, plan, entry) as boundary,
-        plan.loader(fetch, run.kept.position) as loader,
+        plan.loader(fetch, run.kept.position, run.device) as loader,
         open_loop(
             recovers=run.team.supervisor.can_replace, has_directory=run.checkpoints is not None
         ) as opened,
@@ -94,7 +94,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
     boundary: Boundary | None = None
     try:
         with ExitStack() as stack:
-            stack.enter_context(generators_put_back())
+            stack.enter_context(run.device.generators_put_back())
             stack.enter_context(num_threads(threads_per_worker()))
             stack.enter_context(every_shape_compiled())
             stack.enter_context(collectives_watched())
@@ -124,11 +124,12 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
 def _engine(run: RunContext, plan: LoopPlan, live: Live | None) -> StepEngine:
     """Bind the model to what carries gradients."""
     model, optimizer = run.kept.model, run.kept.optimizer
-    exchange = chosen()(
+    exchange = chosen(run.device)(
         model,
         optimizer,
         shards=plan.samples.shards,
         team=run.team,
+        device=run.device,
         new_key=run.joint_calls.new_key(),
         previous=run.memory,
         live=live,

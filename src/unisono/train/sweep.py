@@ -21,7 +21,7 @@ from unisono.data.collating import Collate
 from unisono.data.fetch import fetcher
 from unisono.data.fingerprint import REMEDY, Fingerprints
 from unisono.data.loader import Loader, Place
-from unisono.device import generators_put_back, num_threads, seed_generators
+from unisono.device import Device, num_threads
 from unisono.forbidden import IN_A_PASS, collectives_watched, forbid
 from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
@@ -54,6 +54,7 @@ class Sweep:
         dataset: as for training.
         plan: of the dataset, without shuffling.
         team: the workers.
+        device: where this worker computes.
         fingerprints: the run's.
         loader_workers, collate_fn, pin_memory: as for training.
         facts: what must not differ between the workers, by name.
@@ -63,6 +64,7 @@ class Sweep:
     dataset: Any
     plan: SamplePlan
     team: Team
+    device: Device
     fingerprints: Fingerprints
     loader_workers: int
     collate_fn: Collate | None
@@ -117,7 +119,7 @@ class Sweep:
         try:
             with (
                 torch.no_grad(),
-                generators_put_back(),
+                self.device.generators_put_back(),
                 num_threads(threads_per_worker()),
                 every_shape_compiled(),
                 collectives_watched(),
@@ -127,6 +129,7 @@ class Sweep:
                     plan,
                     num_processes=self.loader_workers,
                     num_batches=plan.steps_per_epoch,
+                    device=self.device,
                     pin_memory=self.pin_memory,
                 ) as loader,
             ):
@@ -139,7 +142,7 @@ class Sweep:
                                 continue
                             data = loader.batch(Place(0, batch, shard), shards)
                             number = batch * plan.shards + shard
-                            seed_generators(seed_of("evaluate", plan.seed, number))
+                            self.device.seed(seed_of("evaluate", plan.seed, number))
                             put_buffers_back()
                             before = forbid(IN_A_PASS)
                             try:

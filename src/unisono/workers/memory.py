@@ -35,7 +35,12 @@ class Memory:
 
     @classmethod
     def private(cls, num_bytes: int) -> Memory:
-        """Take memory that this process shares with nobody."""
+        """Take memory that this process shares with nobody, not with a fork of it either."""
+        return cls(mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+    @classmethod
+    def anonymous(cls, num_bytes: int) -> Memory:
+        """Take memory that this process shares with its forks alone."""
         return cls(mmap.mmap(-1, num_bytes))
 
     @property
