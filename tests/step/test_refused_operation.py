@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from unisono.errors import NondeterministicError
+from unisono.step.refused_operation import RefusedOperations, refusals_explained
 from unisono.train.determinism import deterministic_kernels
-from unisono.train.refused_operation import RefusedOperations, refusals_explained
 
 HERE = Path(__file__)
 
@@ -119,14 +119,14 @@ def test_a_module_of_torch_is_named_with_the_line_that_calls_it():
 
 
 @pytest.mark.parametrize("layer", [Forward, Backward])
-def test_outside_of_modules_the_loss_function_is_named(layer):
+def test_outside_of_modules_the_function_is_named(layer):
     def compute(model):
         return layer.forward(None, model[0](torch.ones(2, 3))).sum()  # by the loss function
 
     model = nn.Sequential(nn.Linear(3, 3))
     error = refused(model, compute)
     assert error.module is None
-    assert "the loss function, " in str(error)
+    assert "a function outside of the model, " in str(error)
     assert error.line == line_of(f"# line of the {layer.__name__.lower()} pass")
 
 

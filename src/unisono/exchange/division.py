@@ -1,7 +1,8 @@
 """Which shards each worker computes in a step, and which pieces it adds up and updates.
 
-Follows from the membership, and from the speeds of the workers' devices where these differ. Where a worker is lost within a step, the others keep what they have
-computed and divide the rest among themselves.
+Follows from the membership, and from the speeds of the workers' devices where these differ. Where
+a worker is lost within a step, the others keep what they have computed and divide the rest among
+themselves.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Division:
     def divide(self) -> None:
         """Divide all anew among those who are members now."""
         team = self._team
-        speeds = self._speeds and [self._speeds[rank] for rank in team.membership.ranks]
+        ranks = team.membership.ranks
+        speeds = None if self._speeds is None else [self._speeds[rank] for rank in ranks]
         ranges = assign(self.num_shards, team.size, speeds)
         self._held: Held = {r: [own] for r, own in zip(team.membership.ranks, ranges, strict=True)}
         self._membership: Membership = team.membership

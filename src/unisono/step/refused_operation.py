@@ -1,10 +1,10 @@
 """Which operation does torch refuse as it has no deterministic form, and where is it called?
 
-torch names its kernel alone. In a forward pass the traceback has the module and the line. A backward
-pass has no such frames, so the shard is computed once more, in a step that fails anyway, and each
-node of the graph is noted with the module and the line that made it::
+torch names its kernel alone. In a forward pass the traceback has the module and the line. A
+backward pass has no such frames, so the shard is computed once more, in a step that fails anyway,
+and each node of the graph is noted with the module and the line that made it::
 
-    backward ─► refused ─► the same batch comes again ─► forward, noted ─► backward ─► refused, where
+    backward ─► refused ─► the same batch once more ─► forward, noted ─► backward ─► refused, where
 
 Passes that succeed cost nothing.
 """
@@ -67,7 +67,7 @@ class RefusedOperations:
 
     Args:
         model: which computes.
-        is_needed: whether :func:`deterministic_kernels` has torch refuse anything.
+        is_needed: whether torch is to choose deterministic kernels and refuse what has none.
 
     Attributes:
         is_noting: whether a shard is computed once more, as its backward pass was refused.
@@ -187,7 +187,8 @@ class _Notes:
         return place if module is None else place._replace(module=module, kind=self._kinds[module])
 
     def _note(self, module: str | None) -> None:
-        self._numbers.append(torch.autograd._get_sequence_nr())
+        next_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+        self._numbers.append(next_number())
         self._modules.append(module)
 
     def _reached(self, node: Node) -> Callable[[Any], None]:
@@ -233,7 +234,8 @@ def _graph(returned: Sequence[Any]) -> list[Node]:
 
 def _line_of(node: Node) -> CallSite:
     """Find the program's line in what anomaly mode has noted of a node."""
-    frames = [_FRAME.match(text) for text in node.metadata.get("traceback_", [])]
+    noted: Any = node.metadata
+    frames = [_FRAME.match(text) for text in noted.get("traceback_", [])]
     lines = [(frame[1], int(frame[2])) for frame in frames if frame is not None]
     return _innermost(lines)
 
@@ -287,7 +289,7 @@ def _told(place: CallSite) -> str:
     """Say in words where an operation is called."""
     if place == CallSite():
         return "a shard"
-    where = "the loss function" if place.module is None else "the model"
+    where = "a function outside of the model" if place.module is None else "the model"
     if place.module:
         where = f"`{place.module}` of the model"
     if place.kind:

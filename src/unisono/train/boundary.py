@@ -63,7 +63,7 @@ class Boundary:
         self._shards, self._steps_per_epoch = plan.shards, plan.steps_per_epoch
         self._checkpoints = run.checkpoints
         self._exchange, self._memory = engine.exchange, engine.exchange.memory
-        self._identity = identity(plan, run.fixed, run.device)
+        self._identity = identity(plan, run.fixed, run.device, is_kept=run.checkpoints is not None)
         self._interrupts = interrupts
         self._planned = BoundaryTasks.NOTHING
         self._next_at_s = 0.0

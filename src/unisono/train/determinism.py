@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -34,7 +35,8 @@ def deterministic_kernels(is_needed: bool) -> Iterator[None]:
 
 def _switch() -> Callable[[], None]:
     inductor = torch._inductor.config  # which torch's own switch sets, too
-    memory, cudnn = torch.utils.deterministic, torch.backends.cudnn
+    memory: Any = torch.utils.deterministic
+    cudnn = torch.backends.cudnn
     mode = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     compiled, fills = inductor.deterministic, memory.fill_uninitialized_memory

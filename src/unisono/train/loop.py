@@ -25,6 +25,7 @@ from unisono.step.engine import StepEngine
 from unisono.train.alternation import open_loop
 from unisono.train.boundary import Boundary
 from unisono.train.compiling import every_shape_compiled
+from unisono.train.determinism import deterministic_kernels
 from unisono.train.interrupts import Interrupts, gentle_interrupts
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.order import begin_epoch, check_order
@@ -96,6 +97,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
         with ExitStack() as stack:
             stack.enter_context(run.device.generators_put_back())
             stack.enter_context(num_threads(threads_per_worker()))
+            stack.enter_context(deterministic_kernels(run.is_deterministic))
             stack.enter_context(every_shape_compiled())
             stack.enter_context(collectives_watched())
             run.engine = engine = _engine(run, plan, live)
@@ -143,6 +145,7 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None) -> StepEngine:
         team=run.team,
         clipping=run.options.clipping,
         scaling=run.scaling,
+        is_deterministic=run.is_deterministic,
     )
 
 

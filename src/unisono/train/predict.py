@@ -18,6 +18,7 @@ from torch import nn
 
 from unisono.errors import MismatchError
 from unisono.plainfile import open_plain
+from unisono.step.refused_operation import refusals_explained
 from unisono.train.failures import failure, raised
 from unisono.train.ledger import Ledger
 from unisono.train.predictions import Rows, form_of, header_of, put_together, taken_apart
@@ -162,8 +163,9 @@ class Predictor:
 
         def make() -> Said:
             # The order is that of the dataset, so its first sample is in the first shard.
-            first = next(parts_of([0]))
-            output = self._forward(self._sweep.model, first.data)
+            sweep, first = self._sweep, next(parts_of([0]))
+            with refusals_explained(sweep.model, sweep.is_deterministic):
+                output = self._forward(sweep.model, first.data)
             rows = taken_apart(output, first.num_samples)
             content = header_of(rows, self._sweep.plan.num_samples)
             made.append(make_file(partial, *content))

@@ -93,6 +93,10 @@ class Run:
         device: where each worker computes: ``"auto"``: one GPU for each, or the CPU where there is
             none; or torch's name, such as ``"cpu"`` or ``"cuda"`` (``"cuda:1"``: for all workers
             the same one). The model is moved there, here and now; batches come there.
+        exact: whether results have the same bits in every run on an accelerator: torch chooses
+            deterministic kernels while this computes, its switches are put back after, and an
+            operation that has none raises :class:`unisono.NondeterministicError`. False: torch's
+            switches stay as the program has them. On the CPU it changes nothing.
 
     Attributes:
         shards: S.
@@ -125,6 +129,7 @@ class Run:
         clip_value: float | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         device: str | torch.device = AUTO,
+        exact: bool = True,
     ) -> None:
         self._set_up(model, optimizer, RunOptions.among(locals()))
 
@@ -146,6 +151,8 @@ class Run:
         scaling = LossScaling.of(options.grad_scaler, optimizer)
         self.model, self.optimizer = model, optimizer
         is_unseeded = drawn_without_seed()
+        if options.exact:
+            self.device.fix_workspaces()
         if not self.device.is_host:
             place(model, optimizer, self.device)
         fixed = {
@@ -154,6 +161,8 @@ class Run:
             **fixed_by(model, optimizer),
             "grad_scaler": None if scaling is None else scaling.rule,
         }
+        if not self.device.is_host:
+            fixed["exact"] = options.exact
         self._context = RunContext(
             options,
             RunState(model, optimizer, options.resume_options),
@@ -205,6 +214,11 @@ class Run:
     def fingerprints(self) -> Fingerprints:
         """Those of the data sets that the workers have compared."""
         return self._context.fingerprints
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether torch chooses deterministic kernels while this computes; on the CPU they are."""
+        return self._context.is_deterministic
 
     @property
     def has_joined(self) -> bool:

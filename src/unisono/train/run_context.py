@@ -70,6 +70,7 @@ class RunContext:
         device: where this worker computes.
         is_unseeded: whether random numbers were drawn without a seed before the run was made.
         has_told_slow: whether it was said that samples are not compared.
+        has_told_inexact: whether it was said that results may differ from one run to the next.
     """
 
     options: RunOptions
@@ -91,10 +92,16 @@ class RunContext:
     is_ahead: bool = False
     goes_on: bool = False
     has_told_slow: bool = False
+    has_told_inexact: bool = False
 
     def say(self, line: str) -> None:
         """Show the user one line."""
         self.observer.say(line)
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether torch is to choose deterministic kernels; on the CPU they are."""
+        return self.options.exact and not self.device.is_host
 
     @property
     def is_stopped(self) -> bool:

@@ -47,6 +47,7 @@ def start(run: RunContext, plan: LoopPlan) -> None:
     if not run.is_ahead:
         run.plan = plan.samples
     _tell_unseeded(run)
+    _tell_inexact(run)
     run.joint_calls.together("start of a loop", lambda: _agree(run, plan))
 
 
@@ -92,6 +93,18 @@ def _tell_unseeded(run: RunContext) -> None:
     if not notices():
         notices().add(line)
         run.say(line)
+
+
+def _tell_inexact(run: RunContext) -> None:
+    """Say once that results may differ from one run to the next, where that is so."""
+    if run.options.exact or run.device.is_host or run.has_told_inexact:
+        return
+    run.has_told_inexact = True
+    if run.team.position == 0 and not run.joint_calls.is_behind:
+        run.say(
+            "`exact=False`: operations without a deterministic form are allowed on "
+            f"{run.device.name}, so results may differ from one run to the next"
+        )
 
 
 def _agree(run: RunContext, plan: LoopPlan) -> bytes:

@@ -77,7 +77,7 @@ class Trainer:
             now) and tensors with four dimensions in batches, as with ``torch.channels_last``.
         tf32: whether NVIDIA GPUs may round the factors of float32 products to TF32 while this
             computes; torch's switches are put back after. None: as the program has it. On the CPU
-            it changes nothing, so it is no part of the run's identity.
+            it changes nothing; on an accelerator it belongs to the run's identity.
         compile: whether the model's forward pass is compiled by torch, here and now for good, as
             with ``model.compile()``: for each shape of a shard anew, on each worker. It needs a
             C++ compiler, which belongs to the run's identity.
@@ -88,6 +88,10 @@ class Trainer:
         device: where each worker computes: ``"auto"``: one GPU for each, or the CPU where there is
             none; or torch's name, such as ``"cpu"`` or ``"cuda"`` (``"cuda:1"``: for all workers
             the same one). The model is moved there, here and now; batches come there.
+        exact: whether results have the same bits in every run on an accelerator: torch chooses
+            deterministic kernels while this computes, its switches are put back after, and an
+            operation that has none raises :class:`unisono.NondeterministicError`. False: torch's
+            switches stay as the program has them. On the CPU it changes nothing.
         callbacks: what takes notice of the run, see `unisono.callbacks`; progress is always shown,
             and with `directory` there is always an event file.
 
@@ -124,6 +128,7 @@ class Trainer:
         schedule_every: str = "epoch",
         schedule_monitor: str = "loss",
         device: str | torch.device = AUTO,
+        exact: bool = True,
         callbacks: Iterable[Callback] = (),
     ) -> None:
         if not callable(loss):
@@ -137,7 +142,7 @@ class Trainer:
         )
         scaler = self._computing.scaler(grad_scaler)
         self.run = Run.of(model, optimizer, RunOptions.among(locals(), grad_scaler=scaler))
-        self.run.fixed.update(self._computing.fixed)
+        self.run.fixed.update(self._computing.fixed_on(self.run.device))
         self._computing.prepare(model)
         self._schedule = Schedule(schedule, schedule_every, optimizer, schedule_monitor)
         self.run.fixed["schedule"] = self._schedule.name
@@ -208,6 +213,7 @@ class Trainer:
             CallbackError: a callback raised something.
             NonFiniteLossError: the loss of a shard is NaN or infinite, or, with `clip_norm`, the
                 norm of the gradients; in ``"fp16"``: gradients are, with any scale of the loss.
+            NondeterministicError: on an accelerator, an operation has no deterministic form.
             LoadingError: a sample cannot be read, or a loader process has died.
             MismatchError: the workers do not run the same program.
             CheckpointError: the newest checkpoint belongs to another run.
@@ -428,6 +434,7 @@ class Trainer:
             collate_fn,
             pin_memory,
             facts,
+            self.run.is_deterministic,
         )
 
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
