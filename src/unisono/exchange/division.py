@@ -23,7 +23,6 @@ class Division:
         team: the workers.
         num_shards: S.
         numels: the elements of each parameter.
-        speeds: of each worker by its rank, the same on every worker; None: all are equal.
 
     Attributes:
         shards: those that this worker computes, as long as nobody is lost.
@@ -33,16 +32,18 @@ class Division:
         pieces: what this worker adds up and updates where all workers do so together.
     """
 
-    def __init__(
-        self,
-        team: Team,
-        num_shards: int,
-        numels: Sequence[int],
-        speeds: Mapping[int, float] | None = None,
-    ) -> None:
+    def __init__(self, team: Team, num_shards: int, numels: Sequence[int]) -> None:
         self._team, self.num_shards, self._numels = team, num_shards, numels
-        self._speeds = speeds
+        self._speeds: Mapping[int, float] | None = None
         self.divide()
+
+    def use_speeds(self, speeds: Mapping[int, float] | None) -> None:
+        """Give faster workers more shards, from the next :meth:`divide` on.
+
+        Args:
+            speeds: of each worker by its rank, the same on every worker; None: all are equal.
+        """
+        self._speeds = speeds
 
     def divide(self) -> None:
         """Divide all anew among those who are members now."""
@@ -52,14 +53,15 @@ class Division:
         ranges = assign(self.num_shards, team.size, speeds)
         self._held: Held = {r: [own] for r, own in zip(team.membership.ranks, ranges, strict=True)}
         self._membership: Membership = team.membership
+        self._divided_by = self._speeds
         self.shards = ranges[team.position]
         self.mine = parts_of(self.shards, self.num_shards)
         self._follow()
 
     @property
     def is_outdated(self) -> bool:
-        """Whether others are members now than when all was divided."""
-        return self._membership != self._team.membership
+        """Whether others are members now than when all was divided, or speeds are others."""
+        return self._membership != self._team.membership or self._speeds != self._divided_by
 
     def take_over(self) -> list[Node]:
         """Divide what lost workers have left in the step under way.

@@ -73,7 +73,8 @@ class Boundary:
     @property
     def facts(self) -> dict[str, Any]:
         """What a worker that joins the loop has to know."""
-        return {**self._memory.snapshots.places.as_json(), "shards": self._shards}
+        places = self._memory.snapshots.places.as_json()
+        return {**places, "shards": self._shards, "by speed": bool(self._run.kinds)}
 
     def forgo_recovery(self, reason: str) -> None:
         """Do without snapshots where only recovery would have use for them."""

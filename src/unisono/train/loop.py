@@ -28,6 +28,7 @@ from unisono.train.compiling import every_shape_compiled
 from unisono.train.determinism import deterministic_kernels
 from unisono.train.interrupts import Interrupts, gentle_interrupts
 from unisono.train.loop_plan import LoopPlan
+from unisono.train.mixed_devices import SpeedBalance
 from unisono.train.order import begin_epoch, check_order
 from unisono.train.run_context import RunContext
 from unisono.train.start import tell_over
@@ -65,6 +66,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         ) as opened,
     ):
         check_order(run, plan.samples)
+        balance = SpeedBalance(run, boundary.engine, plan.samples.batch_size)
         while True:
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
@@ -74,12 +76,16 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             is_agreed = False
             if not boundary.act() or run.is_over(plan.totals):
                 continue
+            if balance.is_needed:
+                balance.before_step()
             step = Step(boundary, plan.samples, loader, run.kept.position)
             yield step
             opened.check_is_inmost()
             step.check_finished()
             if not step.is_done:
                 boundary.undo()
+            elif balance.is_needed:
+                balance.after_step(step.num_samples)
 
 
 @contextmanager

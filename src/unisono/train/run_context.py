@@ -69,6 +69,8 @@ class RunContext:
         goes_on: whether :meth:`unisono.Run.go_on` was called after the last stop.
         device: where this worker computes.
         is_unseeded: whether random numbers were drawn without a seed before the run was made.
+        kinds: by rank, what computes the same bits; empty if all devices do, None before the first
+            loop.
         has_told_slow: whether it was said that samples are not compared.
         has_told_inexact: whether it was said that results may differ from one run to the next.
     """
@@ -91,6 +93,7 @@ class RunContext:
     has_joined: bool = False
     is_ahead: bool = False
     goes_on: bool = False
+    kinds: dict[int, str] | None = None
     has_told_slow: bool = False
     has_told_inexact: bool = False
 

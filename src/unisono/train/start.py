@@ -12,6 +12,7 @@ from unisono.device import notices
 from unisono.state.contents import signature
 from unisono.state.modes import told_modes
 from unisono.train.loop_plan import LoopPlan
+from unisono.train.mixed_devices import compare_devices, read_kinds
 from unisono.train.order import facts_of_order
 from unisono.train.resume import resume
 from unisono.train.run_context import RunContext
@@ -48,7 +49,8 @@ def start(run: RunContext, plan: LoopPlan) -> None:
         run.plan = plan.samples
     _tell_unseeded(run)
     _tell_inexact(run)
-    run.joint_calls.together("start of a loop", lambda: _agree(run, plan))
+    payload = run.joint_calls.together("start of a loop", lambda: _agree(run, plan))
+    run.kinds = read_kinds(payload)
 
 
 def tell_over(run: RunContext, totals: Totals) -> None:
@@ -131,7 +133,7 @@ def _agree(run: RunContext, plan: LoopPlan) -> bytes:
         known={**known, "samples of an epoch": samples.num_samples},
         remedy=REMEDY,
     )
-    return b""
+    return compare_devices(run)
 
 
 def _known(run: RunContext, plan: LoopPlan) -> dict[str, Any]:
