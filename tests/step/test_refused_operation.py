@@ -232,3 +232,23 @@ def test_it_is_a_runtime_error_as_torchs_is():
     assert issubclass(NondeterministicError, RuntimeError)
     assert NondeterministicError("words").module is None
     assert inspect.signature(NondeterministicError).parameters["operation"].default == ""
+
+
+@pytest.mark.parametrize(
+    ("operation", "instead"),
+    [
+        ("_bincount_cuda", "write `torch.zeros(n).index_add_(0, indices, weights)`"),
+        ("cumsum_cuda_kernel", "write a product with a triangular matrix of ones"),
+        ("upsample_bilinear2d_backward_out_cuda", 'write `mode="nearest"`'),
+        ("reflection_pad1d_backward_out_cuda", 'write `mode="replicate"`'),
+        ("grid_sampler_2d_backward_cuda", "compute it by other operations"),
+    ],
+)
+def test_what_torch_documents_as_deterministic_is_named_instead(operation, instead):
+    with (
+        pytest.raises(NondeterministicError, match="has none") as seen,
+        refusals_explained(nn.Linear(1, 1), True),
+    ):
+        raise RuntimeError(f"{operation} does not have a deterministic implementation, but you set")
+    assert seen.value.operation == operation
+    assert f"Instead, {instead}, or pass `exact=False`" in str(seen.value)

@@ -271,7 +271,8 @@ def _explained(
             f"starts, or leave it unset."
         )
     operation = shown(refused[1])
-    instead = next((way for name, way in _INSTEAD.items() if operation.startswith(name)), None)
+    kernel = operation.lstrip("_")
+    instead = next((way for name, way in _INSTEAD.items() if kernel.startswith(name)), None)
     way_out = "compute it by other operations" if instead is None else f"write {instead}"
     return NondeterministicError(
         f"every operation must have a deterministic form on this device, but `{operation}` has "

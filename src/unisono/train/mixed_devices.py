@@ -102,6 +102,9 @@ class SpeedBalance:
         run: whose loop it is.
         engine: computes its steps.
         full_batch: the samples of a step that counts.
+
+    Attributes:
+        is_needed: whether there is anything to do.
     """
 
     def __init__(self, run: RunContext, engine: StepEngine, full_batch: int) -> None:
@@ -109,11 +112,7 @@ class SpeedBalance:
         self._kinds: Kinds = run.kinds or {}
         self._timed: list[dict[int, float]] = []
         self._since: tuple[int, int] | None = None  # generation and step of the last step
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether there is anything to do."""
-        return bool(self._kinds)
+        self.is_needed = bool(self._kinds)
 
     def before_step(self) -> None:
         """Have the next step divided by the speeds that the run has by now."""
