@@ -198,7 +198,7 @@ def fails_the_second_time(step, model):
     ],
 )
 def test_whatever_a_loop_does_the_operation_is_named(accelerator, act, module):
-    model = Model(Backward())
+    model = Model(Backward(), nn.Linear(3, 1))  # the latter has its gradients by then
     run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=2, device="sim")
     with pytest.raises(unisono.NondeterministicError, match="`put_` has none") as seen:
         loop(act, model, run)
