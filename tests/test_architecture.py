@@ -203,6 +203,7 @@ def test_public_names_are_these():
         "MismatchError",
         "NonFiniteLossError",
         "NondeterministicError",
+        "OutOfMemoryError",
         "PeerLostError",
         "RendezvousError",
         "Run",

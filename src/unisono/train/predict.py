@@ -163,9 +163,15 @@ class Predictor:
 
         def make() -> Said:
             # The order is that of the dataset, so its first sample is in the first shard.
-            sweep, first = self._sweep, next(parts_of([0]))
-            with refusals_explained(sweep.model, sweep.is_deterministic):
-                output = self._forward(sweep.model, first.data)
+            sweep = self._sweep
+            try:
+                first = next(parts_of([0]))
+                with refusals_explained(sweep.model, sweep.is_deterministic):
+                    output = self._forward(sweep.model, first.data)
+            except RuntimeError as error:
+                if (ours := sweep.explain(error)) is error:
+                    raise
+                raise ours from error
             rows = taken_apart(output, first.num_samples)
             content = header_of(rows, self._sweep.plan.num_samples)
             made.append(make_file(partial, *content))

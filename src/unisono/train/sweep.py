@@ -47,6 +47,10 @@ PartsOf = Callable[[Sequence[int]], Iterator[Part]]
 Forward = Callable[[nn.Module, Any], Any]
 
 
+def _as_it_is(error: Exception) -> Exception:
+    return error
+
+
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """One pass of all workers. Final.
@@ -60,6 +64,7 @@ class Sweep:
         fingerprints: the run's.
         loader_workers, collate_fn, pin_memory: as for training.
         facts: what must not differ between the workers, by name.
+        explain: takes what a pass has raised to what is to be raised in its place.
         is_deterministic: whether torch is to choose deterministic kernels.
     """
 
@@ -73,6 +78,7 @@ class Sweep:
     collate_fn: Collate | None
     pin_memory: bool
     facts: Mapping[str, object]
+    explain: Callable[[Exception], Exception] = _as_it_is
     is_deterministic: bool = False
 
     def agree(self, purpose: str, **more: object) -> None:
@@ -187,7 +193,8 @@ class Sweep:
                 with refusals_explained(self.model, self.is_deterministic):
                     answer = _joined(compute(mine))
             except Exception as error:
-                caught, answer = error, b"\n" + failure(error, team.world.rank)
+                caught = self.explain(error)
+                answer = b"\n" + failure(caught, team.world.rank)
             answers = team.gather(answer, purpose)
             for rank, heard in answers.items():
                 if heard.startswith(b"\n"):
