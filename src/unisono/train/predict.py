@@ -18,6 +18,7 @@ from torch import nn
 
 from unisono.errors import MismatchError
 from unisono.plainfile import open_plain
+from unisono.step.refused_operation import refusals_explained
 from unisono.train.failures import failure, raised
 from unisono.train.late_rows import LateRows
 from unisono.train.ledger import Ledger
@@ -165,11 +166,13 @@ class Predictor:
 
         def make() -> Said:
             # The order is that of the dataset, so its first sample is in the first shard.
+            sweep = self._sweep
             try:
                 first = next(parts_of([0]))
-                output = self._forward(self._sweep.model, first.data)
+                with refusals_explained(sweep.model, sweep.is_deterministic):
+                    output = self._forward(sweep.model, first.data)
             except RuntimeError as error:
-                if (ours := self._sweep.explain(error)) is error:
+                if (ours := sweep.explain(error)) is error:
                     raise
                 raise ours from error
             rows = taken_apart(output, first.num_samples)

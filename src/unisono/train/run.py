@@ -101,6 +101,10 @@ class Run:
             has a replica, and gradients travel through the host's memory. ``"nccl"``, ``"gloo"``:
             they travel through a process group, on GPUs or on CPUs; NCCL has not yet been run on
             more than one GPU.
+        exact: whether results have the same bits in every run on an accelerator: torch chooses
+            deterministic kernels while this computes, its switches are put back after, and an
+            operation that has none raises :class:`unisono.NondeterministicError`. False: torch's
+            switches stay as the program has them. On the CPU it changes nothing.
 
     Attributes:
         shards: S.
@@ -134,6 +138,7 @@ class Run:
         grad_scaler: torch.amp.GradScaler | None = None,
         device: str | torch.device = AUTO,
         exchange: str = AUTO,
+        exact: bool = True,
     ) -> None:
         self._set_up(model, optimizer, RunOptions.among(locals()))
 
@@ -156,6 +161,8 @@ class Run:
         scaling = LossScaling.of(options.grad_scaler, optimizer)
         self.model, self.optimizer = model, optimizer
         is_unseeded = drawn_without_seed()
+        if options.exact:
+            self.device.fix_workspaces()
         if not self.device.is_host:
             place(model, optimizer, self.device)
         fixed = {
@@ -164,6 +171,8 @@ class Run:
             **fixed_by(model, optimizer),
             "grad_scaler": None if scaling is None else scaling.rule,
         }
+        if not self.device.is_host:
+            fixed["exact"] = options.exact
         self._context = RunContext(
             options,
             RunState(model, optimizer, options.resume_options),
@@ -216,6 +225,11 @@ class Run:
     def fingerprints(self) -> Fingerprints:
         """Those of the data sets that the workers have compared."""
         return self._context.fingerprints
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether torch chooses deterministic kernels while this computes; on the CPU they are."""
+        return self._context.is_deterministic
 
     @property
     def has_joined(self) -> bool:
