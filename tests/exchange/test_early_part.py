@@ -10,7 +10,7 @@ from tests.workers.test_barrier import control_of  # noqa: F401
 from unisono.device import Copies
 from unisono.exchange import staged
 from unisono.exchange.arena import lay_out
-from unisono.exchange.early_part import Buckets
+from unisono.exchange.early_part import PartBuckets
 
 
 def slots_of(*numels):
@@ -18,7 +18,7 @@ def slots_of(*numels):
 
 
 def test_buckets_are_given_when_all_of_them_is_there():
-    buckets = Buckets(slots_of(100, 16, 16, 40), 128)  # bytes: 448, 64, 64, 192
+    buckets = PartBuckets(slots_of(100, 16, 16, 40), 128)  # bytes: 448, 64, 64, 192
     assert buckets.mark(2) is None
     assert buckets.mark(3) == (576, 768)
     assert buckets.mark(1) == (448, 576)
@@ -28,7 +28,7 @@ def test_buckets_are_given_when_all_of_them_is_there():
 
 
 def test_what_has_changed_is_given_again():
-    buckets = Buckets(slots_of(16, 16, 16), 64)
+    buckets = PartBuckets(slots_of(16, 16, 16), 64)
     assert buckets.mark(2) == (128, 192)
     assert buckets.mark(2) is None
     assert buckets.mark(1) == (64, 128)
@@ -47,7 +47,7 @@ def test_what_has_changed_is_given_again():
 )
 def test_every_byte_is_given_after_its_last_change(numels, num_bytes, data):
     slots = slots_of(*numels)
-    buckets = Buckets(slots, num_bytes)
+    buckets = PartBuckets(slots, num_bytes)
     there, copied = [0] * len(slots), [None] * len(slots)
 
     def copy(spans):
@@ -88,11 +88,11 @@ def test_buckets_are_copied_before_the_backward_pass_ends(accelerator, control_o
         seen.append(("gradient", index))
         return of_gradient(buckets, index)
 
-    original, of_gradient = Copies.to_host, Buckets.mark
+    original, of_gradient = Copies.to_host, PartBuckets.mark
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(staged, "BUCKET_BYTES", 64)
         patch.setattr(Copies, "to_host", to_host)
-        patch.setattr(Buckets, "mark", mark)
+        patch.setattr(PartBuckets, "mark", mark)
         ranks.run(control_of(2), optimizer="adam")
     kinds = [kind for kind, _ in seen]
     last = len(kinds) - kinds[::-1].index("gradient")

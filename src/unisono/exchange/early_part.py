@@ -67,7 +67,7 @@ class EarlyPart:
         return changed
 
 
-class Buckets:
+class PartBuckets:
     """Runs of neighbouring parameters, each copied at once when all of it is there. Final.
 
     Args:

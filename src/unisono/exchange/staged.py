@@ -25,7 +25,7 @@ import torch
 from unisono.device import Copies, Device
 from unisono.exchange.arena import Arena, Region, size_of
 from unisono.exchange.block import private_bytes
-from unisono.exchange.early_part import BUCKET_BYTES, Buckets, EarlyPart
+from unisono.exchange.early_part import BUCKET_BYTES, EarlyPart, PartBuckets
 from unisono.exchange.homes import StateKeys
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Gradients, OwnParts, Parts, pieces_within
@@ -133,7 +133,7 @@ class StagedExchange(ReplicaExchange):
         if not self.device.is_host:
             self._own = OwnParts(slots, arena.flags, num_bytes, self.device)
             self._parts = Parts(self._own)
-            self._early, self._buckets = EarlyPart(self._parts), Buckets(slots, BUCKET_BYTES)
+            self._early, self._buckets = EarlyPart(self._parts), PartBuckets(slots, BUCKET_BYTES)
         super()._bind(keys, live)
 
     def _plan_sum(self) -> None:
