@@ -99,9 +99,8 @@ def train(
         _scribble(model)  # when a loop begins, all take the leader's values
     _to(model, updates, device)
     exchange = StagedExchange(model, updates, shards=SHARDS, team=team, device=device, new_key=1)
-    allowed = (
-        {"item"} if clip_norm else {"copy to the host", "copy from the host"} if on_host else set()
-    )
+    moved = {"copy to the host", "copy from the host", "item"}  # by the program, and back again
+    allowed = {"item"} if clip_norm else moved if on_host else set()
     engine = StepEngine(
         model, updates, exchange, seed=SEED, team=team, clipping=Clipping(norm=clip_norm)
     )
