@@ -136,6 +136,14 @@ class Device:
         if not self.is_host:
             os.environ.setdefault(_WORKSPACE_VARIABLE, _WORKSPACES)
 
+    @property
+    def identity(self) -> str:
+        """What tells it from every other device of this machine, whatever processes call it."""
+        if self.is_host:
+            return HOST
+        properties = self._module.get_device_properties(self.torch)
+        return str(getattr(properties, "uuid", self.name))
+
     def seed(self, seed: int) -> None:
         """Seed every default generator (Python's, numpy's, torch's, the device's) from 64 bits."""
         seed_generators(seed)

@@ -31,6 +31,7 @@ from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
 from unisono.step.bound_model import BoundModel
 from unisono.step.clipping import Clipping
+from unisono.step.early import published_early
 from unisono.step.gradients import Gradients, GradientStack
 from unisono.step.loss import (
     check_differentiable,
@@ -179,7 +180,7 @@ class StepEngine:
             check_differentiable(loss)
             weight = 1.0 if loss.is_sum else share
             tensor = loss.tensor if self._scaling is None else self._scaling.scaled(loss.tensor)
-            torch.autograd.backward(tensor, torch.full_like(tensor, weight))
+            self._differentiate(shard, tensor, torch.full_like(tensor, weight))
             self._publish(self._stack.push(shard))
             self._bound.clear_fixed()
             if shard == self._first_shard:
@@ -203,7 +204,7 @@ class StepEngine:
         self._bound.check_passes()
         self._team.faults.meet("gradients", step)
         if self._team.faults.flips(step):
-            self._flip_a_bit()
+            self.exchange.flip_a_bit()
         # Here, and nowhere else in a plain step, the host waits for the device.
         if self._pending.losses:
             for shard, loss in self._pending.read():
@@ -247,6 +248,7 @@ class StepEngine:
         totals = self._records.totals(records)
         if exchange.is_lost:
             return totals.means, False
+        self._team.faults.meet("sums", step)
         present = exchange.add_up(f"sums of step {step}")
         if totals.form == Form.SUM:
             self._divide_sums(present, totals.weight)
@@ -321,11 +323,13 @@ class StepEngine:
         if finished is not None:
             self.exchange.publish(*finished)
 
-    def _flip_a_bit(self) -> None:
-        """Damage what this worker has computed, for tests."""
-        part = self.exchange.division.mine[0]
-        byte = self.exchange.memory.arena.gradients[part.lo].everything()
-        byte[2] ^= 1
+    def _differentiate(self, shard: int, loss: torch.Tensor, weight: torch.Tensor) -> None:
+        exchange, stack = self.exchange, self._stack
+        if shard != stack.last_shard or not exchange.takes_early:
+            torch.autograd.backward(loss, weight)
+            return
+        with published_early(exchange.parameters, stack, exchange):
+            torch.autograd.backward(loss, weight)
 
     def _divide_sums(self, present: Sequence[bool], weight: float) -> None:
         """Turn sums into means over the true weight."""

@@ -134,7 +134,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
 def _engine(run: RunContext, plan: LoopPlan, live: Live | None) -> StepEngine:
     """Bind the model to what carries gradients."""
     model, optimizer = run.kept.model, run.kept.optimizer
-    exchange = chosen(run.device)(
+    exchange = chosen(run.options.exchange, run.device)(
         model,
         optimizer,
         shards=plan.samples.shards,

@@ -20,6 +20,7 @@ from unisono.errors import MismatchError
 from unisono.plainfile import open_plain
 from unisono.step.refused_operation import refusals_explained
 from unisono.train.failures import failure, raised
+from unisono.train.late_rows import LateRows
 from unisono.train.ledger import Ledger
 from unisono.train.predictions import Rows, form_of, header_of, put_together, taken_apart
 from unisono.train.rowsfile import (
@@ -141,10 +142,12 @@ class Predictor:
         order = plan.order(0)
 
         def write(shards: Sequence[int]) -> dict[int, bytes]:
+            late = LateRows(rows, self._sweep.device)
             for part in parts_of(shards):
                 output = self._forward(self._sweep.model, part.data)
                 indices = plan.shard_indices(order, part.batch, part.shard)
-                rows.write(indices, taken_apart(output, part.num_samples))
+                late.write(indices, taken_apart(output, part.num_samples))
+            late.finish()
             return dict.fromkeys(shards, b"")
 
         self._sweep.by_all_workers(write, "rows of predict")

@@ -11,6 +11,7 @@ import torch
 
 from unisono.checkpoint.every import Every
 from unisono.device import AUTO
+from unisono.exchange.choice import check_exchange
 from unisono.plan.samples import NUM_SEEDS
 from unisono.plan.shards import assign
 from unisono.step.clipping import Clipping
@@ -44,6 +45,7 @@ class RunOptions:
     clip_value: float | None = None
     grad_scaler: torch.amp.GradScaler | None = None
     device: str | torch.device = AUTO
+    exchange: str = AUTO
     exact: bool = True
     clipping: Clipping = field(init=False)
     every: Every | None = field(init=False, default=None)
@@ -59,6 +61,7 @@ class RunOptions:
             self._set("keep", check_whole("keep", self.keep, at_least=1))
             if self.resume not in RESUME:
                 raise ValueError(f"`resume` must be one of {RESUME}, but is {self.resume!r}.")
+        check_exchange(self.exchange)
         if self.checkpoint_every is not None:
             if self.directory is None:
                 raise ValueError(

@@ -9,6 +9,7 @@ import torch
 from unisono.data.fingerprint import REMEDY
 from unisono.data.length import length_of
 from unisono.device import notices
+from unisono.exchange.choice import check_devices, name_of_exchange
 from unisono.state.contents import signature
 from unisono.state.modes import told_modes
 from unisono.train.loop_plan import LoopPlan
@@ -111,6 +112,7 @@ def _tell_inexact(run: RunContext) -> None:
 
 def _agree(run: RunContext, plan: LoopPlan) -> bytes:
     samples, totals, kept = plan.samples, plan.totals, run.kept
+    exchange = name_of_exchange(run.options.exchange, run.device)
     known = _known(run, plan)
     run.team.agree(
         {
@@ -129,10 +131,12 @@ def _agree(run: RunContext, plan: LoopPlan) -> bytes:
             "the number of threads": threads_per_worker(),
             "torch's version": torch.__version__,
             "the type of device": run.device.torch.type,
+            "`exchange`": exchange,
         },
         known={**known, "samples of an epoch": samples.num_samples},
         remedy=REMEDY,
     )
+    check_devices(exchange, run.device, run.team)
     return compare_devices(run)
 
 

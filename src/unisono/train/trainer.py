@@ -88,6 +88,12 @@ class Trainer:
         device: where each worker computes: ``"auto"``: one GPU for each, or the CPU where there is
             none; or torch's name, such as ``"cpu"`` or ``"cuda"`` (``"cuda:1"``: for all workers
             the same one). The model is moved there, here and now; batches come there.
+        exchange: how gradients become one sum; results do not depend on it. ``"auto"``: the first
+            of these on CPUs, the second elsewhere, or what the variable UNISONO_EXCHANGE names.
+            ``"shared"``: workers on CPUs look at one copy of the parameters. ``"staged"``: each
+            has a replica, and gradients travel through the host's memory. ``"nccl"``, ``"gloo"``:
+            they travel through a process group, on GPUs or on CPUs; NCCL has not yet been run on
+            more than one GPU.
         exact: whether results have the same bits in every run on an accelerator: torch chooses
             deterministic kernels while this computes, its switches are put back after, and an
             operation that has none raises :class:`unisono.NondeterministicError`. False: torch's
@@ -128,6 +134,7 @@ class Trainer:
         schedule_every: str = "epoch",
         schedule_monitor: str = "loss",
         device: str | torch.device = AUTO,
+        exchange: str = AUTO,
         exact: bool = True,
         callbacks: Iterable[Callback] = (),
     ) -> None:
@@ -202,7 +209,9 @@ class Trainer:
             loader_workers: processes of each worker that read ahead while steps are computed;
                 0: the worker reads for itself. Bits do not depend on it.
             collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
-            pin_memory: have batches in pinned memory, where there is a GPU to copy them to.
+            pin_memory: with ``device="cpu"``, give batches out in pinned memory where there is a
+                GPU, for programs that copy them there. On an accelerator batches come to the
+                device by way of pinned memory in any case.
 
         Returns:
             What this call did; its text is the summary line.
