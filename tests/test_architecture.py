@@ -202,6 +202,8 @@ def test_public_names_are_these():
         "LoadingError",
         "MismatchError",
         "NonFiniteLossError",
+        "NondeterministicError",
+        "OutOfMemoryError",
         "PeerLostError",
         "RendezvousError",
         "Run",

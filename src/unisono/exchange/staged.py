@@ -25,6 +25,7 @@ import torch
 from unisono.device import Copies, Device
 from unisono.exchange.arena import Arena, Region, size_of
 from unisono.exchange.block import private_bytes
+from unisono.exchange.early_part import BUCKET_BYTES, EarlyPart, PartBuckets
 from unisono.exchange.homes import StateKeys
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Gradients, OwnParts, Parts, pieces_within
@@ -38,13 +39,37 @@ from unisono.workers.memory import aligned
 class StagedExchange(ReplicaExchange):
     """An exchange of replicas. Final; arguments as of :class:`~.protocol.Exchange`."""
 
+    @property
+    def device_bytes(self) -> int:
+        """See :class:`~.protocol.Exchange`."""
+        if self.device.is_host:
+            return 0
+        parts = self._own.num_taken * len(self._sums_here)
+        return len(self._sums_here) + parts + self._published.num_bytes + self._sum.num_bytes
+
     def publish(self, part: Node, gradients: Gradients) -> None:
         """See :class:`~.protocol.Exchange`."""
-        super().publish(part, gradients)
-        if self._team.size > 1 and not self.device.is_host:
-            there = self.memory.arena.gradients[part.lo].everything()
-            self._pinned.pin(there)
-            self.copies.to_host(there, self._own[part.lo].everything())
+        if not self._copies_parts:
+            super().publish(part, gradients)
+        elif self._early.has_begun:
+            self._buckets.mark_changed(self._early.complete(part, gradients))
+            self._copy_part(part, self._buckets.rest())
+            self._buckets.begin()
+        else:
+            super().publish(part, gradients)
+            self._copy_part(part, [(0, len(self._sums_here))])
+
+    @property
+    def takes_early(self) -> bool:
+        """See :class:`~.protocol.Exchange`; buckets are copied beside the backward pass."""
+        return self._copies_parts
+
+    def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
+        """See :class:`~.protocol.Exchange`."""
+        self._early.put(part, index, gradient)
+        span = self._buckets.mark(index)
+        if span is not None:
+            self._copy_part(part, [span])
 
     def gather(self, purpose: str) -> list[Node] | None:
         """See :class:`~.protocol.Exchange`."""
@@ -85,6 +110,17 @@ class StagedExchange(ReplicaExchange):
         self._pinned.release()
         super().unbind()
 
+    @property
+    def _copies_parts(self) -> bool:
+        return self._team.size > 1 and not self.device.is_host
+
+    def _copy_part(self, part: Node, spans: Sequence[tuple[int, int]]) -> None:
+        """Copy bytes of a part to where the others see them."""
+        there, here = self.memory.arena.gradients[part.lo], self._own[part.lo]
+        self._pinned.pin(there.everything())
+        for start, stop in spans:
+            self.copies.to_host(there.everything()[start:stop], here.everything()[start:stop])
+
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
         arena = self.memory.arena
         slots, num_bytes = arena.plan.parameters, size_of(arena.plan.parameters)
@@ -97,6 +133,7 @@ class StagedExchange(ReplicaExchange):
         if not self.device.is_host:
             self._own = OwnParts(slots, arena.flags, num_bytes, self.device)
             self._parts = Parts(self._own)
+            self._early, self._buckets = EarlyPart(self._parts), PartBuckets(slots, BUCKET_BYTES)
         super()._bind(keys, live)
 
     def _plan_sum(self) -> None:
@@ -134,6 +171,8 @@ class StagedExchange(ReplicaExchange):
 class PartsHere:
     """Parts that can be added up where they lie. Final."""
 
+    num_bytes = 0
+
     def __init__(self, parts: Parts) -> None:
         self.flags, self.views = parts.flags, parts.views
 
@@ -151,6 +190,9 @@ class FetchedParts:
         own: this worker's.
         others: the first shards of the others'.
         bounds: first byte of the slice, and the byte after its last.
+
+    Attributes:
+        num_bytes: what the others' slices take.
     """
 
     def __init__(
@@ -165,7 +207,8 @@ class FetchedParts:
         self._copies, self._own, self._flags = copies, own, arena.flags
         start, stop = bounds
         size, slots = stop - start, arena.plan.parameters
-        memory = private_bytes(size * len(others), device)
+        self.num_bytes = size * len(others)
+        memory = private_bytes(self.num_bytes, device)
         # As if each part lay there as a whole: only its slice does.
         self._regions = {
             lo: Region(memory, size * at - start, slots) for at, lo in enumerate(others)

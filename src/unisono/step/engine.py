@@ -44,6 +44,7 @@ from unisono.step.loss import (
 from unisono.step.pending import PendingLosses
 from unisono.step.phase_timers import Phase, PhaseTimers
 from unisono.step.records import Form, Records, non_finite_shard
+from unisono.step.refused_operation import RefusedOperations
 from unisono.step.scaling import SMALLEST, LossScaling
 from unisono.step.update import pass_for_stepped, update_of
 from unisono.workers.team import Team
@@ -61,9 +62,11 @@ class StepEngine:
         team: the workers.
         clipping: how gradients are clipped.
         scaling: how losses are scaled; None: not at all.
+        is_deterministic: whether torch refuses operations that have no deterministic form.
 
     Attributes:
         exchange: carries gradients.
+        refusals: says where operations are called that torch refuses.
         gradient_norm: of the last step's gradients, before they were clipped by it; else None.
         is_skipped: whether the last step's gradients were not finite with a scaled loss.
         timers: where the time of the step under way goes on this worker.
@@ -79,7 +82,9 @@ class StepEngine:
         team: Team,
         clipping: Clipping | None = None,
         scaling: LossScaling | None = None,
+        is_deterministic: bool = False,
     ) -> None:
+        self.refusals = RefusedOperations(model, is_deterministic)
         self._clipping = clipping or Clipping()
         self._scaling, self.is_skipped = scaling, False
         self._optimizer, self._team, self._seed = optimizer, team, seed
@@ -99,6 +104,12 @@ class StepEngine:
     def shards(self) -> range:
         """Those that this worker computes, as long as nobody is lost."""
         return self.exchange.division.shards
+
+    @property
+    def gradient_bytes(self) -> int:
+        """What gradients take while a backward pass is under way, beside published parts."""
+        one_set = sum(parameter.nbytes for parameter in self.exchange.parameters)
+        return one_set * (1 + self._stack.depth)
 
     def begin(self, step: int, first_shard: int) -> None:
         """Start a step.
@@ -135,6 +146,12 @@ class StepEngine:
         self.exchange.buffers.restore()
         self._bound.remove_placeholders()
 
+    def repeat_shard(self, shard: int) -> None:
+        """Prepare for one shard's passes once more, in a step that will fail; see `refusals`."""
+        self._bound.clear_gradients()
+        self._device.seed(seed_of("train", self._seed, self._step * self._num_shards + shard))
+        self.exchange.buffers.restore()
+
     def finish_shard(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
         """Differentiate one shard's loss and take its gradients.
 
@@ -152,10 +169,10 @@ class StepEngine:
         self.timers.lap(Phase.FORWARD)
         loss = read_loss(returned, num_samples)
         self._bound.check_gradients()
-        if loss.on_device:
-            self._pending.losses.append((shard, loss))
-        else:
+        if self._device.is_host:
             self._records.write(shard, loss)
+        else:
+            self._pending.losses.append((shard, loss))
         if self._scaling is None and is_known_bad(loss):
             # Everybody will read the record and raise the same error; nobody updates anything.
             self._publish(self._stack.push_nothing(shard))
@@ -231,6 +248,7 @@ class StepEngine:
         totals = self._records.totals(records)
         if exchange.is_lost:
             return totals.means, False
+        self._team.faults.meet("sums", step)
         present = exchange.add_up(f"sums of step {step}")
         if totals.form == Form.SUM:
             self._divide_sums(present, totals.weight)

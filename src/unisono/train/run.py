@@ -36,6 +36,7 @@ from unisono.train.identity import fixed_by
 from unisono.train.loop import steps_of
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.order import plan_samples
+from unisono.train.out_of_memory import explained
 from unisono.train.run_context import Observer, RunContext
 from unisono.train.run_options import RunOptions
 from unisono.train.start import start
@@ -100,6 +101,10 @@ class Run:
             has a replica, and gradients travel through the host's memory. ``"nccl"``, ``"gloo"``:
             they travel through a process group, on GPUs or on CPUs; NCCL has not yet been run on
             more than one GPU.
+        exact: whether results have the same bits in every run on an accelerator: torch chooses
+            deterministic kernels while this computes, its switches are put back after, and an
+            operation that has none raises :class:`unisono.NondeterministicError`. False: torch's
+            switches stay as the program has them. On the CPU it changes nothing.
 
     Attributes:
         shards: S.
@@ -133,6 +138,7 @@ class Run:
         grad_scaler: torch.amp.GradScaler | None = None,
         device: str | torch.device = AUTO,
         exchange: str = AUTO,
+        exact: bool = True,
     ) -> None:
         self._set_up(model, optimizer, RunOptions.among(locals()))
 
@@ -155,6 +161,8 @@ class Run:
         scaling = LossScaling.of(options.grad_scaler, optimizer)
         self.model, self.optimizer = model, optimizer
         is_unseeded = drawn_without_seed()
+        if options.exact:
+            self.device.fix_workspaces()
         if not self.device.is_host:
             place(model, optimizer, self.device)
         fixed = {
@@ -163,6 +171,8 @@ class Run:
             **fixed_by(model, optimizer),
             "grad_scaler": None if scaling is None else scaling.rule,
         }
+        if not self.device.is_host:
+            fixed["exact"] = options.exact
         self._context = RunContext(
             options,
             RunState(model, optimizer, options.resume_options),
@@ -183,6 +193,7 @@ class Run:
             self.checkpoints = Checkpoints(self.team, Path(options.directory), options, self.say)
             self._context.checkpoints = self.checkpoints
         self.team.supervisor.tell(Ready())
+        context().tell_device(self.device.name, self.device.model)
 
     @property
     def position(self) -> Position:
@@ -214,6 +225,11 @@ class Run:
     def fingerprints(self) -> Fingerprints:
         """Those of the data sets that the workers have compared."""
         return self._context.fingerprints
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether torch chooses deterministic kernels while this computes; on the CPU they are."""
+        return self._context.is_deterministic
 
     @property
     def has_joined(self) -> bool:
@@ -256,7 +272,9 @@ class Run:
             loader_workers: processes of each worker that read ahead while steps are computed;
                 0: the worker reads for itself. Bits do not depend on it.
             collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
-            pin_memory: have batches in pinned memory, where there is a GPU to copy them to.
+            pin_memory: with ``device="cpu"``, give batches out in pinned memory where there is a
+                GPU, for programs that copy them there. On an accelerator batches come to the
+                device by way of pinned memory in any case.
 
         Raises:
             TypeError: the dataset has no samples or no length, or a number is not whole.
@@ -281,6 +299,10 @@ class Run:
         """
         if observer is not None:
             self._context.observer = observer
+        if not self.device.is_host:
+            # Since the run was made the program may have moved it, or added layers and groups.
+            check_contents(self.model, self.optimizer, self.device)
+            place(self.model, self.optimizer, self.device)
         start(self._context, plan)
         return steps_of(self._context, plan, plan.fetch())
 
@@ -309,6 +331,10 @@ class Run:
         return plan_samples(
             dataset, batch_size, shuffle, sampler, shards=self.shards, seed=self.seed
         )
+
+    def explained(self, error: Exception, phase: str, batch_size: int) -> Exception:
+        """Explain what a pass over batches of this size has raised, if memory is full."""
+        return explained(error, self._context, phase, batch_size=batch_size)
 
     def say(self, line: str) -> None:
         """Show the user one line, where whoever follows the run shows them."""

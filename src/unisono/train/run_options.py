@@ -46,6 +46,7 @@ class RunOptions:
     grad_scaler: torch.amp.GradScaler | None = None
     device: str | torch.device = AUTO
     exchange: str = AUTO
+    exact: bool = True
     clipping: Clipping = field(init=False)
     every: Every | None = field(init=False, default=None)
 
@@ -53,6 +54,8 @@ class RunOptions:
         self._set("clipping", Clipping(self.clip_norm, self.clip_value))
         if self.shards is not None:
             self._set("shards", check_whole("shards", self.shards, at_least=1))
+        if not isinstance(self.exact, bool):
+            raise TypeError(f"`exact` must be True or False, but is {self.exact!r}.")
         self._set("seed", check_whole("seed", self.seed, at_least=0, below=NUM_SEEDS))
         if self.directory is not None:
             self._set("keep", check_whole("keep", self.keep, at_least=1))
