@@ -49,9 +49,10 @@ def test_the_name_of_an_exchange(monkeypatch, asked, set_to, device, name):
     ("asked", "set_to", "device", "has_nccl", "words"),
     [
         ("nccl", None, CPU, True, 'GPU for each worker.*pass `exchange="gloo"`'),
-        ("auto", "nccl", CPU, True, "this one computes on the CPU"),
+        ("auto", "nccl", CPU, True, "UNISONO_EXCHANGE=nccl .* this one computes on the CPU"),
         ("nccl", None, GPU, False, 'built with NCCL.*pass `exchange="staged"`'),
-        ("shared", None, GPU, True, "computes on cuda:0: leave it out, or pass"),
+        ("shared", None, GPU, True, '`exchange="shared"` .* on cuda:0: leave it out, or pass'),
+        ("auto", "shared", GPU, True, "UNISONO_EXCHANGE=shared must have"),
         ("gloo", None, GPU, True, "host's memory.*computes on cuda:0"),
         ("auto", "pigeons", CPU, True, "UNISONO_EXCHANGE must be one of .* but is 'pigeons'"),
     ],
