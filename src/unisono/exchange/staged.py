@@ -45,8 +45,8 @@ class StagedExchange(ReplicaExchange):
         """See :class:`~.protocol.Exchange`."""
         if self.device.is_host:
             return 0
-        parts = self._own.num_taken * len(self._sums_here)
-        return len(self._sums_here) + parts + self._published.num_bytes + self._sum.num_bytes
+        num_blocks = self._own.num_taken + ("_sums" in vars(self))  # not made where not needed
+        return num_blocks * self._num_bytes + self._published.num_bytes + self._sum.num_bytes
 
     def publish(self, part: Node, gradients: Gradients) -> None:
         """See :class:`~.protocol.Exchange`."""
