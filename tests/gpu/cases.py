@@ -73,7 +73,7 @@ class Gpt(nn.Module):
         self.tokens, self.places = nn.Embedding(64, dim), nn.Embedding(32, dim)
         self.layers = nn.ModuleList(Layer(dim, 4, dropout) for _ in range(num_layers))
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, 64, bias=False)
-        self.head.weight = self.tokens.weight
+        self.tie()
 
     def forward(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device)
@@ -82,6 +82,10 @@ class Gpt(nn.Module):
             is_kept = not (self.recomputes and self.training)
             x = layer(x) if is_kept else checkpoint(layer, x, use_reentrant=False)
         return self.head(self.norm(x))
+
+    def tie(self) -> None:
+        """Tie what `to` has untied, as it does for devices that torch does not bring itself."""
+        self.head.weight = self.tokens.weight
 
 
 def images(num_samples: int = NUM_SAMPLES) -> TensorDataset:

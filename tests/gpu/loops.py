@@ -102,7 +102,9 @@ def plain_loop(
     """
     be_ready(device)
     chosen = cases.CASES[case]
-    model = prepare(chosen.model(device).to(device))
+    model = chosen.model(device).to(device)
+    getattr(model, "tie", lambda: None)()
+    model = prepare(model)
     stepping = cases.OPTIMIZERS[optimizer].of(model.parameters(), way)
     data = chosen.data()
     sampler: DistributedSampler[Any] = DistributedSampler(

@@ -50,6 +50,17 @@ def test_what_two_workers_have_written_one_resumes(device, tmp_path):
     assert train_in(there, device, LAST, {}) == (LAST - STOP, whole)
 
 
+@pytest.mark.parametrize(("name", "way"), cases.ROWS)
+def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(name, way, device, tmp_path):
+    """Each optimizer has state of its own, some of it on the host."""
+    if reason := cases.is_offered(name, way, device):
+        pytest.skip(reason)
+    options = {"optimizer": name, "way": way}
+    whole = train("cnn", device, SHARDS, STOP + 2, **options)
+    train_in(str(tmp_path), device, STOP, options)
+    assert train_in(str(tmp_path), device, STOP + 2, options) == (2, whole)
+
+
 @pytest.mark.needs_cuda
 def test_a_checkpoint_of_the_cpu_is_resumed_and_the_difference_is_told(device, tmp_path, capsys):
     """The run goes on, with other bits: the device belongs to what fixes them."""
