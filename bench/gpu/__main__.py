@@ -19,15 +19,18 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from bench.gpu import find_package
 from bench.gpu.figures import FAILURES, Figures
 from bench.gpu.measuring import RECOVERY, Plan, measure_all
 from bench.gpu.side_program import SIDES
+from bench.gpu.turns import NOT_INSTALLED
 from bench.gpu.workloads import NAMES
 
 
 def main() -> int:
     """Measure, print, write; the exit status is 1 if a side that is there has failed."""
     args = parser().parse_args()
+    find_package()
     if reason := why_not(args.device):
         print(f"bench.gpu: {reason}", file=sys.stderr)
         return 2
@@ -86,9 +89,7 @@ def why_not(device: str) -> str | None:
 
 def failed(figures: Figures) -> bool:
     """Tell whether anything has failed but for what is not installed."""
-    return any(
-        not failure["how"].endswith("is not installed") for failure in figures.content[FAILURES]
-    )
+    return any(not failure["how"].endswith(NOT_INSTALLED) for failure in figures.content[FAILURES])
 
 
 def _some_of(known: list[str]) -> Callable[[str], list[str]]:

@@ -83,7 +83,8 @@ def _measure_workload(
         for block in turns.measure(rows_in_turn, plan.block_s, left_s, plan.turns):
             blocks.append(block)
             figures.add(BLOCKS, block.as_json())
-            _print_block(console, block)
+            if console.is_terminal:
+                _print_block(console, block)
     rows = rows_of(blocks, chosen, figures.content[MACHINE]["device"])
     if rows:
         print_rows(console, chosen, rows)

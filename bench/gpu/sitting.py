@@ -11,7 +11,6 @@ checkout that is not installed is found beside this file.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import signal
@@ -29,21 +28,21 @@ from typing import Any
 
 from rich.console import Console
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-if importlib.util.find_spec("unisono") is None:
-    sys.path.insert(0, str(REPOSITORY / "src"))
-
-from bench.gpu.__main__ import add_arguments, failed, plan_of, why_not  # noqa: E402
-from bench.gpu.figures import FACTS, FAILURES, KILLS, NOTES, TARGETS, TESTS, Figures  # noqa: E402
-from bench.gpu.measuring import measure_all  # noqa: E402
-from bench.processes import environment, kill_all  # noqa: E402
-from bench.table import print_verdicts  # noqa: E402
-from bench.targets import Verdict  # noqa: E402
+from bench.gpu import find_package
+from bench.gpu.__main__ import NOT_INSTALLED, add_arguments, failed, plan_of, why_not
+from bench.gpu.figures import FACTS, FAILURES, KILLS, NOTES, TARGETS, TESTS, Figures
+from bench.gpu.measuring import measure_all
+from bench.processes import REPOSITORY, environment, kill_all
+from bench.table import print_verdicts
+from bench.targets import Verdict
 
 FINDINGS_VARIABLE = "UNISONO_GPU_FINDINGS"
 DEVICE_VARIABLE = "UNISONO_TEST_DEVICE"
 MARGIN_S = 8.0  # for the summary
 LINES_OF_A_FAILURE = 12
+WORDS_OF_A_FACT = 300
+PIECES = "pieces_have_the_bits_of_the_whole"
+LONG = ("kills", "compiled", "sharing", "checkpoints")
 
 
 class TimeIsUp(Exception):
@@ -60,6 +59,7 @@ def main() -> int:
     made.add_argument("--no-bench", action="store_true", help="test only")
     made.add_argument("-k", dest="expression", default="", help="tests to run, as pytest's -k")
     args = made.parse_args()
+    find_package()
     if reason := why_not(args.device):
         print(f"bench.gpu.sitting: {reason}", file=sys.stderr)
         return 2
@@ -99,7 +99,7 @@ def ends_after(seconds: float) -> Iterator[None]:
 
 def test(args: argparse.Namespace, figures: Figures, console: Console) -> None:
     """Run the files of ``tests/gpu``, some at once, and write down what each test comes to."""
-    waiting = sorted((REPOSITORY / "tests" / "gpu").glob("test_*.py"))
+    waiting = sorted((REPOSITORY / "tests" / "gpu").glob("test_*.py"), key=_is_short)
     deadline_s = time.monotonic() + args.tests_s
     running: dict[Path, subprocess.Popen[bytes]] = {}
     with tempfile.TemporaryDirectory(prefix="unisono-gpu-tests-") as name:
@@ -130,6 +130,11 @@ def test(args: argparse.Namespace, figures: Figures, console: Console) -> None:
             findings.read()
 
 
+def _is_short(path: Path) -> bool:
+    """Sort what takes long before the rest."""
+    return not path.stem.endswith(LONG)
+
+
 def start_pytest(path: Path, args: argparse.Namespace, folder: Path) -> subprocess.Popen[bytes]:
     """Start the tests of one file."""
     command = [
@@ -146,7 +151,7 @@ def start_pytest(path: Path, args: argparse.Namespace, folder: Path) -> subproce
         return subprocess.Popen(
             command,
             cwd=REPOSITORY,
-            env=environment(1, **more) | {"PYTHONPATH": os.pathsep.join(_paths())},
+            env=environment(1, **more),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -154,23 +159,22 @@ def start_pytest(path: Path, args: argparse.Namespace, folder: Path) -> subproce
         )
 
 
-def _paths() -> list[str]:
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    source = REPOSITORY / "src"
-    here = [str(source)] if str(source) in sys.path else []
-    return [str(REPOSITORY), *here, *(str(Path(path).resolve()) for path in given if path)]
-
-
 class Findings:
     """What tests write down while they run, one JSON object a line. Final."""
 
     def __init__(self, path: Path, figures: Figures) -> None:
-        path.touch()
-        self._file, self._figures, self._rest = open(path), figures, ""  # noqa: SIM115
+        self._path, self._figures = path, figures
+        self._num_read, self._rest = 0, b""
 
     def read(self) -> None:
         """Take over what is new."""
-        *lines, self._rest = (self._rest + self._file.read()).split("\n")
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._num_read)
+            new = file.read()
+        self._num_read += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
         for line in lines:
             found: dict[str, Any] = json.loads(line)
             self._figures.add(TESTS if "outcome" in found else FACTS, found)
@@ -200,14 +204,10 @@ def sum_up(figures: Figures, console: Console) -> int:
             message = found["message"].strip().splitlines()[-LINES_OF_A_FAILURE:]
             console.print(f"FAILED {found['name']}", style="red", markup=False)
             console.print("\n".join(f"    {line[:160]}" for line in message), markup=False)
-    for failure in content[FAILURES]:
-        lines = failure["how"].splitlines()[-LINES_OF_A_FAILURE:]
-        console.print(
-            f"FAILED {failure['workload']} {failure['side']}: " + "\n    ".join(lines),
-            markup=False,
-        )
-    for fact in content[FACTS]:
-        console.print(f"fact: {json.dumps(fact)[:240]}", markup=False, highlight=False)
+    for line in failures_told(content[FAILURES]):
+        console.print(line, markup=False, highlight=False)
+    for line in facts_told(content[FACTS]):
+        console.print(f"fact: {line}", markup=False, highlight=False, soft_wrap=True)
     print_verdicts(console, [Verdict(**verdict) for verdict in content[TARGETS]])
     if content[KILLS]:
         times_s = [kill["to_committed_s"] for kill in content[KILLS]]
@@ -220,6 +220,27 @@ def sum_up(figures: Figures, console: Console) -> int:
     console.print(f"tests: {told or 'none'}", highlight=False)
     console.print(f"All figures are in {figures.path}", highlight=False, soft_wrap=True)
     return 1 if outcomes["failed"] or failed(figures) else 0
+
+
+def failures_told(failures: list[dict[str, str]]) -> list[str]:
+    """Tell what has failed, and in one line what is not installed."""
+    missing = {one["side"] for one in failures if one["how"].endswith(NOT_INSTALLED)}
+    left_out = f"left out, as their packages are missing: {', '.join(sorted(missing))}"
+    told = [left_out] if missing else []
+    for one in failures:
+        if one["side"] not in missing:
+            lines = one["how"].splitlines()[-LINES_OF_A_FAILURE:]
+            told.append(f"FAILED {one['workload']} {one['side']}: " + "\n    ".join(lines))
+    return told
+
+
+def facts_told(facts: list[dict[str, Any]]) -> list[str]:
+    """Tell the facts, those of all optimizers in one line."""
+    of_pieces = [fact for fact in facts if PIECES in fact]
+    differ = [f"{fact['optimizer']} ({fact['way']})" for fact in of_pieces if not fact[PIECES]]
+    pieces = f"{len(of_pieces)} optimizers on pieces; other bits than whole: {', '.join(differ)}"
+    told = [pieces] if of_pieces else []
+    return told + [json.dumps(fact)[:WORDS_OF_A_FACT] for fact in facts if PIECES not in fact]
 
 
 if __name__ == "__main__":

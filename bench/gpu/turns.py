@@ -29,6 +29,7 @@ PROGRAM = REPOSITORY / "bench" / "gpu" / "side_program.py"
 START_TIMEOUT_S, BLOCK_TIMEOUT_S = 150.0, 90.0
 WARMUP_STEPS = 5  # of each block, after what others did to the device's memory and caches
 MOST_STEPS, LEAST_STEPS = 5000, 3
+NOT_INSTALLED = "is not installed"
 OWN = "its own"  # the settings of sides that are not told any
 
 
@@ -75,7 +76,7 @@ def why_not(side: str) -> str | None:
     """Say why a side cannot be measured here."""
     package = SIDES[side].package
     if package and importlib.util.find_spec(package) is None:
-        return f"{package} is not installed"
+        return f"{package} {NOT_INSTALLED}"
     return None
 
 

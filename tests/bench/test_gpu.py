@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from bench.gpu import sitting
 from bench.gpu.clock import OFF, ON, TUNED
 from bench.gpu.figures import Figures
 from bench.gpu.networks import Gpt2, ResNet, SmallNet
@@ -149,6 +151,73 @@ def test_sides_take_turns_and_a_lost_one_leaves_the_others(name, tmp_path):
     assert [block.side for block in rest] == [BARE]
     assert all(block.seconds > 0 and block.workload == name for block in rest)
     assert [side for side, _ in failures] == ["unisono"]
+
+
+def test_findings_of_tests_are_taken_over_line_by_line(tmp_path):
+    figures = Figures(tmp_path / "figures.json", "abc", "cpu")
+    path = tmp_path / "findings"
+    findings = sitting.Findings(path, figures)
+    with path.open("a", buffering=1) as file:
+        file.write('{"name": "a test", "outcome": "passed"}\n{"of": "ano')
+        findings.read()
+        assert [test["name"] for test in figures.content["tests"]] == ["a test"]
+        assert figures.content["facts"] == []
+        file.write('ther"}\n')
+    findings.read()
+    assert figures.content["facts"] == [{"of": "another"}]
+
+
+def test_the_summary_says_once_what_is_not_installed():
+    failures = [
+        {"workload": "gpt2", "side": "fabric", "how": "lightning is not installed"},
+        {"workload": "small", "side": "fabric", "how": "lightning is not installed"},
+        {"workload": "small", "side": "ddp", "how": "Traceback\nValueError: no"},
+    ]
+    assert sitting.failures_told(failures) == [
+        "left out, as their packages are missing: fabric",
+        "FAILED small ddp: Traceback\n    ValueError: no",
+    ]
+    assert sitting.failures_told([]) == []
+
+
+def test_the_summary_has_one_line_for_all_optimizers():
+    facts = [
+        {"optimizer": "sgd", "way": "fused", sitting.PIECES: False},
+        {"optimizer": "sgd", "way": "usual", sitting.PIECES: True},
+        {"message": "words"},
+    ]
+    assert sitting.facts_told(facts) == [
+        "2 optimizers on pieces; other bits than whole: sgd (fused)",
+        '{"message": "words"}',
+    ]
+    assert sitting.facts_told([]) == []
+
+
+def test_a_sitting_ends_in_time():
+    with pytest.raises(sitting.TimeIsUp), sitting.ends_after(0.01):
+        time.sleep(5)
+    with sitting.ends_after(0.2):
+        pass
+    time.sleep(0.3)  # and not later
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_sitting_writes_tests_and_figures_into_one_file(tmp_path):
+    path = tmp_path / "figures.json"
+    command = [
+        *(sys.executable, "-m", "bench.gpu.sitting", "--device", "cpu", "--tiny"),
+        *("--only", "small", "--sides", "bare,unisono", "--jobs", "2"),
+        *("-k", "pieces and momentum", "--json", str(path), "--commit", "abc"),
+    ]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tests: 4 passed" in done.stdout
+    content = json.loads(path.read_text())
+    assert content["machine"]["commit"] == "abc"
+    assert len(content["tests"]) == len(content["facts"]) == 4
+    assert {row["side"] for row in content["rows"]} == {"bare", "unisono"}
+    assert content["failures"] == []
 
 
 def test_every_side_that_is_named_is_there():

@@ -137,6 +137,7 @@ class GpuCase:
 
 CASES = {
     "cnn": GpuCase(lambda small: Cnn(4 if small else 32), images, classify),
+    "cnn, small": GpuCase(lambda small: Cnn(4), images, classify),
     "gpt": GpuCase(lambda small: Gpt(16 if small else 128, 2), texts, next_token),
     "gpt, certain": GpuCase(
         lambda small: Gpt(16 if small else 128, 2, dropout=0.0), texts, next_token

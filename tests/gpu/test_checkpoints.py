@@ -21,9 +21,11 @@ RECIPES: list[dict[str, Any]] = [
 ]
 
 
-def train_in(folder: str, device: str, steps: int, options: dict[str, Any]) -> tuple[int, str]:
+def train_in(
+    folder: str, device: str, steps: int, options: dict[str, Any], case: str = "cnn"
+) -> tuple[int, str]:
     """Train to so many steps in a run directory; returns the steps of this call, and the digest."""
-    trainer = trainer_of("cnn", device, SHARDS, directory=folder, **options)
+    trainer = trainer_of(case, device, SHARDS, directory=folder, **options)
     summary = trainer.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=steps)
     return summary.steps, trainer.digest()
 
@@ -64,8 +66,8 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(name, way, device,
 @pytest.mark.needs_cuda
 def test_a_checkpoint_of_the_cpu_is_resumed_and_the_difference_is_told(device, tmp_path, capsys):
     """The run goes on, with other bits: the device belongs to what fixes them."""
-    train_in(str(tmp_path), "cpu", STOP, {})
-    trainer = trainer_of("cnn", device, SHARDS, directory=tmp_path)
+    train_in(str(tmp_path), "cpu", STOP, {}, "cnn, small")
+    trainer = trainer_of("cnn, small", device, SHARDS, directory=tmp_path)
     summary = trainer.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=LAST)
     assert summary.steps == LAST - STOP
     assert "in the checkpoint" in capsys.readouterr().out

@@ -30,7 +30,7 @@ def train_in_a_group(device: str, kind: str, backend: str | None) -> Weights:
                 "unisono": unisono.DistributedDataParallel,
             }
             wrapped = classes[kind](model, device_ids=[on] if on.type == CUDA else None)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         share = cases.BATCH_SIZE // here.world_size
         with deterministic():
             for step in range(STEPS):
@@ -60,7 +60,7 @@ def test_two_ranks_on_one_gpu_agree_through_gloo(kind, device):
     assert first_difference(one, other) is None
     (plain,) = launch(train_in_a_group, device, "plain", "gloo", workers=1, device=device)
     for name, value in plain.items():
-        torch.testing.assert_close(one[name], value, rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(one[name], value, rtol=1e-3, atol=1e-4)
 
 
 def reduce_both(device: str) -> dict[str, Any]:
@@ -71,7 +71,6 @@ def reduce_both(device: str) -> dict[str, Any]:
             numbers = torch.arange(5.0, device=on)
             dist.all_reduce(numbers)
             found[str(on)] = numbers.tolist()
-        dist.barrier()
     return found
 
 
