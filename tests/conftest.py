@@ -73,6 +73,12 @@ def _variables() -> dict[str, str]:
 gc.disable()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Compute on the CPU on machines with GPUs, too: the others are for ``pytest -m gpu``."""
+    if config.option.markexpr != "gpu":
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Look for garbage in what tests make alone, and compute small things without a pool."""
     build(session)

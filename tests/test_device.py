@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from unisono.device import WORKERS_PER_GPU_VARIABLE, Device, host
-from unisono.world import World
+from unisono.device import Device, host
+from unisono.world import WORKERS_PER_GPU_VARIABLE, World
 
 Pair = namedtuple("Pair", "x y")
 
@@ -50,6 +50,14 @@ def test_each_worker_has_its_device(accelerator, monkeypatch):
         Device.of("sim", worker(4, 5))
     monkeypatch.setenv(WORKERS_PER_GPU_VARIABLE, "2")
     assert [Device.of("sim", worker(n, 5)).torch.index for n in range(5)] == [0, 0, 1, 1, 2]
+    monkeypatch.setenv(WORKERS_PER_GPU_VARIABLE, "0")
+    with pytest.raises(ValueError, match=r"`UNISONO_WORKERS_PER_GPU` must be at least 1, but is 0"):
+        Device.of("sim", worker(0, 1))
+
+
+def test_a_device_has_a_model(accelerator):
+    assert Device.of("sim:1", World()).model == torch.sim.get_device_name(1)
+    assert host().model == ""
 
 
 def test_batches_of_all_kinds_are_moved(accelerator):

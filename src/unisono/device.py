@@ -10,15 +10,13 @@ the CPU and on a simulated device; not on a GPU yet.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
 import os
 import platform
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
@@ -26,13 +24,18 @@ import numpy as np
 import torch
 from torch.utils.data._utils import pin_memory
 
+from unisono.arrivals import Arrivals, tell_not_pinned
 from unisono.seeding import seed_python_and_numpy
-from unisono.world import World
+from unisono.world import World, workers_per_gpu
 
 HOST = "cpu"
 """Where tensors lie in the memory of the host."""
 AUTO = "auto"
-WORKERS_PER_GPU_VARIABLE = "UNISONO_WORKERS_PER_GPU"
+_MEMORY_STATS = (
+    "allocated_bytes.all.current",
+    "reserved_bytes.all.current",
+    "allocated_bytes.all.peak",
+)
 _SPIN_S, _NAP_S = 200e-6, 50e-6
 # torch begins a process, and `fresh_seed` a job, with 64 bits at random; people choose fewer, or a
 # negative number, which torch takes for one just below 2⁶⁴.
@@ -53,8 +56,10 @@ class Device:
     def __init__(self, device: torch.device) -> None:
         self.torch, self.is_host = device, device.type == HOST
         self._module: Any = None
+        self._arrivals: Arrivals | None = None
         if not self.is_host:
             self._module = torch.get_device_module(device)
+            self._arrivals = Arrivals(device, self._module)
             self._module.set_device(device)
             torch.empty(0, device=device)  # its generators are there from the first use on
 
@@ -82,13 +87,17 @@ class Device:
                 f"`device` must be there, but torch finds no {device.type!r} device on this "
                 f'machine: pass `device="auto"`, or leave it out.'
             )
-        per_device = int(os.environ.get(WORKERS_PER_GPU_VARIABLE, "1"))
-        index = world.local_rank // per_device if device.index is None else device.index
+        index = (
+            world.local_rank // workers_per_gpu(os.environ)
+            if device.index is None
+            else device.index
+        )
         if index >= count:
             raise ValueError(
                 f"`device` must have a device for each worker, but worker {world.local_rank} of "
                 f"this host would need {device.type}:{index} and there are {count}: start fewer "
-                f"workers, or have several share one with `--workers-per-gpu`."
+                f"workers, have several share one with `--workers-per-gpu`, or pass "
+                f'`device="cpu"`.'
             )
         return cls(torch.device(device.type, index))
 
@@ -96,6 +105,11 @@ class Device:
     def name(self) -> str:
         """What torch calls it, such as ``"cuda:1"``."""
         return str(self.torch)
+
+    @property
+    def model(self) -> str:
+        """What it is sold as, such as ``"NVIDIA H200"``; empty for the CPU."""
+        return "" if self.is_host else str(self._module.get_device_name(self.torch))
 
     @property
     def facts(self) -> str:
@@ -133,7 +147,36 @@ class Device:
 
     def move(self, batch: Any) -> Any:
         """Bring the tensors of a batch here, by way of pinned memory; the host does not wait."""
-        return batch if self.is_host else _moved(batch, self.torch)
+        return batch if self._arrivals is None else self._arrivals.begin(batch)()
+
+    def bring(self, batch: Any) -> Callable[[], Any]:
+        """Begin to bring the tensors of a batch here; see :meth:`~.arrivals.Arrivals.begin`."""
+        return (lambda: batch) if self._arrivals is None else self._arrivals.begin(batch)
+
+    def memory(self) -> tuple[int, int, int] | None:
+        """Count what this process takes of the device's memory, without waiting for the device.
+
+        Returns:
+            In bytes: what tensors take, what torch's allocator keeps, and the most that tensors
+            took; None on the CPU.
+        """
+        if self.is_host:
+            return None
+        nested = getattr(self._module, "memory_stats_as_nested_dict", None)
+        if nested is not None:  # most of the time goes into flattening it
+            stats = nested(self.torch)
+            allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+            return allocated["current"], reserved["current"], allocated["peak"]
+        flat = self._module.memory_stats(self.torch)
+        allocated, reserved, peak = (int(flat.get(name, 0)) for name in _MEMORY_STATS)
+        return allocated, reserved, peak
+
+    def room(self) -> tuple[int | None, int]:
+        """Count the bytes of the device's memory that are free (None: not known), and all."""
+        if self.is_host:
+            return None, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        free, total = self._module.mem_get_info(self.torch)
+        return int(free), int(total)
 
     def copies(self) -> Copies:
         """Give a stream of copies between this device and the host."""
@@ -146,13 +189,14 @@ class Device:
             memory: a tensor over it.
 
         Returns:
-            Undoes it, before the memory goes; None if it cannot be pinned.
+            Undoes it, before the memory goes; None if it cannot be pinned, which is told once.
         """
         runtime = getattr(self._module, "cudart", None)
         if runtime is None or not memory.nbytes:
             return None
         place = memory.data_ptr()
-        if int(runtime().cudaHostRegister(place, memory.nbytes, 0)):
+        if code := int(runtime().cudaHostRegister(place, memory.nbytes, 0)):
+            tell_not_pinned("gradients and buffers", f"error {code}")
             # The driver tells the next caller of the failure, too.
             with suppress(RuntimeError):
                 torch.zeros(1, device=self.torch)
@@ -245,37 +289,6 @@ def _count_of(kind: str) -> int:
         return 0
 
 
-def _moved(batch: Any, to: torch.device) -> Any:
-    """Move tensors in nested containers; whatever has a method ``to`` moves itself."""
-    if isinstance(batch, torch.Tensor):
-        if is_on_host(batch) and batch.layout == torch.strided:
-            batch = pinned(batch)
-        return batch.to(to, non_blocking=True)
-    if callable(getattr(batch, "to", None)):  # torch's PackedSequence, say
-        return batch.to(to)
-    if isinstance(batch, Mapping):
-        moved = {key: _moved(value, to) for key, value in batch.items()}
-        return moved if type(batch) is dict else _like(batch, moved)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_moved(value, to) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(_moved(value, to) for value in batch)
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        moved_batch = copy.copy(batch)
-        for field in dataclasses.fields(batch):  # also of frozen ones
-            object.__setattr__(moved_batch, field.name, _moved(getattr(batch, field.name), to))
-        return moved_batch
-    return batch
-
-
-def _like(batch: Any, moved: dict[Any, Any]) -> Any:
-    """Put moved values into a mapping of the batch's own kind, where that can be made."""
-    try:
-        return type(batch)(moved)
-    except TypeError:
-        return moved
-
-
 def seed_generators(seed: int) -> None:
     """Seed every default generator of this process (Python's, numpy's, torch's) from 64 bits."""
     torch.default_generator.manual_seed(seed)
@@ -344,11 +357,6 @@ def can_pin() -> bool:
 def pin(batch: Any) -> Any:
     """Have every tensor of a batch in pinned memory, as torch's DataLoader does."""
     return pin_memory.pin_memory(batch)  # type: ignore[no-untyped-call]
-
-
-def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor of the host to memory that accelerators copy from and to without waiting."""
-    return tensor.pin_memory()
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -1,5 +1,6 @@
 """What a dataset draws, and what is read ahead, depends on what is read, never on who reads it."""
 
+import gc
 import multiprocessing
 import os
 import select
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 import unisono
 from unisono.data import collating
 from unisono.data.fetch import fetcher
+from unisono.data.fork import said_by_fork
 from unisono.data.loader import Loader, Place, upcoming
 from unisono.data.loader_processes import LoaderProcesses
 from unisono.data.parcel import read_parcel, write_parcel
@@ -426,6 +428,57 @@ def test_a_batch_that_cannot_travel_is_refused_in_words():
             processes.take()
         finally:
             processes.close()
+
+
+IN_A_FORK = "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, …"
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError(IN_A_FORK), torch.AcceleratorError("CUDA error: initialization error")]
+)
+def test_a_dataset_that_uses_a_gpu_in_a_loader_process_gets_the_way_out(error):
+    def say(index):
+        raise error
+
+    with pytest.raises(unisono.LoadingError, match=r"A loader process cannot use a GPU: .*or pass"):
+        batches(Each(say), 1, epochs=1)
+    with pytest.raises(unisono.LoadingError) as caught:
+        batches(Each(say), 0, epochs=1)
+    assert "loader process" not in str(caught.value)
+
+
+class OfTheWorker:
+    """Garbage that only a search finds, such as an event of a GPU that a list of its own holds."""
+
+    def __init__(self, folder):
+        self.folder, self.itself = folder, self
+
+    def __del__(self):
+        (self.folder / str(os.getpid())).touch()
+
+
+def in_a_loader_process(work):
+    processes = LoaderProcesses(lambda request: work(), 1, iter([0]))
+    processes.take()
+    processes.close()
+
+
+def in_a_short_fork(work):
+    assert said_by_fork(lambda: bytes([work() >= 0]), 60.0)
+
+
+@pytest.mark.parametrize("run", [in_a_loader_process, in_a_short_fork])
+def test_a_fork_frees_nothing_that_is_the_workers(tmp_path, run):
+    gc.collect()
+    gc.disable()
+    try:
+        OfTheWorker(tmp_path)
+        run(gc.collect)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        gc.enable()
+    gc.collect()
+    assert [path.name for path in tmp_path.iterdir()] == [str(os.getpid())]
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ class Buffers:
         self._copies = copies
         self._values = BufferValues(self._tensors, self.slots, device, copies)
         self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.now = 0
+        self.now, self._is_kept_here = 0, False
 
     def bind(self, arena: Arena) -> None:
         """Move the buffers into the block, with the values they have."""
@@ -68,13 +68,13 @@ class Buffers:
 
     def unbind(self) -> None:
         """Give the model buffers with memory of their own again."""
-        for tensor in self._tensors:
-            tensor.data = tensor.data.clone()
+        self._values.unbind()
         self._shared = None
 
     def begin(self) -> None:
         """Start a step: every shard will start from the buffers as they are now."""
         self._collect()
+        self._is_kept_here = False
         if self._shared is not None:
             self._values.save()
 
@@ -89,13 +89,14 @@ class Buffers:
         self._collect()
         if self._shared is not None:
             self._values.give(self._shared[1 - self.now])
+            self._is_kept_here = True
 
     def commit(self) -> None:
         """Finish a step: the buffers are those that were kept."""
         if self._shared is not None:
             self._collect()
             self.now = 1 - self.now
-            self._values.take(self._shared[self.now])
+            self._values.take(self._shared[self.now], are_here=self._is_kept_here)
 
     def _collect(self) -> None:
         """Take back the values of buffers that the forward pass replaced by new tensors.
@@ -137,6 +138,12 @@ def _move(name: str, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
             f"buffer `{name}` must stay {tensor.dtype} of shape {tuple(tensor.shape)} while "
             f"training, but became {seen}: run the model once on one batch before, or keep the "
             f"value elsewhere."
+        )
+    if value.device != tensor.device:
+        raise RuntimeError(
+            f"buffer `{name}` must stay on {tensor.device} while training, but is on "
+            f"{value.device}: move the model between two loops, and what a forward pass computes "
+            f"to where its inputs are."
         )
     tensor.data.copy_(value.detach())
 
@@ -187,6 +194,12 @@ class BufferValues:
             for kind in kinds
         ]
 
+    def unbind(self) -> None:
+        """Have the buffers in memory of their own; on an accelerator they never left it."""
+        if self._is_host:
+            for tensor in self._tensors:
+                tensor.data = tensor.data.clone()
+
     def give(self, into: torch.Tensor) -> None:
         """Copy the values to a block on the host."""
         if self._is_host:
@@ -196,12 +209,13 @@ class BufferValues:
             _copy(views, tensors)  # the next pass may change the tensors meanwhile
         self._copies.to_host(into, self._bytes)
 
-    def take(self, values: torch.Tensor) -> None:
-        """Set the values from a block on the host."""
+    def take(self, values: torch.Tensor, *, are_here: bool = False) -> None:
+        """Set the values from a block on the host; or from where they are, if this gave them."""
         if self._is_host:
             self._bytes.copy_(values)
             return
-        self._copies.to_device(self._bytes, values)
+        if not are_here:
+            self._copies.to_device(self._bytes, values)
         for tensors, views, _ in self._lists:
             _copy(tensors, views)
 

@@ -32,6 +32,7 @@ class OrderedSum:
     Attributes:
         pieces: what is added up here.
         totals: the sums over `pieces`, as vectors.
+        num_bytes: what sums take that are neither in parts nor in `into`.
     """
 
     def __init__(
@@ -55,6 +56,12 @@ class OrderedSum:
         if into is not None:
             self._sums[first] = into
         self.totals = self._sums[first]
+        self.num_bytes = sum(
+            vector.nbytes
+            for views, sums in zip(self._views, self._sums, strict=True)
+            if sums is not views and sums is not into
+            for vector in sums
+        )
         self._programs: dict[tuple[bytes, ...], _Program] = {}
 
     def add(self) -> tuple[bool, ...]:

@@ -49,9 +49,6 @@ class OwnParts:
         flags: per shard, which parameters its part has gradients for; all see them.
         num_bytes: how many a part takes.
         device: where they are.
-
-    Attributes:
-        gradients: a region for each part, by its first shard.
     """
 
     def __init__(
@@ -64,10 +61,20 @@ class OwnParts:
         self.flags, self._slots = flags, slots
         self._num_bytes, self._device = num_bytes, device
         self._memories: dict[int, Bytes] = {}
-        self.gradients = self
+
+    @property
+    def gradients(self) -> OwnParts:
+        """A region for each part, by its first shard."""
+        # No attribute: in a circle, a device's memory would wait for Python's garbage collection.
+        return self
 
     def __getitem__(self, lo: int) -> Region:
         return Region(self.memory(lo), 0, self._slots)
+
+    @property
+    def num_taken(self) -> int:
+        """How many parts there is memory for."""
+        return len(self._memories)
 
     def memory(self, lo: int) -> Bytes:
         """Give the bytes of a part by its first shard."""

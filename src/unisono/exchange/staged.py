@@ -38,6 +38,14 @@ from unisono.workers.memory import aligned
 class StagedExchange(ReplicaExchange):
     """An exchange of replicas. Final; arguments as of :class:`~.protocol.Exchange`."""
 
+    @property
+    def device_bytes(self) -> int:
+        """See :class:`~.protocol.Exchange`."""
+        if self.device.is_host:
+            return 0
+        parts = self._own.num_taken * len(self._sums_here)
+        return len(self._sums_here) + parts + self._published.num_bytes + self._sum.num_bytes
+
     def publish(self, part: Node, gradients: Gradients) -> None:
         """See :class:`~.protocol.Exchange`."""
         super().publish(part, gradients)
@@ -127,6 +135,8 @@ class StagedExchange(ReplicaExchange):
 class PartsHere:
     """Parts that can be added up where they lie. Final."""
 
+    num_bytes = 0
+
     def __init__(self, parts: Parts) -> None:
         self.flags, self.views = parts.flags, parts.views
 
@@ -144,6 +154,9 @@ class FetchedParts:
         own: this worker's.
         others: the first shards of the others'.
         bounds: first byte of the slice, and the byte after its last.
+
+    Attributes:
+        num_bytes: what the others' slices take.
     """
 
     def __init__(
@@ -158,7 +171,8 @@ class FetchedParts:
         self._copies, self._own, self._flags = copies, own, arena.flags
         start, stop = bounds
         size, slots = stop - start, arena.plan.parameters
-        memory = private_bytes(size * len(others), device)
+        self.num_bytes = size * len(others)
+        memory = private_bytes(self.num_bytes, device)
         # As if each part lay there as a whole: only its slice does.
         self._regions = {
             lo: Region(memory, size * at - start, slots) for at, lo in enumerate(others)

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from unisono.device import Device, is_on_host
+from unisono.device import HOST, Device, is_on_host
 from unisono.state.optimizer_state import move_state
 from unisono.state.optimizers import check_optimizer, is_elementwise
 
@@ -130,7 +130,7 @@ def place(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
     is_swapped = torch.__future__.get_swap_module_params_on_conversion()
     # Where a tensor there cannot take the place of one of the host, the objects are swapped.
     is_compatible = torch._has_compatible_shallow_copy_type(
-        torch.empty(0), torch.empty(0, device=device.torch)
+        torch.empty(0, device=HOST), torch.empty(0, device=device.torch)
     )
     torch.__future__.set_swap_module_params_on_conversion(is_swapped or not is_compatible)
     try:

@@ -99,6 +99,12 @@ class StepEngine:
         """Those that this worker computes, as long as nobody is lost."""
         return self.exchange.division.shards
 
+    @property
+    def gradient_bytes(self) -> int:
+        """What gradients take while a backward pass is under way, beside published parts."""
+        one_set = sum(parameter.nbytes for parameter in self.exchange.parameters)
+        return one_set * (1 + self._stack.depth)
+
     def begin(self, step: int, first_shard: int) -> None:
         """Start a step.
 
@@ -151,10 +157,10 @@ class StepEngine:
         self.timers.lap(Phase.FORWARD)
         loss = read_loss(returned, num_samples)
         self._bound.check_gradients()
-        if loss.on_device:
-            self._pending.losses.append((shard, loss))
-        else:
+        if self._device.is_host:
             self._records.write(shard, loss)
+        else:
+            self._pending.losses.append((shard, loss))
         if self._scaling is None and is_known_bad(loss):
             # Everybody will read the record and raise the same error; nobody updates anything.
             self._publish(self._stack.push_nothing(shard))

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import torch
 
-from unisono.device import Copies, pinned
+from unisono.arrivals import pinned
+from unisono.device import HOST, Copies
 from unisono.step.loss import ShardLoss
 
 
@@ -21,13 +22,13 @@ class PendingLosses:
         copies: of the device.
 
     Attributes:
-        losses: by shard; those that are on the host are not among them.
+        losses: by shard.
     """
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
         self.losses: list[tuple[int, ShardLoss]] = []
-        self._host = torch.empty(0, dtype=torch.float64)
+        self._host = torch.empty(0, dtype=torch.float64, device=HOST)
 
     def read(self) -> Iterator[tuple[int, ShardLoss]]:
         """Give every shard's loss with its numbers, once all copies are made. Waits for the device.
@@ -37,11 +38,11 @@ class PendingLosses:
         """
         losses, self.losses = self.losses, []
         tensors = [number.tensor for _, loss in losses for number in loss.on_device]
-        there = torch.stack(tensors)
         if self._host.numel() != len(tensors):
-            self._host = pinned(torch.empty(len(tensors), dtype=torch.float64))
-        self._copies.to_host(self._host, there)
-        self._copies.wait()
+            self._host = pinned(torch.empty(len(tensors), dtype=torch.float64, device=HOST))
+        if tensors:  # a program may have brought all to the host
+            self._copies.to_host(self._host, torch.stack(tensors))
+            self._copies.wait()
         numbers = iter(self._host.tolist())
         for shard, loss in losses:
             yield shard, loss.with_numbers(numbers)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from unisono.device import is_on_host
+from unisono.device import HOST, is_on_host
 
 SMALLEST = 2.0**-16  # a step that is not finite even with this scale is an error
 
@@ -80,7 +80,7 @@ class LossScaling:
             return True
         device = gradients[0].device
         found = torch.zeros((), dtype=torch.float32, device=device)
-        scale = torch.tensor(self.scale, dtype=torch.float32)
+        scale = torch.tensor(self.scale, dtype=torch.float32, device=HOST)
         # As torch: the reciprocal in float64, then rounded.
         rounded = scale.double().reciprocal().float().item()
         inverse = torch.full((), rounded, dtype=torch.float32, device=device)
@@ -90,12 +90,12 @@ class LossScaling:
     def update(self, *, is_skipped: bool) -> None:
         """Change the scale as torch does after a step."""
         state = self._scaler.state_dict()
-        scale = torch.tensor(state["scale"], dtype=torch.float32)
-        tracker = torch.tensor(state["_growth_tracker"], dtype=torch.int32)
+        scale = torch.tensor(state["scale"], dtype=torch.float32, device=HOST)
+        tracker = torch.tensor(state["_growth_tracker"], dtype=torch.int32, device=HOST)
         torch._amp_update_scale_(
             scale,
             tracker,
-            torch.tensor(float(is_skipped), dtype=torch.float32),
+            torch.tensor(float(is_skipped), dtype=torch.float32, device=HOST),
             state["growth_factor"],
             state["backoff_factor"],
             state["growth_interval"],

@@ -21,6 +21,7 @@ from unisono.state.position import Position
 from unisono.step.engine import StepEngine
 from unisono.train.identity import identity
 from unisono.train.interrupts import Interrupts
+from unisono.train.out_of_memory import explained
 from unisono.train.run_context import RunContext
 from unisono.workers.barrier import NOTICE_AFTER_S
 from unisono.workers.launcher_messages import NoRecovery
@@ -107,6 +108,10 @@ class Boundary:
         """Note that a step is under way."""
         self.is_between_steps = False
         self._team.note_step(step)
+
+    def explained(self, error: Exception, phase: str, step: int, shard: int | None) -> Exception:
+        """Explain an error of the step under way if it is one of a full memory."""
+        return explained(error, self._run, phase, step=step, shard=shard)
 
     def plan_next(self) -> None:
         """Say what is to be done after the step under way; only the leader's word counts."""

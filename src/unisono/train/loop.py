@@ -28,6 +28,7 @@ from unisono.train.compiling import every_shape_compiled
 from unisono.train.interrupts import Interrupts, gentle_interrupts
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.order import begin_epoch, check_order
+from unisono.train.out_of_memory import memory_explained
 from unisono.train.run_context import RunContext
 from unisono.train.start import tell_over
 from unisono.train.step import Step
@@ -98,7 +99,8 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
             stack.enter_context(num_threads(threads_per_worker()))
             stack.enter_context(every_shape_compiled())
             stack.enter_context(collectives_watched())
-            run.engine = engine = _engine(run, plan, live)
+            with memory_explained(run, "start of the loop"):
+                run.engine = engine = _engine(run, plan, live)
             stack.callback(engine.exchange.unbind)
             interrupts = Interrupts()
             if run.checkpoints is not None and run.team.supervisor.is_alone:

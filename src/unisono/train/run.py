@@ -35,6 +35,7 @@ from unisono.train.identity import fixed_by
 from unisono.train.loop import steps_of
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.order import plan_samples
+from unisono.train.out_of_memory import explained
 from unisono.train.run_context import Observer, RunContext
 from unisono.train.run_options import RunOptions
 from unisono.train.start import start
@@ -174,6 +175,7 @@ class Run:
             self.checkpoints = Checkpoints(self.team, Path(options.directory), options, self.say)
             self._context.checkpoints = self.checkpoints
         self.team.supervisor.tell(Ready())
+        context().tell_device(self.device.name, self.device.model)
 
     @property
     def position(self) -> Position:
@@ -272,6 +274,10 @@ class Run:
         """
         if observer is not None:
             self._context.observer = observer
+        if not self.device.is_host:
+            # Since the run was made the program may have moved it, or added layers and groups.
+            check_contents(self.model, self.optimizer, self.device)
+            place(self.model, self.optimizer, self.device)
         start(self._context, plan)
         return steps_of(self._context, plan, plan.fetch())
 
@@ -300,6 +306,10 @@ class Run:
         return plan_samples(
             dataset, batch_size, shuffle, sampler, shards=self.shards, seed=self.seed
         )
+
+    def explained(self, error: Exception, phase: str, batch_size: int) -> Exception:
+        """Explain what a pass over batches of this size has raised, if memory is full."""
+        return explained(error, self._context, phase, batch_size=batch_size)
 
     def say(self, line: str) -> None:
         """Show the user one line, where whoever follows the run shows them."""

@@ -45,6 +45,10 @@ PartsOf = Callable[[Sequence[int]], Iterator[Part]]
 Forward = Callable[[nn.Module, Any], Any]
 
 
+def _as_it_is(error: Exception) -> Exception:
+    return error
+
+
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """One pass of all workers. Final.
@@ -58,6 +62,7 @@ class Sweep:
         fingerprints: the run's.
         loader_workers, collate_fn, pin_memory: as for training.
         facts: what must not differ between the workers, by name.
+        explain: takes what a pass has raised to what is to be raised in its place.
     """
 
     model: nn.Module
@@ -70,6 +75,7 @@ class Sweep:
     collate_fn: Collate | None
     pin_memory: bool
     facts: Mapping[str, object]
+    explain: Callable[[Exception], Exception] = _as_it_is
 
     def agree(self, purpose: str, **more: object) -> None:
         """Check that all workers go over the same samples in the same company. Collective.
@@ -182,7 +188,8 @@ class Sweep:
                     compute(missing[bounds[team.position] : bounds[team.position + 1]])
                 )
             except Exception as error:
-                caught, answer = error, b"\n" + failure(error, team.world.rank)
+                caught = self.explain(error)
+                answer = b"\n" + failure(caught, team.world.rank)
             answers = team.gather(answer, purpose)
             for rank, heard in answers.items():
                 if heard.startswith(b"\n"):

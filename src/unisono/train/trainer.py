@@ -289,7 +289,9 @@ class Trainer:
 
         def compute() -> bytes:
             with self._computing.under_way():
-                sweep = self._sweep(dataset, plan, model, loader_workers, collate_fn, pin_memory)
+                sweep = self._sweep(
+                    "evaluate", dataset, plan, model, loader_workers, collate_fn, pin_memory
+                )
                 found = evaluate(sweep, self._loss, measured)
             return json.dumps(found).encode()
 
@@ -346,7 +348,7 @@ class Trainer:
         plan = run.plan(dataset, batch_size, False)
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
         predictor = Predictor(
-            self._sweep(dataset, plan, model, loader_workers, collate_fn, pin_memory),
+            self._sweep("predict", dataset, plan, model, loader_workers, collate_fn, pin_memory),
             self._computing.of(forward, self.run.device),
             None if path is None else Path(path),
             run.say,
@@ -407,6 +409,7 @@ class Trainer:
 
     def _sweep(
         self,
+        name: str,
         dataset: Any,
         plan: SamplePlan,
         model: nn.Module | None,
@@ -428,6 +431,7 @@ class Trainer:
             collate_fn,
             pin_memory,
             facts,
+            lambda error: self.run.explained(error, f"pass of `{name}`", plan.batch_size),
         )
 
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:

@@ -58,7 +58,7 @@ class Memory:
 
         numel = math.prod(shape)
         if numel == 0:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         # A storage of its own: what saves or copies a tensor's storage must not take the rest.
         flat = torch.frombuffer(self._mapping, dtype=dtype, count=numel, offset=offset)
         return flat.view(*shape) if stride is None else flat.as_strided(shape, stride)
