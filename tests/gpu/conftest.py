@@ -27,6 +27,9 @@ WORDS_AT_MOST = 4000
 
 
 def pytest_configure() -> None:
+    if os.environ.get(DEVICE_VARIABLE, CUDA) == CUDA and why_not(CUDA) is None:
+        # Plain loops that are to repeat themselves need it, before anything has used CUDA.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if os.environ.get(DEVICE_VARIABLE) == "sim" and sim.why_not() is None:
         sim.install()
 
