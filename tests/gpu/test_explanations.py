@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.gpu import cases
-from tests.gpu.devices import settings
+from tests.gpu.devices import CPU, CUDA, settings
 from tests.gpu.loops import trainer_of
 from torch import nn
 
@@ -43,15 +43,35 @@ def trainer(model: nn.Module, device: str, **options: Any) -> unisono.Trainer:
     return unisono.Trainer(model, optimizer, cases.classify, shards=2, device=device, **options)
 
 
+class Put(nn.Module):
+    """Numbers put to places, some of them to the same; refused on every device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(10, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(10, device=images.device) % 7
+        chosen = images.new_zeros(len(images), 10)
+        chosen.put_(places, images.flatten()[:10])
+        return self.head(chosen)
+
+
 MODELS = {
+    "put_": Put,
     "cumsum": lambda: Summed(cases.CASES["cnn"].model("cuda")),
     "adaptive_max_pool2d": Pooled,
 }
 
 
-@pytest.mark.needs_cuda
+def skip_where_it_is_allowed(operation: str, device: str) -> None:
+    if device == CPU or (device != CUDA and operation != "put_"):
+        pytest.skip(f"{operation} is computed on {device}")
+
+
 @pytest.mark.parametrize("operation", MODELS)
 def test_an_operation_without_a_deterministic_form_is_named(operation, device, record):
+    skip_where_it_is_allowed(operation, device)
     before = settings()
     torch.manual_seed(0)
     run = trainer(MODELS[operation](), device)
@@ -63,9 +83,9 @@ def test_an_operation_without_a_deterministic_form_is_named(operation, device, r
     assert settings() == before
 
 
-@pytest.mark.needs_cuda
 @pytest.mark.parametrize("operation", MODELS)
 def test_it_is_computed_where_exactness_is_given_up(operation, device):
+    skip_where_it_is_allowed(operation, device)
     torch.manual_seed(0)
     run = trainer(MODELS[operation](), device, exact=False)
     assert run.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=2).steps == 2
