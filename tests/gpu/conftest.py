@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.accelerator import sim
-from tests.gpu.devices import CUDA, why_not
+from tests.gpu.devices import CPU, CUDA, SIM, why_not
 
 DEVICE_VARIABLE = "UNISONO_TEST_DEVICE"
 FINDINGS_VARIABLE = "UNISONO_GPU_FINDINGS"
@@ -39,10 +39,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" not in metafunc.fixturenames:
         return
     chosen = os.environ.get(DEVICE_VARIABLE, CUDA)
-    needs_cuda = metafunc.definition.get_closest_marker("needs_cuda") is not None
     reason = why_not(chosen)
-    if needs_cuda and chosen != CUDA:
-        reason = f"nothing of a GPU's is there on {chosen}"
+    for name, others in (("needs_cuda", (CPU, SIM)), ("needs_accelerator", (CPU,))):
+        if metafunc.definition.get_closest_marker(name) and chosen in others:
+            reason = f"nothing of what it looks at is there on {chosen}"
     marks = [pytest.mark.gpu, *([pytest.mark.skip(reason=reason)] if reason else [])]
     rows = [pytest.param(chosen, marks=marks)]
     if chosen == CUDA and metafunc.definition.get_closest_marker("on_the_cpu_too"):
@@ -70,7 +70,7 @@ def nothing_is_left_behind() -> Iterator[None]:
 # What a launcher sets; libraries for GPUs and compilers set variables of their own.
 _OF_LAUNCHERS = (
     *("UNISONO_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "OMP_", "MKL_"),
-    *("CUDA_VISIBLE_DEVICES", "CUBLAS_", "GLOO_", "NCCL_SOCKET", "TP_SOCKET"),
+    *("CUDA_VISIBLE_DEVICES", "GLOO_", "NCCL_SOCKET", "TP_SOCKET"),
 )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from tests.gpu import cases
-from tests.gpu.devices import CUDA
 from tests.gpu.launching import launch
 from tests.gpu.loops import train, trainer_of
 
@@ -63,7 +62,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(name, way, device,
     assert train_in(str(tmp_path), device, STOP + 2, options) == (2, whole)
 
 
-@pytest.mark.needs_cuda
+@pytest.mark.needs_accelerator
 def test_a_checkpoint_of_the_cpu_is_resumed_and_the_difference_is_told(device, tmp_path, capsys):
     """The run goes on, with other bits: the device belongs to what fixes them."""
     train_in(str(tmp_path), "cpu", STOP, {}, "cnn, small")
@@ -71,7 +70,7 @@ def test_a_checkpoint_of_the_cpu_is_resumed_and_the_difference_is_told(device, t
     summary = trainer.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=LAST)
     assert summary.steps == LAST - STOP
     assert "in the checkpoint" in capsys.readouterr().out
-    assert {parameter.device.type for parameter in trainer.run.model.parameters()} == {CUDA}
+    assert {parameter.device.type for parameter in trainer.run.model.parameters()} == {device}
 
 
 def test_saved_weights_are_read_on_the_cpu(device, tmp_path):

@@ -26,7 +26,7 @@ def mapped(num_bytes: int) -> torch.Tensor:
         os.close(fd)
 
 
-@pytest.mark.needs_cuda
+@pytest.mark.needs_accelerator
 def test_mapped_memory_is_pinned_where_it_lies(device, record):
     memory = mapped(NUM_BYTES)
     assert not memory.is_pinned()
@@ -39,7 +39,7 @@ def test_mapped_memory_is_pinned_where_it_lies(device, record):
         assert memory.is_pinned()
         source = torch.randint(256, (NUM_BYTES,), dtype=torch.uint8, device=here.torch)
         memory.copy_(source, non_blocking=True)
-        torch.cuda.synchronize()
+        torch.get_device_module(here.torch).synchronize()
         assert torch.equal(memory, source.cpu())
         assert torch.equal(memory.to(here.torch, non_blocking=True), source)
         record(gib_per_s=speed(memory, source))
@@ -51,14 +51,14 @@ def test_mapped_memory_is_pinned_where_it_lies(device, record):
 
 def speed(host: torch.Tensor, on_device: torch.Tensor) -> dict[str, float]:
     """Measure copies both ways, in GiB/s; a fact, nothing depends on it."""
-    found = {}
+    found, module = {}, torch.get_device_module(on_device.device)
     for name, into, source in (("to host", host, on_device), ("to device", on_device, host)):
         into.copy_(source, non_blocking=True)
-        torch.cuda.synchronize()
+        module.synchronize()
         start_s = time.perf_counter()
         for _ in range(5):
             into.copy_(source, non_blocking=True)
-        torch.cuda.synchronize()
+        module.synchronize()
         found[name] = 5 * NUM_BYTES / 2**30 / (time.perf_counter() - start_s)
     return found
 

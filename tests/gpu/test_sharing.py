@@ -118,10 +118,9 @@ def pinned_or_not(device: str) -> list[bool]:
     return seen
 
 
+@pytest.mark.needs_accelerator
 def test_the_memory_that_gradients_travel_through_is_pinned(device, record):
     """Else copies are made, but the host waits for each of them."""
-    if device == CPU:
-        pytest.skip("the CPU copies nothing")
     for seen in launch(pinned_or_not, device, workers=2, device=device):
         record(pinned=seen)
         assert all(seen)
