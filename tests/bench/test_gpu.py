@@ -18,7 +18,8 @@ from bench.gpu.peaks import peak_flops
 from bench.gpu.side_program import BARE, SIDES
 from bench.gpu.summary import rows_of, verdicts_of
 from bench.gpu.turns import OWN, Entry, GpuBlock, Turns, entries
-from bench.gpu.workloads import GPT2, NAMES, SMALL, workload
+from bench.gpu.workloads import GPT2, NAMES, RESNET, SMALL, workload
+from tests.warm.processes import run
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -127,15 +128,32 @@ def test_the_file_has_what_was_found_so_far(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.slow
 def test_without_a_gpu_the_way_out_is_told(module):
-    done = subprocess.run(
-        [sys.executable, "-m", module], cwd=REPOSITORY, capture_output=True, text=True
-    )
+    done = run([sys.executable, "-m", module], cwd=REPOSITORY)
     assert done.returncode == 2
     assert "`--device cpu --tiny`" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
+def test_a_tiny_workload_learns_something(name):
+    chosen = workload(name, tiny=True)
+    model = chosen.model()
+    optimizer = chosen.optimizer(model.parameters())
+    batch = chosen.dataset()[: chosen.batch_size]
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = chosen.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+EVERY_SIDE = [SMALL, *(pytest.param(name, marks=pytest.mark.long) for name in (GPT2, RESNET))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY_SIDE)
 def test_sides_take_turns_and_a_lost_one_leaves_the_others(name, tmp_path):
     failures = []
     chosen = [BARE, "unisono"]
