@@ -67,6 +67,11 @@ class Clock:
             else:
                 self._begin_block()
 
+    def close(self) -> None:
+        """Close this end of the pipes."""
+        self._go.close()
+        self._said.close()
+
     def say(self, what: dict[str, Any]) -> None:
         """Send one line."""
         self._said.write(json.dumps(what) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from bench.gpu import sitting
-from bench.gpu.clock import OFF, ON, TUNED
+from bench.gpu.clock import GO, OFF, ON, SAID, TUNED, Clock, choose_setting
 from bench.gpu.figures import Figures
 from bench.gpu.networks import Gpt2, ResNet, SmallNet
 from bench.gpu.peaks import peak_flops
@@ -122,6 +123,67 @@ def test_the_file_has_what_was_found_so_far(tmp_path):
     assert content["rows"] == [{"three": 3}]
     assert content["machine"]["commit"] == "abc"
     assert [path.name for path in figures.path.parent.iterdir()] == ["figures.json"]
+
+
+@pytest.fixture
+def pipes(tmp_path):
+    """Give the ends of a side's pipes that `Turns` has: writes an order, reads what was said."""
+    for name in (GO, SAID):
+        os.mkfifo(tmp_path / name)
+    go = os.open(tmp_path / GO, os.O_RDWR)
+    said = os.open(tmp_path / SAID, os.O_RDWR | os.O_NONBLOCK)
+
+    def order(**what):
+        os.write(go, json.dumps(what).encode() + b"\n")
+
+    def hear():
+        try:
+            return [json.loads(line) for line in os.read(said, 4096).splitlines()]
+        except BlockingIOError:
+            return []
+
+    yield order, hear
+    os.close(go)
+    os.close(said)
+    choose_setting(OFF)
+
+
+def test_a_block_is_its_warmup_and_then_its_steps(pipes, tmp_path):
+    order, hear = pipes
+    order(warmup=2, steps=3, setting=ON)
+    order(warmup=1, steps=1, setting=OFF)
+    order(warmup=1, steps=1, setting=OFF)
+    clock = Clock(tmp_path, torch.device("cpu"), keeps_settings=False)
+    clock.ready()
+    assert hear() == [{"ready": True}]
+    for _ in range(4):
+        clock.tick()
+    assert torch.are_deterministic_algorithms_enabled()
+    assert hear() == []
+    time.sleep(0.02)
+    clock.tick()
+    (block,) = hear()
+    assert block["steps"] == 3
+    assert 0.02 <= block["seconds"] < 2
+    assert not torch.are_deterministic_algorithms_enabled()
+    clock.tick()
+    assert hear() == []
+    clock.tick()
+    assert hear()[0]["steps"] == 1
+    clock.close()
+
+
+def test_the_time_of_warmup_does_not_count(pipes, tmp_path):
+    order, hear = pipes
+    for _ in range(2):
+        order(warmup=1, steps=1, setting=OFF)
+    clock = Clock(tmp_path, torch.device("cpu"), keeps_settings=True)
+    clock.ready()
+    time.sleep(0.3)
+    clock.tick()
+    clock.tick()
+    assert hear()[-1]["seconds"] < 0.3
+    clock.close()
 
 
 @pytest.mark.parametrize("module", ["bench.gpu", "bench.gpu.sitting"])
