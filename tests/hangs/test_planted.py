@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from tests.hangs.planted import PROGRAMS, Planted, explain_all
@@ -60,6 +61,7 @@ def while_loading(program: str, way: str) -> Case:
 
 
 SLEEP = ("sleep_long", "ways.py", "time.sleep(1000)")
+ALONE = ("evaluate", "trained.py", "")
 CASES = [
     while_loading("trained", "lock"),
     while_loading("trained", "python loop"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 from tests.hangs.planted import PROGRAMS, Planted
 from tests.warm import processes
 
-from unisono.hangs.where import find_job
+from unisono.hangs.where import find_job, where
 
 
 def ask(target: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -53,32 +52,45 @@ def test_a_job_is_found_by_any_of_its_processes_and_by_its_folder(
     family = [launcher, *launcher.children(recursive=True)]
     assert len(family) == 4
     until_s = time.monotonic() + 20
-    while "has not arrived" not in ask(planted.pid).stdout and time.monotonic() < until_s:
-        time.sleep(0.1)  # the other one is on its way to the meeting
-    for target in (*(process.pid for process in family), directory):
-        done = ask(target)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert re.match(SUMMARY, done.stdout), done.stdout
-    assert "  sleep_long  ways.py:" in ask(directory, PROGRAMS).stdout
-    assert directory.is_dir()
+    while "has not arrived" not in where(planted.pid) and time.monotonic() < until_s:
+        time.sleep(0.05)  # the other one is on its way to the meeting
+    for process in family:
+        assert re.match(SUMMARY, where(process.pid))
+    done = ask(directory, PROGRAMS)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.match(SUMMARY, done.stdout), done.stdout
+    assert "  sleep_long  ways.py:" in done.stdout
+
+
+LAUNCHER = """
+import os, subprocess, sys
+program = "import time\\ndef wait_here():\\n    time.sleep(99)\\nwait_here()"
+for rank in "01":
+    subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "RANK": rank})
+os.wait()
+"""
 
 
 @pytest.mark.slow
 def test_ranks_of_another_launcher_are_known_by_their_environment() -> None:
-    code = "import time\ndef wait_here():\n    time.sleep(99)\nwait_here()"
-    started = [
-        subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "RANK": str(rank)})
-        for rank in (0, 1)
-    ]
+    launcher = psutil.Popen([sys.executable, "-c", LAUNCHER])
+    ranks = []
     try:
-        until_s = time.monotonic() + 20
-        while "wait_here" not in (text := ask(os.getpid()).stdout) and time.monotonic() < until_s:
-            time.sleep(0.1)
-        for rank, process in enumerate(started):
-            assert f"rank {rank} (process {process.pid}) is in `wait_here`" in text
-        assert find_job(started[1].pid).pids.keys() >= {0, 1}
+        until_s = time.monotonic() + 30
+        while len(ranks) < 2 and time.monotonic() < until_s:
+            ranks = launcher.children()
+            time.sleep(0.05)
+        while where(launcher.pid).count("`wait_here`") < 2 and time.monotonic() < until_s:
+            time.sleep(0.05)
+        for target in (launcher, ranks[1]):
+            assert re.fullmatch(
+                rf"rank 0 \(process {ranks[0].pid}\) is in `wait_here`, <string>:3 .*\n"
+                rf"rank 1 \(process {ranks[1].pid}\) is in `wait_here`, <string>:3 .*",
+                where(target.pid),
+                re.S,
+            )
     finally:
-        for process in started:
+        for process in (*ranks, launcher):
             process.kill()
             process.wait()
 
@@ -99,4 +111,6 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path: Path, target: str, words:
 
 
 def test_a_process_by_itself_is_looked_at() -> None:
-    assert find_job(os.getpid()).pids == {0: os.getpid()}
+    with psutil.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert find_job(process.pid).pids == {0: process.pid}
+        process.kill()
