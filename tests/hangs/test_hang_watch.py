@@ -118,6 +118,15 @@ def test_a_step_that_takes_long_is_told_of_though_nobody_waits(bench: Bench) -> 
     assert bench.run(8) == []  # it is over
 
 
+def test_the_time_before_the_first_step_is_none_of_it(bench: Bench) -> None:
+    bench.run(60)
+    step(bench, 7)
+    bench.run(0.5)
+    bench.control.arrive(0)
+    assert bench.run(5) == [4.0]
+    assert bench.hangs[0].usual_s == pytest.approx(0.5 / 7)
+
+
 def test_a_first_step_is_not_known_to_be_slow_while_somebody_computes(bench: Bench) -> None:
     step(bench, 0)
     assert bench.run(20) == []

@@ -138,13 +138,16 @@ class HangWatch:
 
     def _note_step(self, notes: Mapping[int, RankNotes], now_s: float) -> None:
         """Note how long steps take: those between two looks, on average."""
-        step = max((self._control.lines[rank].step for rank in notes), default=0)
-        if self._step is None or step < self._step[0]:
-            self._step = step, now_s
-        elif step > self._step[0]:
-            before, since_s = self._step
-            self._steps.note((now_s - since_s) / (step - before))
-            self._step = step, now_s
+        begun = max((self._control.lines[rank].begun for rank in notes), default=0)
+        if not begun:
+            self._step = None
+            return
+        # At the last look nobody had begun, so what is done since has taken no longer.
+        before, since_s = self._step or (1, now_s - LOOK_EVERY_S)
+        if begun > before:
+            self._steps.note((now_s - since_s) / (begun - before))
+        if begun != before or self._step is None:
+            self._step = begun, now_s
 
     def _longest(self, scene: Scene, notes: Mapping[int, RankNotes], now_s: float) -> _Wait | None:
         """Find out who waits for how long."""
