@@ -35,6 +35,7 @@ class Planted:
     workers: int
     folder: Path
     more: Sequence[str] = ()
+    options: Sequence[str] = ()
     said: str = ""
     said_unix_s: float = 0.0
     pid: int = 0
@@ -51,7 +52,7 @@ class Planted:
 
     def begin(self) -> None:
         reading, self._stdin = os.pipe()  # nobody ever writes there
-        options = ["run", "-n", str(self.workers), "--threads", "1"]
+        options = ["run", "-n", str(self.workers), "--threads", "1", *self.options]
         script = [str(PROGRAMS / f"{self.program}.py"), self.way, str(self.note), *self.more]
         self._process = start(
             [sys.executable, "-m", "unisono.cli", *options, *script],

@@ -29,6 +29,7 @@ BACKWARD = Frame("Tensor.backward", f"{SITE}torch/_tensor.py", 500)
 WRAPPER = Frame("wrapper", f"{SITE}torch/distributed/c10d_logger.py", 80)
 TAKE = Frame("LoaderProcesses.take", f"{PACKAGE}/data/loader_processes.py", 112)
 SERVE = Frame("_serve", f"{PACKAGE}/data/loader_processes.py", 188)
+OUR_WAIT = Frame("GroupWork.wait", f"{PACKAGE}/c10d/work.py", 48)
 PARCEL = Frame("read_parcel", f"{PACKAGE}/data/parcel.py", 90)
 FETCH = Frame("_Reader._read_one", f"{PACKAGE}/data/fetch.py", 139)
 TORCHS_TAKE = Frame("_BaseDataLoaderIter._try_get_data", f"{SITE}torch/utils/data/dataloader.py", 9)
@@ -134,6 +135,19 @@ def test_one_call_that_some_have_made_oftener_is_told_of() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "noted"),
+    [("recv", "recv of float32 [1] from rank 2"), ("barrier", "barrier among ranks 0, 2")],
+)
+def test_one_that_has_no_part_in_a_call_is_not_late(name: str, noted: str) -> None:
+    looks = [rank(0, call(name), TRAIN, call=noted), rank(1, OTHER), rank(2, LOAD)]
+    assert first_line(*looks) == (
+        f"A collective of torch.distributed has been waiting for 4 s. Rank 2 has not arrived at "
+        f"`{name}`: it is in `load_image`, train.py:88. Rank 0 waits for it, in `train`, "
+        f"train.py:40."
+    )
+
+
 def test_a_group_that_is_not_made_is_told_of() -> None:
     looks = [rank(0, call("init_process_group"), TRAIN, gathers="port 1"), rank(1, LOAD)]
     assert first_line(*looks) == (
@@ -199,6 +213,8 @@ def test_a_group_that_is_not_made_is_told_of() -> None:
             Waits.TO_MAKE_A_GROUP,
             "init_process_group",
         ),
+        ((OUR_WAIT, TRAIN), ASLEEP, {}, Waits.IN_A_COLLECTIVE, "the end of a collective"),
+        ((OUR_WAIT, ENGINE, TRAIN), ASLEEP, {}, Waits.IN_A_COLLECTIVE, "the sum of gradients"),
         ((TRAIN,), ASLEEP, {"gathers": "port 1"}, Waits.TO_MAKE_A_GROUP, "init_process_group"),
         ((TRAIN,), ASLEEP, {"meeting": "update of step 3"}, Waits.AT_A_MEETING, "the update"),
         (

@@ -7,6 +7,7 @@ no exchange with anybody. Those that C++ makes (the sums of DDP) are not noted.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -33,13 +34,23 @@ def note_collectives(control: ControlBlock, rank: int) -> None:
         control: where.
         rank: which one this process is.
     """
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, get_process_group_ranks
+    from torch.distributed.distributed_c10d import _resolve_process_group
 
     pid = os.getpid()
 
-    def note(name: str, args: Sequence[Any]) -> None:
-        if os.getpid() == pid:  # a fork is no rank
-            control.note_call(rank, in_words(name, args).encode())
+    @functools.cache
+    def among(group_name: str) -> str:
+        ranks = get_process_group_ranks(_resolve_process_group(group_name))
+        return f" among ranks {', '.join(map(str, ranks))}"
+
+    def note(name: str, group: Any, args: Sequence[Any]) -> None:
+        if os.getpid() != pid:  # a fork is no rank
+            return
+        words = in_words(name, args)
+        if group.size() != control.world_size and " rank " not in words:
+            words += among(group.group_name)
+        control.note_call(rank, words.encode())
 
     for name in _METHODS:
         call = ProcessGroup.__dict__.get(name)
@@ -48,15 +59,13 @@ def note_collectives(control: ControlBlock, rank: int) -> None:
 
 
 def _noting(
-    name: str, call: Callable[..., Any], note: Callable[[str, Sequence[Any]], None]
+    name: str, call: Callable[..., Any], note: Callable[[str, Any, Sequence[Any]], None]
 ) -> Callable[..., Any]:
     @functools.wraps(call)
     def noted(group: Any, *args: Any, **kwargs: Any) -> Any:
         # A note is no reason for a collective to fail, and torch says what is wrong with its own.
-        try:
-            note(name, (*args, *kwargs.values()))
-        except Exception:
-            note(name, ())
+        with contextlib.suppress(Exception):
+            note(name, group, (*args, *kwargs.values()))
         return call(group, *args, **kwargs)
 
     return noted

@@ -63,9 +63,7 @@ def explain(looks: Sequence[RankLook], hang: Hang) -> str:
     here = {look.rank: whereabouts(look) for look in looks}
     waiting = [place for place in here.values() if place.waits is not Waits.FOR_NOBODY]
     late = [look for look in looks if here[look.rank].waits is Waits.FOR_NOBODY]
-    if any(look.meeting for look in looks):
-        # Ranks outside of it are not waited for.
-        late = [look for look in late if look.is_behind] or late
+    late = _awaited(late, looks, waiting)
     if not waiting and not any(look.step is not None for look in looks):
         return ""
     if not late and not hang.missing:
@@ -77,6 +75,18 @@ def explain(looks: Sequence[RankLook], hang: Hang) -> str:
         them = "it" if len(late) + len(hang.missing) == 1 else them
         sentences.append(f"{listed('Rank', ranks, ' and ')} {wait} for {them}{_sites(waiting)}.")
     return "\n".join([" ".join(sentences), *_details(late, hang)])
+
+
+def _awaited(
+    late: list[RankLook], looks: Sequence[RankLook], waiting: Sequence[Whereabouts]
+) -> list[RankLook]:
+    """Leave out those for whom nobody waits: not in the membership, nor in a call's group."""
+    if any(look.meeting for look in looks):
+        return [look for look in late if look.is_behind] or late
+    if waiting and all(place.peers for place in waiting):
+        peers = frozenset[int]().union(*(place.peers for place in waiting))
+        return [look for look in late if look.rank in peers]
+    return late
 
 
 def describe(looks: Sequence[RankLook], hang: Hang) -> str:

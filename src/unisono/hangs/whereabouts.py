@@ -30,8 +30,10 @@ _LOADER_WAITS = ("_next_data", "_get_data", "_try_get_data")
 _OUR_LOADER = "unisono/data/loader_processes.py"
 _TORCHS_LOADER_LOOP = "torch/utils/data/_utils/worker.py"
 _FETCHES = ("torch/utils/data/_utils/fetch.py", "unisono/data/fetch.py", "unisono/data/loader.py")
+_OUR_WORK = "unisono/c10d/work.py"
 _OUR_LINK = "unisono/workers/launcher_link.py"
 _DEBUGGERS = ("/bdb.py", "/pdb.py", "/pdbpp.py", "/ipdb/__main__.py", "/debugpy/")
+_PEERS = re.compile(r" (?:to|from|among) ranks? ([\d, ]+)$")
 _WAITS_FOR_WORK = re.compile(r"\.wait\(")
 
 
@@ -118,6 +120,12 @@ class Whereabouts:
     site: Frame | None = None
 
     @property
+    def peers(self) -> frozenset[int]:
+        """The ranks that its call is for, where those are not all."""
+        found = _PEERS.search(self.call)
+        return frozenset(map(int, found[1].split(", "))) if found else frozenset()
+
+    @property
     def sight(self) -> str:
         """Say which call it is in, and where: ``` `barrier` (`train`, train.py:40) ```."""
         what = self.call or self.name
@@ -162,6 +170,9 @@ def _call_in(stack: Stack) -> str:
                 return "DistributedDataParallel"
             if "sync" in frame.name:
                 return "the broadcast of buffers"
+        if frame.is_in(_OUR_WORK) and frame.name == "wait":
+            is_ddps = any(one.is_in(_AUTOGRAD) for one in stack)
+            return SUM_OF_GRADIENTS if is_ddps else "the end of a collective"
     if stack and stack[0].is_in(_AUTOGRAD):
         return SUM_OF_GRADIENTS
     return ""
@@ -175,8 +186,8 @@ def _is_note_of(call: str, name: str) -> bool:
 
 def _waits_for_work(process: ProcessLook) -> bool:
     innermost = process.stack[0] if process.stack else None
-    is_users = innermost is not None and innermost.owner is Owner.USER
-    return is_users and bool(_WAITS_FOR_WORK.search(process.source))
+    is_there = innermost is not None and innermost.owner in (Owner.USER, Owner.TORCH)
+    return is_there and bool(_WAITS_FOR_WORK.search(process.source))
 
 
 def meeting_in_words(purpose: str) -> str:
