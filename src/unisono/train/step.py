@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any
 
@@ -10,6 +12,7 @@ from unisono.data.loader import Loader, Place
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
 from unisono.train.boundary import Boundary
+from unisono.train.failures import note_place, samples_in_words
 
 
 class Step:
@@ -147,7 +150,8 @@ class Step:
         traceback: TracebackType | None,
     ) -> None:
         self._engine.end_passes()
-        if kind is not None:
+        if error is not None:
+            note_place(error, self._place(error))
             return
         missing = [shard for shard in self._engine.shards if shard not in self._done]
         if missing:
@@ -161,7 +165,11 @@ class Step:
             self._boundary.go_back()
             return
         self._boundary.plan_next()
-        self.means, self.is_done = self._engine.finish()
+        try:
+            self.means, self.is_done = self._engine.finish()
+        except Exception as failed:
+            note_place(failed, f"in step {self.number}, in the sum of gradients or the update")
+            raise
         self.gradient_norm = self._engine.gradient_norm
         self.is_skipped = self._engine.is_skipped
         self._is_finished = True
@@ -169,6 +177,19 @@ class Step:
             self._boundary.count(self.means)
         else:
             self._boundary.go_back()
+
+    def _place(self, error: BaseException) -> str:
+        """Say where in the step an exception was raised: in which pass, and over which samples."""
+        shard = self._waiting
+        if shard is None:
+            return f"in step {self.number}"
+        codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
+        what = "backward" if Step.backward.__code__ in codes else "forward"
+        samples = ""
+        with contextlib.suppress(Exception):  # a sampler may raise; the error that is told counts
+            numbers = self._loader.indices(Place(self.epoch, self.batch, shard))
+            samples = f", over {samples_in_words(numbers)}"
+        return f"in step {self.number}, in the {what} pass of shard {shard}{samples}"
 
     def _check_differentiated(self) -> None:
         if self._waiting is not None:
