@@ -21,6 +21,8 @@ from functools import partial
 from unisono.checkpoint.writer import CheckpointWriter
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.launch import policy, recovery
+from unisono.launch.death import Deaths
+from unisono.launch.failure_files import note_end
 from unisono.launch.forkserver import ForkServer
 from unisono.launch.groups import Groups
 from unisono.launch.hang_watch import HangWatch, Scene
@@ -101,6 +103,7 @@ class _Supervision:
         self._incarnations = dict.fromkeys(range(job.num_workers), -1)
         self._watch = StallWatch(self._control, job.stall_timeout_s)
         self._hangs = HangWatch(self._control, job.folder, say)
+        self._deaths = Deaths(self._control)
         self._selector = selectors.DefaultSelector()
         self._selector.register(server.channel, selectors.EVENT_READ, self._read_server)
         self._selector.register(self._outputs, selectors.EVENT_READ, None)  # read in each turn
@@ -171,6 +174,7 @@ class _Supervision:
             self._groups.look()
         if self.state.cause is not None:
             self._desk.keep_last()
+        note_end(self._desk.directories, self.state, self._control, say)
 
     def end_workers(self) -> None:
         """End everybody after a KeyboardInterrupt; a second one ends them at once."""
@@ -186,7 +190,7 @@ class _Supervision:
         self._desk.close()
         # A cycle of references would keep the control block's mapping, and its descriptor, until
         # the next garbage collection.
-        del self._desk, self._groups, self._hangs, self._watch
+        del self._desk, self._groups, self._hangs, self._watch, self._deaths
         self._outputs.close()
         self._selector.close()
         self._control.close()
@@ -220,9 +224,11 @@ class _Supervision:
         if self.state.stage is not policy.Stage.RUNNING:
             return
         membership = self._desk.state.membership
+        pids = {rank: self._pids[rank] for rank in sorted(working) if rank in self._pids}
+        self._deaths.look(pids)
         self._hangs.look(
             Scene(
-                {rank: self._pids[rank] for rank in sorted(working) if rank in self._pids},
+                pids,
                 () if membership is None else membership.ranks,
                 self._groups.places,
                 tuple(sorted(self._incarnations.keys() - working)),
@@ -268,6 +274,7 @@ class _Supervision:
         self._forget_channel(rank)
         stood_still = self._stalled.pop(rank, "")
         how = stood_still if exit_code == -signal.SIGKILL else ""
+        how = how or self._deaths.how(exit_code)
         pid = self._pids.pop(rank, None)
         is_spare = exit_code != 0 and rank not in self.state.done and self._is_spare(rank)
         now, trouble = time.monotonic(), ""
