@@ -85,8 +85,8 @@ def in_words(name: str, args: Sequence[Any]) -> str:
         first = tensors[0]
         of = f"{len(tensors)} × " if len(tensors) > 1 else ""
         text += f" of {of}{str(first.dtype).removeprefix('torch.')} {list(first.shape)}"
-    if public in _PEER and len(args) > 1 and isinstance(args[1], int):
-        text += f" {_PEER[public]} rank {args[1]}"
+    if name in _PEER and len(args) > 1 and isinstance(args[1], int):
+        text += f" {_PEER[name]} rank {args[1]}"
     return text
 
 
