@@ -35,21 +35,23 @@ def note_collectives(control: ControlBlock, rank: int) -> None:
         rank: which one this process is.
     """
     from torch.distributed import ProcessGroup, get_process_group_ranks
-    from torch.distributed.distributed_c10d import _resolve_process_group
 
     pid = os.getpid()
 
-    @functools.cache
-    def among(group_name: str) -> str:
-        ranks = get_process_group_ranks(_resolve_process_group(group_name))
-        return f" among ranks {', '.join(map(str, ranks))}"
+    known: dict[str, str] = {}
+
+    def among(group: Any) -> str:
+        if group.group_name not in known:
+            ranks = ", ".join(map(str, get_process_group_ranks(group)))
+            known[group.group_name] = f" among ranks {ranks}"
+        return known[group.group_name]
 
     def note(name: str, group: Any, args: Sequence[Any]) -> None:
         if os.getpid() != pid:  # a fork is no rank
             return
         words = in_words(name, args)
         if group.size() != control.world_size and " rank " not in words:
-            words += among(group.group_name)
+            words += among(group)
         control.note_call(rank, words.encode())
 
     for name in _METHODS:

@@ -56,7 +56,7 @@ def traceback_text(error: BaseException) -> str:
 def summary_line(error: BaseException) -> str:
     """Describe `error` in one line, ``Type: message``, without what was noted of its place."""
     told = traceback.TracebackException(type(error), error, None)
-    told.__notes__ = None  # type: ignore[attr-defined]
+    told.__notes__ = None
     return list(told.format_exception_only())[-1].strip()
 
 

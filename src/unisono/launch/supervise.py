@@ -22,6 +22,7 @@ from unisono.checkpoint.writer import CheckpointWriter
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.launch import policy, recovery
 from unisono.launch.death import Deaths
+from unisono.launch.devices import Devices
 from unisono.launch.failure_files import note_end
 from unisono.launch.forkserver import ForkServer
 from unisono.launch.groups import Groups
@@ -104,6 +105,7 @@ class _Supervision:
         self._watch = StallWatch(self._control, job.stall_timeout_s)
         self._hangs = HangWatch(self._control, job.folder, say)
         self._deaths = Deaths(self._control)
+        self._devices = Devices(job, say)
         self._selector = selectors.DefaultSelector()
         self._selector.register(server.channel, selectors.EVENT_READ, self._read_server)
         self._selector.register(self._outputs, selectors.EVENT_READ, None)  # read in each turn
@@ -328,6 +330,8 @@ class _Supervision:
                 self._take(policy.failed(self.state, failure, time.monotonic()))
             case messages.ShowProgress():
                 self._outputs.show(message)
+            case messages.ComputesOn():
+                self._devices.hear(rank, message)
             case messages.GroupRequest():
                 self._gather(rank, message)
             case messages.FromWorker():
