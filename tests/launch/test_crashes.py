@@ -31,8 +31,6 @@ CASES: list[Case] = [
     ("nan", "unisono", "", r"the loss must be finite, but is nan in step \d for shard 1"),
     ("forward kill", "ddp", "", r"worker 1 of 2 was killed by SIGKILL"),
     ("forward bus", "unisono", "", r"worker 1 of 2 was killed by SIGBUS"),
-]
-MORE_CASES: list[Case] = [
     ("forward raise", "ddp", "", ORIGINAL),
     ("backward", "ddp", "", ORIGINAL),
     ("optimizer", "ddp", "", ORIGINAL),
@@ -88,9 +86,3 @@ def crashed() -> dict[Kind, End]:
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_the_cause_comes_first(case: Case, crashed: dict[Kind, End]) -> None:
     check(case, crashed[case[:3]])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("case", MORE_CASES, ids=name)
-def test_so_it_does_in_others(case: Case) -> None:
-    check(case, dict(outcomes([case]))[case[:3]])
