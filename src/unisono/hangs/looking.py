@@ -107,14 +107,14 @@ def notes_of(control: ControlBlock, ranks: Collection[int]) -> dict[int, RankNot
         ranks: those that compute together.
     """
     present = [rank for rank in ranks if control.departure(rank) is Departure.PRESENT]
-    return {rank: _notes_of(control, rank, present) for rank in present}
+    arrivals = {rank: control.lines[rank].arrivals for rank in present}
+    counts = set(arrivals.values())
+    return {rank: _notes_of(control, rank, mine, counts) for rank, mine in arrivals.items()}
 
 
-def _notes_of(control: ControlBlock, rank: int, others: Collection[int]) -> RankNotes:
-    mine = control.lines[rank].arrivals
-    ahead = [control.lines[other].arrivals for other in others]
-    is_behind = any(is_before(mine, count) for count in ahead)
-    waits = any(is_before(count, mine) for count in ahead)
+def _notes_of(control: ControlBlock, rank: int, mine: int, counts: Collection[int]) -> RankNotes:
+    is_behind = any(is_before(mine, count) for count in counts)
+    waits = any(is_before(count, mine) for count in counts)
     _, wait = control.wait_of(rank)
     purpose = control.purpose(rank, mine % 2).decode(errors="replace").rstrip("\0 ")
     num_calls, call = control.call_of(rank)
