@@ -1,0 +1,56 @@
+"""What does the user see? A line for each check: ✓ ✗ ?, a sentence, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from unisono.notices import shown_lines
+from unisono.verify.findings import OK, UNKNOWN, WRONG, Finding, told
+
+_MARKS = {OK: "[green]✓[/]", WRONG: "[red]✗[/]", UNKNOWN: "[yellow]?[/]"}
+_PLAIN = {OK: "ok", WRONG: "WRONG", UNKNOWN: "?"}
+
+
+def print_table(
+    console: Console, program: str, world_sizes: Sequence[int], findings: Sequence[Finding]
+) -> None:
+    """Print the findings, cause first, and a sentence that sums them up."""
+    marks = _MARKS if _can_show(console, "✓✗") else _PLAIN
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        text = escape(shown_lines(told(finding)))
+        if finding.remedy:
+            text += f"\n→ {escape(finding.remedy)}"
+        table.add_row(marks[finding.verdict], finding.check, text)
+    console.print(table)
+    console.print(escape(summary(program, world_sizes, findings)), soft_wrap=True)
+
+
+def summary(program: str, world_sizes: Sequence[int], findings: Sequence[Finding]) -> str:
+    """Sum the findings up in one sentence."""
+    sizes = " and ".join(map(str, world_sizes))
+    mistakes = [finding for finding in findings if finding.verdict == WRONG]
+    unknowns = [finding for finding in findings if finding.verdict == UNKNOWN]
+    if mistakes:
+        return (
+            f"{program}: training on {sizes} workers is not the same; the cause is "
+            f"`{mistakes[0].check}`."
+        )
+    if unknowns:
+        return f"{program}: no mistake found, but {len(unknowns)} of {len(findings)} checks are open."
+    return f"{program}: training on {sizes} workers is the same, but for rounding."
+
+
+def _can_show(console: Console, text: str) -> bool:
+    try:
+        text.encode(console.encoding)
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
