@@ -29,7 +29,9 @@ def _nothing(seen: Observed, check: str) -> Finding:
     if all(rank.how == "ended" for rank in seen.ranks):
         return ok(check, "The program evaluates nothing.")
     return unknown(
-        check, "No evaluation was seen before the program was stopped.", "Let it run longer: `--steps`."
+        check,
+        "No evaluation was seen before the program was stopped.",
+        "Let it run longer: `--steps`.",
     )
 
 
@@ -84,7 +86,9 @@ def _judge(check: str, at: int, ranks: Sequence[Evaluation]) -> Finding:
     values = {value for call in calls for value in call.values}
     distinct = {float(len(everything)), float(len({s for one in ranks for s in one.seen}))}
     if values & distinct:
-        return ok(check, f"Evaluation {at}: ranks count {len(everything)} samples, repeats left out.")
+        return ok(
+            check, f"Evaluation {at}: ranks count {len(everything)} samples, repeats left out."
+        )
     if not calls:
         return unknown(check, f"Evaluation {at}: ranks do not put their results together.")
     if any(call.name not in _SUMS for call in calls):

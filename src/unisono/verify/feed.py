@@ -30,7 +30,9 @@ def feed_of(traces: Sequence[RawTrace], *, one_by_one: bool = False) -> dict[str
     places = sorted({place for trace in traces for place in trace.epochs})
     epochs, factors = {}, {}
     for loader, epoch in places:
-        plans = [_batches(trace, loader, epoch) for trace in traces if (loader, epoch) in trace.epochs]
+        plans = [
+            _batches(trace, loader, epoch) for trace in traces if (loader, epoch) in trace.epochs
+        ]
         if any(plan is None for plan in plans):
             continue
         batches, factors[loader] = _together([p for p in plans if p is not None], one_by_one)
@@ -57,9 +59,7 @@ def _together(plans: list[Any], one_by_one: bool) -> tuple[list[Any], int]:
     """
     if all(plan == plans[0] for plan in plans):
         return plans[0], 1
-    rows = [
-        [plan[at] for plan in plans if at < len(plan)] for at in range(max(map(len, plans)))
-    ]
+    rows = [[plan[at] for plan in plans if at < len(plan)] for at in range(max(map(len, plans)))]
     if one_by_one:
         return [batch for row in rows for batch in row], 1
     return [[item for batch in row for item in batch] for row in rows], len(plans)

@@ -273,8 +273,9 @@ def _starts_alike(seen: Observed, step: Sequence[OptimizerStep], one: OptimizerS
         return mine is not None or step[0].number == 0
     if step[0].number == 0:
         return False
-    before = _step_before(seen.ranks[0].steps, step[0]), _step_before(
-        () if seen.one is None else seen.one.steps, one
+    before = (
+        _step_before(seen.ranks[0].steps, step[0]),
+        _step_before(() if seen.one is None else seen.one.steps, one),
     )
     if before[0] is None or before[1] is None:
         return False
@@ -291,11 +292,17 @@ def _step_before(steps: Sequence[OptimizerStep], step: OptimizerStep) -> Optimiz
 
 def _have_same_samples(step: Sequence[OptimizerStep], one: OptimizerStep) -> bool:
     """Tell whether one rank computed what the ranks did, where all may have computed the same."""
-    ones = Counter(one.samples)
-    together = Counter(sample for rank in step for sample in rank.samples)
-    alone = [Counter(rank.samples) for rank in step]
-    are_same = all(samples == alone[0] for samples in alone)
-    return bool(ones) and (ones == together or (are_same and ones == alone[0]))
+    return _are_the_same([rank.samples for rank in step], one.samples) or _are_the_same(
+        [rank.rows for rank in step], one.rows
+    )
+
+
+def _are_the_same(of_ranks: Sequence[tuple[str, ...]], of_one: tuple[str, ...]) -> bool:
+    ones = Counter(of_one)
+    alone = [Counter(names) for names in of_ranks]
+    together = Counter(name for names in of_ranks for name in names)
+    all_alike = all(names == alone[0] for names in alone)
+    return bool(ones) and (ones == together or (all_alike and ones == alone[0]))
 
 
 def _judge_factor(

@@ -119,10 +119,11 @@ class LoaderHooks:
             try:
                 batch = next_before(iterator)
             except StopIteration:
-                self._recorder.at = None
+                self._recorder.is_between = True
                 raise
             if (known := getattr(iterator, "_verified", None)) is not None:
-                self._recorder.at = (known[0], iterator._epoch, iterator._num_given)
+                at = (known[0], iterator._epoch, iterator._num_given)
+                self._recorder.give(at, batch)
                 iterator._num_given += 1
             return batch
 

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from unisono.verify.recorder import Recorder
-from unisono.verify.sample_contents import row_hashes
+from unisono.verify.sample_contents import row_hashes, rows_of_tensors, storages_of
 from unisono.verify.sketches import digest_of_tensor
 
 # What wrappers of torch, Lightning and torch.compile put before a name.
@@ -93,12 +93,29 @@ class ModuleHooks:
             "f": self.forwards,
             "grad": records,
             "training": module.training,
-            "at": self._recorder.at,
+            "at": self._batch_of(inputs),
             "rows": row_hashes(inputs),
         }
         self.forwards += 1
-        self._wants_state = records and module.training and self.last_step != self._recorder.num_steps
+        self._wants_state = (
+            records and module.training and self.last_step != self._recorder.num_steps
+        )
         self._rng_before = _rng_digest()
+
+    def _batch_of(self, inputs: Any) -> tuple[int, int, int] | None:
+        """Find the batch that inputs are, or are a part of; else it is the newest one, if any."""
+        places = storages_of(inputs)
+        for at, batch in reversed(self._recorder.given):
+            if places & storages_of(batch):
+                return at
+        # Some libraries copy a batch, to the device where it is already, even.
+        rows = rows_of_tensors(inputs)
+        for at, batch in reversed(self._recorder.given):
+            if rows and rows <= rows_of_tensors(batch):
+                return at
+        if self._recorder.is_between or not self._recorder.given:
+            return None
+        return self._recorder.given[-1][0]
 
     def _after(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         self._depth = max(0, self._depth - 1)
@@ -139,7 +156,9 @@ class ModuleHooks:
         for name in ("cross_entropy", "nll_loss"):
             setattr(functional, name, self._counting(name, getattr(functional, name), _num_targets))
         for name in _MEAN_LOSSES:
-            setattr(functional, name, self._counting(name, getattr(functional, name), _num_elements))
+            setattr(
+                functional, name, self._counting(name, getattr(functional, name), _num_elements)
+            )
 
     def _counting(
         self, name: str, before: Callable[..., Any], count: Callable[..., int]

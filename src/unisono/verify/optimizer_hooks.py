@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer, lr_scheduler
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from unisono.verify.module_hooks import ModuleHooks
 from unisono.verify.recorder import Recorder

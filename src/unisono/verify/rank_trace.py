@@ -41,10 +41,12 @@ class Micro:
 
     Attributes:
         samples: which, in order.
+        rows: digests of what the model was given of each.
         num_counted: over how many targets the loss is a mean; None: not known.
     """
 
     samples: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
     num_counted: int | None = None
 
 
@@ -101,6 +103,11 @@ class OptimizerStep:
     def samples(self) -> tuple[str, ...]:
         """Give the samples of all passes."""
         return tuple(sample for micro in self.micros for sample in micro.samples)
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Give what the model was given in all passes."""
+        return tuple(row for micro in self.micros for row in micro.rows)
 
 
 @dataclass(frozen=True, slots=True)

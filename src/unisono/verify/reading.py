@@ -207,7 +207,8 @@ class _SinceStep:
         """End a forward and backward pass."""
         first = next((f for f in self.forwards if f["f"] in trained), None)
         counted = sum(self.counts) if self.counts else None
-        self.micros.append(Micro(() if first is None else samples(first), counted))
+        rows = () if first is None else tuple(first["rows"])
+        self.micros.append(Micro(() if first is None else samples(first), rows, counted))
         self.forwards, self.counts = [], []
 
     def add(self, other: _SinceStep) -> None:

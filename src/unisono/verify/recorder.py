@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 _POLL_S = 0.01
 _OTHERS_AT_MOST_S = 20.0
+_GIVEN_AT_MOST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ class Recorder:
     Attributes:
         options: what is wanted.
         rank, world_size: who this is.
-        at: the loader, iteration and batch given out last; None outside of a loader.
+        given: the newest batches: loader, iteration and batch, and what they consist of.
+        is_between: the newest iteration of a loader has ended.
         num_steps: of all optimizers.
         is_exact: the program trains with Unisono; the hooks for other programs are off.
     """
@@ -69,7 +71,8 @@ class Recorder:
     options: Options
     rank: int
     world_size: int
-    at: tuple[int, int, int] | None = None
+    given: list[tuple[tuple[int, int, int], Any]] = field(default_factory=list)
+    is_between: bool = True
     num_steps: int = 0
     is_exact: bool = False
     pid: int = field(default_factory=os.getpid)
@@ -82,6 +85,11 @@ class Recorder:
             self._lines.append(json.dumps({"t": event, **fields}))
             if len(self._lines) > 256:
                 self.flush()
+
+    def give(self, at: tuple[int, int, int], batch: Any) -> None:
+        """Note that the program is given a batch; the newest are kept, as libraries read ahead."""
+        self.given = [*self.given[1 - _GIVEN_AT_MOST :], (at, batch)]
+        self.is_between = False
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:

@@ -234,5 +234,3 @@ def _loader_randomness(seen: Observed) -> Finding:
             "generators), and let `worker_init_fn` use `torch.initial_seed()`.",
         )
     return ok(check, f"Ranks drew different numbers in {num_drawing} batches.")
-
-

@@ -44,7 +44,9 @@ def summary(program: str, world_sizes: Sequence[int], findings: Sequence[Finding
             f"`{mistakes[0].check}`."
         )
     if unknowns:
-        return f"{program}: no mistake found, but {len(unknowns)} of {len(findings)} checks are open."
+        return (
+            f"{program}: no mistake found, but {len(unknowns)} of {len(findings)} checks are open."
+        )
     return f"{program}: training on {sizes} workers is the same, but for rounding."
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from unisono.c10d.gloo import GLOO
 from unisono.launch.environment import launch_environment
-from unisono.launch.forkserver import ForkServer
+from unisono.launch.forkserver import server_pool
 from unisono.launch.job import MODULE, Job
 from unisono.launch.report import failure_message
 from unisono.launch.signals import ENDING_SIGNALS, signals_as_bytes
@@ -95,13 +95,13 @@ class Trials:
     ) -> None:
         self._program, self._limits, self.folder = program, limits, folder
         self._environ = launch_environment(environ, ["unisono", "verify"])
-        self._server = ForkServer.start(self._environ)
+        self._server = server_pool().borrow(self._environ)
 
     def __enter__(self) -> Trials:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.close()
+        server_pool().give_back(self._server)
 
     def use(self, limits: Limits) -> None:
         """Run more or less of the program from now on."""
@@ -139,7 +139,7 @@ class Trials:
             ended = supervise(self._server, job, signals)
         if not ended.server_is_usable:
             self._server.close()
-            self._server = ForkServer.start(self._environ)
+            self._server = server_pool().borrow(self._environ)
         state = ended.state
         if state.interrupted_by == signal.SIGALRM:
             return Trial(folder, world_size, f"it took longer than {self._limits.timeout_s:g} s")

@@ -83,7 +83,9 @@ class _Verification:
             return self._exact(trial, traces)
         return self._compared(trial, traces)
 
-    def _run(self, world_size: int, name: str, feed: Path | None = None) -> tuple[Trial, list[RawTrace]]:
+    def _run(
+        self, world_size: int, name: str, feed: Path | None = None
+    ) -> tuple[Trial, list[RawTrace]]:
         ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
         self._say(f"running on {ranks}")
         trial = self._trials.run(world_size, name, feed)
@@ -96,7 +98,9 @@ class _Verification:
         elif any(trace.events[:-1] for trace in traces):
             why = "The program ended without a step of an optimizer of torch."
         else:
-            why = "The program ended without using a torch module, loader or optimizer in the ranks."
+            why = (
+                "The program ended without using a torch module, loader or optimizer in the ranks."
+            )
         remedy = "Verify a script that trains; what it printed is above." if trial.failure else ""
         findings = [unknown(check, why, remedy) for check in CAUSES_FIRST]
         return Verdict(sizes, tuple(findings), _trouble(trial), trial.interrupted_by)
