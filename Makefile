@@ -5,7 +5,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PEERS := .venv-peers/bin
 
-.PHONY: demo test fast chaos test-torch test-peers check format bench bench-peers clean help
+.PHONY: demo test fast chaos test-verify test-torch test-peers check format bench bench-peers clean help
 
 demo: .venv/ready          ## train a small CNN on two workers
 	$(BIN)/unisono run -n 2 examples/digits.py
@@ -21,11 +21,15 @@ chaos: .venv/ready         ## kill 200 workers and 20 launchers, run 30 random p
 	$(BIN)/python -m tests.chaos.driver --launcher-kills 20 $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.programs --programs 30 $(if $(SEED),--seed $(SEED))
 
+test-verify: .venv/ready   ## unisono verify on correct programs and on planted mistakes, a few minutes
+	$(BIN)/python -m pytest -q -m long tests/verify
+
 test-torch: .venv/ready    ## torch's own DDP tests on our backend and class, beside gloo and torch's class
 	$(BIN)/python -m tests.ddp.torchs_own --all
 
 test-peers: .venv/ready .venv-peers/ready  ## Accelerate, transformers and Lightning on our backend, from .venv-peers
 	UNISONO_PEERS=$(CURDIR)/$(PEERS)/python $(BIN)/python -m pytest -q tests/peers
+	UNISONO_PEERS=$(CURDIR)/$(PEERS)/python $(BIN)/python -m pytest -q -m long tests/verify -k with_
 
 check: .venv/ready         ## style, strict types, direction of imports
 	$(BIN)/ruff check .

@@ -1,9 +1,10 @@
 """Mistakes as people make them: each a small change of a correct program, and the check it trips.
 
-``ddp.py``, ``accumulation.py``, ``tokens.py``, ``sliced_global_batch.py`` and ``sharded_by_hand.py``
-are functions or a bare script, ``averaged_by_hand.py`` is a class, ``with_fabric.py`` and
-``with_accelerate.py`` use libraries.
+Most programs are functions or bare scripts, ``averaged_by_hand.py`` is a class, ``with_fabric.py``
+and ``with_accelerate.py`` use libraries.
 """
+# Lines of programs stay whole.
+# ruff: noqa: E501
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ MISTAKES = [
                 "fabric.setup_dataloaders(\n"
                 "        train_loader, test_loader, use_distributed_sampler=False\n    )",
             ),
-            ("fabric.seed_everything(3 + fabric.global_rank)\n", ""),
+            ("    fabric.seed_everything(3 + fabric.global_rank)\n", ""),
             ("nn.Dropout(0.1)", "nn.Dropout(0.0)"),
         ),
     ),
@@ -92,13 +93,13 @@ MISTAKES = [
         (
             (
                 "    sampler = DistributedSampler(train_set)\n",
-                "    rank, world_size = dist.get_rank(), dist.get_world_size()\n"
-                "    per_rank = (len(train_set) - 3) // world_size // 8 * 8\n"
-                "    begin = rank * per_rank\n"
+                "    per_rank = len(train_set) // dist.get_world_size()\n"
+                "    begin = dist.get_rank() * per_rank\n"
                 "    train_set = Subset(train_set, range(begin, begin + per_rank))\n",
             ),
             ("batch_size=8, sampler=sampler)", "batch_size=8, shuffle=True)"),
             ("        sampler.set_epoch(epoch)\n", ""),
+            ("Subset(data, range(100)), ", "Subset(data, range(99)), "),
         ),
         "subset",
     ),
@@ -159,7 +160,10 @@ MISTAKES = [
         "mean-of-means",
         "sharded_by_hand",
         (
-            ("parameter.grad.mul_(num_samples / total)\n", "parameter.grad /= dist.get_world_size()\n"),
+            (
+                "parameter.grad.mul_(num_samples / total)\n",
+                "parameter.grad /= dist.get_world_size()\n",
+            ),
         ),
     ),
     Mistake(
@@ -185,8 +189,10 @@ MISTAKES = [
         "weights-of-tokens",
         "tokens",
         (
-            ('                logits.flatten(0, 1), targets.flatten(), ignore_index=PAD, reduction="sum"\n',
-             "                logits.flatten(0, 1), targets.flatten(), ignore_index=PAD\n"),
+            (
+                '                logits.flatten(0, 1), targets.flatten(), ignore_index=PAD, reduction="sum"\n',
+                "                logits.flatten(0, 1), targets.flatten(), ignore_index=PAD\n",
+            ),
             ("loss = total * world_size / num_tokens", "loss = total"),
         ),
     ),
@@ -220,7 +226,10 @@ MISTAKES = [
         "gradient-over-n",
         "ddp",
         (
-            ("loss_fn(model(x), y).backward()", "(loss_fn(model(x), y) / dist.get_world_size()).backward()"),
+            (
+                "loss_fn(model(x), y).backward()",
+                "(loss_fn(model(x), y) / dist.get_world_size()).backward()",
+            ),
         ),
     ),
     Mistake(
@@ -242,7 +251,11 @@ MISTAKES = [
     Mistake(
         "parameter-not-averaged",
         "averaged_by_hand",
-        (("for parameter in self.model.parameters():\n            dist", "for parameter in self.model.body.parameters():\n            dist"),
+        (
+            (
+                "for parameter in self.model.parameters():\n            dist",
+                "for parameter in self.model.body.parameters():\n            dist",
+            ),
         ),
     ),
     Mistake(
@@ -263,8 +276,10 @@ MISTAKES = [
         "accumulation-not-synced",
         "accumulation",
         (
-            ("is_last = (number + 1) % ACCUMULATE == 0\n            with contextlib.nullcontext() if is_last else model.no_sync():",
-             "is_last = (number + 1) % ACCUMULATE == 0\n            with model.no_sync():"),
+            (
+                "is_last = (number + 1) % ACCUMULATE == 0\n            with contextlib.nullcontext() if is_last else model.no_sync():",
+                "is_last = (number + 1) % ACCUMULATE == 0\n            with model.no_sync():",
+            ),
         ),
     ),
     Mistake(
@@ -310,7 +325,21 @@ MISTAKES = [
         "schedule-too-fast",
         "with_accelerate",
         (
-            ("    num_steps = EPOCHS * len(train_loader)\n", "    num_steps = EPOCHS * len(train_loader) // 2\n"),
+            ("    num_steps = EPOCHS * len(train_loader)\n", ""),
+            (
+                "    schedule = torch.optim.lr_scheduler.LinearLR("
+                "optimizer, 1.0, 0.0, total_iters=num_steps)\n",
+                "",
+            ),
+            ("train_loader, eval_loader, schedule = ", "train_loader, eval_loader = "),
+            (
+                "train_loader, eval_loader, schedule\n    )\n",
+                "train_loader, eval_loader\n    )\n"
+                "    num_steps = EPOCHS * len(train_loader)\n"
+                "    schedule = accelerator.prepare(\n"
+                "        torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=num_steps)\n"
+                "    )\n",
+            ),
         ),
         "prepared-length",
     ),
@@ -328,7 +357,10 @@ MISTAKES = [
         "parameters-differ",
         "averaged_by_hand",
         (
-            ("        self.model = Net()\n", "        torch.manual_seed(args.seed + self.rank)\n        self.model = Net()\n"),
+            (
+                "        self.model = Net()\n",
+                "        torch.manual_seed(args.seed + self.rank)\n        self.model = Net()\n",
+            ),
         ),
         "seed-by-rank",
     ),

@@ -16,7 +16,7 @@ def check_evaluations(seen: Observed) -> list[Finding]:
 
 
 def _evaluations(seen: Observed) -> list[list[Evaluation]]:
-    """Give what ranks did in the first, second, … evaluation; ranks that took no part are left out."""
+    """Give what ranks did in each evaluation; ranks that took no part are left out."""
     most = max((len(rank.evaluations) for rank in seen.ranks), default=0)
     together = [
         [rank.evaluations[at] for rank in seen.ranks if at < len(rank.evaluations)]
@@ -48,9 +48,9 @@ def _partial(seen: Observed) -> Finding:
         if largest < num_all and not any(one.collectives for one in ranks):
             return wrong(
                 check,
-                f"Evaluation {at}: a rank sees {largest} of {num_all} samples, and ranks do not put "
-                f"their results together.",
-                "`all_reduce` sums and counts before dividing, or evaluate the whole set on one rank.",
+                f"Evaluation {at}: a rank sees {largest} of {num_all} samples, and ranks do not "
+                f"put their results together.",
+                "`all_reduce` sums and counts before dividing, or evaluate all of it on one rank.",
             )
     return ok(check, "Each evaluation covers the whole set, or ranks put their results together.")
 
@@ -87,20 +87,20 @@ def _judge(check: str, at: int, ranks: Sequence[Evaluation]) -> Finding:
     distinct = {float(len(everything)), float(len({s for one in ranks for s in one.seen}))}
     if values & distinct:
         return ok(
-            check, f"Evaluation {at}: ranks count {len(everything)} samples, repeats left out."
+            check, f"Evaluation {at}: ranks count {len(everything)} samples, without repeats."
         )
     if not calls:
         return unknown(check, f"Evaluation {at}: ranks do not put their results together.")
     if any(call.name not in _SUMS for call in calls):
         return unknown(
             check,
-            f"Evaluation {at}: {num_twice} samples are computed twice, as each rank is given equally "
-            f"many; whether the program leaves the repeats out after it gathers cannot be seen.",
+            f"Evaluation {at}: {num_twice} samples are computed twice, as each rank is given "
+            f"equally many; whether the program leaves the repeats out later cannot be seen.",
         )
     return wrong(
         check,
-        f"Evaluation {at}: {num_twice} of {len(everything)} samples are computed twice, as each rank "
-        f"is given equally many, and count twice in what ranks add up.",
+        f"Evaluation {at}: {num_twice} of {len(everything)} samples are computed twice, as each "
+        f"rank is given equally many, and count twice in what ranks add up.",
         "Evaluate `indices[rank::world_size]` without padding, for example with "
         "`unisono.DistributedSampler(..., exact=True)`.",
     )

@@ -75,8 +75,8 @@ def check_exact(runs: Sequence[ExactRun]) -> list[Finding]:
     difference = first_difference(runs, steps)
     num_shards = len({shard for _, shard in runs[0].gradients})
     told = (
-        f"Samples and gradients of {num_shards} shards, parameters and buffers have the same bits on "
-        f"{sizes} workers in {len(steps)} steps."
+        f"Samples and gradients of {num_shards} shards, parameters and buffers have the same bits "
+        f"on {sizes} workers in {len(steps)} steps."
     )
     if difference is None:
         return [ok(check, told) for check in CAUSES_FIRST]
@@ -115,10 +115,10 @@ def _in_samples(base: ExactRun, run: ExactRun, step: int) -> Difference | None:
         if run.samples.get((step, shard)) != base.samples[step, shard]:
             return Difference(
                 "samples-lost",
-                f"Step {step}, shard {shard}: on {run.world_size} workers it has other samples than "
-                f"on one; what the dataset returns depends on the worker.",
-                "Let a sample depend on its index and on the default generators alone: not on RANK, "
-                "the time, the process, or a generator of its own.",
+                f"Step {step}, shard {shard}: on {run.world_size} workers it has other samples "
+                f"than on one; what the dataset returns depends on the worker.",
+                "Let a sample depend on its index and on the default generators alone: not on "
+                "RANK, the time, the process, or a generator of its own.",
             )
     return None
 
@@ -136,7 +136,7 @@ def _in_gradients(base: ExactRun, run: ExactRun, step: int) -> Difference | None
                     f"workers differs from that on one, from the same samples, parameters and "
                     f"buffers.",
                     "Look in the forward pass and the loss for what each worker has for itself: "
-                    "Python attributes that change from call to call, generators of your own, RANK.",
+                    "attributes that change from call to call, generators of your own, RANK.",
                 )
     return None
 
@@ -152,8 +152,8 @@ def _in_state(base: ExactRun, run: ExactRun, step: int) -> Difference | None:
                 if of_worker.get(name) != ours[name]:
                     return Difference(
                         check,
-                        f"Step {step}: after the update worker {rank} of {run.world_size} has other "
-                        f"{kind} than one worker; the first is `{name}`.",
+                        f"Step {step}: after the update worker {rank} of {run.world_size} has "
+                        f"other {kind} than one worker; the first is `{name}`.",
                         "Nothing but the optimizer may write to parameters, and nothing but the "
                         "forward pass to buffers: look for code that does so depending on RANK.",
                     )

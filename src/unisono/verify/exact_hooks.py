@@ -50,7 +50,7 @@ class ExactHooks:
                 self._recorder.write("exact")
             before(context, *args, **kwargs)
 
-        RunContext.__init__ = init  # type: ignore[method-assign]
+        RunContext.__init__ = init  # type: ignore[method-assign,assignment]
 
     def _wrap_loader(self) -> None:
         before = Loader.batch
@@ -65,7 +65,7 @@ class ExactHooks:
             self._recorder.write("shard-samples", step=self._step, shard=place.shard, hash=content)
             return given
 
-        Loader.batch = batch  # type: ignore[method-assign]
+        Loader.batch = batch  # type: ignore[method-assign,assignment]
 
     def _wrap_engine(self) -> None:
         init_before = StepEngine.__init__
@@ -88,8 +88,8 @@ class ExactHooks:
                 self._record(means)
             return means, is_done
 
-        StepEngine.__init__ = init  # type: ignore[method-assign]
-        StepEngine.begin, StepEngine.finish = begin, finish  # type: ignore[method-assign]
+        StepEngine.__init__ = init  # type: ignore[method-assign,assignment]
+        StepEngine.begin, StepEngine.finish = begin, finish  # type: ignore[method-assign,assignment]
 
     def _record(self, means: dict[str, float]) -> None:
         model = self._model
@@ -119,4 +119,4 @@ class ExactHooks:
             self._recorder.write("shard", step=self._step, shard=shard, gradients=gradients)
             return before(stack, shard)
 
-        GradientStack.push = push  # type: ignore[method-assign]
+        GradientStack.push = push  # type: ignore[method-assign,assignment]

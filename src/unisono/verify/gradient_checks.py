@@ -44,14 +44,14 @@ _SYNC_CHECKS = CHECKS[:4]
 _REMEDIES = {
     "clip-before-average": "Average first, then clip: call `clip_grad_norm_` after the gradients "
     "have been averaged, so that all ranks clip by the same norm.",
-    "accumulation-not-synced": "Leave `no_sync` for the last pass before `optimizer.step()`, forward "
-    "and backward both, or average what has been accumulated, once, before the step.",
-    "gradients-not-averaged": "Wrap the model in `DistributedDataParallel` and call the wrapper, or "
-    "`all_reduce` every gradient and divide by the world size before `optimizer.step()`.",
+    "accumulation-not-synced": "Leave `no_sync` for the last pass before `optimizer.step()`, "
+    "forward and backward both, or average what has been accumulated, once, before the step.",
+    "gradients-not-averaged": "Wrap the model in `DistributedDataParallel` and call the wrapper, "
+    "or `all_reduce` every gradient and divide by the world size before `optimizer.step()`.",
     "parameter-not-averaged": "Average the gradients of all parameters that the optimizer updates: "
     "put all modules into the one that is wrapped in `DistributedDataParallel`.",
-    "gradient-times-n": "Divide the sum of gradients by the world size (or use `ReduceOp.AVG`), once; "
-    "DDP does so by itself.",
+    "gradient-times-n": "Divide the sum of gradients by the world size (or use `ReduceOp.AVG`), "
+    "once; DDP does so by itself.",
     "gradient-over-n": "Divide by the world size once: DDP averages already, so neither the loss "
     "nor the gradients are to be divided again.",
     "mean-of-means": "Give all ranks the same number of samples, or weigh: multiply a rank's mean "
@@ -70,15 +70,20 @@ class _Judged:
     evidence: str = ""
     is_synced: bool = False
     is_equal: bool = False
+    averages_parameters: bool = False
     why_unknown: str = ""
 
 
 def check_gradients(seen: Observed) -> list[Finding]:
     """Judge all steps whose gradients were kept."""
     judged: list[_Judged] = []
-    steps = [step for step in seen.steps() if all(rank.gradients for rank in step)]
+    steps = seen.steps()
     for at, step in enumerate(steps):
+        if not all(rank.gradients for rank in step):
+            continue
         later = steps[at + 1] if at + 1 < len(steps) else None
+        if later is None and any(one.averages_parameters for one in judged):
+            break
         judged.append(_judge(seen, step, later))
         if judged[-1].check:
             return _with_mistake(judged[-1], judged[:-1])
@@ -162,8 +167,8 @@ def _clip_evidence(number: int, names: Sequence[str], step: Sequence[OptimizerSt
     ]
     told = ", ".join(f"{norm:.4g} on rank {rank}" for rank, norm in enumerate(norms))
     return (
-        f"Step {number}: gradients were clipped while each rank still had its own (norm {told}), and "
-        f"averaged after that."
+        f"Step {number}: gradients were clipped while each rank still had its own (norm {told}), "
+        f"and averaged after that."
     )
 
 
@@ -192,8 +197,9 @@ def _judge_apart(
     number = step[0].number
     if _are_averaged_later(step, later):
         return _Judged(
+            averages_parameters=True,
             why_unknown="Parameters, not gradients, are averaged: they differ after the step and "
-            "are the same before the next."
+            "are the same before the next.",
         )
     num_passes = max(len(step[0].gradients[name].passes) for name in apart)
     shown = _listed(apart)
@@ -230,9 +236,12 @@ def _are_averaged_later(
 
 def _is_partly_averaged(step: Sequence[OptimizerStep], names: Sequence[str]) -> bool:
     """Tell whether a rank's gradient is other than the sum of its own passes."""
-    own = joined([tuple(local(step[0].gradients[name])) for name in names])
-    final = joined([step[0].gradients[name].averaged for name in names])
-    return relation(final, own).rest > 1e-3
+    for rank in step:
+        own = joined([tuple(local(rank.gradients[name])) for name in names])
+        final = joined([rank.gradients[name].averaged for name in names])
+        if relation(final, own).rest > 1e-3:
+            return True
+    return False
 
 
 def _compare_with_one(

@@ -37,7 +37,7 @@ def tolerance(dtype: str, size: int, step: int) -> float:
     room for several layers. What rounding has done to the parameters adds up from step to step.
     """
     eps = _EPS.get(dtype, _EPS["bfloat16"])
-    return min(_AT_MOST, eps * (256 + 16 * size**0.5) * (1 + 4 * step))
+    return float(min(_AT_MOST, eps * (256 + 16 * size**0.5) * (1 + 4 * step)))
 
 
 def relation(x: Array, y: Array) -> Relation:
@@ -57,7 +57,7 @@ def weights(x: Array, columns: Sequence[Array]) -> tuple[Array, float]:
         The weights, the shortest if there are several, and what they leave, in lengths of `x`.
     """
     matrix = np.stack(columns, axis=1)
-    found = np.linalg.lstsq(matrix, x, rcond=1e-9)[0]
+    found: Array = np.asarray(np.linalg.lstsq(matrix, x, rcond=1e-9)[0], dtype=np.float64)
     length = float(np.linalg.norm(x))
     rest = float(np.linalg.norm(x - matrix @ found)) / length if length else 0.0
     return found, rest
@@ -72,7 +72,7 @@ def local(gradient: Gradient) -> Array:
     """Add up what the passes of a rank gave to one parameter."""
     if not gradient.passes:
         return np.zeros(len(gradient.final))
-    return np.sum(np.array(gradient.passes, dtype=np.float64), axis=0)
+    return np.asarray(np.array(gradient.passes, dtype=np.float64).sum(axis=0))
 
 
 def passes_joined(gradients: Mapping[str, Gradient], names: Sequence[str]) -> list[Array]:

@@ -59,7 +59,7 @@ class LoaderHooks:
                 loader.__dict__["_verified"] = (number, itertools.count())
                 self._record_loader(number, loader)
 
-        DataLoader.__init__ = init  # type: ignore[method-assign]
+        DataLoader.__init__ = init  # type: ignore[method-assign,assignment]
 
     def _with_global_batch(self, number: int, args: Any, kwargs: Any) -> Any:
         """Give a loader of the one-rank run the batch size of all ranks together."""
@@ -73,7 +73,7 @@ class LoaderHooks:
         return args, kwargs
 
     def _record_loader(self, number: int, loader: Any) -> None:
-        base, to_base = base_of(loader.dataset)
+        base, _ = base_of(loader.dataset)
         sampler = loader.sampler
         has_length = hasattr(loader.dataset, "__len__")
         if has_length and not any(known is base for known in self._bases):
@@ -243,7 +243,7 @@ def _digest(value: Any) -> str:
 
 def _generator_digests() -> dict[str, str]:
     """Hash the states of the generators that a dataset may draw from."""
-    numpy_state = np.random.get_state()
+    numpy_state: Any = np.random.get_state()
     states = {
         "torch": torch.get_rng_state().numpy().tobytes(),
         "numpy": numpy_state[1].tobytes() + str(numpy_state[2:]).encode(),

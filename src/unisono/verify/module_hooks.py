@@ -20,7 +20,7 @@ from torch.nn.modules import module as module_module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from unisono.verify.recorder import Recorder
+from unisono.verify.recorder import BatchPlace, Recorder
 from unisono.verify.sample_contents import row_hashes, rows_of_tensors, storages_of
 from unisono.verify.sketches import digest_of_tensor
 
@@ -73,7 +73,7 @@ class ModuleHooks:
 
     def _before(self, module: nn.Module, inputs: Any) -> None:
         self._depth += 1
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_compiling():
             return
         with self._recorder.guarded():
             if self._depth == 1:
@@ -102,20 +102,16 @@ class ModuleHooks:
         )
         self._rng_before = _rng_digest()
 
-    def _batch_of(self, inputs: Any) -> tuple[int, int, int] | None:
+    def _batch_of(self, inputs: Any) -> BatchPlace | None:
         """Find the batch that inputs are, or are a part of; else it is the newest one, if any."""
-        places = storages_of(inputs)
-        for at, batch in reversed(self._recorder.given):
-            if places & storages_of(batch):
-                return at
-        # Some libraries copy a batch, to the device where it is already, even.
-        rows = rows_of_tensors(inputs)
-        for at, batch in reversed(self._recorder.given):
-            if rows and rows <= rows_of_tensors(batch):
-                return at
-        if self._recorder.is_between or not self._recorder.given:
-            return None
-        return self._recorder.given[-1][0]
+        places, rows = storages_of(inputs), rows_of_tensors(inputs)
+        given = list(reversed(self._recorder.given))
+        # Some libraries copy a batch, even to the device where it is already.
+        found = [at for at, batch in given if places & storages_of(batch)] or [
+            at for at, batch in given if rows and rows <= rows_of_tensors(batch)
+        ]
+        newest = [] if self._recorder.is_between else [at for at, _ in given]
+        return next(iter(found or newest), None)
 
     def _after(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         self._depth = max(0, self._depth - 1)

@@ -34,7 +34,7 @@ def main() -> None:
     install(recorder)
     random.seed(recorder.rank)
     np.random.seed(recorder.rank)
-    torch.random.default_generator.manual_seed(_SEED_OF_A_NEW_PROCESS)
+    torch.manual_seed(_SEED_OF_A_NEW_PROCESS)
     sys.argv = [target, *args]
     try:
         (run_module if kind == "module" else run_script)(target, args)

@@ -71,7 +71,7 @@ class OptimizerHooks:
             if not self._recorder.is_exact:
                 self._watch(optimizer)
 
-        Optimizer.add_param_group = add  # type: ignore[method-assign]
+        Optimizer.add_param_group = add  # type: ignore[method-assign,assignment]
 
     def _watch(self, optimizer: Optimizer) -> None:
         for group in optimizer.param_groups:
@@ -122,8 +122,8 @@ class OptimizerHooks:
             forget(module.parameters())
             of_module(module, *args, **kwargs)
 
-        Optimizer.zero_grad = zero  # type: ignore[method-assign]
-        torch.nn.Module.zero_grad = zero_module  # type: ignore[method-assign]
+        Optimizer.zero_grad = zero  # type: ignore[method-assign,assignment]
+        torch.nn.Module.zero_grad = zero_module  # type: ignore[method-assign,assignment]
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         with self._recorder.guarded():

@@ -1,4 +1,4 @@
-"""What one rank did, as values: what verdicts are made of. Samples go by names equal on all ranks."""
+"""What one rank did, as values: verdicts are made of these. Samples have one name on all ranks."""
 
 from __future__ import annotations
 
@@ -152,14 +152,15 @@ class Evaluation:
 
     Attributes:
         samples: of whole epochs, where a loader gave them.
-        num_seen: how many were computed; epochs are cut.
-        seen: those.
+        seen: those that were computed; epochs are cut.
+        rows: digests of what the model was given of each.
         collectives: since it began.
         is_finished: something came after it, or the program ended well.
     """
 
     samples: tuple[str, ...] = ()
     seen: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
     collectives: tuple[Collective, ...] = ()
     is_finished: bool = True
 

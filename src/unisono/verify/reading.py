@@ -6,7 +6,7 @@ loader that nobody trains with, is evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from unisono.verify.identities import Identities
@@ -145,14 +145,19 @@ class _Reading:
         seen: list[str] = []
         places: dict[tuple[int, int], None] = {}
         direct: list[str] = []
+        rows: list[str] = []
         collectives: list[Collective] = []
 
         def ended(is_finished: bool) -> Iterable[Evaluation]:
             if seen:
                 yield Evaluation(
-                    (*self._whole(places), *direct), tuple(seen), tuple(collectives), is_finished
+                    samples=(*self._whole(places), *direct),
+                    seen=tuple(seen),
+                    rows=tuple(rows),
+                    collectives=tuple(collectives),
+                    is_finished=is_finished,
                 )
-            for gathered in (seen, places, direct, collectives):
+            for gathered in (seen, places, direct, rows, collectives):
                 gathered.clear()
 
         for event in self._trace.events:
@@ -161,6 +166,7 @@ class _Reading:
             elif event["t"] == "f" and self._evaluates(event):
                 samples = self._samples(event)
                 seen.extend(samples)
+                rows.extend(event["rows"])
                 if event["at"] is None or self._plan(*event["at"][:2]) is None:
                     direct.extend(samples)
                 else:

@@ -21,6 +21,9 @@ _POLL_S = 0.01
 _OTHERS_AT_MOST_S = 20.0
 _GIVEN_AT_MOST = 4
 
+BatchPlace = tuple[int, int, int]
+"""A loader, an iteration over it, and a batch of that, each counted from 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -71,7 +74,7 @@ class Recorder:
     options: Options
     rank: int
     world_size: int
-    given: list[tuple[tuple[int, int, int], Any]] = field(default_factory=list)
+    given: list[tuple[BatchPlace, Any]] = field(default_factory=list)
     is_between: bool = True
     num_steps: int = 0
     is_exact: bool = False
@@ -86,7 +89,7 @@ class Recorder:
             if len(self._lines) > 256:
                 self.flush()
 
-    def give(self, at: tuple[int, int, int], batch: Any) -> None:
+    def give(self, at: BatchPlace, batch: Any) -> None:
         """Note that the program is given a batch; the newest are kept, as libraries read ahead."""
         self.given = [*self.given[1 - _GIVEN_AT_MOST :], (at, batch)]
         self.is_between = False

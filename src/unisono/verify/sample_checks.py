@@ -33,14 +33,14 @@ def _samples_same(seen: Observed) -> Finding:
         shown = len(sets[0][0])
         return wrong(
             check,
-            f"In all {len(steps)} steps every rank computed the same samples ({shown} in the first).",
+            f"In all {len(steps)} steps all ranks computed the same samples, {shown} in the first.",
             remedy,
         )
     if (loader := _read_whole_by_all(seen)) is not None:
         return wrong(
             check,
-            f"Every rank reads all {len(set(loader.plan or ()))} samples in each epoch, in an order "
-            f"of its own, so each counts {seen.world_size} times.",
+            f"Every rank reads all {len(set(loader.plan or ()))} samples in each epoch, in an "
+            f"order of its own, so each counts {seen.world_size} times.",
             remedy,
         )
     num_common = sum(len(set.intersection(*ranks)) for ranks in sets)
@@ -137,21 +137,23 @@ def _split(seen: Observed) -> Finding:
     check = "split-differs"
     trained = [_plans(rank, "train") for rank in seen.ranks]
     validated = [_plans(rank, "eval") for rank in seen.ranks]
-    if not any(trained):
+    given = [{row for step in rank.steps for row in step.rows} for rank in seen.ranks]
+    evaluated = [{row for one in rank.evaluations for row in one.rows} for rank in seen.ranks]
+    if not any(trained) and not any(given):
         return unknown(check, "Which samples are trained with is not known.")
-    if not any(validated):
-        return ok(check, "There is no loader that is used for validation alone.")
-    if any(t & v for t, v in zip(trained, validated, strict=True)):
-        return ok(check, "Each rank validates with samples that it trains with, too.")
-    leaked = set().union(*trained) & set().union(*validated)
-    if leaked:
-        return wrong(
-            check,
-            f"{len(leaked)} samples that one rank validates with are trained with on another: the "
-            f"ranks have split the data differently.",
-            "Split with a fixed seed that is the same on all ranks, for example "
-            "`random_split(..., generator=torch.Generator().manual_seed(0))`.",
-        )
+    if not any(validated) and not any(evaluated):
+        return ok(check, "Nothing is used for validation alone.")
+    for training, validation in ((trained, validated), (given, evaluated)):
+        if any(t & v for t, v in zip(training, validation, strict=True)):
+            return ok(check, "Each rank validates with samples that it trains with, too.")
+        if leaked := set().union(*training) & set().union(*validation):
+            return wrong(
+                check,
+                f"{len(leaked)} samples that one rank validates with are trained with on another: "
+                f"the ranks have split the data differently.",
+                "Split with a fixed seed that is the same on all ranks, for example "
+                "`random_split(..., generator=torch.Generator().manual_seed(0))`.",
+            )
     return ok(check, "No rank validates with a sample that any rank trains with.")
 
 

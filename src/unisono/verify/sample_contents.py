@@ -108,7 +108,7 @@ def _generators_set_and_put_back() -> Iterator[Callable[[], None]]:
     def reset() -> None:
         random.seed(0)
         np.random.seed(0)
-        torch.random.default_generator.manual_seed(0)
+        torch.manual_seed(0)
 
     try:
         yield reset

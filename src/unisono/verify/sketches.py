@@ -1,8 +1,8 @@
 """What is kept of a gradient: its digest, and 64 numbers from which linear relations can be read.
 
-Element ``i`` counts, with a fixed random sign, towards number ``i mod 64``. So the sketch of a sum is
-the sum of the sketches, and the sketch of a difference is about as long as the difference. Vectors
-of up to 64 elements are their own sketch.
+Element ``i`` counts, with a fixed random sign, towards number ``i mod 64``. So the sketch of a sum
+is the sum of the sketches, and the sketch of a difference is about as long as the difference.
+Vectors of up to 64 elements are their own sketch.
 """
 
 from __future__ import annotations

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from unisono.verify.findings import Finding, ok, unknown, wrong
-from unisono.verify.linear import joined
+from unisono.verify.linear import Array, joined
 from unisono.verify.rank_trace import ModelState, Observed, OptimizerStep
 
 _APART_AT_MOST = 0.05
+_FASTEST, _PLACES_AT_LEAST, _BETWEEN = 16, 4, 0.02
 _RELATIVE, _RELATIVE_IN_TIME = 1e-6, 1e-3
 
 
@@ -119,6 +120,12 @@ def _learning_rates(seen: Observed) -> list[Finding]:
         told = f"The learning rates of {len(mine)} steps are those of one rank."
         return [ok(scaled, told), ok(fast, told)]
     ratios = _ratios(mine, ones)
+    if _ticks_more(pairs) and ones[0] < ones[-1] and mine[0] < mine[-1]:
+        told = (
+            "The schedule takes several of its steps at once while it warms up, as Accelerate does "
+            "for schedules that are counted in batches of one rank."
+        )
+        return [unknown(scaled, told), unknown(fast, told)]
     if ratios and max(ratios) - min(ratios) <= 1e-3 * abs(ratios[0]) and len(ratios) > 1:
         told = (
             f"All ranks have {ratios[0]:.6g} times the learning rate of one rank "
@@ -135,14 +142,16 @@ def _learning_rates(seen: Observed) -> list[Finding]:
         if first_equal
         else unknown(scaled, "Learning rates differ, but not by one factor.")
     )
-    return [start, _too_fast(fast, mine, ones, pairs)]
+    return [start, _too_fast(fast, mine, ones)]
+
+
+def _ticks_more(pairs: Sequence[tuple[OptimizerStep, OptimizerStep]]) -> bool:
+    """Tell whether a schedule steps more often here, between two steps, than on one rank."""
+    return any(step.ticks > max(1, one.ticks) for step, one in pairs[1:])
 
 
 def _too_fast(
-    check: str,
-    mine: Sequence[tuple[float, ...]],
-    ones: Sequence[tuple[float, ...]],
-    pairs: Sequence[tuple[OptimizerStep, OptimizerStep]],
+    check: str, mine: Sequence[tuple[float, ...]], ones: Sequence[tuple[float, ...]]
 ) -> Finding:
     """Tell how many steps of one rank the schedule takes in each step here."""
     at = next(n for n, (a, b) in enumerate(zip(mine, ones, strict=True)) if not _are_close(a, b))
@@ -150,31 +159,38 @@ def _too_fast(
         f"In step {at} the learning rate is {mine[at][0]:.6g}, that of one rank {ones[at][0]:.6g}"
     )
     remedy = (
-        "Step the schedule once for each step of the optimizer, and count its length in steps of the "
-        "global batch: `len(loader)` on a rank is that already."
+        "Step the schedule once for each step of the optimizer, and count its length in steps of "
+        "the global batch: `len(loader)` on a rank is that already."
     )
     speed = _speed(mine, ones)
-    ticks = max(step.ticks for step, _ in pairs[1:]) if len(pairs) > 1 else 0
     if speed is None:
         return unknown(check, f"{told}; the schedules are different ones.")
-    is_warming_up = ones[0] < ones[-1] and mine[0] < mine[-1]
-    if ticks > 1 and is_warming_up:
-        return unknown(
-            check,
-            f"{told}: the warm-up takes {speed} of its steps at once, as Accelerate does for "
-            f"schedules that are counted in batches of one rank.",
-        )
     return wrong(check, f"{told}: the schedule runs {speed} times as fast.", remedy)
 
 
-def _speed(mine: Sequence[tuple[float, ...]], ones: Sequence[tuple[float, ...]]) -> int | None:
+def _speed(mine: Sequence[tuple[float, ...]], ones: Sequence[tuple[float, ...]]) -> float | None:
     """Find k so that step t here has the learning rate of step k·t there."""
-    for speed in range(2, 17):
+    for speed in range(2, _FASTEST + 1):
         places = [at for at in range(len(mine)) if at * speed < len(ones)]
         pairs = [(mine[at], ones[at * speed]) for at in places]
         if len(places) > 1 and all(np.allclose(a, b, rtol=_RELATIVE_IN_TIME) for a, b in pairs):
             return speed
-    return None
+    return _speed_between(np.array([lr[0] for lr in mine]), np.array([lr[0] for lr in ones]))
+
+
+def _speed_between(mine: Array, ones: Array) -> float | None:
+    """Find one that is no whole number, for schedules that change in each step."""
+    spread, steps = float(np.ptp(ones)), np.arange(len(ones))
+    best: tuple[float, float] | None = None
+    for speed in np.arange(1.05, _FASTEST, 0.01):
+        places = [at for at in range(len(mine)) if at * speed <= len(ones) - 1]
+        if len(places) < _PLACES_AT_LEAST:
+            break
+        there = np.interp(np.array(places) * speed, steps, ones)
+        apart = float(np.max(np.abs(there - mine[places])))
+        if best is None or apart < best[0]:
+            best = apart, round(float(speed), 2)
+    return best[1] if best is not None and best[0] <= _BETWEEN * spread else None
 
 
 def _are_close(a: Sequence[float], b: Sequence[float]) -> bool:
@@ -228,9 +244,9 @@ def _loader_randomness(seen: Observed) -> Finding:
     if num_same:
         return wrong(
             check,
-            f"In {num_same} of {num_drawing} batches the datasets of all ranks draw the same numbers "
-            f"from {name}'s generator, for different samples.",
-            "Seed each rank differently (`torch.manual_seed(seed + rank)`, and numpy's and Python's "
-            "generators), and let `worker_init_fn` use `torch.initial_seed()`.",
+            f"In {num_same} of {num_drawing} batches the datasets of all ranks draw the same "
+            f"numbers from {name}'s generator, for different samples.",
+            "Seed each rank differently (`torch.manual_seed(seed + rank)`, and numpy's and "
+            "Python's generators), and let `worker_init_fn` use `torch.initial_seed()`.",
         )
     return ok(check, f"Ranks drew different numbers in {num_drawing} batches.")

@@ -57,9 +57,11 @@ def verify(
         environ: the variables it gets.
         say: shows a line about what is under way.
     """
-    with tempfile.TemporaryDirectory(prefix="unisono-verify-") as folder:
-        with Trials(program, limits, Path(folder), environ) as trials:
-            return _Verification(trials, world_size, limits, say).verdict()
+    with (
+        tempfile.TemporaryDirectory(prefix="unisono-verify-") as folder,
+        Trials(program, limits, Path(folder), environ) as trials,
+    ):
+        return _Verification(trials, world_size, limits, say).verdict()
 
 
 class _Verification:
@@ -98,9 +100,7 @@ class _Verification:
         elif any(trace.events[:-1] for trace in traces):
             why = "The program ended without a step of an optimizer of torch."
         else:
-            why = (
-                "The program ended without using a torch module, loader or optimizer in the ranks."
-            )
+            why = "The program ended without a torch module, loader or optimizer on its ranks."
         remedy = "Verify a script that trains; what it printed is above." if trial.failure else ""
         findings = [unknown(check, why, remedy) for check in CAUSES_FIRST]
         return Verdict(sizes, tuple(findings), _trouble(trial), trial.interrupted_by)

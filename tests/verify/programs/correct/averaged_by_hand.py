@@ -37,7 +37,9 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=args.lr)
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 5, 0.5)
         self.sampler = DistributedSampler(self.train_set, self.world_size, self.rank)
-        self.loader = DataLoader(self.train_set, args.batch_size // self.world_size, sampler=self.sampler)
+        self.loader = DataLoader(
+            self.train_set, args.batch_size // self.world_size, sampler=self.sampler
+        )
         self.epochs = args.epochs
 
     def average_gradients(self):

@@ -1,4 +1,4 @@
-"""Each rank makes a dataset of its own part; uneven parts, weighed by their samples; rank 0 tests."""
+"""Each rank makes a dataset of its own part; uneven ones, weighed by samples; rank 0 tests."""
 
 import os
 
@@ -32,7 +32,7 @@ def main():
     torch.manual_seed(0)
     model = nn.Linear(7, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(2):
+    for _ in range(2):
         for inputs, targets in loader:
             optimizer.zero_grad()
             nn.functional.mse_loss(model(inputs), targets).backward()

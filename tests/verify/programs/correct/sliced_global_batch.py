@@ -17,7 +17,7 @@ model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 loader = DataLoader(data, batch_size=16, shuffle=True)
 
-for epoch in range(2):
+for _ in range(2):
     for inputs, targets in loader:
         mine = slice(rank, None, world_size)
         loss = ((model(inputs[mine]) - targets[mine]) ** 2).sum() / len(inputs)
