@@ -337,8 +337,8 @@ def verify(
 
     from unisono.launch.job import working_folder
     from unisono.notices import say
+    from unisono.verify.findings import NOT_VERIFIED, status_of
     from unisono.verify.findings import as_json as json_of
-    from unisono.verify.findings import status_of
     from unisono.verify.table import print_table
     from unisono.verify.trials import Limits, Program
     from unisono.verify.verifier import verify as verify_program
@@ -353,7 +353,13 @@ def verify(
     with _refusing():
         program = Program(MODULE if is_module else SCRIPT, script, args, Path(working_folder()))
         limits = Limits(steps=steps, timeout_s=timeout_s)
-        verdict = verify_program(program, workers, limits, os.environ, say)
+        try:
+            verdict = verify_program(program, workers, limits, os.environ, say)
+        except OSError as error:
+            raise _Refusal(
+                f"a folder for temporary files must take a copy of the working folder, but "
+                f"{error.filename or 'it'!r} does not ({error.strerror}): make room, or set TMPDIR."
+            ) from None
     if verdict.interrupted_by is not None:
         _leave(128 + verdict.interrupted_by)
     if verdict.trouble:
@@ -363,7 +369,8 @@ def verify(
             click.echo(json_of(script, verdict.world_sizes, verdict.findings))
         else:
             print_table(Console(), script, verdict.world_sizes, verdict.findings)
-    _leave(status_of(verdict.findings))
+    # Equal as far as it ran is not equal.
+    _leave(status_of(verdict.findings) or (NOT_VERIFIED if verdict.trouble else 0))
 
 
 @main.command(short_help="List the checkpoints of a run.")

@@ -6,10 +6,12 @@ process, and Python's and numpy's in a state of its own on each rank. Its output
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import sys
 import traceback
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from unisono.verify.loader_hooks import LoaderHooks
 from unisono.verify.module_hooks import ModuleHooks
 from unisono.verify.optimizer_hooks import OptimizerHooks
 from unisono.verify.recorder import Options, Recorder
+from unisono.verify.scratch import copy_before_writing, unlink_target
 
 _SEED_OF_A_NEW_PROCESS = 67280421310721  # c10's default_rng_seed_val
 
@@ -32,6 +35,7 @@ def main() -> None:
     recorder = Recorder(options, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     _redirect(recorder)
     install(recorder)
+    _protect_files(os.getcwd())
     random.seed(recorder.rank)
     np.random.seed(recorder.rank)
     torch.manual_seed(_SEED_OF_A_NEW_PROCESS)
@@ -65,6 +69,20 @@ def install(recorder: Recorder) -> None:
         ExactHooks(recorder, engage),
     ):
         hooks.install()
+
+
+def _protect_files(folder: str) -> None:
+    """Leave the user's files as they are, where the working folder has links to them."""
+    copy_before_writing(folder)
+    save = torch.save
+
+    @functools.wraps(save)
+    def guarded(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(f, str | os.PathLike):
+            unlink_target(folder, os.fspath(f), keep=False)
+        save(obj, f, *args, **kwargs)
+
+    torch.save = torch.serialization.save = guarded
 
 
 def _redirect(recorder: Recorder) -> None:

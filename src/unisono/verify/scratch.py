@@ -2,7 +2,7 @@
 
 Two runs of one program must not find each other's checkpoints, and neither may replace the user's.
 Small files are copied; large ones, and what is never written to (`.git`, environments), are links
-to the originals.
+to the originals. A large file is copied when the program opens it for writing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import contextlib
 import os
 import shutil
 import stat
+import sys
 from pathlib import Path
+from typing import Any
 
 COPIED_AT_MOST_BYTES = 16 << 20
 ENTRIES_AT_MOST = 20_000
@@ -57,3 +59,38 @@ def _copy_or_link(entry: os.DirEntry[str], place: Path, *, may_copy: bool) -> No
             return
     with contextlib.suppress(OSError):
         place.symlink_to(os.path.realpath(entry.path))
+
+
+def copy_before_writing(folder: str) -> None:
+    """Have this process replace a link in `folder` by a copy before it writes to the file behind.
+
+    Python says so for each file that it opens; of what torch and safetensors write natively,
+    :func:`unlink_target` is told by their hooks.
+    """
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(args[0], str | bytes):
+            flags = args[2] if isinstance(args[2], int) else 0
+            if flags & (os.O_WRONLY | os.O_RDWR):
+                unlink_target(folder, os.fsdecode(args[0]), keep=not flags & os.O_TRUNC)
+
+    sys.addaudithook(audit)
+
+
+def unlink_target(folder: str, path: str, *, keep: bool) -> None:
+    """Replace a link to a file by a file of its own.
+
+    Args:
+        folder: where links are replaced; those elsewhere are the program's affair.
+        path: what is about to be written.
+        keep: with what the file holds, for who adds to it.
+    """
+    place = os.path.abspath(path)
+    if not place.startswith(folder + os.sep) or not os.path.islink(place):
+        return
+    original = os.path.realpath(place)
+    if os.path.isdir(original):
+        return
+    os.unlink(place)
+    if keep:
+        shutil.copy2(original, place)

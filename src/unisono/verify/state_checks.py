@@ -65,19 +65,20 @@ def _parameters(seen: Observed) -> Finding:
 def _against_one(seen: Observed, check: str, num_states: int) -> Finding:
     """Compare where one rank has come with where all have."""
     same = f"The same bits on all ranks before each of {num_states} steps."
-    pairs = [(step[0], seen.step_of_one(step[0])) for step in seen.steps()]
+    pairs = [(s[0], seen.step_of_one(s[0])) for s in seen.steps() if s[0].optimizer == 0]
     known = [(a, b) for a, b in pairs if b is not None and a.parameters and b.parameters]
     if not known:
         return unknown(check, f"{same} With one rank they could not be compared.")
     mine, ones = known[-1]
-    names = [name for name in mine.parameters if name in ones.parameters]
-    x, y, start = (
+    start = known[0][0].parameters
+    names = [name for name in mine.parameters if name in ones.parameters and name in start]
+    x, y, before = (
         joined([parameters[name][0] for name in names])
-        for parameters in (mine.parameters, ones.parameters, known[0][0].parameters)
+        for parameters in (mine.parameters, ones.parameters, start)
     )
     if len(x) != len(y):
         return unknown(check, f"{same} One rank has others.")
-    moved = max(float(np.linalg.norm(x - start)), 1e-3 * float(np.linalg.norm(x)))
+    moved = max(float(np.linalg.norm(x - before)), 1e-3 * float(np.linalg.norm(x)))
     apart = float(np.linalg.norm(x - y)) / moved if moved else 0.0
     told = f"{same} After step {mine.number} they are {apart:.1e} of the way apart from one rank's"
     if apart <= _APART_AT_MOST:

@@ -24,8 +24,10 @@ def print_table(
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
+    before = ""
     for finding in findings:
         text = escape(shown_lines(told(finding)))
+        text, before = ("as above" if text == before else text), text
         if finding.remedy:
             text += f"\n→ {escape(finding.remedy)}"
         table.add_row(marks[finding.verdict], finding.check, text)
