@@ -26,10 +26,9 @@ LIBRARIES = {
 }
 CORRECT = sorted(path.stem for path in PROGRAMS.glob("*.py"))
 # One of each style, and of each way in which checks work, for every day.
-DAILY_CORRECT = ("averaged_by_hand", "tokens", "trained_with_unisono")
+DAILY_CORRECT = ("tokens", "trained_with_unisono")
 DAILY_MISTAKES = (
     "epoch-order-fixed-ddp",
-    "gradients-not-averaged-ddp-around-ddp",
     "mean-of-means-sharded_by_hand",
     "split-differs-averaged_by_hand",
 )
@@ -78,6 +77,20 @@ def test_a_mistake_is_named_first(name: str, tmp_path: Path) -> None:
     (mistake,) = (mistake for mistake in MISTAKES if str(mistake) == name)
     found = findings(mistake.source(), mistake.program, tmp_path)
     assert found[0] == (mistake.check, "wrong")
+
+
+@slow
+def test_state_that_a_worker_keeps_for_itself_is_found_in_a_program_of_ours(tmp_path: Path) -> None:
+    source = (PROGRAMS / "trained_with_unisono.py").read_text()
+    source = source.replace(
+        "    x, y = batch\n", "    x, y = batch\n    model.calls = getattr(model, 'calls', 0) + 1\n"
+    ).replace("F.cross_entropy(model(x), y)", "F.cross_entropy(model(x), y) * (1 + model.calls)")
+    (tmp_path / "train.py").write_text(source)
+    verdict = verify(Program("script", "train.py", (), tmp_path), 3, Limits(), os.environ, print)
+    assert verdict.world_sizes == (1, 2, 3)
+    first = verdict.findings[0]
+    assert (first.check, first.verdict) == ("gradients-not-averaged", "wrong")
+    assert first.evidence.startswith("Step 0, shard 2: the gradient of `0.weight` on 2 workers")
 
 
 def test_there_is_a_mistake_for_every_check_and_style() -> None:
