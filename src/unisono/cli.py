@@ -339,7 +339,7 @@ def verify(
     from unisono.notices import say
     from unisono.verify.findings import NOT_VERIFIED, status_of
     from unisono.verify.findings import as_json as json_of
-    from unisono.verify.table import print_table
+    from unisono.verify.findings_table import print_table
     from unisono.verify.trials import Limits, Program
     from unisono.verify.verifier import verify as verify_program
 

@@ -10,9 +10,9 @@ from unisono.verify.rank_trace import (
     Gradient,
     Micro,
     ModelState,
-    Observed,
     OptimizerStep,
     RankTrace,
+    TwoRuns,
     Vector,
 )
 
@@ -57,7 +57,7 @@ def two_ranks(
     samples: Sequence[Sequence[str]] = SAMPLES,
     counted: Sequence[int | None] = (None, None),
     **fields: object,
-) -> Observed:
+) -> TwoRuns:
     """Make two ranks that take one step each, and one that takes it on all samples."""
     ranks = tuple(
         RankTrace(
@@ -77,4 +77,4 @@ def two_ranks(
     if ones is not None:
         everything = [sample for of_rank in samples for sample in of_rank]
         one = RankTrace(0, (step({"w": gradient(ones, ones)}, everything),))
-    return Observed(ranks, one)
+    return TwoRuns(ranks, one)

@@ -1,7 +1,7 @@
 import pytest
 
 from unisono.verify.evaluation_checks import check_evaluations
-from unisono.verify.rank_trace import Collective, Evaluation, Observed, RankTrace
+from unisono.verify.rank_trace import Collective, EvaluationPass, RankTrace, TwoRuns
 
 SUM_OF_COUNTS = Collective("all_reduce", (3.0, 6.0))
 
@@ -9,15 +9,15 @@ SUM_OF_COUNTS = Collective("all_reduce", (3.0, 6.0))
 def verdicts(samples, calls=(), *, one=None, how="ended"):
     ranks = tuple(
         RankTrace(
-            evaluations=(Evaluation(tuple(of_rank), tuple(of_rank), (), tuple(calls)),)
+            evaluations=(EvaluationPass(tuple(of_rank), tuple(of_rank), (), tuple(calls)),)
             if of_rank
             else (),
             how=how,
         )
         for of_rank in samples
     )
-    alone = None if one is None else RankTrace(evaluations=(Evaluation(tuple(one)),))
-    found = check_evaluations(Observed(ranks, alone))
+    alone = None if one is None else RankTrace(evaluations=(EvaluationPass(tuple(one)),))
+    found = check_evaluations(TwoRuns(ranks, alone))
     return tuple(finding.verdict for finding in found)
 
 
@@ -47,8 +47,8 @@ def test_nothing_to_evaluate():
 
 def test_an_evaluation_that_was_cut_off_is_not_judged():
     ranks = tuple(
-        RankTrace(evaluations=(Evaluation(tuple(s), is_finished=False),), how="stopped")
+        RankTrace(evaluations=(EvaluationPass(tuple(s), is_finished=False),), how="stopped")
         for s in ("ab", "cd")
     )
-    found = check_evaluations(Observed(ranks))
+    found = check_evaluations(TwoRuns(ranks))
     assert [finding.verdict for finding in found] == ["unknown", "unknown"]

@@ -3,7 +3,7 @@ from tests.verify.made import LOCAL, gradient, mixed, step, two_ranks
 
 from unisono.verify.gradient_checks import CHECKS, check_gradients
 from unisono.verify.linear import relation, tolerance, weights
-from unisono.verify.rank_trace import Micro, ModelState, Observed, OptimizerStep, RankTrace
+from unisono.verify.rank_trace import Micro, ModelState, OptimizerStep, RankTrace, TwoRuns
 
 MEAN = mixed((0.5, 0.5))
 SUM = mixed((1.0, 1.0))
@@ -62,7 +62,7 @@ def test_rounding_is_larger_in_bfloat16_and_after_many_steps():
 def test_other_samples_say_nothing_about_weights():
     seen = two_ranks((MEAN, MEAN), mixed((0.9, 0.1)))
     others = RankTrace(0, (step(seen.one.steps[0].gradients, "xyzu"),))
-    found = verdicts(Observed(seen.ranks, others))
+    found = verdicts(TwoRuns(seen.ranks, others))
     assert found["weights-of-tokens"] == found["gradient-times-n"] == "unknown"
     assert found["gradients-not-averaged"] == "ok"
 
@@ -70,7 +70,7 @@ def test_other_samples_say_nothing_about_weights():
 def test_other_parameters_at_the_start_say_nothing():
     seen = two_ranks((SUM, SUM), MEAN)
     one = RankTrace(0, (step(seen.one.steps[0].gradients, "abcd", state=ModelState({"w": "x"})),))
-    assert wrong_ones(Observed(seen.ranks, one)) == []
+    assert wrong_ones(TwoRuns(seen.ranks, one)) == []
 
 
 def test_without_one_rank_averaging_is_seen_and_nothing_else():
@@ -104,7 +104,7 @@ def test_one_parameter_that_is_left_out_is_named():
         )
         for rank in range(2)
     )
-    (finding,) = [f for f in check_gradients(Observed(ranks)) if f.verdict == "wrong"]
+    (finding,) = [f for f in check_gradients(TwoRuns(ranks)) if f.verdict == "wrong"]
     assert finding.check == "parameter-not-averaged"
     assert "`head.bias`" in finding.evidence
 
@@ -132,7 +132,7 @@ def test_accumulated_passes_that_are_not_all_averaged(finals, no_sync, expected)
         )
         for rank in range(2)
     )
-    assert wrong_ones(Observed(ranks)) == expected
+    assert wrong_ones(TwoRuns(ranks)) == expected
 
 
 def test_clipping_own_gradients_is_named_even_if_it_changes_nothing():
@@ -140,7 +140,7 @@ def test_clipping_own_gradients_is_named_even_if_it_changes_nothing():
         RankTrace(rank, (step({"w": gradient(MEAN, LOCAL[rank], clipped=LOCAL[rank])}),))
         for rank in range(2)
     )
-    assert wrong_ones(Observed(ranks)) == ["clip-before-average"]
+    assert wrong_ones(TwoRuns(ranks)) == ["clip-before-average"]
 
 
 def test_clipping_the_average_is_right():
@@ -150,7 +150,7 @@ def test_clipping_the_average_is_right():
         for rank in range(2)
     )
     one = RankTrace(0, (step({"w": gradient(mixed((0.2, 0.2)), MEAN, clipped=MEAN)}, "ab"),))
-    assert set(verdicts(Observed(ranks, one)).values()) == {"ok"}
+    assert set(verdicts(TwoRuns(ranks, one)).values()) == {"ok"}
 
 
 def test_averaged_parameters_take_the_place_of_averaged_gradients():
@@ -162,15 +162,15 @@ def test_averaged_parameters_take_the_place_of_averaged_gradients():
         )
         return RankTrace(number, (first, second))
 
-    found = verdicts(Observed((rank(0), rank(1))))
+    found = verdicts(TwoRuns((rank(0), rank(1))))
     assert found["gradients-not-averaged"] == "unknown"
-    first_alone = Observed(tuple(RankTrace(n, rank(n).steps[:1]) for n in range(2)))
+    first_alone = TwoRuns(tuple(RankTrace(n, rank(n).steps[:1]) for n in range(2)))
     assert verdicts(first_alone)["gradients-not-averaged"] == "wrong"
 
 
 def test_ranks_that_update_different_parameters_are_not_judged():
     ranks = tuple(RankTrace(n, (step({f"w{n}": gradient(LOCAL[n], LOCAL[n])}),)) for n in range(2))
-    assert set(verdicts(Observed(ranks)).values()) == {"unknown"}
+    assert set(verdicts(TwoRuns(ranks)).values()) == {"unknown"}
 
 
 def test_relations_and_weights():

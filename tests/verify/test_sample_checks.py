@@ -1,12 +1,12 @@
 import pytest
 
 from unisono.verify.rank_trace import (
-    Evaluation,
+    EvaluationPass,
     Iteration,
     Micro,
-    Observed,
     OptimizerStep,
     RankTrace,
+    TwoRuns,
 )
 from unisono.verify.sample_checks import check_samples
 
@@ -25,7 +25,7 @@ def trace(plan, *, orders=("one", "two"), role="train", **fields):
 
 
 def verdicts(ranks, one=None):
-    found = check_samples(Observed(tuple(ranks), one))
+    found = check_samples(TwoRuns(tuple(ranks), one))
     return {finding.check: finding.verdict for finding in found}
 
 
@@ -117,7 +117,7 @@ def test_a_split_is_seen_in_what_the_model_is_given_too():
     ranks = [
         RankTrace(
             steps=(OptimizerStep(micros=(Micro(("?",), (train,)),)),),
-            evaluations=(Evaluation(samples=("?",), rows=(valid,)),),
+            evaluations=(EvaluationPass(samples=("?",), rows=(valid,)),),
         )
         for train, valid in (("a", "b"), ("b", "c"))
     ]

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from unisono.verify.rank_trace import Fetch, ModelState, Observed, OptimizerStep, RankTrace
+from unisono.verify.rank_trace import DatasetRead, ModelState, OptimizerStep, RankTrace, TwoRuns
 from unisono.verify.state_checks import check_states
 
 
@@ -15,7 +15,7 @@ def trace(lrs=(0.1,) * 12, *, ticks=1, **fields):
 
 
 def verdicts(ranks, one=None):
-    return {f.check: f.verdict for f in check_states(Observed(tuple(ranks), one))}
+    return {f.check: f.verdict for f in check_states(TwoRuns(tuple(ranks), one))}
 
 
 def cosine(length, num=20):
@@ -109,7 +109,7 @@ def test_random_numbers_of_forward_passes(draws, rngs, expected):
 )
 def test_random_numbers_of_datasets(samples, states, expected):
     ranks = [
-        RankTrace(fetches=(Fetch((0, 0, 0), tuple(names), drawn),))
+        RankTrace(fetches=(DatasetRead((0, 0, 0), tuple(names), drawn),))
         for names, drawn in zip(samples, states, strict=True)
     ]
     assert verdicts(ranks)["loader-randomness-same"] == expected

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unisono.verify.findings import Finding, ok, unknown, wrong
-from unisono.verify.rank_trace import Evaluation, Observed
+from unisono.verify.rank_trace import EvaluationPass, TwoRuns
 
 _SUMS = ("all_reduce", "reduce")
 
 
-def check_evaluations(seen: Observed) -> list[Finding]:
+def check_evaluations(seen: TwoRuns) -> list[Finding]:
     """Judge every evaluation that was seen."""
     return [_partial(seen), _counts_twice(seen)]
 
 
-def _evaluations(seen: Observed) -> list[list[Evaluation]]:
+def _evaluations(seen: TwoRuns) -> list[list[EvaluationPass]]:
     """Give what ranks did in each evaluation; ranks that took no part are left out."""
     most = max((len(rank.evaluations) for rank in seen.ranks), default=0)
     together = [
@@ -25,7 +25,7 @@ def _evaluations(seen: Observed) -> list[list[Evaluation]]:
     return [ranks for ranks in together if all(one.is_finished for one in ranks)]
 
 
-def _nothing(seen: Observed, check: str) -> Finding:
+def _nothing(seen: TwoRuns, check: str) -> Finding:
     if all(rank.how == "ended" for rank in seen.ranks):
         return ok(check, "The program evaluates nothing.")
     return unknown(
@@ -35,7 +35,7 @@ def _nothing(seen: Observed, check: str) -> Finding:
     )
 
 
-def _partial(seen: Observed) -> Finding:
+def _partial(seen: TwoRuns) -> Finding:
     check = "evaluation-partial"
     evaluations = _evaluations(seen)
     if not evaluations:
@@ -55,13 +55,13 @@ def _partial(seen: Observed) -> Finding:
     return ok(check, "Each evaluation covers the whole set, or ranks put their results together.")
 
 
-def _samples_of_one(seen: Observed, at: int) -> int:
+def _samples_of_one(seen: TwoRuns, at: int) -> int:
     if seen.one is None or at >= len(seen.one.evaluations):
         return 0
     return len(set(seen.one.evaluations[at].samples))
 
 
-def _counts_twice(seen: Observed) -> Finding:
+def _counts_twice(seen: TwoRuns) -> Finding:
     check = "evaluation-counts-twice"
     evaluations = _evaluations(seen)
     if not evaluations:
@@ -74,7 +74,7 @@ def _counts_twice(seen: Observed) -> Finding:
     return found[0]
 
 
-def _judge(check: str, at: int, ranks: Sequence[Evaluation]) -> Finding:
+def _judge(check: str, at: int, ranks: Sequence[EvaluationPass]) -> Finding:
     everything = {sample for one in ranks for sample in one.samples}
     total = sum(len(one.samples) for one in ranks)
     num_twice = total - len(everything)

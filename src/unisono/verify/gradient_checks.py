@@ -28,7 +28,7 @@ from unisono.verify.linear import (
     tolerance,
     weights,
 )
-from unisono.verify.rank_trace import Observed, OptimizerStep
+from unisono.verify.rank_trace import OptimizerStep, TwoRuns
 
 CHECKS = (
     "clip-before-average",
@@ -74,7 +74,7 @@ class _Judged:
     why_unknown: str = ""
 
 
-def check_gradients(seen: Observed) -> list[Finding]:
+def check_gradients(seen: TwoRuns) -> list[Finding]:
     """Judge all steps whose gradients were kept."""
     judged: list[_Judged] = []
     steps = seen.steps()
@@ -119,7 +119,7 @@ def _without_mistake(judged: Sequence[_Judged]) -> list[Finding]:
 
 
 def _judge(
-    seen: Observed, step: Sequence[OptimizerStep], later: Sequence[OptimizerStep] | None
+    seen: TwoRuns, step: Sequence[OptimizerStep], later: Sequence[OptimizerStep] | None
 ) -> _Judged:
     names = [name for name in step[0].gradients if all(name in r.gradients for r in step)]
     names = [name for name in names if _are_comparable(step, name)]
@@ -245,7 +245,7 @@ def _is_partly_averaged(step: Sequence[OptimizerStep], names: Sequence[str]) -> 
 
 
 def _compare_with_one(
-    seen: Observed, step: Sequence[OptimizerStep], names: Sequence[str]
+    seen: TwoRuns, step: Sequence[OptimizerStep], names: Sequence[str]
 ) -> _Judged:
     """Compare the gradient that all ranks have with that of one rank."""
     one = seen.step_of_one(step[0])
@@ -275,7 +275,7 @@ def _unknown(synced: _Judged, why: str) -> _Judged:
     return _Judged(evidence=synced.evidence, is_synced=True, why_unknown=why)
 
 
-def _starts_alike(seen: Observed, step: Sequence[OptimizerStep], one: OptimizerStep) -> bool:
+def _starts_alike(seen: TwoRuns, step: Sequence[OptimizerStep], one: OptimizerStep) -> bool:
     """Tell whether one rank has the parameters that the ranks have, but for rounding."""
     mine, ones = step[0].state, one.state
     if mine is None or ones is None or mine.parameters == ones.parameters:

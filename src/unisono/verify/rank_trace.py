@@ -147,7 +147,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvaluationPass:
     """Forward passes without gradients, up to the next training.
 
     Attributes:
@@ -166,7 +166,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class DatasetRead:
     """A batch that a dataset was asked for.
 
     Attributes:
@@ -191,13 +191,13 @@ class RankTrace:
     rank: int = 0
     steps: tuple[OptimizerStep, ...] = ()
     iterations: tuple[Iteration, ...] = ()
-    evaluations: tuple[Evaluation, ...] = ()
-    fetches: tuple[Fetch, ...] = ()
+    evaluations: tuple[EvaluationPass, ...] = ()
+    fetches: tuple[DatasetRead, ...] = ()
     how: str = "ended"
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class TwoRuns:
     """Two runs of one program.
 
     Attributes:

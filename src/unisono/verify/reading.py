@@ -12,8 +12,8 @@ from typing import Any
 from unisono.verify.identities import Identities
 from unisono.verify.rank_trace import (
     Collective,
-    Evaluation,
-    Fetch,
+    DatasetRead,
+    EvaluationPass,
     Gradient,
     Iteration,
     Micro,
@@ -141,16 +141,16 @@ class _Reading:
                 roles[loader] = "eval"
         return roles, sliced
 
-    def _evaluations(self) -> Iterable[Evaluation]:
+    def _evaluations(self) -> Iterable[EvaluationPass]:
         seen: list[str] = []
         places: dict[tuple[int, int], None] = {}
         direct: list[str] = []
         rows: list[str] = []
         collectives: list[Collective] = []
 
-        def ended(is_finished: bool) -> Iterable[Evaluation]:
+        def ended(is_finished: bool) -> Iterable[EvaluationPass]:
             if seen:
-                yield Evaluation(
+                yield EvaluationPass(
                     samples=(*self._whole(places), *direct),
                     seen=tuple(seen),
                     rows=tuple(rows),
@@ -190,13 +190,13 @@ class _Reading:
         for place in places:
             yield from self._plan(*place) or ()
 
-    def _fetches(self) -> Iterable[Fetch]:
+    def _fetches(self) -> Iterable[DatasetRead]:
         for event in self._trace.fetches:
             named = self._identities.name(self._trace, event["dataset"], event["indices"])
             worker = -1 if event["worker"] is None else event["worker"]
             place = (event["dataset"], worker, event["n"])
             samples = tuple(map(str, event["indices"])) if named is None else named
-            yield Fetch(place, samples, event["drawn"])
+            yield DatasetRead(place, samples, event["drawn"])
 
 
 class _SinceStep:

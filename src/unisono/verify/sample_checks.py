@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unisono.verify.findings import Finding, ok, unknown, wrong
-from unisono.verify.rank_trace import Iteration, Observed, RankTrace
+from unisono.verify.rank_trace import Iteration, RankTrace, TwoRuns
 
 _SAMPLER = "Give the DataLoader a `DistributedSampler` (and `shuffle=False`)"
 
 
-def check_samples(seen: Observed) -> list[Finding]:
+def check_samples(seen: TwoRuns) -> list[Finding]:
     """Judge which samples ranks train with."""
     return [
         _samples_same(seen),
@@ -20,7 +20,7 @@ def check_samples(seen: Observed) -> list[Finding]:
     ]
 
 
-def _samples_same(seen: Observed) -> Finding:
+def _samples_same(seen: TwoRuns) -> Finding:
     """Do ranks share the samples of a step, or compute the same ones?"""
     check = "samples-same-on-all-ranks"
     steps = [step for step in seen.steps() if all(rank.samples for rank in step)]
@@ -48,7 +48,7 @@ def _samples_same(seen: Observed) -> Finding:
     return ok(check, f"Ranks computed different samples in {len(steps)} steps; {shared}.")
 
 
-def _read_whole_by_all(seen: Observed) -> Iteration | None:
+def _read_whole_by_all(seen: TwoRuns) -> Iteration | None:
     """Find an epoch in which each rank read everything that any rank read."""
     for place in _places(seen, "train"):
         iterations = [_at(rank, place) for rank in seen.ranks]
@@ -61,7 +61,7 @@ def _read_whole_by_all(seen: Observed) -> Iteration | None:
     return None
 
 
-def _epoch_order(seen: Observed) -> Finding:
+def _epoch_order(seen: TwoRuns) -> Finding:
     """Does a shuffled order change from epoch to epoch?"""
     check = "epoch-order-fixed"
     unshuffled = ""
@@ -97,7 +97,7 @@ def _changes_in_one(one: RankTrace | None, number: int) -> bool:
     return len(iterations) > 1 and iterations[0].order != iterations[1].order
 
 
-def _samples_lost(seen: Observed) -> Finding:
+def _samples_lost(seen: TwoRuns) -> Finding:
     """Do all ranks together read as many samples as one?"""
     check = "samples-lost"
     evidence = ""
@@ -132,7 +132,7 @@ def _samples_lost(seen: Observed) -> Finding:
     return unknown(check, "Which samples an epoch has is not known: no DataLoader with a sampler.")
 
 
-def _split(seen: Observed) -> Finding:
+def _split(seen: TwoRuns) -> Finding:
     """Does a rank train with samples that another one validates with?"""
     check = "split-differs"
     trained = [_plans(rank, "train") for rank in seen.ranks]
@@ -161,7 +161,7 @@ def _plans(rank: RankTrace, role: str) -> set[str]:
     return {s for i in rank.iterations if i.role == role for s in i.plan or ()}
 
 
-def _places(seen: Observed, role: str) -> Sequence[tuple[int, int]]:
+def _places(seen: TwoRuns, role: str) -> Sequence[tuple[int, int]]:
     return [(i.loader, i.epoch) for i in seen.ranks[0].iterations if i.role == role]
 
 

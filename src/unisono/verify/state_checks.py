@@ -8,14 +8,14 @@ import numpy as np
 
 from unisono.verify.findings import Finding, ok, unknown, wrong
 from unisono.verify.linear import Array, joined
-from unisono.verify.rank_trace import ModelState, Observed, OptimizerStep
+from unisono.verify.rank_trace import ModelState, OptimizerStep, TwoRuns
 
 _APART_AT_MOST = 0.05
 _FASTEST, _PLACES_AT_LEAST, _BETWEEN = 16, 4, 0.02
 _RELATIVE, _RELATIVE_IN_TIME = 1e-6, 1e-3
 
 
-def check_states(seen: Observed) -> list[Finding]:
+def check_states(seen: TwoRuns) -> list[Finding]:
     """Judge parameters, buffers, learning rates and generators."""
     return [
         *_learning_rates(seen),
@@ -26,7 +26,7 @@ def check_states(seen: Observed) -> list[Finding]:
     ]
 
 
-def _states(seen: Observed) -> list[tuple[OptimizerStep, list[ModelState]]]:
+def _states(seen: TwoRuns) -> list[tuple[OptimizerStep, list[ModelState]]]:
     """Give the steps before which the state of all ranks is known."""
     found = []
     for step in seen.steps():
@@ -44,7 +44,7 @@ def _first_difference(named: Sequence[Mapping[str, str]]) -> str:
     return ""
 
 
-def _parameters(seen: Observed) -> Finding:
+def _parameters(seen: TwoRuns) -> Finding:
     check = "parameters-differ"
     states = _states(seen)
     for step, of_ranks in states:
@@ -62,7 +62,7 @@ def _parameters(seen: Observed) -> Finding:
     return _against_one(seen, check, len(states))
 
 
-def _against_one(seen: Observed, check: str, num_states: int) -> Finding:
+def _against_one(seen: TwoRuns, check: str, num_states: int) -> Finding:
     """Compare where one rank has come with where all have."""
     same = f"The same bits on all ranks before each of {num_states} steps."
     pairs = [(s[0], seen.step_of_one(s[0])) for s in seen.steps() if s[0].optimizer == 0]
@@ -86,7 +86,7 @@ def _against_one(seen: Observed, check: str, num_states: int) -> Finding:
     return unknown(check, f"{told}; why is not known, or said by another check.")
 
 
-def _buffers(seen: Observed) -> Finding:
+def _buffers(seen: TwoRuns) -> Finding:
     check = "buffers-differ"
     states = _states(seen)
     if not states:
@@ -105,7 +105,7 @@ def _buffers(seen: Observed) -> Finding:
     return ok(check, f"The same bits on all ranks before each of {len(states)} steps.")
 
 
-def _learning_rates(seen: Observed) -> list[Finding]:
+def _learning_rates(seen: TwoRuns) -> list[Finding]:
     scaled, fast = "learning-rate-scaled", "schedule-too-fast"
     pairs = [
         (step[0], one)
@@ -203,7 +203,7 @@ def _ratios(mine: Sequence[Sequence[float]], ones: Sequence[Sequence[float]]) ->
     return [a / b for a, b in pairs if b]
 
 
-def _randomness(seen: Observed) -> Finding:
+def _randomness(seen: TwoRuns) -> Finding:
     check = "randomness-same-on-all-ranks"
     states = [
         (step, [rank.state for rank in step if rank.state is not None])
@@ -224,7 +224,7 @@ def _randomness(seen: Observed) -> Finding:
     return ok(check, f"Ranks drew different random numbers in {len(states)} steps.")
 
 
-def _loader_randomness(seen: Observed) -> Finding:
+def _loader_randomness(seen: TwoRuns) -> Finding:
     check = "loader-randomness-same"
     by_place = [{fetch.place: fetch for fetch in rank.fetches} for rank in seen.ranks]
     num_drawing = num_same = 0

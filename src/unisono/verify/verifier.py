@@ -14,7 +14,7 @@ from unisono.verify.feed import feed_of
 from unisono.verify.findings import CAUSES_FIRST, Finding, in_order, unknown
 from unisono.verify.gradient_checks import check_gradients
 from unisono.verify.identities import Identities
-from unisono.verify.rank_trace import Observed
+from unisono.verify.rank_trace import TwoRuns
 from unisono.verify.raw_trace import RawTrace, read_trace
 from unisono.verify.reading import resolve
 from unisono.verify.sample_checks import check_samples
@@ -141,7 +141,7 @@ def judge(traces: list[RawTrace], one: RawTrace) -> list[Finding]:
     """Ask all checks about a run on several ranks and one on one."""
     identities = Identities([*traces, one])
     ranks = tuple(resolve(trace, identities) for trace in traces)
-    seen = Observed(ranks, resolve(one, identities))
+    seen = TwoRuns(ranks, resolve(one, identities))
     return in_order(
         [
             *check_samples(seen),
