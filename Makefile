@@ -5,10 +5,10 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PEERS := .venv-peers/bin
 
-.PHONY: demo test fast chaos test-verify test-torch test-peers check format bench bench-peers clean help
+.PHONY: demo test fast chaos mutants test-verify test-torch test-peers check format bench bench-peers clean help
 
-demo: .venv/ready          ## train a small CNN on two workers
-	$(BIN)/unisono run -n 2 examples/digits.py
+demo: .venv/ready          ## train a small CNN on two workers, on the CPU
+	$(BIN)/unisono run --gpus none -n 2 examples/digits.py
 
 test: fast                 ## every test, in about ten minutes on two cores
 	$(BIN)/python -m pytest -q -m "slow and not long"
@@ -16,13 +16,18 @@ test: fast                 ## every test, in about ten minutes on two cores
 fast: .venv/ready          ## the quick tests, in one to two minutes
 	$(BIN)/python -m pytest -q -m "not slow and not long"
 
-chaos: .venv/ready         ## kill 200 workers and 20 launchers, run 30 random programs; SEED=7 chooses the same again
+chaos: .venv/ready         ## kill 200 workers on each exchange and 20 launchers, run 30 random programs; SEED=7 chooses the same again
 	$(BIN)/python -m pytest -q -m long
 	$(BIN)/python -m tests.chaos.driver --launcher-kills 20 $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.chaos.driver --exchange staged $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.chaos.driver --exchange sim $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.programs --programs 30 $(if $(SEED),--seed $(SEED))
 
 test-verify: .venv/ready   ## unisono verify on correct programs and on planted mistakes, a few minutes
 	$(BIN)/python -m pytest -q -m long tests/verify
+
+mutants: .venv/ready       ## take each wait, copy and move out of the way to an accelerator; a test must fail each time
+	$(BIN)/python -m tests.device.mutants
 
 test-torch: .venv/ready    ## torch's own DDP tests on our backend and class, beside gloo and torch's class
 	$(BIN)/python -m tests.ddp.torchs_own --all

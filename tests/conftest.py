@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from hypothesis import settings
+from tests.accelerator.fixture import accelerator, build, pytest_pyfunc_call  # noqa: F401
 
 from unisono.launch import forkserver
 
@@ -72,8 +73,15 @@ def _variables() -> dict[str, str]:
 gc.disable()
 
 
-def pytest_collection_finish() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    """Compute on the CPU on machines with GPUs, too: the others are for ``pytest -m gpu``."""
+    if config.option.markexpr != "gpu":
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Look for garbage in what tests make alone, and compute small things without a pool."""
+    build(session)
     gc.freeze()
     gc.enable()
     if torch := sys.modules.get("torch"):

@@ -29,6 +29,12 @@ from unisono.cli import main
         (["--stall-timeout", "0", "x.py"], "`--stall-timeout` must be a number of seconds above 0"),
         (["--stall-timeout", "nan", "x.py"], "`--stall-timeout` must be a number of seconds above"),
         (["--gpus", "0,0", __file__], "`--gpus` must name"),
+        (["--gpus", "", __file__], "`--gpus` must "),
+        (["--workers-per-gpu", "0", __file__], "`--workers-per-gpu` must be a whole number of at"),
+        (
+            ["--workers-per-gpu", "2", "--gpus", "none", __file__],
+            "`--workers-per-gpu` must be",
+        ),
         (["--backend", "nccl", __file__], "`--backend` must be gloo or unisono, but is 'nccl'"),
         (["nowhere.py"], "SCRIPT must be a Python file, but 'nowhere.py' does not exist"),
         (["."], "SCRIPT must be a Python file, but '.' is a folder"),
@@ -134,6 +140,8 @@ def test_version_and_help_say_what_one_wants_to_know() -> None:
         assert f"  unisono {command} " in text, "every command has an example"
     text = CliRunner().invoke(main, ["run", "--help"]).output
     for words in ("-n WORKERS", "--threads", "Exit status", "unisono run -n 4 train.py"):
+        assert words in text
+    for words in ("unisono run --workers-per-gpu 2 train.py", "unisono run --gpus none train.py"):
         assert words in text
 
 

@@ -17,13 +17,14 @@ from unisono.c10d.gloo import GLOO, check_backend
 from unisono.errors import UnisonoError
 from unisono.faults import FAULTS_VARIABLE, read_faults
 from unisono.launch.environment import launch_environment
-from unisono.launch.gpus import check_workers, choose_gpus, num_gpus_here
+from unisono.launch.gpus import IN_SHELL
 from unisono.launch.job import MODULE, SCRIPT, Job, too_many_workers
+from unisono.launch.placement import Asked, Machine, place_workers
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.run_script import run as run_workers
 from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
-from unisono.world import num_devices, threads_per_worker
+from unisono.world import threads_per_worker
 
 
 class _Refusal(click.ClickException):
@@ -131,7 +132,8 @@ def main() -> None:
     "workers",
     callback=_num_workers,
     metavar="WORKERS",
-    help="How many workers to start. Without it: one for each device (GPU, else core; at most 8).",
+    help="How many workers to start. Without it: one for each GPU; without a GPU, one for each "
+    "core, at most 8.",
 )
 @click.option(
     "--threads",
@@ -171,8 +173,16 @@ def main() -> None:
     "--gpus",
     metavar="LIST",
     help="The GPUs that workers see, such as `0,3`: numbers or names as `nvidia-smi -L` shows "
-    "them, or `all`. Worker 0 takes the first with torch.cuda.set_device(LOCAL_RANK), and so on. "
-    "Without -n, one worker for each.",
+    "them, `all`, or `none` for workers on the CPU. Without it, as CUDA_VISIBLE_DEVICES says. "
+    "Worker 0 takes the first, and so on; a script that chooses its GPU itself calls "
+    "torch.cuda.set_device(LOCAL_RANK).",
+)
+@click.option(
+    "--workers-per-gpu",
+    callback=_count,
+    metavar="N",
+    help="How many workers share each GPU, for small models and tests; UNISONO_WORKERS_PER_GPU by "
+    "default, else 1. Worker LOCAL_RANK takes GPU LOCAL_RANK // N.",
 )
 @click.option(
     "--backend",
@@ -203,6 +213,7 @@ def run(
     replaces: bool,
     stall_timeout_s: float,
     gpus: str | None,
+    workers_per_gpu: int | None,
     debug: bool,
     backend: str,
 ) -> None:
@@ -229,6 +240,8 @@ def run(
       unisono run -n 2 --threads 4 train.py      two workers with four threads each
       unisono run -n 2 -m package.train          a module instead of a file
       unisono run --gpus 0,3 train.py            two workers, each with a GPU
+      unisono run --workers-per-gpu 2 train.py   two workers for each GPU
+      unisono run --gpus none train.py           on the CPU, one worker for each core
       unisono run --backend unisono ddp.py       its gloo groups run on our backend
 
     \b
@@ -243,17 +256,18 @@ def run(
     with _refusing():
         read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         check_backend("--backend", backend)
-        chosen = choose_gpus("--gpus", gpus, os.environ, num_gpus_here)
-        num_workers = (len(chosen) or num_devices()) if workers is None else workers
-        check_workers("--gpus", chosen, num_workers)
+        asked = Asked(workers, gpus, workers_per_gpu)
+        placement = place_workers(IN_SHELL, asked, os.environ, Machine.here())
         threads = threads_per_worker() if threads is None else threads
     command = ["unisono", *sys.argv[1:]]
     job = Job(
         kind=MODULE if is_module else SCRIPT,
         target=script,
         argv=args,
-        environ=launch_environment(os.environ, command, chosen, debug=debug),
-        num_workers=num_workers,
+        environ=launch_environment(os.environ, command, placement.variables, debug=debug),
+        num_workers=placement.num_workers,
+        num_gpus=len(placement.gpus),
+        on_cpu=placement.on_cpu,
         threads=threads,
         restarts=restarts,
         replaces=replaces,

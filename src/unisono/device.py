@@ -1,41 +1,292 @@
 """The device that a worker computes on: the only file that asks for a type of device.
 
-Generators, threads, autocast, the gradient scaler, pinned memory, raw bytes of tensors, and what of
-the device fixes the bits of a run. Everything else on the way of a batch is the same on all
-devices; ``tests/test_architecture.py`` sees to that.
+Generators, threads, autocast, the gradient scaler, streams, copies, pinned memory, raw bytes of
+tensors, and what of the device fixes the bits of a run. Everything else on the way of a batch is
+the same on all devices; ``tests/test_architecture.py`` sees to that.
+
+Accelerators are used by what ``torch.cuda`` has in common with torch's other device modules. Run on
+the CPU and on a simulated device; not on a GPU yet.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import platform
 import random
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data._utils import pin_memory
 
+from unisono.arrivals import Arrivals, tell_not_pinned
 from unisono.seeding import seed_python_and_numpy
+from unisono.world import World, workers_per_gpu
 
 HOST = "cpu"
 """Where tensors lie in the memory of the host."""
+AUTO = "auto"
+_MEMORY_STATS = (
+    "allocated_bytes.all.current",
+    "reserved_bytes.all.current",
+    "allocated_bytes.all.peak",
+)
+_SPIN_S, _NAP_S = 200e-6, 50e-6
 # torch begins a process, and `fresh_seed` a job, with 64 bits at random; people choose fewer, or a
 # negative number, which torch takes for one just below 2⁶⁴.
 _CHOSEN_BELOW, _CHOSEN_FROM = 2**53, 2**64 - 2**32
 
 
-def is_computed_on(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is where workers compute."""
+class Device:
+    """The device that one worker computes on: the CPU, or one accelerator. Final.
+
+    Args:
+        device: torch's; of an accelerator with its number, which becomes the current one.
+
+    Attributes:
+        torch: torch's.
+        is_host: whether it is the CPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.torch, self.is_host = device, device.type == HOST
+        self._module: Any = None
+        self._arrivals: Arrivals | None = None
+        if not self.is_host:
+            self._module = torch.get_device_module(device)
+            self._arrivals = Arrivals(device, self._module)
+            self._module.set_device(device)
+            torch.empty(0, device=device)  # its generators are there from the first use on
+
+    @classmethod
+    def of(cls, name: str | torch.device, world: World) -> Device:
+        """Find the device of a worker.
+
+        Args:
+            name: ``"auto"``: one GPU for each worker, or the CPU where there is none; or torch's
+                name of a device; without a number each worker has its own.
+            world: the worker's place.
+
+        Raises:
+            TypeError: `name` names no device.
+            ValueError: there is no such device here, or none for this worker.
+        """
+        if name == AUTO:
+            name = "cuda" if torch.cuda.is_available() else HOST
+        device = _read_name(name)
+        if device.type == HOST:
+            return cls(torch.device(HOST))
+        count = _count_of(device.type)
+        if count == 0:
+            raise ValueError(
+                f"`device` must be there, but torch finds no {device.type!r} device on this "
+                f'machine: pass `device="auto"`, or leave it out.'
+            )
+        index = (
+            world.local_rank // workers_per_gpu(os.environ)
+            if device.index is None
+            else device.index
+        )
+        if index >= count:
+            raise ValueError(
+                f"`device` must have a device for each worker, but worker {world.local_rank} of "
+                f"this host would need {device.type}:{index} and there are {count}: start fewer "
+                f"workers, have several share one with `--workers-per-gpu`, or pass "
+                f'`device="cpu"`.'
+            )
+        return cls(torch.device(device.type, index))
+
+    @property
+    def name(self) -> str:
+        """What torch calls it, such as ``"cuda:1"``."""
+        return str(self.torch)
+
+    @property
+    def model(self) -> str:
+        """What it is sold as, such as ``"NVIDIA H200"``; empty for the CPU."""
+        return "" if self.is_host else str(self._module.get_device_name(self.torch))
+
+    @property
+    def facts(self) -> str:
+        """What of it fixes the bits of a run, in words."""
+        if self.is_host:
+            return torch.backends.cpu.get_cpu_capability() + " " + platform.machine()
+        return f"{self.torch.type} {self._module.get_device_name(self.torch)}"
+
+    def seed(self, seed: int) -> None:
+        """Seed every default generator (Python's, numpy's, torch's, the device's) from 64 bits."""
+        seed_generators(seed)
+        if not self.is_host:
+            self._generator.manual_seed(seed)
+
+    @contextmanager
+    def generators_put_back(self) -> Iterator[None]:
+        """Leave every default generator as it was, whatever happens inside."""
+        with generators_put_back():
+            if self.is_host:
+                yield
+                return
+            state = self._generator.get_state()
+            try:
+                yield
+            finally:
+                self._generator.set_state(state)
+
+    def autocast(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
+        """Compute in `dtype` what torch knows to be safe in it, inside the block."""
+        return torch.autocast(self.torch.type, dtype)
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor is on this device."""
+        return tensor.device == self.torch
+
+    def move(self, batch: Any) -> Any:
+        """Bring the tensors of a batch here, by way of pinned memory; the host does not wait."""
+        return batch if self._arrivals is None else self._arrivals.begin(batch)()
+
+    def bring(self, batch: Any) -> Callable[[], Any]:
+        """Begin to bring the tensors of a batch here; see :meth:`~.arrivals.Arrivals.begin`."""
+        return (lambda: batch) if self._arrivals is None else self._arrivals.begin(batch)
+
+    def memory(self) -> tuple[int, int, int] | None:
+        """Count what this process takes of the device's memory, without waiting for the device.
+
+        Returns:
+            In bytes: what tensors take, what torch's allocator keeps, and the most that tensors
+            took; None on the CPU.
+        """
+        if self.is_host:
+            return None
+        nested = getattr(self._module, "memory_stats_as_nested_dict", None)
+        if nested is not None:  # most of the time goes into flattening it
+            stats = nested(self.torch)
+            allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+            return allocated["current"], reserved["current"], allocated["peak"]
+        flat = self._module.memory_stats(self.torch)
+        allocated, reserved, peak = (int(flat.get(name, 0)) for name in _MEMORY_STATS)
+        return allocated, reserved, peak
+
+    def room(self) -> tuple[int | None, int]:
+        """Count the bytes of the device's memory that are free (None: not known), and all."""
+        if self.is_host:
+            return None, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        free, total = self._module.mem_get_info(self.torch)
+        return int(free), int(total)
+
+    def copies(self) -> Copies:
+        """Give a stream of copies between this device and the host."""
+        return Copies(self, self._module)
+
+    def register(self, memory: torch.Tensor) -> Callable[[], None] | None:
+        """Pin memory of the host where it lies, so that nobody waits for copies from and to it.
+
+        Args:
+            memory: a tensor over it.
+
+        Returns:
+            Undoes it, before the memory goes; None if it cannot be pinned, which is told once.
+        """
+        runtime = getattr(self._module, "cudart", None)
+        if runtime is None or not memory.nbytes:
+            return None
+        place = memory.data_ptr()
+        if code := int(runtime().cudaHostRegister(place, memory.nbytes, 0)):
+            tell_not_pinned("gradients and buffers", f"error {code}")
+            # The driver tells the next caller of the failure, too.
+            with suppress(RuntimeError):
+                torch.zeros(1, device=self.torch)
+            return None
+        return lambda: runtime().cudaHostUnregister(place) and None
+
+    @property
+    def _generator(self) -> torch.Generator:
+        generator: torch.Generator = self._module.default_generators[self.torch.index]
+        return generator
+
+
+class Copies:
+    """Copies between a device and the host, beside what the device computes. Final.
+
+    On the CPU they are made at once. Memory of the host that is copied from or to must stay as it
+    is until :meth:`wait` has returned; elsewhere than in pinned memory the host may wait.
+
+    Args:
+        device: which.
+        module: torch's, for its type; None for the CPU.
+    """
+
+    def __init__(self, device: Device, module: Any) -> None:
+        self._device, self._module = device, module
+        self._is_idle = True
+        if module is not None:
+            self._stream = module.Stream(device.torch)
+            self._event = module.Event()
+
+    def to_host(self, into: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy to the host, after everything that the device has been given to do."""
+        self._copy(into, source)
+
+    def to_device(self, into: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy to the device, before everything that it is given to do from now on."""
+        self._copy(into, source)
+        if self._module is not None:
+            self._module.current_stream(self._device.torch).wait_stream(self._stream)
+
+    def wait(self) -> None:
+        """Wait until all copies are made."""
+        if self._is_idle:
+            return
+        # By asking: a thread that waits within the driver hears of no signal.
+        begun_at_s = time.perf_counter()
+        while not self._event.query():
+            if time.perf_counter() - begun_at_s > _SPIN_S:
+                time.sleep(_NAP_S)
+        self._is_idle = True
+
+    def _copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
+        if self._module is None:
+            into.copy_(source)
+            return
+        self._stream.wait_stream(self._module.current_stream(self._device.torch))
+        with self._module.stream(self._stream):
+            into.copy_(source, non_blocking=True)
+        # The memory of what the program drops now is not given to others before the copy is made.
+        (source if self._device.has(source) else into).record_stream(self._stream)
+        self._event.record(self._stream)
+        self._is_idle = False
+
+
+def host() -> Device:
+    """Give the CPU."""
+    return Device(torch.device(HOST))
+
+
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is in the memory of the host."""
     return tensor.device.type == HOST
 
 
-def facts() -> str:
-    """Say what of the device fixes the bits of a run, in words."""
-    return torch.backends.cpu.get_cpu_capability() + " " + platform.machine()
+def _read_name(name: str | torch.device) -> torch.device:
+    try:
+        return torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise TypeError(
+            f'`device` must be "auto" or name a device of torch, such as "cuda" or "cuda:1", but '
+            f"is {name!r}."
+        ) from error
+
+
+def _count_of(kind: str) -> int:
+    try:
+        module = torch.get_device_module(kind)
+        return int(module.device_count()) if module.is_available() else 0
+    except (RuntimeError, AttributeError):
+        return 0
 
 
 def seed_generators(seed: int) -> None:
@@ -93,11 +344,6 @@ def num_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def autocast(dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """Compute in `dtype` what torch knows to be safe in it, inside the block."""
-    return torch.autocast(HOST, dtype)
-
-
 def grad_scaler() -> torch.amp.GradScaler:
     """Make torch's gradient scaler."""
     return torch.amp.GradScaler(HOST)
@@ -129,3 +375,8 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 def in_rows(tensor: torch.Tensor) -> memoryview:
     """Give the elements of a tensor as bytes, row by row."""
     return bytes_of(tensor.detach().cpu().contiguous())
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Give a tensor in the memory of the host: itself, or a copy."""
+    return tensor.detach().cpu()

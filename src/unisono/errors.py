@@ -9,6 +9,7 @@ Mistakes of the caller are ``ValueError`` and ``TypeError``; what the world does
     ├── MismatchError          the workers do not run the same program
     ├── RendezvousError        the ranks of a process group could not come to share a memory
     ├── NonFiniteLossError     a loss, or the norm of the gradients, is NaN or infinite
+    ├── OutOfMemoryError       a pass or an update needs more memory (also a MemoryError)
     ├── LoadingError           a sample cannot be read, or a loader process has died
     ├── CallbackError          a callback raised something
     ├── DownloadError          a data set cannot be downloaded (also an OSError)
@@ -20,6 +21,9 @@ Every message says what must hold, what was seen, and what to do.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
 
 
 class UnisonoError(Exception):
@@ -97,6 +101,40 @@ class NonFiniteLossError(UnisonoError):
         self.step = step
         self.shard = shard
         self.value = value
+
+
+class OutOfMemoryError(UnisonoError, MemoryError):
+    """A pass or an update needs more memory than its device has; this worker cannot go on.
+
+    Its cause is torch's own error.
+
+    Attributes:
+        rank: the worker that ran out of it; None where it is not known.
+        device: its device, as torch calls it.
+        step: the step, counted from 0 over the whole run; None outside of training.
+        shard: the shard; None where it was not in a pass over one.
+        phase: what it was in, in words, such as ``"forward pass"``.
+        needed: bytes by what they are for, such as ``"parameters"``.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        device: str = "",
+        step: int | None = None,
+        shard: int | None = None,
+        phase: str = "",
+        needed: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.device = device
+        self.step = step
+        self.shard = shard
+        self.phase = phase
+        self.needed = dict(needed)
 
 
 class LoadingError(UnisonoError):

@@ -32,6 +32,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 DEFAULT_DEVICES_AT_MOST = 8
+WORKERS_PER_GPU_VARIABLE = "UNISONO_WORKERS_PER_GPU"
 
 NOBODY = "nobody"
 UNISONO = "unisono"
@@ -253,7 +254,10 @@ def _told(value: int | None) -> str:
 
 
 def num_devices() -> int:
-    """Count the devices that workers and shards default to: usable cores, at most 8."""
+    """Count the devices that shards default to, and workers without GPUs: usable cores, at most 8.
+
+    GPUs are not counted: the number of shards changes bits, and is not to depend on who has some.
+    """
     return min(len(os.sched_getaffinity(0)), DEFAULT_DEVICES_AT_MOST)
 
 
@@ -263,10 +267,24 @@ def threads_per_worker(environ: Mapping[str, str] | None = None) -> int:
     The number changes the bits of a result, so it is never derived from the number of workers.
     """
     environ = os.environ if environ is None else environ
-    threads = _number(environ, "UNISONO_THREADS", 1)
-    if threads < 1:
-        raise ValueError(f"`UNISONO_THREADS` must be at least 1, but is {threads}: set it to 1.")
-    return threads
+    return _number_of_at_least_1(environ, "UNISONO_THREADS")
+
+
+def workers_per_gpu(environ: Mapping[str, str] | None = None) -> int:
+    """Read how many workers share each GPU: ``UNISONO_WORKERS_PER_GPU``, else 1.
+
+    Our launcher sets it. Worker `local_rank` takes the GPU ``local_rank // workers_per_gpu`` of
+    those that it sees.
+    """
+    environ = os.environ if environ is None else environ
+    return _number_of_at_least_1(environ, WORKERS_PER_GPU_VARIABLE)
+
+
+def _number_of_at_least_1(environ: Mapping[str, str], name: str) -> int:
+    number = _number(environ, name, 1)
+    if number < 1:
+        raise ValueError(f"`{name}` must be at least 1, but is {number}: set it to 1.")
+    return number
 
 
 def _optional(environ: Mapping[str, str], name: str) -> int | None:

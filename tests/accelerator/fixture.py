@@ -1,4 +1,4 @@
-"""The fixture of tests on the test accelerator, for the conftest of their folder to import.
+"""The fixture of tests on the test accelerator.
 
 A test that asks for ``accelerator`` runs in a process of its own, where it is installed: other
 tests do not meet a device that they did not ask for. It is skipped where there is none.
@@ -12,7 +12,7 @@ import pytest
 from tests.accelerator import sim
 from tests.accelerator.forked import in_a_fork
 
-__all__ = ["accelerator", "pytest_collection_finish", "pytest_pyfunc_call"]
+__all__ = ["accelerator", "build", "pytest_pyfunc_call"]
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def accelerator() -> ModuleType:
     return sim
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def build(session: pytest.Session) -> None:
     """Compile before the first test, whose time is limited."""
     if session.config.option.collectonly:
         return

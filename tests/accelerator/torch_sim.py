@@ -163,3 +163,27 @@ def manual_seed_all(seed: int) -> None:
 
 def initial_seed() -> int:
     return default_generators[current_device()].initial_seed()
+
+
+class _Runtime:
+    """What ``torch.cuda.cudart()`` gives, as far as anybody asks here."""
+
+    @staticmethod
+    def cudaHostRegister(place: int, num_bytes: int, flags: int) -> int:
+        _sim().sim_register(place, num_bytes)
+        return 0
+
+    @staticmethod
+    def cudaHostUnregister(place: int) -> int:
+        _sim().sim_unregister(place)
+        return 0
+
+
+def cudart() -> _Runtime:
+    return _Runtime()
+
+
+def _sim() -> Any:
+    from tests.accelerator.sim import _loaded
+
+    return _loaded().sim

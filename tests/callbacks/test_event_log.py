@@ -449,6 +449,9 @@ class Crew:
     def times(self, rank, step):
         return None
 
+    def memory(self, rank):
+        return None
+
     def say(self, line):
         raise AssertionError(line)
 

@@ -1,6 +1,7 @@
 """Kill random workers of a run at random instants; the result must be that of the undisturbed run.
 
     python -m tests.chaos.driver --kills 200 --steps 2000 --workers 3 --seed 7
+    python -m tests.chaos.driver --kills 200 --exchange sim     on the test accelerator
 
 The seed decides when each kill comes (after which step, how long after that, or in which phase) and
 whom it meets. Kills are spread over the whole run, from its first step to its last, so that they
@@ -21,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
+from tests.chaos.exchanges import EXCHANGES, device_of, variables_of
 from tests.chaos.jobs import Job, gone_within
 from tests.chaos.phases import read_phase
 from tests.chaos.training import STEPS_PER_EPOCH, Options
@@ -105,17 +107,29 @@ def options_of(seed: int, num_steps: int, phases: Path) -> Options:
 
 def undisturbed(folder: Path, options: Options) -> dict[str, object]:
     """Train on one worker, in a plain process, and without being slow."""
-    job = Job(folder, replace(options, phases="", pace_ms=0.0, slow_every=0, every=0))
+    plain = replace(options, phases="", pace_ms=0.0, slow_every=0, every=0, device="cpu")
+    job = Job(folder, plain)
     assert job.wait(600) == 0, job.err
     (result,) = job.results
     return result
 
 
 def disturb(
-    folder: Path, options: Options, kills: list[Kill], num_workers: int, timeout_s: float
+    folder: Path,
+    options: Options,
+    kills: list[Kill],
+    num_workers: int,
+    timeout_s: float,
+    exchange: str,
 ) -> tuple[Job, Counter[str]]:
     """Run and kill; returns the job, which has ended, and the phases in which workers were lost."""
-    job = Job(folder, options, workers=num_workers, flags=("--restarts", 100000))
+    job = Job(
+        folder,
+        replace(options, device=device_of(exchange)),
+        workers=num_workers,
+        flags=("--restarts", 100000),
+        variables=variables_of(exchange),
+    )
     deadline_s = time.monotonic() + timeout_s
     watch = Watch(job, Path(options.phases), deadline_s)
     lost: Counter[str] = Counter()
@@ -167,7 +181,14 @@ class Watch:
         return self._job.process.poll() is None
 
 
-def chaos(seed: int, num_kills: int, num_steps: int, num_workers: int, timeout_s: float) -> Outcome:
+def chaos(
+    seed: int,
+    num_kills: int,
+    num_steps: int,
+    num_workers: int,
+    timeout_s: float,
+    exchange: str = "shared",
+) -> Outcome:
     """Do it once."""
     start_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="unisono-chaos-") as name:
@@ -178,7 +199,7 @@ def chaos(seed: int, num_kills: int, num_steps: int, num_workers: int, timeout_s
         expected = undisturbed(folder, options)
         kills = plan(seed, num_kills, num_steps)
         written = replace(options, events=str(folder / "events.jsonl"))
-        job, lost = disturb(folder, written, kills, num_workers, timeout_s)
+        job, lost = disturb(folder, written, kills, num_workers, timeout_s, exchange)
         results, status = job.results, job.process.returncode
         is_equal = bool(results) and all(result == expected for result in results)
         trouble = ""
@@ -253,11 +274,13 @@ def main() -> int:
     parser.add_argument(
         "--launcher-kills", type=int, default=0, help="then kill the launcher so often"
     )
+    parser.add_argument("--exchange", choices=EXCHANGES, default="shared", help="of the workers")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS")
     args = parser.parse_args()
     seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
-    print(f"seed {seed}: {args.kills} kills over {args.steps} steps", flush=True)
-    outcome = chaos(seed, args.kills, args.steps, args.workers, args.timeout)
+    exchange = args.exchange
+    print(f"seed {seed}: {args.kills} kills over {args.steps} steps, {exchange}", flush=True)
+    outcome = chaos(seed, args.kills, args.steps, args.workers, args.timeout, exchange)
     for phase, count in outcome.phases.most_common():
         print(f"{count:6}  {phase}")
     is_well = told(seed, "workers", outcome) and outcome.num_kills == args.kills

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,6 +29,7 @@ class Job:
         workers: how many; None: plain python.
         flags: further ones of ``unisono run``.
         faults: the table of faults.
+        variables: further ones of the environment.
         program: another script, with `arguments`.
         arguments: of that script.
         popen: starts it; `subprocess.Popen` where the start itself is looked at.
@@ -43,6 +44,7 @@ class Job:
         workers: int | None = None,
         flags: tuple[object, ...] = ("--restarts", 100),
         faults: str = "",
+        variables: Mapping[str, str] | None = None,
         program: Path = PROGRAM,
         arguments: tuple[object, ...] = (),
         popen: type[subprocess.Popen[bytes]] = start,
@@ -58,7 +60,7 @@ class Job:
                 [*starter, str(program), *given],
                 stdout=out,
                 stderr=err,
-                env={**os.environ, "UNISONO_FAULTS": faults},
+                env={**os.environ, "UNISONO_FAULTS": faults, **(variables or {})},
                 start_new_session=True,
             )
         self._launcher = psutil.Process(self.process.pid)

@@ -27,6 +27,7 @@ from unisono.callbacks import EventLog
 from unisono.state.digest import digest_of
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.chaos.exchanges import install
 from tests.chaos.phases import Recorder
 
 SHARDS = 5
@@ -54,6 +55,7 @@ class Options:
         slow_every: in every so-manieth step it sleeps ten times as long, 0: in none.
         phases: a folder in which every worker keeps where it is; empty for none.
         events: the event file of ``"trainer"``, where there is no directory; empty for none.
+        device: of each worker; ``"sim"`` is the test accelerator.
     """
 
     loop: str = "trainer"
@@ -67,10 +69,12 @@ class Options:
     slow_every: int = 0
     phases: str = ""
     events: str = ""
+    device: str = "cpu"
 
 
 def train(options: Options) -> dict[str, object]:
     """Train to the end; returns what must be the same on every worker of every run."""
+    install(options.device)
     model, optimizer = make(options.optimizer)
     with contextlib.redirect_stdout(sys.stderr):
         how = with_own_loop if options.loop == "own" else with_trainer
@@ -132,7 +136,7 @@ def with_own_loop(options, model, optimizer):
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.9)
     run.state["schedule"] = schedule
     run.state["sum of losses"] = 0.0
-    test_inputs, test_labels = samples(35, 2).tensors
+    test_inputs, test_labels = (one.to(run.device.torch) for one in samples(35, 2).tensors)
     train_set = samples(NUM_SAMPLES * options.repeats, 1)
     model.train()
     for step in run.steps(train_set, batch_size=BATCH_SIZE, epochs=options.epochs):
@@ -160,6 +164,7 @@ def settings(options: Options) -> dict[str, object]:
         "seed": 5,
         "directory": options.directory or None,
         "checkpoint_every": options.every or None,
+        "device": options.device,
     }
 
 

@@ -1,5 +1,6 @@
 """What a dataset draws, and what is read ahead, depends on what is read, never on who reads it."""
 
+import gc
 import multiprocessing
 import os
 import select
@@ -17,10 +18,11 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 import unisono
 from unisono.data import collating
 from unisono.data.fetch import fetcher
+from unisono.data.fork import said_by_fork
 from unisono.data.loader import Loader, Place, upcoming
 from unisono.data.loader_processes import LoaderProcesses
 from unisono.data.parcel import read_parcel, write_parcel
-from unisono.device import num_threads
+from unisono.device import host, num_threads
 from unisono.plan.samples import SamplePlan
 from unisono.workers.launcher_link import is_worker
 
@@ -218,7 +220,9 @@ def test_batches_are_the_same_whoever_reads_and_wherever_the_run_goes():
     fetch = fetcher(Each(lambda index: (index, *draw(index)), 11))
 
     def read(num_processes):
-        with Loader(fetch, SHUFFLED, num_processes=num_processes, num_batches=6) as loader:
+        with Loader(
+            fetch, SHUFFLED, num_processes=num_processes, num_batches=6, device=host()
+        ) as loader:
             return [[t.tolist() for t in loader.batch(*place)] for place in wanted]
 
     alone = read(0)
@@ -243,7 +247,9 @@ def test_one_thread_reads_and_a_loader_process_is_no_worker(monkeypatch):
     with num_threads(2):
         for loader_workers, is_here in ((0, True), (1, False)):
             fetch = fetcher(dataset)
-            with Loader(fetch, SHUFFLED, num_processes=loader_workers, num_batches=3) as loader:
+            with Loader(
+                fetch, SHUFFLED, num_processes=loader_workers, num_batches=3, device=host()
+            ) as loader:
                 threads, workers = loader.batch(Place(0, 0, 0), range(3))
             assert threads.eq(1).all()
             assert workers.eq(is_here).all()
@@ -424,6 +430,57 @@ def test_a_batch_that_cannot_travel_is_refused_in_words():
             processes.close()
 
 
+IN_A_FORK = "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, …"
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError(IN_A_FORK), torch.AcceleratorError("CUDA error: initialization error")]
+)
+def test_a_dataset_that_uses_a_gpu_in_a_loader_process_gets_the_way_out(error):
+    def say(index):
+        raise error
+
+    with pytest.raises(unisono.LoadingError, match=r"A loader process cannot use a GPU: .*or pass"):
+        batches(Each(say), 1, epochs=1)
+    with pytest.raises(unisono.LoadingError) as caught:
+        batches(Each(say), 0, epochs=1)
+    assert "loader process" not in str(caught.value)
+
+
+class OfTheWorker:
+    """Garbage that only a search finds, such as an event of a GPU that a list of its own holds."""
+
+    def __init__(self, folder):
+        self.folder, self.itself = folder, self
+
+    def __del__(self):
+        (self.folder / str(os.getpid())).touch()
+
+
+def in_a_loader_process(work):
+    processes = LoaderProcesses(lambda request: work(), 1, iter([0]))
+    processes.take()
+    processes.close()
+
+
+def in_a_short_fork(work):
+    assert said_by_fork(lambda: bytes([work() >= 0]), 60.0)
+
+
+@pytest.mark.parametrize("run", [in_a_loader_process, in_a_short_fork])
+def test_a_fork_frees_nothing_that_is_the_workers(tmp_path, run):
+    gc.collect()
+    gc.disable()
+    try:
+        OfTheWorker(tmp_path)
+        run(gc.collect)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        gc.enable()
+    gc.collect()
+    assert [path.name for path in tmp_path.iterdir()] == [str(os.getpid())]
+
+
 @pytest.mark.slow
 def test_a_loader_process_that_is_killed_is_explained():
     def kill(index):
@@ -474,7 +531,7 @@ def test_loader_processes_end_with_a_sample_that_cannot_be_read():
     fetch = fetcher(Each(fail_at_17, 18))
     plan = SamplePlan(num_samples=18, batch_size=18, shards=1)
     before = multiprocessing.active_children()
-    with Loader(fetch, plan, num_processes=1, num_batches=1) as loader:
+    with Loader(fetch, plan, num_processes=1, num_batches=1, device=host()) as loader:
         with pytest.raises(unisono.LoadingError):
             loader.batch(Place(0, 0, 0), range(1))
         assert multiprocessing.active_children() == before

@@ -461,6 +461,24 @@ def test_too_few_gpus_are_refused(backend, gpus):
         choose(HERE, backend, gpus)
 
 
+def test_workers_that_share_gpus_have_no_nccl():
+    with pytest.raises(ValueError, match=r"2 of them share each GPU .* `--workers-per-gpu`, or"):
+        choose(HERE, None, 4, sharing=2)
+    assert choose(HERE, "unisono", 4, sharing=2) == ("unisono", CPU)
+    assert choose(World(), "nccl", 1, sharing=2) == ("nccl", torch.device("cuda", 0))
+
+
+def test_workers_that_share_gpus_are_told_by_the_launcher(alike):
+    def work(rank):
+        init.num_gpus = lambda: 1
+        os.environ["UNISONO_WORKERS_PER_GPU"] = "2"
+        unisono.init()
+
+    for one in alike.run(work, 2):
+        assert one.error == "ValueError", one
+        assert "UNISONO_WORKERS_PER_GPU=2" in one.text
+
+
 PROGRAM = """
 import torch, unisono
 from torch.nn.parallel import DistributedDataParallel

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
+from unisono.device import host
 from unisono.exchange.arena import size_of
 from unisono.exchange.buffers import Buffers
 
@@ -19,7 +20,7 @@ class Counts(torch.nn.Module):
 
 
 def bound(model):
-    buffers = Buffers(model)
+    buffers = Buffers(model, host(), host().copies())
     copies = [torch.zeros(size_of(buffers.slots), dtype=torch.uint8) for _ in range(2)]
     arena = SimpleNamespace(buffers=[SimpleNamespace(everything=lambda c=c: c) for c in copies])
     buffers.bind(arena)

@@ -149,7 +149,7 @@ def take_step(exchange, optimizer, step):
         more = exchange.gather(f"gradients of {step}")
     if exchange.is_lost:
         return None
-    present = exchange.add_up()
+    present = exchange.add_up("sums")
     votes = exchange.agree(b"yes", "vote")
     if votes is None or not exchange.all_sums("sums"):
         return None

@@ -10,6 +10,7 @@ from tests.chaos.training import Options, train
 from tests.parity import cases
 
 import unisono
+from unisono.device import host
 from unisono.exchange.choice import EXCHANGE_VARIABLE, chosen
 from unisono.exchange.group_exchange import GroupExchange
 from unisono.exchange.shared import SharedExchange
@@ -44,7 +45,7 @@ def replicas(request, monkeypatch):
 
 def test_shared_memory_is_the_default(monkeypatch):
     monkeypatch.delenv(EXCHANGE_VARIABLE, raising=False)
-    assert chosen() is SharedExchange
+    assert chosen(host()) is SharedExchange
 
 
 def test_gloo_is_needed_by_those_alone_who_choose_a_group():
@@ -56,13 +57,13 @@ def test_gloo_is_needed_by_those_alone_who_choose_a_group():
 def test_an_unknown_exchange_is_refused(monkeypatch):
     monkeypatch.setenv(EXCHANGE_VARIABLE, "pigeons")
     with pytest.raises(ValueError, match=r"must be one of .*, but is 'pigeons'"):
-        chosen()
+        chosen(host())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_replicas_have_the_bits_of_shared_memory(replicas, workers):
-    assert chosen() is not SharedExchange
+    assert chosen(host()) is not SharedExchange
     for digests in unisono.launch(cases.train_all, CASES, workers=workers):
         assert digests == in_shared_memory()
 

@@ -42,7 +42,7 @@ class Gpt(nn.Module):
         self.head = nn.Linear(32, 20)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], tokens.device)
         hidden = self.tokens(tokens) + self.places[: tokens.shape[1]]
         return self.head(self.blocks(hidden, mask=mask, is_causal=True))
 
@@ -235,17 +235,28 @@ class SignOfMean(torch.optim.Optimizer):
                     parameter.sub_(away, alpha=group["lr"])
 
 
-def train(model: str, optimizer: str, shards: int, steps: int = STEPS) -> str:
+def train(
+    model: str,
+    optimizer: str,
+    shards: int,
+    steps: int = STEPS,
+    device: str = "cpu",
+    directory: str | None = None,
+) -> str:
     """Train one case in this worker; returns the digest."""
     make_model, make_data, loss = (MODELS | OTHER_MODELS)[model]
     torch.manual_seed(11)
     module = make_model()
     made = (OPTIMIZERS | OTHER_OPTIMIZERS)[optimizer](module)
-    trainer = unisono.Trainer(module, made, loss, shards=shards, seed=5)
+    trainer = unisono.Trainer(
+        module, made, loss, shards=shards, seed=5, device=device, directory=directory
+    )
     trainer.fit(make_data(), batch_size=BATCH_SIZE, steps=steps)
     return trainer.digest()
 
 
-def train_all(cases: list[tuple[str, str, int]], steps: int = STEPS) -> list[str]:
+def train_all(
+    cases: list[tuple[str, str, int]], steps: int = STEPS, device: str = "cpu"
+) -> list[str]:
     """Train cases one after the other in this worker."""
-    return [train(*case, steps) for case in cases]
+    return [train(*case, steps, device) for case in cases]

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import unisono
+from unisono.device import host
 from unisono.state.contents import check_contents
 
 
@@ -535,7 +536,7 @@ def test_parameters_over_the_same_memory_are_refused():
     model = nn.ModuleDict(OrderedDict(a=nn.Linear(3, 3), b=nn.Linear(3, 3)))
     model["b"].weight.data = model["a"].weight.data
     with pytest.raises(ValueError, match=r"`a\.weight` and `b\.weight` are two objects"):
-        check_contents(model, torch.optim.SGD(model.parameters()))
+        check_contents(model, torch.optim.SGD(model.parameters()), host())
 
 
 def a_view_of_a_buffer(model):
@@ -555,7 +556,7 @@ def test_buffers_over_the_memory_of_others_are_refused(change, names):
     model = nn.Linear(3, 3)
     change(model)
     with pytest.raises(ValueError, match=rf"must be the same object or lie apart, .*{names}"):
-        check_contents(model, torch.optim.SGD(model.parameters()))
+        check_contents(model, torch.optim.SGD(model.parameters()), host())
 
 
 def test_buffers_that_are_the_same_or_lie_apart_are_taken():
@@ -565,7 +566,7 @@ def test_buffers_that_are_the_same_or_lie_apart_are_taken():
         layer.register_buffer("mask", mask)
         layer.register_buffer("row", both[number] if number < 2 else None)
         layer.register_buffer("empty", mask[:0])
-    check_contents(model, torch.optim.SGD(model.parameters()))
+    check_contents(model, torch.optim.SGD(model.parameters()), host())
 
 
 def test_an_optimizer_of_another_model_is_refused():

@@ -114,6 +114,15 @@ def test_passes_are_compared_with_steps_of_as_many(monkeypatch):
     assert timeouts == [10 * 5 * 1.0 + 1.0]
 
 
+@pytest.mark.parametrize(("device", "is_watching"), [("sim", False), ("cpu", True)])
+def test_nothing_is_measured_for_a_model_on_a_device(accelerator, device, is_watching):
+    """A fork of a process that uses a GPU cannot use one."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(model, optimizer, lambda *_: None, shards=2, device=device)
+    assert trainer._passes.is_watching is is_watching
+
+
 def test_nothing_is_measured_where_the_last_step_that_is_watched_is_short(monkeypatch):
     monkeypatch.setattr(passes, "in_a_fork", lambda measure, timeout_s: pytest.fail("measured"))
     assert watch_of(monkeypatch, [2] * 7 + [0]) == [None] * 8

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
         Callback as Callback,
     )
     from unisono.callbacks.callback import (
+        DeviceMemory as DeviceMemory,
+    )
+    from unisono.callbacks.callback import (
         DoneStep as DoneStep,
     )
     from unisono.callbacks.callback import (
@@ -34,6 +37,7 @@ _HOMES = {
     "BestCheckpoint": "best_checkpoint",
     "CSVLog": "csv_log",
     "Callback": "callback",
+    "DeviceMemory": "callback",
     "DoneStep": "callback",
     "EMA": "ema",
     "EarlyStopping": "early_stopping",

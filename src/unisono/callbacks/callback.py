@@ -38,6 +38,21 @@ class Times(NamedTuple):
     updating_s: float
 
 
+class DeviceMemory(NamedTuple):
+    """How much memory of its device one worker takes, in bytes.
+
+    Attributes:
+        allocated: by tensors.
+        reserved: by torch's allocator, which keeps what tensors have given back.
+        peak: the most that tensors have taken since the process began, or since it called
+            ``reset_peak_memory_stats``.
+    """
+
+    allocated: int
+    reserved: int
+    peak: int
+
+
 class DoneStep(Protocol):
     """A step that is done, as callbacks see it."""
 
@@ -135,6 +150,12 @@ class Fit(Protocol):
         """Tell where a worker spent one of the last two steps; None if it did not end it.
 
         Of a worker other than this one only once all have met since, as they do in the next step.
+        """
+
+    def memory(self, rank: int) -> DeviceMemory | None:
+        """Tell how much memory of its device a worker took lately; None on CPUs.
+
+        Each worker looks when a call begins, and at most ten times a second after a step.
         """
 
     def say(self, line: str) -> None:

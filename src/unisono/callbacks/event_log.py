@@ -3,7 +3,7 @@
 ::
 
     start        what the run is: identity, versions, machine, command; once for each call of `fit`
-    step         means, learning rates, norm, and where each worker's time went
+    step         means, learning rates, norm, where each worker's time went; on a device its memory
     evaluation   what a validation found
     checkpoint   one was asked for
     workers      other workers compute now, and why
@@ -30,7 +30,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from unisono.callbacks.callback import Callback, DoneStep, Fit, Times
+from unisono.callbacks.callback import Callback, DeviceMemory, DoneStep, Fit, Times
 from unisono.callbacks.journal import Journal
 from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
@@ -46,6 +46,8 @@ _FRACTIONS = {"step": 0.0, "evaluation": 0.25, "checkpoint": 0.5, "end": 0.75}
 # How long to wait for times before a line is written without them. Whoever has not told of them is
 # late for the next step, too, so waiting takes no time; unless it has died.
 _TOLD_WITHIN_S = 2e-2
+# Memory hardly changes from step to step, and would be a third of a line.
+_MEMORY_EVERY_S = 0.1
 
 _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=str)
 _JSON_OF_WORDS = json.JSONEncoder(separators=(",", ":"), default=str)
@@ -69,6 +71,7 @@ class EventLog(Callback):
         self._journal: Journal | None = None
         self._pending: tuple[int, dict[str, Any]] | None = None
         self._ended_at_s = 0.0
+        self._memory_due_s = math.inf
 
     def writes_to(self, directory: Path | None) -> Path | None:
         """See :class:`Callback`."""
@@ -105,6 +108,7 @@ class EventLog(Callback):
             raise RuntimeError(trouble)
         self._journal, self._pending = journal, None
         self._ended_at_s = perf_counter()
+        self._memory_due_s = math.inf if fit.memory(fit.rank) is None else 0.0
 
     def on_step_end(self, fit: Fit, step: DoneStep) -> None:
         """Add the step before this one, and keep what is known of this one."""
@@ -126,6 +130,9 @@ class EventLog(Callback):
         }
         if step.is_skipped:
             facts["is_skipped"] = True
+        if now_s >= self._memory_due_s:
+            self._memory_due_s = now_s + _MEMORY_EVERY_S
+            facts["has_memory"] = True
         self._pending = step.number, facts
         if len(ranks) == 1:
             self._add_pending(fit)  # nobody else has anything to tell
@@ -234,7 +241,7 @@ class EventLog(Callback):
             return
         (number, facts), self._pending = self._pending, None
         # Now: who adds it in the place of one that is lost may come too late for the times.
-        make = functools.partial(step_line, facts, _times(fit, number, facts))
+        make = functools.partial(step_line, facts, _times(fit, number, facts), _memory(fit, facts))
         self._journal.add(number, make, may_wait=True)
 
     def _close(self) -> None:
@@ -246,6 +253,11 @@ class EventLog(Callback):
 def _times(fit: Fit, number: int, facts: Mapping[str, Any]) -> list[Times | None]:
     """Read the times that each worker has reported; None for one that has not."""
     return [fit.times(rank, number) for rank in facts["ranks"]]
+
+
+def _memory(fit: Fit, facts: Mapping[str, Any]) -> list[DeviceMemory | None]:
+    """Read what each worker takes of its device, where the line is to say so; else nothing."""
+    return [fit.memory(rank) for rank in facts["ranks"]] if "has_memory" in facts else []
 
 
 def _signal_of(error: BaseException) -> str:
@@ -266,12 +278,26 @@ def encode(event: str, **facts: Any) -> bytes:
     return text.encode() + b"\n"
 
 
-def step_line(facts: Mapping[str, Any], rows: Sequence[Times | None]) -> bytes:
-    """Write the line of a step: what is known of it, and each worker's times, by phase."""
+def step_line(
+    facts: Mapping[str, Any],
+    rows: Sequence[Times | None],
+    memory: Sequence[DeviceMemory | None] = (),
+) -> bytes:
+    """Write the line of a step: what is known of it, and each worker's times, by phase.
+
+    Args:
+        facts: what is known of it.
+        rows: the times of each worker; None for one that has not told them.
+        memory: of each worker's device, likewise; empty where the line says nothing of it.
+    """
     means, rates = facts["means"], facts["learning_rates"]
     there = tuple([row is not None for row in rows])
-    line = _step_format(tuple(means), len(rates), facts["ranks"], there, "is_skipped" in facts)
+    has_memory = tuple([sizes is not None for sizes in memory])
+    line = _step_format(
+        tuple(means), len(rates), facts["ranks"], there, "is_skipped" in facts, has_memory
+    )
     columns = zip(*[row for row in rows if row is not None], strict=True)
+    sizes = zip(*[sizes for sizes in memory if sizes is not None], strict=True)
     values = (
         facts["time_unix_s"],
         facts["step"],
@@ -282,6 +308,7 @@ def step_line(facts: Mapping[str, Any], rows: Sequence[Times | None]) -> bytes:
         *map(_number, rates),
         _number(facts["gradient_norm"]),
         *itertools.chain.from_iterable(columns),
+        *itertools.chain.from_iterable(sizes),
     )
     return (line % values).encode()
 
@@ -294,6 +321,7 @@ def _step_format(
     ranks: tuple[int, ...],
     there: tuple[bool, ...],
     is_skipped: bool,
+    has_memory: tuple[bool, ...],
 ) -> str:
     """Make the line of a step with a place for each value, so that it is written in one go.
 
@@ -303,15 +331,19 @@ def _step_format(
         ranks: of the membership.
         there: for each of them, whether it has told its times.
         is_skipped: whether the step is.
+        has_memory: for each of `ranks`, whether its device's memory is known; empty: not told.
     """
     means = ",".join([_JSON.encode(name).replace("%", "%%") + ":%s" for name in names])
     row = ",".join(["%.6f" if here else "null" for here in there])
+    sizes = ",".join(["%d" if here else "null" for here in has_memory])
+    of_memory = DeviceMemory._fields if has_memory else ()
     return (
         '{"event":"step","time_unix_s":%.6f,"step":%d,"epoch":%d,"num_samples":%d,"seconds":%.6f,'
         f'"means":{{{means}}},"learning_rates":[{",".join(["%s"] * num_rates)}],'
         f'"gradient_norm":%s,"ranks":[{",".join(map(str, ranks))}]'
         + (',"is_skipped":true' if is_skipped else "")
         + "".join([f',"{name}":[{row}]' for name in Times._fields])
+        + "".join([f',"{name}_bytes":[{sizes}]' for name in of_memory])
         + "}\n"
     )
 

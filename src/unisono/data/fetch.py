@@ -26,7 +26,7 @@ from torch.utils.data import Subset, TensorDataset
 from unisono.data.collating import Collate, Collator, listed, said
 from unisono.data.length import is_stream, length_of
 from unisono.data.stream import StreamReader
-from unisono.device import num_threads
+from unisono.device import HOST, num_threads
 from unisono.errors import LoadingError
 
 
@@ -175,7 +175,7 @@ def _unwrapped(dataset: Any) -> tuple[Any, torch.Tensor | None]:
     """Look through subsets: the dataset below, and which of its samples each index means."""
     chosen: torch.Tensor | None = None
     while type(dataset) is Subset:
-        indices = torch.as_tensor(dataset.indices, dtype=torch.int64)
+        indices = torch.as_tensor(dataset.indices, dtype=torch.int64, device=HOST)
         if chosen is not None:
             indices = indices[_counted_from_the_start(chosen, len(indices))]
         dataset, chosen = dataset.dataset, indices

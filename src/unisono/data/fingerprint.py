@@ -27,7 +27,7 @@ from torch.utils.data import Subset
 from unisono.data.fetch import leaf_of, lies_in_memory, sample_reader
 from unisono.data.fork import said_by_fork
 from unisono.data.length import is_stream
-from unisono.device import bytes_of, generators_put_back, is_computed_on
+from unisono.device import bytes_of, generators_put_back, is_on_host
 from unisono.plan.seeds import seed_of
 from unisono.workers.membership import Membership
 
@@ -177,7 +177,7 @@ def _add(update: Callable[[bytes], object], value: Any) -> None:
     update(type(value).__name__.encode() + b"\0")
     if isinstance(value, torch.Tensor):
         update(f"{value.dtype} {tuple(value.shape)}".encode())
-        if value.layout == torch.strided and is_computed_on(value):
+        if value.layout == torch.strided and is_on_host(value):
             flat = value.detach().reshape(-1)
             some = flat[:: _stride(flat.numel() * flat.itemsize)].contiguous()
             update(bytes(bytes_of(some)))

@@ -1,11 +1,14 @@
 """Try something in a fork of this process, so that its effects stay there.
 
-Invariant: whatever fails here, in the work or in the system, the answer is merely empty.
+Invariants: whatever fails here, in the work or in the system, the answer is merely empty. The work
+uses no GPU, which a fork of a process that has used one cannot; nor does the fork free what belongs
+to one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 import select
@@ -24,7 +27,7 @@ def said_by_fork(work: Callable[[], bytes], timeout_s: float) -> bytes:
     """Do something in a fork.
 
     Args:
-        work: returns at most 64 KiB; what it prints is not shown.
+        work: returns at most 64 KiB; what it prints is not shown. It uses no GPU.
         timeout_s: how long it may take, in seconds.
 
     Returns:
@@ -67,6 +70,7 @@ def _forked(work: Callable[[], bytes], writing: int) -> int:
 def _say_and_leave(work: Callable[[], bytes], writing: int, parent_pid: int) -> NoReturn:
     try:
         if die_with(parent_pid):
+            gc.freeze()
             _be_first_to_go()
             silence = os.open(os.devnull, os.O_RDWR)
             for fd in (0, 1, 2):

@@ -14,7 +14,7 @@ Where a sampler says the order, each process asks it, and compares the answer wi
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import dropwhile
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ import torch
 
 from unisono.data.fetch import Fetch
 from unisono.data.loader_processes import LoaderProcesses
-from unisono.device import can_pin, pin
+from unisono.device import Device, can_pin, pin
 from unisono.errors import LoadingError
 from unisono.plan.samples import SamplePlan
 
@@ -62,6 +62,36 @@ def upcoming(
     return dropwhile(start.__ne__, places)
 
 
+class EarlyBatch:
+    """A batch that is taken and copied before it is asked for. Final.
+
+    Args:
+        place: which.
+        device: where it is copied to.
+        take: gives it; what that raises is kept.
+    """
+
+    def __init__(self, place: Place, device: Device, take: Callable[[], Any]) -> None:
+        self.place = place
+        try:
+            batch = take()
+        except Exception as error:
+            self._raised: Exception | None = error
+            return
+        self._raised = None
+        try:
+            self._give = device.bring(batch)
+        except RuntimeError:
+            # There is no room yet, say: whatever it is, it is raised again where it belongs.
+            self._give = functools.partial(device.move, batch)
+
+    def give(self) -> Any:
+        """Give it, or raise what taking it has raised."""
+        if self._raised is not None:
+            raise self._raised
+        return self._give()
+
+
 class Loader:
     """Gives out batches; ends its processes when its block ends. Final.
 
@@ -70,7 +100,11 @@ class Loader:
         plan: which samples are computed where.
         num_processes: how many prefetch; 0: the worker reads for itself.
         num_batches: how many global batches the run has in total.
-        pin_memory: give batches out in pinned memory, where there is a GPU.
+        device: where batches are given out.
+        pin_memory: give batches for the CPU out in pinned memory, where there is a GPU.
+
+    Attributes:
+        copies_early: whether :meth:`take_early` may have something to do.
     """
 
     def __init__(
@@ -80,15 +114,19 @@ class Loader:
         *,
         num_processes: int,
         num_batches: int,
+        device: Device,
         pin_memory: bool = False,
     ) -> None:
-        self._pins = pin_memory and can_pin()
+        self._pins = pin_memory and device.is_host and can_pin()
+        self._device, self._moves = device, not device.is_host
         self._fetch, self._plan = fetch, plan
         self._num_processes, self._num_batches = num_processes, num_batches
         # Two: reading ahead is in the next epoch before the worker is.
         self._epoch = functools.lru_cache(maxsize=2)(self._work_out)
         self._ahead: LoaderProcesses | None = None
         self._ahead_for: Sequence[int] = ()
+        self._early: EarlyBatch | None = None
+        self.copies_early = num_processes > 0 and not device.is_host
 
     def batch(self, place: Place, shards: Sequence[int]) -> Any:
         """Give the batch of a place that has samples.
@@ -100,15 +138,34 @@ class Loader:
         Raises:
             LoadingError: a sample cannot be read, or a loader process has died.
         """
+        if self._early is not None and place.shard in shards:
+            early, self._early = self._early, None
+            if early.place == place:
+                return early.give()
         batch = self._batch(place, shards)
+        if self._moves:
+            return self._device.move(batch)
         return pin(batch) if self._pins else batch
+
+    def take_early(self) -> None:
+        """Take the next batch from the processes, if it is there, and begin to copy it.
+
+        Nobody waits. What goes wrong is raised when the batch is asked for.
+        """
+        ahead = self._ahead
+        if self._early is None and ahead is not None and ahead.is_ready:
+            place, _ = ahead.under_way[0]
+            self._early = EarlyBatch(place, self._device, functools.partial(self._take, ahead))
 
     def _batch(self, place: Place, shards: Sequence[int]) -> Any:
         if self._num_processes == 0 or place.shard not in shards:
             return self._read(place)
+        return self._take(self._reading_on(place, shards))
+
+    def _take(self, ahead: LoaderProcesses) -> Any:
         try:
-            return self._reading_on(place, shards).take()
-        except LoadingError:
+            return ahead.take()
+        except Exception:
             # At once: whoever keeps the error keeps the loop, and would keep the processes.
             self._end()
             raise
@@ -117,6 +174,7 @@ class Loader:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._early = None
         self._end()
 
     def _read(self, place: Place) -> Any:

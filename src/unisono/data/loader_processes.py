@@ -13,12 +13,18 @@ once. Invariant: no process outlives the worker (the kernel sees to that) or
 torch's DataLoader is not used: it raises from a signal handler, possibly inside an update, when one
 of its processes dies (without that handler it waits for ever for one that dies while it writes),
 and it needs shared memory and named sockets for tensors.
+
+The worker may use a GPU when it forks. A fork of such a process cannot use one, and need not: it
+reads samples, and batches go to the GPU in the worker. What belongs to the GPU (streams, events,
+tensors) is never freed in a loader process, not even when its turn comes to look for garbage.
 """
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import traceback
@@ -39,6 +45,10 @@ from unisono.workers.lifeline import die_with
 # Requests that each process has: one is worked on, one is there when that is done.
 _AHEAD = 2
 _GRACE_S = 1.0
+_NO_GPU_HERE = (
+    "A loader process cannot use a GPU: have the data set give samples on the CPU, from where they "
+    "are moved, or pass `loader_workers=0` to read in the worker itself."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +110,7 @@ class LoaderProcesses:
         Raises:
             LoadingError: the work raised, or a process has died.
         """
-        num_taken = self._num_sent - len(self.under_way)
-        loader = self._loaders[num_taken % len(self._loaders)]
+        loader = self._next_loader()
         try:
             result = read_parcel(loader.results_fd)
         except EOFError:
@@ -112,6 +121,18 @@ class LoaderProcesses:
             raise LoadingError(result.message, indices=result.indices) from cause
         self._send()
         return result
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next result is worked out, so that :meth:`take` only has to read it.
+
+        Also where its process has died, which :meth:`take` tells.
+        """
+        if not self.under_way:
+            return False
+        poll = select.poll()
+        poll.register(self._next_loader().results_fd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """End all processes: at once those that wait, after a second those that do not."""
@@ -125,6 +146,10 @@ class LoaderProcesses:
             loader.process.join()
             loader.process.close()
         self._loaders.clear()
+
+    def _next_loader(self) -> _Loader:
+        num_taken = self._num_sent - len(self.under_way)
+        return self._loaders[num_taken % len(self._loaders)]
 
     def _send(self) -> None:
         """Have as many requests under way as there may be."""
@@ -185,6 +210,7 @@ def _serve(work: Callable[[Any], Any], requests_fd: int, results_fd: int) -> Non
 
 
 def _take_over(not_mine: list[int]) -> None:
+    gc.freeze()
     for fd in not_mine:
         os.close(fd)
     signal.set_wakeup_fd(-1)
@@ -200,13 +226,20 @@ def _take_over(not_mine: list[int]) -> None:
 def _failed(error: Exception) -> _Failed:
     if isinstance(error, LoadingError):
         cause = error.__cause__ or error
-        return _Failed(str(error), error.indices, _traceback_of(cause))
+        message = str(error) + (f" {_NO_GPU_HERE}" if _wanted_a_gpu(cause) else "")
+        return _Failed(message, error.indices, _traceback_of(cause))
     name = type(error).__name__
     message = (
         f"a batch must be readable and must travel between processes, but that raised {name}: "
         f"{error}: pass `loader_workers=0` to read in the worker itself."
     )
     return _Failed(message, (), _traceback_of(error))
+
+
+def _wanted_a_gpu(error: BaseException) -> bool:
+    """Tell torch's error for who wants to use a GPU in a fork, by its words or by its class."""
+    is_of_gpu = isinstance(error, torch.AcceleratorError)
+    return is_of_gpu or "in forked subprocess" in str(error)
 
 
 def _traceback_of(error: BaseException) -> str:

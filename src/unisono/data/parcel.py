@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unisono.device import array_of, bytes_of, is_computed_on
+from unisono.device import HOST, array_of, bytes_of, is_on_host
 
 _LENGTH = struct.Struct("<q")
 _ARRAY = "array"
@@ -99,10 +99,10 @@ class _Unpacker(pickle.Unpickler):
         if len(pid) == 1:
             return self._tensors[pid[0]]
         dtype, shape, stride = pid
-        tensor = torch.empty_strided(shape, stride, dtype=dtype)
+        tensor = torch.empty_strided(shape, stride, dtype=dtype, device=HOST)
         if _has_gaps(tensor):
             without = _without_repeats(tensor)
-            elements = torch.empty(without.shape, dtype=dtype)
+            elements = torch.empty(without.shape, dtype=dtype, device=HOST)
             _read(self._fd, _bytes_of(elements))
             without.copy_(elements)
         else:
@@ -114,7 +114,7 @@ class _Unpacker(pickle.Unpickler):
 def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout == torch.strided
-        and is_computed_on(tensor)
+        and is_on_host(tensor)
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )
 

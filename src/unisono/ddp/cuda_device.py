@@ -1,14 +1,14 @@
 """Chooses the device that a worker computes on, and the backend.
 
 Only :func:`num_gpus` asks for GPUs. (The launcher, which must not initialize CUDA, asks the driver:
-``launch/gpus.py``.)
+``launch/nvml.py``.)
 """
 
 from __future__ import annotations
 
 import torch
 
-from unisono.world import World
+from unisono.world import WORKERS_PER_GPU_VARIABLE, World
 
 _FOR_GPUS, _FOR_CPUS = "nccl", "unisono"
 
@@ -18,7 +18,9 @@ def num_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def choose(here: World, backend: str | None, gpus: int) -> tuple[str, torch.device]:
+def choose(
+    here: World, backend: str | None, gpus: int, sharing: int = 1
+) -> tuple[str, torch.device]:
     """Choose what a program has left open.
 
     Args:
@@ -26,17 +28,25 @@ def choose(here: World, backend: str | None, gpus: int) -> tuple[str, torch.devi
         backend: what the program asks for, as ``init_process_group`` takes it; None: ``"nccl"``
             where there are GPUs, else ``"unisono"``.
         gpus: how many GPUs this process sees.
+        sharing: how many workers share each GPU.
 
     Returns:
         The backend, and this worker's device: its own GPU if the backend is NCCL, else the CPU.
 
     Raises:
-        ValueError: there are too few GPUs for the workers of this host, or none.
+        ValueError: there are too few GPUs for the workers of this host, or none, or they share
+            them, which NCCL refuses.
     """
     if backend is None:
         backend = _FOR_GPUS if gpus else _FOR_CPUS
     if _FOR_GPUS not in backend:
         return backend, torch.device("cpu")
+    if sharing > 1 and here.local_world_size > 1:
+        raise ValueError(
+            f"each worker must have a GPU of its own for the backend {backend!r}, but {sharing} of "
+            f"them share each GPU ({WORKERS_PER_GPU_VARIABLE}={sharing}): start them without "
+            f'`--workers-per-gpu`, or pass `backend="unisono"` to compute on the CPU.'
+        )
     if gpus >= here.local_world_size:
         return backend, torch.device("cuda", here.local_rank)
     if gpus == 1:
@@ -55,3 +65,8 @@ def name_of(device: torch.device) -> str:
     if device.type != "cuda":
         return ""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def model_of(device: torch.device) -> str:
+    """Return what a GPU is sold as; empty for the CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""

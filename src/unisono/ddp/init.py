@@ -26,14 +26,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.ddp.cuda_device import choose, name_of, num_gpus
+from unisono.ddp.cuda_device import choose, model_of, name_of, num_gpus
 from unisono.ddp.init_checks import Choice, agreed_seed, is_one_host, place_among
 from unisono.ddp.rank_store import Ranks, ranks_for
 from unisono.notices import say
 from unisono.plan.seeds import seed_of
 from unisono.seeding import seed_python_and_numpy
+from unisono.workers.context import context
 from unisono.workers.proc import network_name
-from unisono.world import World, world
+from unisono.world import World, workers_per_gpu, world
 
 TIMEOUT_S = 1800.0
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -202,11 +203,12 @@ def init(backend: str | None = None, *, seed: int | None = 0, timeout_s: float =
     ranks = ranks_for(place, timeout_s)
     networks = ranks.gather("network", network_name())
     place = place_among(place, networks, os.environ)
-    backend, device = choose(place, backend, num_gpus())
+    backend, device = choose(place, backend, num_gpus(), workers_per_gpu())
     mine = Choice.made(backend, seed, name_of(device))
     choices = ranks.gather("choice", asdict(mine))
     agreed = agreed_seed([Choice(**choice) for choice in choices])
     here = Here(place, device, backend, agreed)
+    context().tell_device(str(device), model_of(device))
     try:
         here._open(ranks, timeout_s, is_one_host=is_one_host(networks))
     except BaseException:

@@ -4,7 +4,7 @@ One memory per run. The slots of all shards are reserved, but only the slots of 
 computes are ever written, and unwritten pages do not exist::
 
     parameters │ fixed │ optimizer state │ whose │ buffers ×2 │ rows │ flags │ marks │ snapshots ×2
-    gradients 0 … S−1
+    gradients 0 … S−1 │ sums
 
 The first four, with the present copy of the buffers, are the whole state of a run: a snapshot is
 a copy of them (`unisono.checkpoint.places`). Every tensor starts at a multiple of 64 bytes, in its
@@ -21,6 +21,7 @@ from itertools import accumulate
 import torch
 
 from unisono.checkpoint.places import MARKS_BYTES, Places
+from unisono.exchange.block import Bytes
 from unisono.workers.memory import Memory, aligned
 
 ROW_BYTES = 4096
@@ -61,7 +62,7 @@ def size_of(slots: Sequence[Slot]) -> int:
 class Region:
     """Tensors laid out from byte `start` of a memory, in their `slots`. Final."""
 
-    def __init__(self, memory: Memory, start: int, slots: Sequence[Slot]) -> None:
+    def __init__(self, memory: Bytes, start: int, slots: Sequence[Slot]) -> None:
         self._memory = memory
         self.start, self.slots = start, slots
 
@@ -124,6 +125,7 @@ class Plan:
             "snapshot": snapshot,
             "other snapshot": snapshot,
             **{f"gradients {shard}": parameters for shard in range(self.shards)},
+            "sums": parameters,
         }
         return {name: _in_pages(num_bytes) for name, num_bytes in sizes.items()}
 
@@ -144,6 +146,7 @@ class Arena:
         whose: which parameters have optimizer state: a byte for each, 1 for those.
         buffers: the model's buffers twice: those of this step and of the next.
         gradients: one region per shard; a part lies in the slot of its first shard.
+        sums: of the parts, where workers tell each other.
         rows: per shard ``ROW_BYTES`` bytes for what it has to say about a step.
         flags: per shard a byte for all parameters of a part and one for each.
     """
@@ -162,6 +165,7 @@ class Arena:
             Region(memory, starts[f"gradients {shard}"], plan.parameters)
             for shard in range(plan.shards)
         )
+        self.sums = Region(memory, starts["sums"], plan.parameters)
         self.rows = self._per_shard("rows", ROW_BYTES)
         self.flags = self._per_shard("flags", len(plan.parameters) + 1)
         self.places = Places(

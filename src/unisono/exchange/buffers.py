@@ -7,39 +7,44 @@ identity, as a parameter does; only its memory is exchanged.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from unisono.device import bytes_of
-from unisono.exchange.arena import Arena, Slot, lay_out, size_of
+from unisono.device import Copies, Device
+from unisono.exchange.arena import Arena, Region, Slot, lay_out, size_of
+from unisono.exchange.block import private_bytes
 from unisono.state.model_buffers import buffer_at, homes_of_buffers, lazy_homes
 
 
 class Buffers:
-    """The model's buffers, in one private block that is saved and restored as a whole. Final.
+    """The model's buffers, saved and restored as a whole. Final.
+
+    Args:
+        model: whose buffers.
+        device: where they are.
+        copies: between it and the host.
 
     Attributes:
         slots: the layout that the arena reserves, twice.
         now: which of the arena's two copies is the present one.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, device: Device, copies: Copies) -> None:
         named = homes_of_buffers(model)
         self._names = list(named)
         self._homes = list(named.values())
         self._lazy = lazy_homes(model)
         self._tensors = [buffer_at(homes[0]) for homes in self._homes]
         self.slots = lay_out(dict(zip(named, self._tensors, strict=True)))
-        self._block = torch.zeros(size_of(self.slots), dtype=torch.uint8)
-        self._start = torch.zeros_like(self._block)
+        self._copies = copies
+        self._values = BufferValues(self._tensors, self.slots, device, copies)
         self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.now = 0
+        self.now, self._is_kept_here = 0, False
 
     def bind(self, arena: Arena) -> None:
         """Move the buffers into the block, with the values they have."""
-        for tensor, slot in zip(self._tensors, self.slots, strict=True):
-            view = _view(self._block, slot)
-            view.copy_(tensor)
-            tensor.data = view
+        self._values.bind()
         self.now = 0
         if self.slots:
             self._shared = (arena.buffers[0].everything(), arena.buffers[1].everything())
@@ -47,7 +52,8 @@ class Buffers:
     def give(self) -> None:
         """Give this worker's values to all."""
         if self._shared is not None:
-            self._shared[self.now].copy_(self._block)
+            self._values.give(self._shared[self.now])
+            self._copies.wait()
 
     def load(self, now: int) -> None:
         """Take over the values of one of the arena's copies, the present one from now on."""
@@ -57,38 +63,40 @@ class Buffers:
                 module._buffers[key] = tensor
         self.now = now
         if self._shared is not None:
-            self._block.copy_(self._shared[now])
+            self._values.take(self._shared[now])
+            self._copies.wait()
 
     def unbind(self) -> None:
         """Give the model buffers with memory of their own again."""
-        for tensor in self._tensors:
-            tensor.data = tensor.data.clone()
+        self._values.unbind()
         self._shared = None
 
     def begin(self) -> None:
         """Start a step: every shard will start from the buffers as they are now."""
         self._collect()
+        self._is_kept_here = False
         if self._shared is not None:
-            self._start.copy_(self._block)
+            self._values.save()
 
     def restore(self) -> None:
         """Start a shard: the buffers are those that the step began with."""
         self._collect()
         if self._shared is not None:
-            self._block.copy_(self._start)
+            self._values.restore()
 
     def keep(self) -> None:
         """Publish what the first non-empty shard left, for the next step."""
         self._collect()
         if self._shared is not None:
-            self._shared[1 - self.now].copy_(self._block)
+            self._values.give(self._shared[1 - self.now])
+            self._is_kept_here = True
 
     def commit(self) -> None:
         """Finish a step: the buffers are those that were kept."""
         if self._shared is not None:
             self._collect()
             self.now = 1 - self.now
-            self._block.copy_(self._shared[self.now])
+            self._values.take(self._shared[self.now], are_here=self._is_kept_here)
 
     def _collect(self) -> None:
         """Take back the values of buffers that the forward pass replaced by new tensors.
@@ -131,12 +139,104 @@ def _move(name: str, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
             f"training, but became {seen}: run the model once on one batch before, or keep the "
             f"value elsewhere."
         )
+    if value.device != tensor.device:
+        raise RuntimeError(
+            f"buffer `{name}` must stay on {tensor.device} while training, but is on "
+            f"{value.device}: move the model between two loops, and what a forward pass computes "
+            f"to where its inputs are."
+        )
     tensor.data.copy_(value.detach())
 
 
-def _view(block: torch.Tensor, slot: Slot) -> torch.Tensor:
-    if slot.numel == 0:
-        return torch.empty_strided(slot.shape, slot.stride, dtype=slot.dtype)
-    # A storage of its own: compiled code refuses to change inputs that share one.
-    flat = torch.frombuffer(bytes_of(block), dtype=slot.dtype, count=slot.numel, offset=slot.offset)
-    return flat.as_strided(slot.shape, slot.stride)
+class BufferValues:
+    """The values of buffers, copied as one block of bytes. Final.
+
+    On the CPU the buffers themselves lie in the block. On an accelerator they keep memory of their
+    own, and are copied to and from blocks there.
+
+    Args:
+        tensors: the buffers.
+        slots: where each lies in a block.
+        device: where they are.
+        copies: between it and the host.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        slots: tuple[Slot, ...],
+        device: Device,
+        copies: Copies,
+    ) -> None:
+        self._tensors, self._slots, self._is_host = tensors, slots, device.is_host
+        self._copies = copies
+        self._block, self._start = (private_bytes(size_of(slots), device) for _ in range(2))
+        self._bytes, self._start_bytes = (
+            block.flat(0, size_of(slots), torch.uint8) for block in (self._block, self._start)
+        )
+
+    def bind(self) -> None:
+        """Have the buffers where the others of this object expect them."""
+        views = Region(self._block, 0, self._slots).tensors()
+        if self._is_host:
+            for tensor, view in zip(self._tensors, views, strict=True):
+                view.copy_(tensor)
+                tensor.data = view
+            return
+        started = Region(self._start, 0, self._slots).tensors()
+        kinds = {tensor.dtype for tensor in self._tensors}
+        # Of one dtype each, so that each list is copied at once.
+        self._lists = [
+            [
+                [one for one in tensors if one.dtype == kind and one.numel()]
+                for tensors in (self._tensors, views, started)
+            ]
+            for kind in kinds
+        ]
+
+    def unbind(self) -> None:
+        """Have the buffers in memory of their own; on an accelerator they never left it."""
+        if self._is_host:
+            for tensor in self._tensors:
+                tensor.data = tensor.data.clone()
+
+    def give(self, into: torch.Tensor) -> None:
+        """Copy the values to a block on the host."""
+        if self._is_host:
+            into.copy_(self._bytes)
+            return
+        for tensors, views, _ in self._lists:
+            _copy(views, tensors)  # the next pass may change the tensors meanwhile
+        self._copies.to_host(into, self._bytes)
+
+    def take(self, values: torch.Tensor, *, are_here: bool = False) -> None:
+        """Set the values from a block on the host; or from where they are, if this gave them."""
+        if self._is_host:
+            self._bytes.copy_(values)
+            return
+        if not are_here:
+            self._copies.to_device(self._bytes, values)
+        for tensors, views, _ in self._lists:
+            _copy(tensors, views)
+
+    def save(self) -> None:
+        """Note the values, for :meth:`restore`."""
+        if self._is_host:
+            self._start_bytes.copy_(self._bytes)
+        else:
+            for tensors, _, started in self._lists:
+                _copy(started, tensors)
+
+    def restore(self) -> None:
+        """Set the values to what was noted."""
+        if self._is_host:
+            self._bytes.copy_(self._start_bytes)
+        else:
+            for tensors, _, started in self._lists:
+                _copy(tensors, started)
+
+
+def _copy(into: list[torch.Tensor], source: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        if into:
+            torch._foreach_copy_(into, source)

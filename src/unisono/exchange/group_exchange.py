@@ -15,7 +15,7 @@ On CPUs the group is gloo's. Never run on GPUs, nor with NCCL.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -24,7 +24,7 @@ from unisono.exchange.arena import Region, Slot, size_of
 from unisono.exchange.communicator import BrokenError, Communicator
 from unisono.exchange.homes import StateKeys
 from unisono.exchange.ordered_sum import OrderedSum
-from unisono.exchange.parts import Parts
+from unisono.exchange.parts import OwnParts, Parts, pieces_within
 from unisono.exchange.replicas import ReplicaExchange
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
@@ -61,7 +61,7 @@ class GroupExchange(ReplicaExchange):
             f"({failures[0]}): use another exchange, such as `UNISONO_EXCHANGE=shared`."
         )
 
-    def add_up(self) -> tuple[bool, ...]:
+    def add_up(self, purpose: str) -> tuple[bool, ...]:
         """See :class:`~.protocol.Exchange`; :meth:`gather` has done so."""
         return self._present
 
@@ -74,7 +74,7 @@ class GroupExchange(ReplicaExchange):
         self._slots = self.memory.arena.plan.parameters
         # Slices are whole cache lines: the last one may reach past the last parameter.
         room = size_of(self._slots) + ALIGNMENT_BYTES * self._team.world.world_size
-        self._own = OwnParts(self._slots, self.memory.arena.flags, room)
+        self._own = OwnParts(self._slots, self.memory.arena.flags, room, self.device)
         self._parts = Parts(self._own)
         super()._bind(keys, live)
 
@@ -82,9 +82,7 @@ class GroupExchange(ReplicaExchange):
         """Divide the bytes of all parameters, laid out one after the other, into equal slices."""
         team, division = self._team, self.division
         if team.size == 1:
-            self._sum = OrderedSum(
-                self._parts, division.parts, division.num_shards, self.pieces, in_place=True
-            )
+            self._sum = OrderedSum(self._parts, division.parts, division.num_shards, self.pieces)
             sums = self._own.gradients[0]
         else:
             self._num_bytes = aligned(-(-size_of(self._slots) // team.size))
@@ -94,9 +92,7 @@ class GroupExchange(ReplicaExchange):
             self._received, self._num_parts = received, [len(parts) for parts in held]
             self._mine = held[team.position]
             pieces = list(pieces_within(self._slots, start, start + self._num_bytes))
-            self._sum = OrderedSum(
-                received, division.parts, division.num_shards, pieces, in_place=True
-            )
+            self._sum = OrderedSum(received, division.parts, division.num_shards, pieces)
             memory = Memory.private(self._num_bytes * team.size)
             self._all_sums = memory.flat(0, memory.num_bytes, torch.uint8)
             sums = Region(memory, 0, self._slots)
@@ -116,7 +112,7 @@ class GroupExchange(ReplicaExchange):
                 self._communicator = Communicator(team)
             self._communicator.all_to_all(
                 self._received.everything,
-                self._own.by_slices(self._mine, team.size, num_bytes),
+                by_slices(self._own, self._mine, team.size, num_bytes),
                 from_each=[num_bytes * count for count in self._num_parts],
                 to_each=[num_bytes * len(self._mine)] * team.size,
             )
@@ -137,44 +133,22 @@ class GroupExchange(ReplicaExchange):
             self._communicator = None
 
 
-class OwnParts:
-    """The parts that this worker has computed, where nobody else sees them. Final.
+def by_slices(
+    own: OwnParts, parts: Sequence[Node], num_slices: int, num_bytes: int
+) -> torch.Tensor:
+    """Give slice 0 of all parts, then slice 1 of all parts, and so on, as bytes.
 
     Args:
-        slots: where each parameter lies in a part.
-        flags: per shard, which parameters its part has gradients for; all see them.
-        room: how many bytes a part takes; all of them may be sent.
-
-    Attributes:
-        gradients: a region for each part, by its first shard.
+        own: has the parts of this worker.
+        parts: which.
+        num_slices: how many there are.
+        num_bytes: the length of each.
     """
-
-    def __init__(self, slots: tuple[Slot, ...], flags: Sequence[memoryview], room: int) -> None:
-        self.flags, self._slots, self._room = flags, slots, room
-        self._memories: dict[int, Memory] = {}
-        self.gradients = self
-
-    def __getitem__(self, lo: int) -> Region:
-        return Region(self._memory(lo), 0, self._slots)
-
-    def by_slices(self, parts: Sequence[Node], num_slices: int, num_bytes: int) -> torch.Tensor:
-        """Give slice 0 of all parts, then slice 1 of all parts, and so on, as bytes.
-
-        Args:
-            parts: of this worker.
-            num_slices: how many there are.
-            num_bytes: the length of each.
-        """
-        flat = [self._memory(part.lo).flat(0, self._room, torch.uint8) for part in parts]
-        if len(flat) == 1:
-            return flat[0][: num_slices * num_bytes]
-        starts = range(0, num_slices * num_bytes, num_bytes)
-        return torch.cat([part[start : start + num_bytes] for start in starts for part in flat])
-
-    def _memory(self, lo: int) -> Memory:
-        if lo not in self._memories:
-            self._memories[lo] = Memory.private(self._room)
-        return self._memories[lo]
+    flat = [own.memory(part.lo).flat(0, num_slices * num_bytes, torch.uint8) for part in parts]
+    if len(flat) == 1:
+        return flat[0]
+    starts = range(0, num_slices * num_bytes, num_bytes)
+    return torch.cat([part[start : start + num_bytes] for start in starts for part in flat])
 
 
 class ReceivedParts:
@@ -214,13 +188,3 @@ class ReceivedParts:
         """View pieces of the part in slot `lo`, as vectors."""
         region = self._regions[lo]
         return [region.piece(piece.index, piece.start, piece.stop) for piece in pieces]
-
-
-def pieces_within(slots: Sequence[Slot], start: int, stop: int) -> Iterator[Piece]:
-    """Find the pieces of parameters that lie in bytes `start` … `stop` − 1, whole cache lines."""
-    for index, slot in enumerate(slots):
-        size = slot.dtype.itemsize
-        first = max(start, slot.offset) - slot.offset
-        last = min(stop, slot.offset + slot.numel * size) - slot.offset
-        if first < last:
-            yield Piece(index, first // size, last // size)

@@ -25,12 +25,14 @@ class OrderedSum:
         parts: those of all workers; together they are every shard once.
         num_shards: S.
         pieces: what is added up here.
-        in_place: whether sums are written to the slots of the parts (the whole one to that of
-            shard 0), of which nobody else reads these pieces; else to memory of their own.
+        into: where the sums go, as vectors; then the parts stay as they are. None: into the slots
+            of the parts (the whole sum into that of shard 0), of which nobody else reads these
+            pieces.
 
     Attributes:
         pieces: what is added up here.
         totals: the sums over `pieces`, as vectors.
+        num_bytes: what sums take that are neither in parts nor in `into`.
     """
 
     def __init__(
@@ -39,8 +41,7 @@ class OrderedSum:
         parts: Sequence[Node],
         num_shards: int,
         pieces: Sequence[Piece],
-        *,
-        in_place: bool,
+        into: Sequence[torch.Tensor] | None = None,
     ) -> None:
         self._published = published
         self._parts = tuple(parts)
@@ -48,11 +49,19 @@ class OrderedSum:
         self._views = [published.views(part.lo, pieces) for part in parts]
         first = next(at for at, part in enumerate(parts) if part.lo == 0)
         written = {first} | {into for into, _ in additions_over(num_shards, self._parts)}
-        self._sums = [
-            views if in_place or at not in written else list(map(torch.empty_like, views))
+        self._sums: list[Sequence[torch.Tensor]] = [
+            views if into is None or at not in written else list(map(torch.empty_like, views))
             for at, views in enumerate(self._views)
         ]
+        if into is not None:
+            self._sums[first] = into
         self.totals = self._sums[first]
+        self.num_bytes = sum(
+            vector.nbytes
+            for views, sums in zip(self._views, self._sums, strict=True)
+            if sums is not views and sums is not into
+            for vector in sums
+        )
         self._programs: dict[tuple[bytes, ...], _Program] = {}
 
     def add(self) -> tuple[bool, ...]:

@@ -6,12 +6,14 @@ parameter says which have one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
 
-from unisono.exchange.arena import Region
+from unisono.device import Device
+from unisono.exchange.arena import Region, Slot
+from unisono.exchange.block import Bytes, private_bytes
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
 
@@ -37,6 +39,48 @@ class Room(Protocol):
     @property
     def gradients(self) -> Regions:
         """Per shard, the region of its part."""
+
+
+class OwnParts:
+    """The parts that this worker has computed, where nobody else sees them. Final.
+
+    Args:
+        slots: where each parameter lies in a part.
+        flags: per shard, which parameters its part has gradients for; all see them.
+        num_bytes: how many a part takes.
+        device: where they are.
+    """
+
+    def __init__(
+        self,
+        slots: tuple[Slot, ...],
+        flags: Sequence[memoryview],
+        num_bytes: int,
+        device: Device,
+    ) -> None:
+        self.flags, self._slots = flags, slots
+        self._num_bytes, self._device = num_bytes, device
+        self._memories: dict[int, Bytes] = {}
+
+    @property
+    def gradients(self) -> OwnParts:
+        """A region for each part, by its first shard."""
+        # No attribute: in a circle, a device's memory would wait for Python's garbage collection.
+        return self
+
+    def __getitem__(self, lo: int) -> Region:
+        return Region(self.memory(lo), 0, self._slots)
+
+    @property
+    def num_taken(self) -> int:
+        """How many parts there is memory for."""
+        return len(self._memories)
+
+    def memory(self, lo: int) -> Bytes:
+        """Give the bytes of a part by its first shard."""
+        if lo not in self._memories:
+            self._memories[lo] = private_bytes(self._num_bytes, self._device)
+        return self._memories[lo]
 
 
 class PublishedParts(Protocol):
@@ -94,6 +138,16 @@ def presence(flags: bytes) -> list[bool]:
     """Say for each parameter whether a part has a gradient for it, from :meth:`Parts.flags`."""
     is_complete, *each = flags
     return [bool(is_complete or flag) for flag in each]
+
+
+def pieces_within(slots: Sequence[Slot], start: int, stop: int) -> Iterator[Piece]:
+    """Find the pieces of parameters that lie in bytes `start` … `stop` − 1, whole cache lines."""
+    for index, slot in enumerate(slots):
+        size = slot.dtype.itemsize
+        first = max(start, slot.offset) - slot.offset
+        last = min(stop, slot.offset + slot.numel * size) - slot.offset
+        if first < last:
+            yield Piece(index, first // size, last // size)
 
 
 def _copy(slots: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono.device import Device, host
 from unisono.errors import CheckpointError
 from unisono.exchange.buffers import Buffers
 from unisono.exchange.division import Division
@@ -40,18 +41,21 @@ from unisono.workers.team import Team
 
 
 class Exchange(ABC):
-    """Carries the gradients of one loop. Every method but `publish` and `add_up` is collective.
+    """Carries the gradients of one loop. Every method but `publish` is collective.
 
     Args:
         model: whose parameters and buffers the exchange keeps alike while it is bound.
         optimizer: the user's.
         shards: S.
         team: the workers.
+        device: where this worker computes.
         new_key: names the memory, where a new one is needed.
         previous: the memory of an earlier loop of the same run.
         live: how this worker joins a loop that the others are in; None: it begins with them.
 
     Attributes:
+        device: where this worker computes.
+        copies: between the device and the host.
         parameters: those that the optimizer updates, in an order that is the same everywhere.
         fixed: those that it does not.
         buffers: the model's.
@@ -80,17 +84,20 @@ class Exchange(ABC):
         *,
         shards: int,
         team: Team,
+        device: Device | None = None,
         new_key: int,
         previous: RunMemory | None = None,
         live: Live | None = None,
     ) -> None:
         self._model, self._optimizer, self._team = model, optimizer, team
+        self.device = device or host()
+        self.copies = self.device.copies()
         updated = updated_parameters(model, optimizer)
         named = named_parameters(model, optimizer)
         fixed = {name: named[name] for name in named if name not in updated}
         self.parameters, self.fixed = list(updated.values()), list(fixed.values())
         self._all = [*self.parameters, *self.fixed]
-        self.buffers = Buffers(model)
+        self.buffers = Buffers(model, self.device, self.copies)
         keys, states = self._plan_state(updated)
         loop = None if live is None else live.loop
         self.memory = RunMemory(
@@ -107,6 +114,11 @@ class Exchange(ABC):
         self.trust_leader()
         self.division = Division(team, shards, [p.numel() for p in self.parameters])
         self._plan_sum()
+
+    @property
+    def device_bytes(self) -> int:
+        """What parts and sums take of a device that has memory of its own."""
+        return 0
 
     @property
     def acts(self) -> bool:
@@ -148,8 +160,11 @@ class Exchange(ABC):
         self._plan_sum()
         return more
 
-    def add_up(self) -> tuple[bool, ...]:
-        """Add up this worker's pieces of all parts, in tree order.
+    def add_up(self, purpose: str) -> tuple[bool, ...]:
+        """Add up :attr:`pieces` of all parts, in tree order.
+
+        Args:
+            purpose: what for, where the others have to be met.
 
         Returns:
             For each parameter, whether any shard had a gradient for it; only then are its sums

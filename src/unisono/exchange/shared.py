@@ -72,9 +72,7 @@ class SharedExchange(Exchange):
 
     def _plan_sum(self) -> None:
         division = self.division
-        self._sum = OrderedSum(
-            self._parts, division.parts, division.num_shards, division.pieces, in_place=True
-        )
+        self._sum = OrderedSum(self._parts, division.parts, division.num_shards, division.pieces)
         self.pieces, self.totals = self._sum.pieces, self._sum.totals
 
     def _begin(self) -> None:

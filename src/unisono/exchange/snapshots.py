@@ -17,7 +17,7 @@ import torch
 from unisono.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE
 from unisono.checkpoint.safetensors_stream import CODES
 from unisono.checkpoint.slots import offsets_of, read_extras, read_facts, write_blob
-from unisono.device import bytes_of
+from unisono.device import HOST, bytes_of, on_host
 from unisono.exchange.arena import Arena
 from unisono.exchange.homes import StateKeys
 
@@ -213,7 +213,7 @@ def layout_of(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:
     """View a tensor's elements as bytes, in the order of its :func:`layout_of`."""
-    dense = tensor.detach().resolve_conj().resolve_neg()
+    dense = on_host(tensor).resolve_conj().resolve_neg()
     if dense.stride() != layout_of(dense):
         dense = dense.clone()
     return bytes_of(dense)
@@ -224,7 +224,7 @@ def from_bytes(data: bytearray, described: Mapping[str, Any]) -> torch.Tensor:
     code, shape, stride = described["dtype"], described["shape"], described["stride"]
     dtype = _DTYPES.get(code) or getattr(torch, code.removeprefix("torch."))
     if not data:
-        return torch.empty_strided(shape, stride, dtype=dtype)
+        return torch.empty_strided(shape, stride, dtype=dtype, device=HOST)
     return torch.frombuffer(data, dtype=dtype).as_strided(shape, stride)
 
 

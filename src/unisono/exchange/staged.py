@@ -1,35 +1,216 @@
-"""Replicas whose parts travel through the host's memory; every worker adds up everything.
+"""Replicas whose parts travel through the host's memory; each worker adds up a slice of everything.
 
 ::
 
-    worker 0   part ──►┌────────────────┐──► all parts, added in tree order ──► update of the whole
-    worker 1   part ──►│ host's memory  │──► all parts, added in tree order ──► update of the whole
-                       └────────────────┘
+    worker 0   parts ──►┌────────┐──► slice 0 of all parts, added ──►┌────────┐──► all sums
+                        │ host's │       in tree order               │ host's │
+    worker 1   parts ──►│ memory │──► slice 1 of all parts, added ──►│ memory │──► all sums
+                        └────────┘                                   └────────┘
+                    gather: all meet                            add up: all meet
 
-The way of devices that do not see the host's memory. On CPUs it is slower than
-:mod:`unisono.exchange.shared`, as everybody adds up and updates everything.
+The way of accelerators, whose memory the other workers do not see: parts, slices and sums are
+copied beside what the device computes, through memory that is pinned where it lies. Once all parts
+are there, a worker that is lost takes nothing with it: the others add up its slice, too. A worker
+alone copies nothing.
+
+On CPUs it is slower than :mod:`unisono.exchange.shared`, as everybody updates everything.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import torch
+
+from unisono.device import Copies, Device
+from unisono.exchange.arena import Arena, Region, size_of
+from unisono.exchange.block import private_bytes
+from unisono.exchange.homes import StateKeys
 from unisono.exchange.ordered_sum import OrderedSum
+from unisono.exchange.parts import Gradients, OwnParts, Parts, pieces_within
 from unisono.exchange.replicas import ReplicaExchange
+from unisono.plan.slices import Piece
+from unisono.plan.summation import Node
+from unisono.workers.launcher_messages import Live
+from unisono.workers.memory import aligned
 
 
 class StagedExchange(ReplicaExchange):
     """An exchange of replicas. Final; arguments as of :class:`~.protocol.Exchange`."""
 
+    @property
+    def device_bytes(self) -> int:
+        """See :class:`~.protocol.Exchange`."""
+        if self.device.is_host:
+            return 0
+        parts = self._own.num_taken * len(self._sums_here)
+        return len(self._sums_here) + parts + self._published.num_bytes + self._sum.num_bytes
+
+    def publish(self, part: Node, gradients: Gradients) -> None:
+        """See :class:`~.protocol.Exchange`."""
+        super().publish(part, gradients)
+        if self._team.size > 1 and not self.device.is_host:
+            there = self.memory.arena.gradients[part.lo].everything()
+            self._pinned.pin(there)
+            self.copies.to_host(there, self._own[part.lo].everything())
+
+    def gather(self, purpose: str) -> list[Node] | None:
+        """See :class:`~.protocol.Exchange`."""
+        self.copies.wait()
+        return super().gather(purpose)
+
+    def add_up(self, purpose: str) -> tuple[bool, ...]:
+        """See :class:`~.protocol.Exchange`; everybody has all sums then."""
+        while True:
+            self._published.fetch()
+            present = self._sum.add()
+            if self._team.size == 1:
+                return present
+            start, stop = self._slice
+            self.copies.to_host(self._sums_there[start:stop], self._sums_here[start:stop])
+            self.copies.wait()
+            if self._team.meet(purpose):
+                break
+            self._plan_sum()  # for those who are left; all parts are still there
+        for others in (slice(0, start), slice(stop, None)):
+            self.copies.to_device(self._sums_here[others], self._sums_there[others])
+        return present
+
+    def share(self, purpose: str) -> bool:
+        """See :class:`~.protocol.Exchange`; all parts and sums have been read when all met."""
+        return True
+
+    def unbind(self) -> None:
+        """See :class:`~.protocol.Exchange`."""
+        self.copies.wait()
+        self._pinned.release()
+        super().unbind()
+
+    def _bind(self, keys: StateKeys, live: Live | None) -> None:
+        arena = self.memory.arena
+        slots, num_bytes = arena.plan.parameters, size_of(arena.plan.parameters)
+        self._pinned = _Pinned(self.device.register)
+        self._sums_there = arena.sums.everything()
+        for buffers in arena.buffers:
+            self._pinned.pin(buffers.everything())
+        sums = Region(private_bytes(num_bytes, self.device), 0, slots)
+        self._region, self._sums_here = sums, sums.everything()
+        if not self.device.is_host:
+            self._own = OwnParts(slots, arena.flags, num_bytes, self.device)
+            self._parts = Parts(self._own)
+        super()._bind(keys, live)
+
     def _plan_sum(self) -> None:
-        division = self.division
-        self._sum = OrderedSum(
-            self._parts,
-            division.parts,
-            division.num_shards,
-            self.pieces,
-            in_place=self._team.size == 1,
-        )
-        self.totals = self._sum.totals
+        team, division, sums = self._team, self.division, self._region
+        parts, slots = division.parts, sums.slots
+        share = aligned(-(-len(self._sums_here) // team.size))
+        start = min(share * team.position, len(self._sums_here))
+        self._slice = start, min(start + share, len(self._sums_here))
+        self._published = self._published_parts()
+        if team.size == 1:
+            self._sum = OrderedSum(self._published, parts, division.num_shards, self.pieces)
+            self.totals = self._sum.totals
+        else:
+            self._pinned.pin(self._sums_there)
+            pieces = list(pieces_within(slots, *self._slice))
+            into = [sums.piece(piece.index, piece.start, piece.stop) for piece in pieces]
+            self._sum = OrderedSum(self._published, parts, division.num_shards, pieces, into)
+            self.totals = [sums.piece(n, 0, slot.numel) for n, slot in enumerate(slots)]
         self.whole = [
-            total.as_strided(parameter.shape, parameter.stride())
-            for total, parameter in zip(self.totals, self.parameters, strict=True)
+            total.as_strided(slot.shape, slot.stride)
+            for total, slot in zip(self.totals, slots, strict=True)
         ]
+
+    def _published_parts(self) -> PartsHere | FetchedParts:
+        if self.device.is_host:
+            return PartsHere(self._parts)
+        arena, division = self.memory.arena, self.division
+        own = {part.lo for part in division.parts_of[self._team.world.rank]}
+        others = [part.lo for part in division.parts if part.lo not in own]
+        for lo in others:
+            self._pinned.pin(arena.gradients[lo].everything())
+        return FetchedParts(self.copies, self.device, arena, self._own, others, self._slice)
+
+
+class PartsHere:
+    """Parts that can be added up where they lie. Final."""
+
+    num_bytes = 0
+
+    def __init__(self, parts: Parts) -> None:
+        self.flags, self.views = parts.flags, parts.views
+
+    def fetch(self) -> None:
+        """Nothing has to be copied."""
+
+
+class FetchedParts:
+    """A slice of all parts on a device: this worker's are there, others come from the host. Final.
+
+    Args:
+        copies: between the device and the host.
+        device: which.
+        arena: where the others' parts lie.
+        own: this worker's.
+        others: the first shards of the others'.
+        bounds: first byte of the slice, and the byte after its last.
+
+    Attributes:
+        num_bytes: what the others' slices take.
+    """
+
+    def __init__(
+        self,
+        copies: Copies,
+        device: Device,
+        arena: Arena,
+        own: OwnParts,
+        others: Sequence[int],
+        bounds: tuple[int, int],
+    ) -> None:
+        self._copies, self._own, self._flags = copies, own, arena.flags
+        start, stop = bounds
+        size, slots = stop - start, arena.plan.parameters
+        self.num_bytes = size * len(others)
+        memory = private_bytes(self.num_bytes, device)
+        # As if each part lay there as a whole: only its slice does.
+        self._regions = {
+            lo: Region(memory, size * at - start, slots) for at, lo in enumerate(others)
+        }
+        there = [arena.gradients[lo].everything()[start:stop] for lo in others]
+        here = [memory.flat(size * at, size, torch.uint8) for at in range(len(others))]
+        self._to_copy = list(zip(here, there, strict=True))
+
+    def fetch(self) -> None:
+        """Copy the others' to the device, once all are published."""
+        for into, source in self._to_copy:
+            self._copies.to_device(into, source)
+
+    def flags(self, lo: int) -> bytes:
+        """See :class:`~.parts.PublishedParts`."""
+        return bytes(self._flags[lo])
+
+    def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """See :class:`~.parts.PublishedParts`."""
+        region = self._regions.get(lo) or self._own[lo]
+        return [region.piece(piece.index, piece.start, piece.stop) for piece in pieces]
+
+
+class _Pinned:
+    """Memory of the host that is pinned while a loop runs. Final."""
+
+    def __init__(self, register: Callable[[torch.Tensor], Callable[[], None] | None]) -> None:
+        self._register = register
+        self._undo: dict[int, Callable[[], None] | None] = {}
+
+    def pin(self, memory: torch.Tensor) -> None:
+        """Pin memory, unless it is."""
+        if memory.data_ptr() not in self._undo:
+            self._undo[memory.data_ptr()] = self._register(memory)
+
+    def release(self) -> None:
+        """Undo all."""
+        for undo in self._undo.values():
+            if undo is not None:
+                undo()
+        self._undo.clear()

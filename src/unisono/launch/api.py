@@ -20,8 +20,9 @@ from unisono.launch.call import name_of, pack_call, unpack_result
 from unisono.launch.environment import launch_environment
 from unisono.launch.exceptions import name_cells, unpack_exception
 from unisono.launch.forkserver import server_pool
-from unisono.launch.gpus import check_workers, choose_gpus, num_gpus_here
+from unisono.launch.gpus import IN_PYTHON
 from unisono.launch.job import FUNCTION, Job, too_many_workers
+from unisono.launch.placement import Asked, Machine, place_workers
 from unisono.launch.policy import JobState
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import failure_message
@@ -30,7 +31,7 @@ from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
 from unisono.launch.supervise import JobResult, supervise
 from unisono.workers.launcher_link import PID_VARIABLE, is_worker
-from unisono.world import num_devices, threads_per_worker, world
+from unisono.world import threads_per_worker, world
 
 
 def launch(
@@ -42,6 +43,7 @@ def launch(
     replace: bool = True,
     stall_timeout_s: float = TIMEOUT_S,
     gpus: str | None = None,
+    workers_per_gpu: int | None = None,
     debug: bool = False,
     backend: str = GLOO,
 ) -> list[Any]:
@@ -56,7 +58,8 @@ def launch(
 
     Args:
         fn: what every worker calls. It, `args` and its result must be picklable by cloudpickle.
-        workers: how many workers; one per device by default.
+        workers: how many workers; by default one for each GPU that they see, and without a GPU
+            one for each core, at most 8.
         threads: how many threads each computes with; ``UNISONO_THREADS`` by default, else 1.
         restarts: how many workers may be lost within a minute while `fn` trains with Unisono: the
             others continue, and a replacement calls `fn` again and joins them.
@@ -64,18 +67,21 @@ def launch(
             their results are None.
         stall_timeout_s: after how many seconds a worker that does not move while others wait for
             it is killed, and replaced like any other that is lost.
-        gpus: the GPUs that workers see, such as ``"0,3"`` or ``"all"``; worker 0 takes the first
-            with ``torch.cuda.set_device(LOCAL_RANK)``, and so on. By default as the environment
+        gpus: the GPUs that workers see, such as ``"0,3"``, ``"all"``, or ``"none"`` for workers on
+            the CPU; worker 0 takes the first, and so on, and a function that chooses its GPU itself
+            calls ``torch.cuda.set_device(LOCAL_RANK)``. By default as ``CUDA_VISIBLE_DEVICES``
             says.
+        workers_per_gpu: how many workers share each GPU; ``UNISONO_WORKERS_PER_GPU`` by default,
+            else 1.
         debug: have torch compare what ranks call, and show where native code fails.
         backend: what runs the gloo process groups of `fn`: ``"gloo"``, or the backend
             ``"unisono"``, which torch then reports as gloo.
 
     Raises:
         ValueError: `backend` is neither ``"gloo"`` nor ``"unisono"``.
-        ValueError: `gpus` names GPUs that are not there, or fewer than there are workers.
-        ValueError: `workers`, `threads`, `restarts` or `stall_timeout_s` is too small, or `workers`
-            beyond all reason.
+        ValueError: `gpus` names GPUs that are not there, or there are too few for the workers.
+        ValueError: `workers`, `workers_per_gpu`, `threads`, `restarts` or `stall_timeout_s` is too
+            small, or `workers` beyond all reason.
         TypeError: `fn` cannot be called, or something cannot be pickled, which is named, or cannot
             be unpickled here.
         RuntimeError: called inside a worker.
@@ -86,10 +92,13 @@ def launch(
     """
     # IPython and pytest then show the caller's line, and not this function's.
     __tracebackhide__ = True
-    chosen = choose_gpus("gpus", gpus, os.environ, num_gpus_here)
-    default = len(chosen) or num_devices()
-    workers = default if workers is None else _num_workers(workers)
-    check_workers("gpus", chosen, workers)
+    if workers is not None:
+        workers = _num_workers(workers)
+    if workers_per_gpu is not None:
+        workers_per_gpu = _at_least("workers_per_gpu", workers_per_gpu, 1)
+    asked = Asked(workers, gpus, workers_per_gpu)
+    placement = place_workers(IN_PYTHON, asked, os.environ, Machine.here())
+    workers = placement.num_workers
     threads = threads_per_worker() if threads is None else _at_least("threads", threads, 1)
     check_backend("backend", backend)
     _refuse_inside_worker()
@@ -103,12 +112,14 @@ def launch(
         environ=launch_environment(
             os.environ,
             ["python", *sys.orig_argv[1:]],
-            chosen,
+            placement.variables,
             debug=debug,
             launcher_draws=in_notebook(),
         ),
         sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),  # as Python does
         num_workers=workers,
+        num_gpus=len(placement.gpus),
+        on_cpu=placement.on_cpu,
         threads=threads,
         restarts=restarts,
         replaces=bool(replace),

@@ -1,7 +1,8 @@
 """What state of torch does a worker start with? The caller's, so that it computes the same.
 
-Generators continue from the caller's states. If there is none (a script, or a library that the
-caller had not loaded), all workers of the job start from one fresh seed.
+Generators continue from the caller's states, that of each GPU from the caller's current one. If
+there is none (a script, or a library that the caller had not loaded), all workers of the job start
+from one fresh seed.
 
 Modes are taken along if they change what is computed and belong to no device: the default dtype,
 whether gradients are recorded, deterministic algorithms, and the switches of backends. The default
@@ -10,11 +11,14 @@ device is each worker's own.
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
+
+from unisono.world import WORKERS_PER_GPU_VARIABLE
 
 # What reads a mode, and what sets it in the torch that is given first.
 _FUNCTIONS: dict[str, Callable[[Any, Any], object]] = {
@@ -52,7 +56,10 @@ def generator_states() -> dict[str, Any]:
     if "numpy.random" in sys.modules:
         states["numpy"] = sys.modules["numpy.random"].get_state()
     if "torch" in sys.modules and hasattr(sys.modules["torch"], "get_rng_state"):
-        states["torch"] = sys.modules["torch"].get_rng_state().numpy().tobytes()
+        torch = sys.modules["torch"]
+        states["torch"] = torch.get_rng_state().numpy().tobytes()
+        if torch.cuda.is_initialized() and torch.cuda.device_count():
+            states["cuda"] = torch.cuda.get_rng_state().numpy().tobytes()  # the current GPU's
     return states
 
 
@@ -71,7 +78,27 @@ def start_generators(states: dict[str, Any], seed: int) -> None:
     if "numpy" in states:
         np.random.set_state(states["numpy"])
     if "torch" in states:
-        torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
+        torch.set_rng_state(_as_tensor(states["torch"]))
+        seed = torch.initial_seed()
+    if WORKERS_PER_GPU_VARIABLE in os.environ:
+        _start_on_gpus(states, seed)
+
+
+def _start_on_gpus(states: dict[str, Any], seed: int) -> None:
+    """Do so on every GPU, once it is used, but begin to use none. A worker has one of them."""
+    import torch
+
+    if "cuda" not in states:
+        torch.cuda.manual_seed_all(seed)  # as `torch.manual_seed` would have done in the caller
+        return
+    for place in range(torch.cuda.device_count()):
+        torch.cuda.set_rng_state(_as_tensor(states["cuda"]), place)
+
+
+def _as_tensor(state: bytes) -> Any:
+    import torch
+
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
 def caller_modes() -> dict[str, Any]:

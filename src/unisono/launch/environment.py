@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from unisono.callbacks.cell import environment_of_workers
-from unisono.launch.gpus import with_gpus
 from unisono.launch.job import Job
 from unisono.workers.launcher_link import COMMAND_VARIABLE
 
@@ -58,7 +58,7 @@ def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict
 def launch_environment(
     environ: Mapping[str, str],
     command: Sequence[str],
-    gpus: tuple[str, ...] = (),
+    of_gpus: Mapping[str, str] = MappingProxyType({}),
     *,
     debug: bool = False,
     launcher_draws: bool = False,
@@ -68,10 +68,9 @@ def launch_environment(
     Args:
         environ: the launcher's own.
         command: what the user has called.
-        gpus: the GPUs that workers see; if empty, as the environment says.
+        of_gpus: what :func:`unisono.launch.placement.place_workers` says of GPUs.
         debug: turn torch's checks on, unless the environment says how.
         launcher_draws: whether the launcher shows the progress of a run.
     """
     checked = {**(_DEBUG if debug else {}), **environ, COMMAND_VARIABLE: shlex.join(command)}
-    checked = environment_of_workers(checked, launcher_draws=launcher_draws)
-    return with_gpus(checked, gpus) if gpus else checked
+    return {**environment_of_workers(checked, launcher_draws=launcher_draws), **of_gpus}

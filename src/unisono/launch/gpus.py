@@ -1,115 +1,162 @@
-"""Which GPUs do workers see? What ``--gpus`` says, checked against what the driver knows.
+"""Which GPUs do workers see? What ``--gpus`` says, or the environment, of those that are there.
 
-The launcher asks NVIDIA's management library, which neither loads torch nor begins to use CUDA: a
-process that has used CUDA must not fork. Numbers are those of `nvidia-smi`.
+Numbers are those of `nvidia-smi`. All workers see all chosen GPUs in the same order; who takes
+which, says ``placement.py``. ::
+
+    --gpus 3,0    CUDA_VISIBLE_DEVICES=3,0 in every worker     cuda:0 is GPU 3, cuda:1 is GPU 0
 """
 
 from __future__ import annotations
 
-import ctypes
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-ALL = "all"
+ALL, NONE = "all", "none"
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
-_ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
+ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
+_MIG = "MIG-"
 _NAME = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
 
 
+@dataclass(frozen=True, slots=True)
+class OptionNames:
+    """What the user calls the options that say how many workers there are, and on which GPUs.
+
+    Attributes:
+        workers, gpus, workers_per_gpu: the options.
+        on_cpu: how to ask for workers that see no GPU.
+        sharing: how to ask for several workers on each GPU, with a place for the number.
+    """
+
+    workers: str
+    gpus: str
+    workers_per_gpu: str
+    on_cpu: str
+    sharing: str
+
+
+IN_SHELL = OptionNames(
+    "-n", "--gpus", "--workers-per-gpu", f"--gpus {NONE}", "--workers-per-gpu {}"
+)
+IN_PYTHON = OptionNames(
+    "workers", "gpus", "workers_per_gpu", f'gpus="{NONE}"', "workers_per_gpu={}"
+)
+
+
 def choose_gpus(
-    option: str, text: str | None, environ: Mapping[str, str], num_gpus: Callable[[], int]
+    names: OptionNames, text: str, environ: Mapping[str, str], gpus: Sequence[str]
 ) -> tuple[str, ...]:
     """Read a list such as ``0,3`` or ``GPU-8932f937``, or ``all``.
 
     Args:
-        option: the name of the option, such as ``--gpus``.
-        text: what the user has passed, which beats the environment; None for nothing.
+        names: what the options are called.
+        text: what the user has passed, which beats the environment.
         environ: its ``CUDA_VISIBLE_DEVICES``, if set, says what ``all`` means.
-        num_gpus: counts the GPUs of this machine.
+        gpus: the unique names of those of this machine.
 
     Returns:
-        One name per GPU; none if the user has chosen none.
+        One name per GPU, at least one.
 
     Raises:
         ValueError: it is no such list, names a GPU twice, or one that is not there.
     """
-    if text is None:
-        return ()
-    if not isinstance(text, str):
-        raise ValueError(
-            f"`{option}` must be a text such as `0,3` or `all`, but is {text!r}: put it in quotes."
-        )
-    num = num_gpus()
-    if num < 1:
+    option = names.gpus
+    if not gpus:
         raise ValueError(
             f"`{option}` must name GPUs of this machine, but NVIDIA's driver knows of none (asked "
             f"for {text!r}): leave it out, and the workers compute on the CPU."
         )
     if text == ALL:
-        text = environ.get(VISIBLE_VARIABLE, ",".join(map(str, range(num))))
+        text = environ.get(VISIBLE_VARIABLE, ",".join(map(str, range(len(gpus)))))
         if not text:
             raise ValueError(
                 f"`{option}` must name GPUs that the job may use, but {VISIBLE_VARIABLE} is empty: "
                 f"whoever set it has given the job none. Unset it, or leave `{option}` out."
             )
-    names = tuple(_checked(option, name.strip(), text, num) for name in text.split(","))
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ValueError(
-            f"`{option}` must name each GPU once, but {text!r} names {min(twice)} again: "
-            "workers do not share a GPU; start fewer of them."
-        )
-    return names
+    chosen = tuple(_checked(option, name.strip(), text, gpus) for name in text.split(","))
+    _refuse_mixed(option, chosen, text)
+    places = [_place_of(name, gpus) for name in chosen]
+    for name, place in zip(chosen, places, strict=True):
+        if places.count(place) > 1:
+            raise ValueError(
+                f"`{option}` must name each GPU once, but {text!r} names {name} again: to have "
+                f"several workers share each GPU, use `{names.sharing.format(2)}`."
+            )
+    return chosen
 
 
-def _checked(option: str, name: str, text: str, num_gpus: int) -> str:
+def visible_gpus(environ: Mapping[str, str], gpus: Sequence[str]) -> tuple[str, ...]:
+    """Name the GPUs that a process with these variables sees, by CUDA's own rules.
+
+    What stands behind a name that is not there is not seen; if one is named twice, none is.
+    """
+    text = environ.get(VISIBLE_VARIABLE)
+    if text is None or not gpus:
+        return tuple(map(str, range(len(gpus))))
+    seen: dict[int | str, str] = {}
+    kind = _kind_of(text.strip())
+    for name in map(str.strip, text.split(",")):
+        # `1st` is 1 to CUDA.
+        number = re.match(r"\+?([0-9]+)", name)
+        if _kind_of(name) != kind or not (kind or number) or (kind == _MIG and seen):
+            break
+        place = _place_of(name if number is None else number[1], gpus)
+        if place is None:
+            break
+        if place in seen:
+            return ()
+        seen[place] = name
+    return tuple(seen.values())
+
+
+def _checked(option: str, name: str, text: str, gpus: Sequence[str]) -> str:
     if name.isdecimal() and name.isascii():
-        if int(name) < num_gpus:
+        if int(name) < len(gpus):
             return str(int(name))
-        have = "only GPU 0" if num_gpus == 1 else f"GPUs 0 to {num_gpus - 1}"
+        have = "only GPU 0" if len(gpus) == 1 else f"GPUs 0 to {len(gpus) - 1}"
         raise ValueError(
             f"`{option}` must name GPUs of this machine, which has {have}, but is {text!r}: "
             "`nvidia-smi -L` lists them."
         )
-    if _NAME.fullmatch(name):
-        return name
-    raise ValueError(
-        f"`{option}` must be numbers or names of GPUs with commas between them, or `all`, but is "
-        f"{text!r}: use for example `0,3`; `nvidia-smi -L` lists them."
-    )
-
-
-def check_workers(option: str, gpus: tuple[str, ...], num_workers: int) -> None:
-    """Refuse more workers than GPUs, if GPUs are named.
-
-    Raises:
-        ValueError: there are fewer GPUs than workers.
-    """
-    if gpus and num_workers > len(gpus):
+    if not _NAME.fullmatch(name):
         raise ValueError(
-            f"`{option}` must name a GPU for each worker, but names {len(gpus)} "
-            f"({','.join(gpus)}) for {num_workers} workers: start at most {len(gpus)}."
+            f"`{option}` must be numbers or names of GPUs with commas between them, `{ALL}` or "
+            f"`{NONE}`, but is {text!r}: use for example `0,3`; `nvidia-smi -L` lists them."
         )
+    if _place_of(name, gpus) is None:
+        raise ValueError(
+            f"`{option}` must name GPUs of this machine, but {name} is the name, or the beginning "
+            f"of the name, of none or of several: `nvidia-smi -L` lists them."
+        )
+    return name
 
 
-def with_gpus(environ: Mapping[str, str], gpus: tuple[str, ...]) -> dict[str, str]:
-    """Return the variables of a process that sees these GPUs, in this order, and no others."""
-    order = {_ORDER_VARIABLE: "PCI_BUS_ID", **environ}
-    return {**order, VISIBLE_VARIABLE: ",".join(gpus)}
+def _place_of(name: str, gpus: Sequence[str]) -> int | str | None:
+    """Find a GPU: by number, or by a name's beginning; itself where the driver names none."""
+    if name.isdecimal():
+        return int(name) if int(name) < len(gpus) else None
+    if name.startswith(_MIG) or not all(gpus):
+        return name
+    places = [place for place, unique in enumerate(gpus) if unique.startswith(name)]
+    return places[0] if len(places) == 1 else None
 
 
-def num_gpus_here() -> int:
-    """Count the GPUs of this machine; 0 without NVIDIA's driver. Source: NVML API reference.
+def _kind_of(name: str) -> str:
+    """Tell names from numbers, as CUDA does by how they begin; empty for a number."""
+    return name[:4] if name.startswith(("GPU-", _MIG)) else ""
 
-    All of them, while ``ddp.device.num_gpus`` counts those that one process may use.
-    """
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return 0
-    if nvml.nvmlInit_v2() != 0:
-        return 0
-    count = ctypes.c_uint(0)
-    failed = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    nvml.nvmlShutdown()
-    return 0 if failed else count.value
+
+def _refuse_mixed(option: str, chosen: tuple[str, ...], text: str) -> None:
+    """Refuse lists of which CUDA would show processes the beginning alone."""
+    kinds = set(map(_kind_of, chosen))
+    if len(kinds) > 1:
+        raise ValueError(
+            f"`{option}` must be all numbers or all names, as CUDA reads no further than the first "
+            f"kind, but is {text!r}: use for example `0,3`."
+        )
+    if kinds == {_MIG} and len(chosen) > 1:
+        raise ValueError(
+            f"`{option}` must name one MIG instance at most, as CUDA shows a process no more than "
+            f"one, but names {len(chosen)}: name one, or a GPU without MIG."
+        )

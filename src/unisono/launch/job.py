@@ -48,6 +48,8 @@ class Job:
         folder: the working directory.
         sys_path: where the caller of a function imports from; empty for scripts and modules.
         num_workers: how many workers there are.
+        num_gpus: how many GPUs they see, as far as they are told.
+        on_cpu: what to tell the user if workers that see GPUs compute on the CPU; or empty.
         threads: how many threads each of them computes with.
         restarts: how many workers may be lost within a minute.
         replaces: whether a lost worker is replaced; otherwise the others continue without it.
@@ -65,6 +67,8 @@ class Job:
     folder: str = field(default_factory=working_folder)
     sys_path: tuple[str, ...] = ()
     num_workers: int
+    num_gpus: int = 0
+    on_cpu: str = ""
     threads: int
     restarts: int
     replaces: bool

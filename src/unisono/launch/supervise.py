@@ -21,6 +21,7 @@ from functools import partial
 from unisono.checkpoint.writer import CheckpointWriter
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.launch import policy, recovery
+from unisono.launch.devices import Devices
 from unisono.launch.forkserver import ForkServer
 from unisono.launch.groups import Groups
 from unisono.launch.job import FUNCTION, Job
@@ -98,6 +99,7 @@ class _Supervision:
         self._has_groups = False
         self._incarnations = dict.fromkeys(range(job.num_workers), -1)
         self._watch = StallWatch(self._control, job.stall_timeout_s)
+        self._devices = Devices(job, say)
         self._selector = selectors.DefaultSelector()
         self._selector.register(server.channel, selectors.EVENT_READ, self._read_server)
         self._selector.register(self._outputs, selectors.EVENT_READ, None)  # read in each turn
@@ -299,6 +301,8 @@ class _Supervision:
                 self._take(policy.failed(self.state, failure, time.monotonic()))
             case messages.ShowProgress():
                 self._outputs.show(message)
+            case messages.ComputesOn():
+                self._devices.hear(rank, message)
             case messages.GroupRequest():
                 self._gather(rank, message)
             case messages.FromWorker():

@@ -70,11 +70,11 @@ class SamplePlan:
         """Give the dataset's indices in the order of `epoch`: int64 of shape (num_samples,)."""
         if self.order_of is not None:
             return self.order_of(epoch)
+        generator = torch.Generator()  # on the host, whatever torch's default device is
         if not self.shuffle:
-            return torch.arange(self.num_samples)
-        generator = torch.Generator()
+            return torch.arange(self.num_samples, device=generator.device)
         generator.manual_seed((self.seed + epoch) % NUM_SEEDS)
-        return torch.randperm(self.num_samples, generator=generator)
+        return torch.randperm(self.num_samples, generator=generator, device=generator.device)
 
     def repeats(self, epoch: int) -> torch.Tensor | None:
         """Count how often each sample of the order came before in it; None if none repeats."""
@@ -128,5 +128,5 @@ def _repeats(order: torch.Tensor) -> torch.Tensor | None:
         return None
     begins = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
     repeats = torch.empty_like(order)
-    repeats[places] = torch.arange(len(order)) - begins
+    repeats[places] = torch.arange(len(order), device=order.device) - begins
     return repeats

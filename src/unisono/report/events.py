@@ -64,7 +64,7 @@ class StepDone(Event):
     """A step has ended. A column has one entry a rank, or is empty if the line had none.
 
     ``step`` is which one it was, counted from 0. ``begun_s`` is on the clock of
-    :attr:`Start.clock_s`; an entry is None where a worker was lost.
+    :attr:`Start.clock_s`; an entry is None where a worker was lost. Few lines tell of memory.
     """
 
     epoch: fields.Count
@@ -81,10 +81,14 @@ class StepDone(Event):
     waiting_s: fields.Column
     summing_s: fields.Column
     updating_s: fields.Column
+    allocated_bytes: fields.OptionalCounts
+    reserved_bytes: fields.OptionalCounts
+    peak_bytes: fields.OptionalCounts
 
     def __post_init__(self) -> None:
         num_ranks = len(self.ranks)
-        if not {len(self.begun_s), *map(len, self.phases)} <= {0, num_ranks}:
+        columns = (self.begun_s, *self.phases, *self.memory)
+        if not set(map(len, columns)) <= {0, num_ranks}:
             raise ValueError(f"a column has not one entry for each of {num_ranks} ranks")
 
     @property
@@ -92,6 +96,11 @@ class StepDone(Event):
         """How long each rank spent in each of :data:`PHASES`, in seconds."""
         columns: tuple[fields.Column, ...] = _phases(self)
         return columns
+
+    @property
+    def memory(self) -> tuple[fields.OptionalCounts, ...]:
+        """How much of its device each rank takes: allocated, reserved, and the peak, in bytes."""
+        return self.allocated_bytes, self.reserved_bytes, self.peak_bytes
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import TypeVar
 from unisono.report.events import End, Evaluation, Event, Start, StepDone, Workers
 from unisono.report.follow import EventReader, events_file
 from unisono.report.marks import Mark, Severity, mark_of
+from unisono.report.memory_use import MemoryUse
 from unisono.report.phases import PhaseTimes
 from unisono.report.run_progress import RunProgress
 from unisono.report.series import Series
@@ -57,6 +58,7 @@ class History:
     gradient_norm: Series = field(default_factory=Series)
     samples_per_second: Series = field(default_factory=lambda: Series(max_buckets=300))
     phases: PhaseTimes = field(default_factory=PhaseTimes)  # where the time goes
+    memory: MemoryUse = field(default_factory=MemoryUse)  # of devices
     windows: Windows = field(default_factory=Windows)  # a few steps, kept whole
     marks: list[Mark] = field(default_factory=list)  # what happened once, in order
     num_marks: int = 0  # how many there were; at most MAX_MARKS are kept
@@ -93,6 +95,7 @@ class History:
             self._add_step(event)
         elif isinstance(event, Start):
             self.windows.start()
+            self.memory.start(event)
         elif isinstance(event, Workers) and event.lost:
             self.windows.lose()
         elif isinstance(event, Evaluation):
@@ -116,6 +119,7 @@ class History:
             self.samples_per_second.add(step.step, num_samples / step.seconds, step.seconds)
         self.phases.add(step)
         self.windows.add(step, self.progress.clock_at_unix_s)
+        self.memory.add(step)
 
     def _add_evaluation(self, event: Evaluation) -> None:
         for name, value in event.means.items():

@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 
-from unisono.report import curves, times
+from unisono.report import curves, memory_page, times
 from unisono.report.document import Page, cells, footer, legend_html, section, table
 from unisono.report.events import End, Failure, Interrupted
 from unisono.report.history import MAX_MARKS, History, identity
@@ -31,12 +31,15 @@ def report(history: History) -> str:
     page = Page()
     learning = page.place(curves.learning(history))
     speed = page.place(curves.others(history))
+    where = _time_parts(page, history)
+    memory = _memory_parts(page, history)
     body = [
         _header(history),
         _tiles(history),
         section("Learning", learning or _nothing("No step has been finished yet.")),
         section("How it was learnt", speed) if speed else "",
-        section("Where the time goes", *_time_parts(page, history)),
+        section("Where the time goes", *where),
+        *([section("Memory of the devices", *memory)] if memory else []),
         section("What happened", *_happened(history)),
         section("What this run is", _identity(history)),
         section("How to get the same result", *_reproduce(history)),
@@ -165,6 +168,19 @@ def _time_parts(page: Page, history: History) -> list[str]:
         f"<p>{in_page(' '.join(filter(None, said)))}</p>",
         legend_html(times.PHASE_KEYS, range(first, len(page.figures))),
         places,
+    ]
+
+
+def _memory_parts(page: Page, history: History) -> list[str]:
+    """Say what workers took of their devices; nothing of a run on CPUs."""
+    memory = history.memory
+    if not memory.last:
+        return []
+    rows = (cells(*row) for row in memory_page.rows(memory))
+    return [
+        f"<p>{in_page(memory_page.in_words(memory))}</p>",
+        page.place([memory_page.over_the_run(history)]),
+        table(rows, memory_page.HEADS, min_width_px=420),
     ]
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from unisono.plan.shards import assign
 from unisono.report.events import Event, Start, StepDone, Workers
+from unisono.report.memory_use import Sizes, sizes_by_rank
 from unisono.report.phases import Spent, add_up, slowest, spent_by_rank
 from unisono.report.process_status import UNKNOWN, Process, ProcessState
-from unisono.report.run_progress import RunProgress
+from unisono.report.run_progress import MAX_WORKERS, RunProgress
 
 MAX_BUCKETS = 10
 BUCKET_S = 1.0
@@ -48,11 +50,13 @@ class RunStatus:
     Attributes:
         progress: what it has come to.
         buckets: the newest steps with the workers that there are now.
+        memory: what each of them took last of its device; empty on CPUs.
     """
 
     def __init__(self) -> None:
         self.progress = RunProgress()
         self.buckets: deque[Bucket] = deque(maxlen=MAX_BUCKETS)
+        self.memory: dict[int, Sizes] = {}
 
     def add(self, event: Event) -> None:
         """Add the next event."""
@@ -61,6 +65,7 @@ class RunStatus:
             self._add_step(event)
         elif isinstance(event, Start | Workers):
             self.buckets.clear()  # others compute now
+            self.memory.clear()
 
     def _add_step(self, step: StepDone) -> None:
         if self.buckets and step.step <= self.buckets[-1].last.step:
@@ -71,6 +76,7 @@ class RunStatus:
         ):
             self.buckets.append(Bucket(step, step))
         self.buckets[-1].add(step)
+        self.memory.update(islice(sizes_by_rank(step), MAX_WORKERS))
 
     @property
     def num_steps(self) -> int:
@@ -138,6 +144,7 @@ class WorkerLine:
     shares: Mapping[str, float] | None = None  # the part of its time that each phase took
     work_s: float | None = None  # its time a step, without waiting
     times_slow: float | None = None  # of the slowest: how many times what is usual it computes
+    device: Sizes | None = None  # what it takes of its device; None on CPUs
 
     @property
     def state(self) -> str:
@@ -166,4 +173,5 @@ def worker_lines(status: RunStatus, processes: Mapping[int, Process]) -> Iterato
             shares=spent[rank].shares if rank in spent else None,
             work_s=spent[rank].working_s if rank in spent else None,
             times_slow=slow[1] if slow and slow[0] == rank and slow[1] > SLOW else None,
+            device=status.memory.get(rank),
         )

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from unisono.report.events import PHASES
 from unisono.report.status import USUAL, WorkerLine
+from unisono.report.text import size
 
 BAR_WIDTH = 12
 STYLES = ("cyan", "green", "blue", "red", "magenta", "yellow")  # of the phases
@@ -73,6 +74,16 @@ def _columns(workers: Sequence[WorkerLine]) -> list[Column]:
         Column("memory", 7, 4, lambda w: size(w.process.memory_bytes)),
         Column("peak", 7, 10, lambda w: Text(size(w.process.peak_bytes), "dim")),
         Column("CPU", 5, 9, _cpu),
+        *(_of_devices() if any(worker.device for worker in workers) else ()),
+    ]
+
+
+def _of_devices() -> list[Column]:
+    """Give the columns of those that compute on a device with memory of its own."""
+    return [
+        Column("device", 7, 3, lambda w: size(w.device.allocated if w.device else None)),
+        Column("kept", 7, 11, lambda w: Text(size(w.device.reserved if w.device else None), "dim")),
+        Column("most", 7, 4, lambda w: size(w.device.peak if w.device else None)),
     ]
 
 
@@ -129,15 +140,3 @@ def _speed(worker: WorkerLine) -> Text:
 def _cpu(worker: WorkerLine) -> str:
     cpu = worker.process.cpu
     return "–" if cpu is None else f"{min(cpu, 999):.0%}"
-
-
-def size(num_bytes: int | None) -> str:
-    """Write a number of bytes in at most seven cells."""
-    if num_bytes is None:
-        return "–"
-    value = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 999.5:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"

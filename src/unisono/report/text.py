@@ -69,6 +69,18 @@ def amount(number: float | None, digits: int = 4) -> str:
     return f"{number:.{digits}g}"
 
 
+def size(num_bytes: int | None) -> str:
+    """Write a number of bytes in at most seven cells."""
+    if num_bytes is None:
+        return "–"
+    value = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
 def duration(seconds: float | None) -> str:
     """Return a time in the units that one would say it in."""
     if seconds is None or not 0 <= seconds < math.inf:

@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from unisono.device import is_computed_on
+from unisono.device import HOST, Device, is_on_host
+from unisono.state.optimizer_state import move_state
 from unisono.state.optimizers import check_optimizer, is_elementwise
 
 
@@ -41,13 +42,18 @@ def _updated(optimizer: Optimizer) -> set[int]:
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
-def check_contents(model: nn.Module, optimizer: Optimizer) -> None:
+def check_contents(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
     """Refuse what cannot be trained here, before any training.
+
+    Args:
+        model: on the CPU, or where it is to be computed.
+        optimizer: over its parameters.
+        device: where it is to be computed.
 
     Raises:
         TypeError: the model is no module, or the optimizer no optimizer.
         ValueError: the model is wrapped in DDP or FSDP; a parameter or buffer is not initialised,
-            not on the CPU, or overlaps itself or another; an embedding makes sparse gradients or
+            on another device, or overlaps itself or another; an embedding makes sparse gradients or
             has `max_norm`; the optimizer cannot be supported.
     """
     if not isinstance(model, nn.Module):
@@ -58,10 +64,10 @@ def check_contents(model: nn.Module, optimizer: Optimizer) -> None:
     check_optimizer(optimizer)
     named = named_parameters(model, optimizer)
     for name, parameter in named.items():
-        _check_tensor("parameter", name, parameter)
+        _check_tensor("parameter", name, parameter, device)
     buffers = dict(model.named_buffers())
     for name, buffer in buffers.items():
-        _check_tensor("buffer", name, buffer)
+        _check_tensor("buffer", name, buffer, device)
     _check_apart({**named, **buffers})
     if not {id(parameter) for parameter in model.parameters()} & _updated(optimizer):
         raise ValueError(
@@ -115,16 +121,44 @@ def _check_apart(named: Mapping[str, torch.Tensor]) -> None:
             )
 
 
-def _check_tensor(kind: str, name: str, tensor: torch.Tensor) -> None:
+def place(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
+    """Move a model, what else the optimizer updates, and the optimizer's state to a device.
+
+    Parameters keep their identity, as the optimizer has them already.
+    """
+    others = [p for p in updated_parameters(model, optimizer).values() if not device.has(p)]
+    is_swapped = torch.__future__.get_swap_module_params_on_conversion()
+    # Where a tensor there cannot take the place of one of the host, the objects are swapped.
+    is_compatible = torch._has_compatible_shallow_copy_type(
+        torch.empty(0, device=HOST), torch.empty(0, device=device.torch)
+    )
+    torch.__future__.set_swap_module_params_on_conversion(is_swapped or not is_compatible)
+    try:
+        model.to(device.torch)
+        for parameter in others:
+            if not device.has(parameter):
+                nn.ParameterList([parameter]).to(device.torch)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(is_swapped)
+    if not all(map(device.has, updated_parameters(model, optimizer).values())):
+        raise ValueError(
+            "an optimizer must have the model's parameters, but moving the model has replaced "
+            "them: move the model first, then make the optimizer."
+        )
+    move_state(optimizer)
+
+
+def _check_tensor(kind: str, name: str, tensor: torch.Tensor, device: Device) -> None:
     if is_lazy(tensor):
         raise ValueError(
             f"{kind}s must have their shape before training, but `{name}` is lazy: run the model "
             f"once on one batch, then make the optimizer."
         )
-    if not is_computed_on(tensor):
+    if not (is_on_host(tensor) or device.has(tensor)):
+        where = "the CPU" if device.is_host else f"the CPU or on this worker's {device.name}"
         raise ValueError(
-            f"the model must be on the CPU, but {kind} `{name}` is on {tensor.device}: this "
-            f"version trains on CPU workers; make the model, or move it back, with `.to('cpu')`."
+            f"the model must be on {where}, but {kind} `{name}` is on {tensor.device}: leave out "
+            f"`.to(...)` and `.cuda()`; `device` says where it is computed, and it is moved there."
         )
     if tensor.layout != torch.strided or not is_dense(tensor.shape, tensor.stride()):
         raise ValueError(

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from unisono.device import in_rows
+from unisono.device import HOST, in_rows
 from unisono.state.contents import named_parameters
 from unisono.state.optimizer_state import named_states
 from unisono.state.packing import tensors_in
@@ -50,7 +50,7 @@ def _tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, torc
     for name, state in named_states(optimizer, parameters).items():
         for key, value in state.items():
             if isinstance(value, (torch.Tensor, int, float)):
-                yield f"optimizer {key} {name}", torch.as_tensor(value)
+                yield f"optimizer {key} {name}", torch.as_tensor(value, device=HOST)
             else:
                 for path, tensor in tensors_in(value, str(key)):
                     yield f"optimizer {path} {name}", tensor

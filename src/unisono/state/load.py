@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from unisono.checkpoint.folder import COMMIT, MODEL_FILE, TooLargeError, check_size, read_folder
 from unisono.checkpoint.run_directory import RunDirectory
-from unisono.device import HOST, is_computed_on
+from unisono.device import HOST, is_on_host
 from unisono.errors import CheckpointError
 from unisono.notices import shown
 from unisono.state.saved import bytes_at_most
@@ -172,7 +172,7 @@ def _is_plain_tensor(value: object) -> bool:
     return (
         isinstance(value, torch.Tensor)
         and value.layout == torch.strided
-        and is_computed_on(value)
+        and is_on_host(value)
         and not value.is_quantized
     )
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono.device import is_on_host
 from unisono.errors import CheckpointError
 from unisono.notices import shown
 from unisono.state.packing import check_plain, keep_in, pack, unpack
@@ -125,6 +126,35 @@ def put_back_state(
         optimizer.state.pop(parameter, None)
         if name in states:
             optimizer.state[parameter] = states[name]
+    move_state(optimizer)
+
+
+def move_state(optimizer: Optimizer) -> None:
+    """Bring state to the devices of its parameters.
+
+    As torch's ``load_state_dict``, a count of steps stays on the host unless the optimizer computes
+    with it on the device (``fused``, ``capturable``).
+    """
+    for group in optimizer.param_groups:
+        counts_there = bool(group.get("fused") or group.get("capturable"))
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            if state is None or is_on_host(parameter):
+                continue
+            for key, value in state.items():
+                if key != "step" or counts_there:
+                    state[key] = _moved(value, parameter.device)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """Move the tensors within lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _moved(item, device) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(_moved(item, device) for item in value)
+    return value
 
 
 def apply_state(

@@ -13,6 +13,8 @@ import torch
 from torch import optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from unisono.device import HOST
+
 ELEMENTWISE: tuple[type[optim.Optimizer], ...] = (
     optim.Adam,
     optim.AdamW,
@@ -149,13 +151,14 @@ def state_like(
     Returns:
         By name, an example: of four elements where the tensor is like the parameter.
     """
-    parameter = torch.nn.Parameter(torch.zeros(4, dtype=dtype))
+    parameter = torch.nn.Parameter(torch.zeros(4, dtype=dtype, device=HOST))
     parameter.grad = torch.zeros_like(parameter)
     probe = copy.copy(optimizer)
     probe.param_groups = [{**group, "params": [parameter]}]
     probe.state = defaultdict(dict)
     if isinstance(optimizer, optim.Adagrad):
-        probe.state[parameter] = {"step": torch.tensor(0.0), "sum": torch.zeros_like(parameter)}
+        count = torch.zeros((), device=HOST)
+        probe.state[parameter] = {"step": count, "sum": torch.zeros_like(parameter)}
     probe.step()
     state = probe.state[parameter]
     return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}

@@ -24,6 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.checkpoint.folder import MODEL_FILE, OPTIMIZER_FILE, RUN_FILE
+from unisono.device import HOST
 from unisono.errors import CheckpointError
 from unisono.notices import shown
 from unisono.state.contents import is_dense, named_parameters, updated_parameters
@@ -163,7 +164,8 @@ def _laid_out(name: str, tensor: torch.Tensor, stride: Any) -> torch.Tensor:
             f"the strides of `{shown(name)}` must put its shape {tuple(tensor.shape)} into one "
             f"block of memory, but are {stride!r:.80}."
         )
-    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+    empty = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=HOST)
+    return empty.copy_(tensor)
 
 
 def check_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:

@@ -25,7 +25,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.device import seed_generators
 from unisono.exchange.protocol import Exchange
 from unisono.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
 from unisono.plan.seeds import seed_of
@@ -35,12 +34,13 @@ from unisono.step.clipping import Clipping
 from unisono.step.gradients import Gradients, GradientStack
 from unisono.step.loss import (
     check_differentiable,
-    is_finite,
+    is_known_bad,
     non_finite,
     non_finite_norm,
     non_finite_unscaled,
     read_loss,
 )
+from unisono.step.pending import PendingLosses
 from unisono.step.phase_timers import Phase, PhaseTimers
 from unisono.step.records import Form, Records, non_finite_shard
 from unisono.step.scaling import SMALLEST, LossScaling
@@ -82,7 +82,8 @@ class StepEngine:
         self._clipping = clipping or Clipping()
         self._scaling, self.is_skipped = scaling, False
         self._optimizer, self._team, self._seed = optimizer, team, seed
-        self.exchange = exchange
+        self.exchange, self._device = exchange, exchange.device
+        self._pending = PendingLosses(exchange.copies)
         self._num_shards = exchange.division.num_shards
         self._records = Records(exchange.memory.arena.rows)
         is_sliced = exchange.homes is not None
@@ -97,6 +98,12 @@ class StepEngine:
     def shards(self) -> range:
         """Those that this worker computes, as long as nobody is lost."""
         return self.exchange.division.shards
+
+    @property
+    def gradient_bytes(self) -> int:
+        """What gradients take while a backward pass is under way, beside published parts."""
+        one_set = sum(parameter.nbytes for parameter in self.exchange.parameters)
+        return one_set * (1 + self._stack.depth)
 
     def begin(self, step: int, first_shard: int) -> None:
         """Start a step.
@@ -113,6 +120,7 @@ class StepEngine:
         self.exchange.buffers.begin()
         self._team.faults.meet("begin", step)
         self._stack.discard()
+        self._pending.losses.clear()
         self.timers.begin()
 
     def begin_passes(self) -> Sequence[int]:
@@ -128,7 +136,7 @@ class StepEngine:
         """Prepare generators and buffers for one shard's forward pass, once it has been read."""
         self.timers.lap(Phase.LOADING)
         self._team.faults.meet("shard", self._step)
-        seed_generators(seed_of("train", self._seed, self._step * self._num_shards + shard))
+        self._device.seed(seed_of("train", self._seed, self._step * self._num_shards + shard))
         self.exchange.buffers.restore()
         self._bound.remove_placeholders()
 
@@ -149,8 +157,11 @@ class StepEngine:
         self.timers.lap(Phase.FORWARD)
         loss = read_loss(returned, num_samples)
         self._bound.check_gradients()
-        self._records.write(shard, loss)
-        if self._scaling is None and not is_finite(loss):
+        if self._device.is_host:
+            self._records.write(shard, loss)
+        else:
+            self._pending.losses.append((shard, loss))
+        if self._scaling is None and is_known_bad(loss):
             # Everybody will read the record and raise the same error; nobody updates anything.
             self._publish(self._stack.push_nothing(shard))
         else:
@@ -182,6 +193,10 @@ class StepEngine:
         self._team.faults.meet("gradients", step)
         if self._team.faults.flips(step):
             self._flip_a_bit()
+        # Here, and nowhere else in a plain step, the host waits for the device.
+        if self._pending.losses:
+            for shard, loss in self._pending.read():
+                self._records.write(shard, loss)
         more = self._wait(Phase.BACKWARD, self.exchange.gather, f"gradients of step {step}")
         if more is None:
             if self._copied is not None:
@@ -221,7 +236,7 @@ class StepEngine:
         totals = self._records.totals(records)
         if exchange.is_lost:
             return totals.means, False
-        present = exchange.add_up()
+        present = exchange.add_up(f"sums of step {step}")
         if totals.form == Form.SUM:
             self._divide_sums(present, totals.weight)
         if not self._unscale(present, step, bad) or not self._clip(present, step):
@@ -242,7 +257,7 @@ class StepEngine:
         if self._scaling is not None:
             self._scaling.update(is_skipped=self.is_skipped)
         self._bound.remember()
-        seed_generators(seed_of("between", self._seed, step))
+        self._device.seed(seed_of("between", self._seed, step))
         self.timers.lap(Phase.UPDATING)
         self._team.faults.meet("commit", step)
         return totals.means, True

@@ -33,6 +33,11 @@ class GradientStack:
         self._part_ending = {part.hi - 1: part for part in parts}
         self._stack: list[Gradients] = []
 
+    @property
+    def depth(self) -> int:
+        """How many sets of gradients are kept now."""
+        return len(self._stack)
+
     def discard(self) -> None:
         """Forget what a step that will not be finished has pushed."""
         self._stack.clear()

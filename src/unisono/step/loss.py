@@ -10,13 +10,25 @@ A loss function returns, for one shard,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from unisono.device import HOST
 from unisono.errors import NonFiniteLossError
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """A number that an accelerator has yet to give: that of a tensor, times a factor."""
+
+    tensor: torch.Tensor
+    times: int
+
+
+Scalar = float | OnDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +43,36 @@ class ShardLoss:
 
     tensor: torch.Tensor
     is_sum: bool
-    scalars: dict[str, tuple[float, float]]
+    scalars: dict[str, tuple[Scalar, Scalar]]
+
+    @property
+    def on_device(self) -> list[OnDevice]:
+        """The numbers that are not here yet."""
+        pairs = self.scalars.values()
+        return [number for pair in pairs for number in pair if isinstance(number, OnDevice)]
+
+    def numbers(self) -> dict[str, tuple[float, float]]:
+        """Give :attr:`scalars` as numbers; waits for the device.
+
+        Raises:
+            ValueError: a weight is negative.
+        """
+        here = self.with_numbers(number.tensor.item() for number in self.on_device)
+        return here.scalars  # type: ignore[return-value]
+
+    def with_numbers(self, numbers: Iterator[float]) -> ShardLoss:
+        """Fill in the numbers of :attr:`on_device`, in that order.
+
+        Raises:
+            ValueError: a weight is negative.
+        """
+        scalars: dict[str, tuple[Scalar, Scalar]] = {}
+        for name, pair in self.scalars.items():
+            total, weight = (
+                next(numbers) * one.times if isinstance(one, OnDevice) else one for one in pair
+            )
+            scalars[name] = (total, _checked_weight(name, weight))
+        return replace(self, scalars=scalars)
 
 
 def read_loss(value: Any, num_samples: int) -> ShardLoss:
@@ -65,9 +106,10 @@ def read_loss(value: Any, num_samples: int) -> ShardLoss:
     return ShardLoss(tensor, _is_pair(loss), scalars)
 
 
-def is_finite(loss: ShardLoss) -> bool:
-    """Tell whether a loss is neither NaN nor infinite."""
-    return math.isfinite(loss.scalars["loss"][0])
+def is_known_bad(loss: ShardLoss) -> bool:
+    """Tell whether it is known already that a loss is NaN or infinite."""
+    total = loss.scalars["loss"][0]
+    return not isinstance(total, OnDevice) and not math.isfinite(total)
 
 
 def non_finite(value: float, step: int, shard: int) -> NonFiniteLossError:
@@ -134,23 +176,32 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2
 
 
-def _sum_and_weight(name: str, value: Any, num_samples: int) -> tuple[float, float]:
+def _sum_and_weight(name: str, value: Any, num_samples: int) -> tuple[Scalar, Scalar]:
     if not _is_pair(value):
-        return _number(name, value) * num_samples, float(num_samples)
+        return _number(name, value, num_samples), float(num_samples)
     weight = _number(f"the weight of {name}", value[1])
-    if not weight >= 0:
-        raise ValueError(f"the weight of {name} must be at least 0, but is {weight}.")
+    if not isinstance(weight, OnDevice):
+        _checked_weight(name, weight)
     return _number(name, value[0]), weight
 
 
-def _number(name: str, value: Any) -> float:
+def _checked_weight(name: str, weight: float) -> float:
+    if not weight >= 0:
+        raise ValueError(f"the weight of {name} must be at least 0, but is {weight}.")
+    return weight
+
+
+def _number(name: str, value: Any, times: int = 1) -> Scalar:
     if isinstance(value, torch.Tensor) and value.numel() != 1:
         raise ValueError(
             f"{name} must be a scalar, but has shape {tuple(value.shape)}: take the mean over the "
             f"batch (`.mean()`), or return (sum, weight)."
         )
+    if isinstance(value, torch.Tensor) and value.device.type != HOST and not value.is_complex():
+        # A copy: the program may go on counting in the same tensor.
+        return OnDevice(value.detach().reshape(()).to(torch.float64, copy=True), times)
     try:
-        return float(value.item() if isinstance(value, torch.Tensor) else value)
+        return float(value.item() if isinstance(value, torch.Tensor) else value) * times
     except (TypeError, ValueError, RuntimeError):
         kind = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
         raise TypeError(

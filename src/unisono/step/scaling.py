@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from unisono.device import HOST, is_on_host
+
 SMALLEST = 2.0**-16  # a step that is not finite even with this scale is an error
 
 
@@ -63,7 +65,10 @@ class LossScaling:
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """Multiply a loss by the scale."""
-        return self._scaler.scale(loss)
+        if is_on_host(loss):
+            return self._scaler.scale(loss)
+        # The scale stays on the host, where it can be read without waiting.
+        return loss * torch.full((), self.scale, dtype=torch.float32, device=loss.device)
 
     def unscale(self, gradients: list[torch.Tensor]) -> bool:
         """Divide gradients by the scale, in place.
@@ -71,22 +76,26 @@ class LossScaling:
         Returns:
             Whether all of them are finite.
         """
-        found = torch.zeros((), dtype=torch.float32)
-        scale = torch.tensor(self.scale, dtype=torch.float32)
+        if not gradients:
+            return True
+        device = gradients[0].device
+        found = torch.zeros((), dtype=torch.float32, device=device)
+        scale = torch.tensor(self.scale, dtype=torch.float32, device=HOST)
         # As torch: the reciprocal in float64, then rounded.
-        inverse = scale.double().reciprocal().float()
+        rounded = scale.double().reciprocal().float().item()
+        inverse = torch.full((), rounded, dtype=torch.float32, device=device)
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse)
         return not found.item()
 
     def update(self, *, is_skipped: bool) -> None:
         """Change the scale as torch does after a step."""
         state = self._scaler.state_dict()
-        scale = torch.tensor(state["scale"], dtype=torch.float32)
-        tracker = torch.tensor(state["_growth_tracker"], dtype=torch.int32)
+        scale = torch.tensor(state["scale"], dtype=torch.float32, device=HOST)
+        tracker = torch.tensor(state["_growth_tracker"], dtype=torch.int32, device=HOST)
         torch._amp_update_scale_(
             scale,
             tracker,
-            torch.tensor(float(is_skipped), dtype=torch.float32),
+            torch.tensor(float(is_skipped), dtype=torch.float32, device=HOST),
             state["growth_factor"],
             state["backoff_factor"],
             state["growth_interval"],

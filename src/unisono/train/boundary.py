@@ -21,6 +21,7 @@ from unisono.state.position import Position
 from unisono.step.engine import StepEngine
 from unisono.train.identity import identity
 from unisono.train.interrupts import Interrupts
+from unisono.train.out_of_memory import explained
 from unisono.train.run_context import RunContext
 from unisono.workers.barrier import NOTICE_AFTER_S
 from unisono.workers.launcher_messages import NoRecovery
@@ -63,7 +64,7 @@ class Boundary:
         self._shards, self._steps_per_epoch = plan.shards, plan.steps_per_epoch
         self._checkpoints = run.checkpoints
         self._exchange, self._memory = engine.exchange, engine.exchange.memory
-        self._identity = identity(plan, run.fixed)
+        self._identity = identity(plan, run.fixed, run.device)
         self._interrupts = interrupts
         self._planned = BoundaryTasks.NOTHING
         self._next_at_s = 0.0
@@ -107,6 +108,10 @@ class Boundary:
         """Note that a step is under way."""
         self.is_between_steps = False
         self._team.note_step(step)
+
+    def explained(self, error: Exception, phase: str, step: int, shard: int | None) -> Exception:
+        """Explain an error of the step under way if it is one of a full memory."""
+        return explained(error, self._run, phase, step=step, shard=shard)
 
     def plan_next(self) -> None:
         """Say what is to be done after the step under way; only the leader's word counts."""

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from unisono import device
+from unisono.device import Device
+from unisono.device import grad_scaler as grad_scaler_of_torch
 from unisono.train.channels import lay_out_channels_last, with_channels_last
 from unisono.train.compiling import compile_forward, compiled_in_this_thread, find_compiler
 from unisono.train.tf32 import tf32_switched
@@ -82,7 +83,9 @@ class Computing:
         if self.compile:
             compile_forward(model)
 
-    def of(self, compute: Callable[[nn.Module, Any], Any]) -> Callable[[nn.Module, Any], Any]:
+    def of(
+        self, compute: Callable[[nn.Module, Any], Any], device: Device
+    ) -> Callable[[nn.Module, Any], Any]:
         """Have a loss or a forward function computed so."""
         if self.channels_last:
             compute = with_channels_last(compute)
@@ -117,7 +120,7 @@ class Computing:
                 '`torch.amp.GradScaler("cpu")`, say, or leave it out.'
             )
         if self.precision == "fp16" and grad_scaler is None:
-            return device.grad_scaler()
+            return grad_scaler_of_torch()
         return grad_scaler
 
     @contextmanager

@@ -13,14 +13,17 @@ from typing import Any
 
 from torch import nn
 
-from unisono.device import seed_generators
 from unisono.errors import MismatchError
 from unisono.plan.exact import ExactSum
 from unisono.plan.seeds import seed_of
 from unisono.step.loss import read_loss
+from unisono.step.pending import PendingLosses
 from unisono.train import metric_states
 from unisono.train.metrics import Metrics, ShardMetrics
 from unisono.train.sweep import Sweep
+
+# A device is waited for once in so many passes; until then it keeps their batches.
+_PENDING_AT_MOST = 16
 
 Sums = dict[str, tuple[ExactSum, ExactSum]]
 """By name, the sum of what is averaged and the sum of the weights."""
@@ -41,13 +44,21 @@ def evaluate(
         def compute(shards: Sequence[int]) -> dict[int, bytes]:
             sums: dict[int, Sums] = {shard: {} for shard in shards}
             measured: dict[int, ShardMetrics] = {}
+            pending = PendingLosses(sweep.device.copies())
             for part in parts_of(shards):
                 value = read_loss(loss(model, part.data), part.num_samples)
-                _add(sums[part.shard], value.scalars)
+                if not value.on_device:
+                    _add(sums[part.shard], value.numbers())
+                else:
+                    pending.losses.append((part.shard, value))
+                    if len(pending.losses) == _PENDING_AT_MOST:
+                        _add_all(sums, pending)
                 if metrics is not None:
                     if part.shard not in measured:
-                        measured[part.shard] = metrics.start()
+                        measured[part.shard] = metrics.start(sweep.device)
                     measured[part.shard].update(model, part.data)
+            if pending.losses:
+                _add_all(sums, pending)
             states = {shard: metric_states.write(of.states()) for shard, of in measured.items()}
             return {v: _write(sums[v]) + b"\n" + states.get(v, b"") for v in shards}
 
@@ -58,7 +69,7 @@ def evaluate(
             return means
         states = {v: metric_states.read(states) for v, (_, _, states) in heard.items() if states}
         # Some shuffle or sample what they have gathered.
-        seed_generators(seed_of("metrics", sweep.plan.seed))
+        sweep.device.seed(seed_of("metrics", sweep.plan.seed))
         return _joined(means, metrics.finish(states, sweep.plan))
 
 
@@ -70,6 +81,11 @@ def _joined(means: dict[str, float], results: dict[str, Any]) -> dict[str, Any]:
             f"{sorted(twice)}: name the metrics otherwise."
         )
     return means | results
+
+
+def _add_all(sums: dict[int, Sums], pending: PendingLosses) -> None:
+    for shard, loss in pending.read():
+        _add(sums[shard], loss.numbers())
 
 
 def _add(sums: Sums, scalars: dict[str, tuple[float, float]]) -> None:

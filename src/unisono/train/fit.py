@@ -21,13 +21,14 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.callbacks.callback import Callbacks, Times
+from unisono.callbacks.callback import Callbacks, DeviceMemory, Times
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary, told
 from unisono.state.digest import digest_of
 from unisono.train.identity import identity
 from unisono.train.interrupts import interruption
 from unisono.train.loop_plan import LoopPlan
+from unisono.train.memory_watch import MemoryWatch
 from unisono.train.passes import PassWatch
 from unisono.train.run import Run
 from unisono.train.schedule import Schedule
@@ -74,6 +75,7 @@ class FitUnderWay:
         self._next = 0
         self._kept_step: int | None = None
         self._has_skipped = False
+        self._memory, self._has_memory = MemoryWatch(run.device, run.team), not run.device.is_host
         self.end_step = run.position.step
         self.has_ended = False
         self.model: nn.Module = run.model
@@ -155,9 +157,9 @@ class FitUnderWay:
             "seed": plan.seed,
             "world_size": run.world.world_size,
             "num_parameters": sum(p.numel() for p in run.model.parameters()),
-            "identity": identity(plan, run.fixed),
+            "identity": identity(plan, run.fixed, run.device),
             "loader_workers": self._plan.loader_workers,
-            **surroundings(),
+            **surroundings(run.device),
         }
 
     def pid(self, rank: int) -> int | None:
@@ -168,6 +170,11 @@ class FitUnderWay:
         """See :class:`Fit`."""
         times = self._run.team.times(rank, step)
         return None if times is None else Times._make(times)
+
+    def memory(self, rank: int) -> DeviceMemory | None:
+        """See :class:`Fit`."""
+        sizes = self._run.team.memory_of(rank) if self._has_memory else None
+        return None if sizes is None else DeviceMemory._make(sizes)
 
     def say(self, line: str) -> None:
         """See :class:`Fit`."""
@@ -234,6 +241,8 @@ class FitUnderWay:
             return
         self._next = step.number + 1
         self._tally.count(step)
+        if self._has_memory:
+            self._memory.look()
         if step.is_skipped and not self._has_skipped:
             self._has_skipped = True
             self.say(
@@ -270,6 +279,8 @@ class FitUnderWay:
         self._membership = _NOBODY if is_alone else run.team.membership
         if run.checkpoints is not None:
             self._kept_step = run.checkpoints.kept_step
+        if self._has_memory:
+            self._memory.begin()
         self._callbacks.call("on_begin", self)
 
     def _end(self) -> Summary:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono import device
+from unisono.device import Device
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
 from unisono.state.contents import updated_parameters
@@ -22,7 +22,7 @@ _OF_ONE_LOOP = ("batch_size", "shuffle", "sampler", "dataset length")
 _MUST_STAY = ("seed", "shards", *_OF_ONE_LOOP, "optimizer")
 
 
-def identity(plan: SamplePlan, fixed: Mapping[str, Any]) -> dict[str, Any]:
+def identity(plan: SamplePlan, fixed: Mapping[str, Any], device: Device) -> dict[str, Any]:
     """Say what fixes a run's bits; `fixed` is what the run adds."""
     return {
         "seed": plan.seed,
@@ -34,7 +34,7 @@ def identity(plan: SamplePlan, fixed: Mapping[str, Any]) -> dict[str, Any]:
         **fixed,
         "threads": threads_per_worker(),
         "torch": torch.__version__,
-        "processor": device.facts(),
+        "processor": device.facts,
     }
 
 

@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 
 from unisono.data.fetch import Fetch
-from unisono.device import generators_put_back, num_threads
+from unisono.device import num_threads
 from unisono.exchange.choice import chosen
 from unisono.forbidden import collectives_watched
 from unisono.step.engine import StepEngine
@@ -28,6 +28,7 @@ from unisono.train.compiling import every_shape_compiled
 from unisono.train.interrupts import Interrupts, gentle_interrupts
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.order import begin_epoch, check_order
+from unisono.train.out_of_memory import memory_explained
 from unisono.train.run_context import RunContext
 from unisono.train.start import tell_over
 from unisono.train.step import Step
@@ -58,7 +59,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
     run.has_joined = is_agreed = entry is not None and entry.loop is not None
     with (
         _under_way(run, plan, entry) as boundary,
-        plan.loader(fetch, run.kept.position) as loader,
+        plan.loader(fetch, run.kept.position, run.device) as loader,
         open_loop(
             recovers=run.team.supervisor.can_replace, has_directory=run.checkpoints is not None
         ) as opened,
@@ -94,11 +95,12 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
     boundary: Boundary | None = None
     try:
         with ExitStack() as stack:
-            stack.enter_context(generators_put_back())
+            stack.enter_context(run.device.generators_put_back())
             stack.enter_context(num_threads(threads_per_worker()))
             stack.enter_context(every_shape_compiled())
             stack.enter_context(collectives_watched())
-            run.engine = engine = _engine(run, plan, live)
+            with memory_explained(run, "start of the loop"):
+                run.engine = engine = _engine(run, plan, live)
             stack.callback(engine.exchange.unbind)
             interrupts = Interrupts()
             if run.checkpoints is not None and run.team.supervisor.is_alone:
@@ -124,11 +126,12 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
 def _engine(run: RunContext, plan: LoopPlan, live: Live | None) -> StepEngine:
     """Bind the model to what carries gradients."""
     model, optimizer = run.kept.model, run.kept.optimizer
-    exchange = chosen()(
+    exchange = chosen(run.device)(
         model,
         optimizer,
         shards=plan.samples.shards,
         team=run.team,
+        device=run.device,
         new_key=run.joint_calls.new_key(),
         previous=run.memory,
         live=live,

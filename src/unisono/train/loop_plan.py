@@ -8,6 +8,7 @@ from typing import Any
 from unisono.data.collating import Collate
 from unisono.data.fetch import Fetch, fetcher
 from unisono.data.loader import Loader
+from unisono.device import Device
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
 from unisono.train.totals import Totals
@@ -48,12 +49,13 @@ class LoopPlan:
             shards=self.samples.shards,
         )
 
-    def loader(self, fetch: Fetch, position: Position) -> Loader:
-        """Make the loader of a loop that begins at `position`."""
+    def loader(self, fetch: Fetch, position: Position, device: Device) -> Loader:
+        """Make the loader of a loop that begins at `position`, with batches on `device`."""
         return Loader(
             fetch,
             self.samples,
             num_processes=int(self.loader_workers),
             num_batches=self.totals.num_batches(self.samples, position),
+            device=device,
             pin_memory=bool(self.pin_memory),
         )

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 
+from unisono.device import on_host
 from unisono.plan.samples import SamplePlan
 from unisono.plan.summation import tree_sum
 
@@ -55,7 +56,7 @@ def write(states: States) -> bytes:
             head.append([path, name, len(state.tensors), state.ends])
             for tensor in state.tensors:
                 # A copy: several metrics may keep the same one, which a file may not.
-                plain = tensor.detach().clone(memory_format=torch.contiguous_format)
+                plain = on_host(tensor).clone(memory_format=torch.contiguous_format)
                 tensors[str(len(tensors))] = plain
     return json.dumps(head).encode() + b"\n" + to_safetensors(tensors)
 

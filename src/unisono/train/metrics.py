@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from unisono.device import HOST, Device
 from unisono.plan.samples import SamplePlan
 from unisono.train.metric_states import MetricState, Reduction, States, merged
 from unisono.train.sweep import Forward
@@ -64,9 +65,9 @@ class Metrics:
         """What workers must agree on."""
         return {path: type(metric).__name__ for path, metric in _metrics_in(self._template)}
 
-    def start(self) -> ShardMetrics:
-        """Begin the metrics of one shard."""
-        return ShardMetrics(copy.deepcopy(self._template), self._forward)
+    def start(self, device: Device) -> ShardMetrics:
+        """Begin the metrics of one shard, which is computed on `device`."""
+        return ShardMetrics(copy.deepcopy(self._template).to(device.torch), self._forward)
 
     def finish(self, shards: Mapping[int, States], plan: SamplePlan) -> dict[str, Any]:
         """Compute the results for the whole dataset.
@@ -81,7 +82,7 @@ class Metrics:
         Raises:
             TypeError: a result is nothing of that kind.
         """
-        whole = copy.deepcopy(self._template)
+        whole = copy.deepcopy(self._template).to(HOST)
         num_parts = sum(
             plan.shard_size(batch, shard) > 0
             for batch in range(plan.steps_per_epoch)

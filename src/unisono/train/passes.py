@@ -5,7 +5,7 @@ cheaper. After a few steps rank 0 forks a process that times one pass over the s
 but a number comes back from it, so whatever a model or a loss does there, the run does not see it.
 
 Invariant: nothing that fails here, of the program or of the system, ends the run; then there is no
-advice.
+advice. Nor is there for a model on a GPU, which a fork cannot use.
 """
 
 from __future__ import annotations

@@ -162,8 +162,13 @@ class Predictor:
 
         def make() -> Said:
             # The order is that of the dataset, so its first sample is in the first shard.
-            first = next(parts_of([0]))
-            output = self._forward(self._sweep.model, first.data)
+            try:
+                first = next(parts_of([0]))
+                output = self._forward(self._sweep.model, first.data)
+            except RuntimeError as error:
+                if (ours := self._sweep.explain(error)) is error:
+                    raise
+                raise ours from error
             rows = taken_apart(output, first.num_samples)
             content = header_of(rows, self._sweep.plan.num_samples)
             made.append(make_file(partial, *content))

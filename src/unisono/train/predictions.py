@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from unisono.checkpoint.safetensors_stream import CODES
+from unisono.device import on_host
 from unisono.workers.memory import Memory
 
 _LENGTH = struct.Struct("<Q")
@@ -71,7 +72,7 @@ def taken_apart(output: Any, num_samples: int) -> Output:
         _check_name(name)
     for name, tensor in tensors.items():
         _check_rows(name, tensor, num_samples)
-    return tensors
+    return {name: on_host(tensor) for name, tensor in tensors.items()}
 
 
 def _check_name(name: object) -> None:

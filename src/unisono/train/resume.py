@@ -69,7 +69,10 @@ def _find(
     kept = run.kept
     try:
         found = checkpoints.find(
-            plan.samples, plan.totals, identity(plan.samples, run.fixed), bytes_at_most(kept.model)
+            plan.samples,
+            plan.totals,
+            identity(plan.samples, run.fixed, run.device),
+            bytes_at_most(kept.model),
         )
     except OSError as error:
         trouble = (

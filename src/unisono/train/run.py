@@ -23,9 +23,9 @@ from torch.optim import Optimizer
 from unisono.data.collating import Collate
 from unisono.data.epoch_order import Sampler
 from unisono.data.fingerprint import Fingerprints
-from unisono.device import drawn_without_seed
+from unisono.device import AUTO, Device, drawn_without_seed
 from unisono.plan.samples import SamplePlan
-from unisono.state.contents import check_contents
+from unisono.state.contents import check_contents, place
 from unisono.state.position import Position
 from unisono.state.program_state import ExtraState
 from unisono.state.run_state import RunState
@@ -35,6 +35,7 @@ from unisono.train.identity import fixed_by
 from unisono.train.loop import steps_of
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.order import plan_samples
+from unisono.train.out_of_memory import explained
 from unisono.train.run_context import Observer, RunContext
 from unisono.train.run_options import RunOptions
 from unisono.train.start import start
@@ -50,7 +51,8 @@ EXTRA_STATE_KEY = "extra_state"
 class Run:
     """A training run: the same result on any number of workers. Final.
 
-    Making one is cheap and touches neither model nor optimizer. While :meth:`steps` is under way
+    Making one is cheap and touches neither model nor optimizer, but for moving them to the device.
+    While :meth:`steps` is under way
     the parameters lie in memory shared by all workers; before and after, each worker's model is
     its own. When it begins, everybody takes the values of the leader, which is rank 0 unless that
     was lost.
@@ -65,7 +67,7 @@ class Run:
     again. There every rank has to make its first run, which waits for all of them.
 
     Args:
-        model: on the CPU.
+        model: on the CPU, or on the device where it is to be computed.
         optimizer: over the model's parameters.
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the number of cores, at most 8, or the number of workers if larger.
@@ -89,9 +91,13 @@ class Run:
         grad_scaler: for passes in float16: `Step.backward` scales the loss, gradients are unscaled
             before they are clipped, and a step in which they are not finite is skipped, on all
             workers alike, with torch's bits. Its state is the run's, as ``run.state`` is.
+        device: where each worker computes: ``"auto"``: one GPU for each, or the CPU where there is
+            none; or torch's name, such as ``"cpu"`` or ``"cuda"`` (``"cuda:1"``: for all workers
+            the same one). The model is moved there, here and now; batches come there.
 
     Attributes:
         shards: S.
+        device: where this worker computes.
         has_joined: whether this worker has joined the newest loop under way, in the place of one
             that was lost.
         is_ahead: whether the run goes on from a checkpoint of a later loop than the newest one,
@@ -119,6 +125,7 @@ class Run:
         clip_norm: float | None = None,
         clip_value: float | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
+        device: str | torch.device = AUTO,
     ) -> None:
         self._set_up(model, optimizer, RunOptions.among(locals()))
 
@@ -134,10 +141,14 @@ class Run:
         self.team = self.joint_calls.team
         self.world = self.team.world
         self.shards, self.seed = options.num_shards(self.world.world_size), options.seed
-        check_contents(model, optimizer)
+        self.device = Device.of(options.device, self.world)
+        check_contents(model, optimizer, self.device)
         options.clipping.check_fits(optimizer)
         scaling = LossScaling.of(options.grad_scaler, optimizer)
         self.model, self.optimizer = model, optimizer
+        is_unseeded = drawn_without_seed()
+        if not self.device.is_host:
+            place(model, optimizer, self.device)
         fixed = {
             "clip_norm": options.clip_norm,
             "clip_value": options.clip_value,
@@ -151,7 +162,8 @@ class Run:
             self.joint_calls,
             scaling,
             fixed,
-            drawn_without_seed(),
+            is_unseeded,
+            self.device,
         )
         if scaling is not None:
             self.state[SCALER_KEY] = options.grad_scaler
@@ -163,6 +175,7 @@ class Run:
             self.checkpoints = Checkpoints(self.team, Path(options.directory), options, self.say)
             self._context.checkpoints = self.checkpoints
         self.team.supervisor.tell(Ready())
+        context().tell_device(self.device.name, self.device.model)
 
     @property
     def position(self) -> Position:
@@ -261,6 +274,10 @@ class Run:
         """
         if observer is not None:
             self._context.observer = observer
+        if not self.device.is_host:
+            # Since the run was made the program may have moved it, or added layers and groups.
+            check_contents(self.model, self.optimizer, self.device)
+            place(self.model, self.optimizer, self.device)
         start(self._context, plan)
         return steps_of(self._context, plan, plan.fetch())
 
@@ -289,6 +306,10 @@ class Run:
         return plan_samples(
             dataset, batch_size, shuffle, sampler, shards=self.shards, seed=self.seed
         )
+
+    def explained(self, error: Exception, phase: str, batch_size: int) -> Exception:
+        """Explain what a pass over batches of this size has raised, if memory is full."""
+        return explained(error, self._context, phase, batch_size=batch_size)
 
     def say(self, line: str) -> None:
         """Show the user one line, where whoever follows the run shows them."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from unisono.data.fingerprint import Fingerprints
+from unisono.device import Device
 from unisono.exchange.run_memory import RunMemory
 from unisono.notices import say
 from unisono.plan.samples import SamplePlan
@@ -66,6 +67,7 @@ class RunContext:
         has_resumed: whether no checkpoint is to be looked for any more.
         has_joined, is_ahead: see :class:`unisono.Run`.
         goes_on: whether :meth:`unisono.Run.go_on` was called after the last stop.
+        device: where this worker computes.
         is_unseeded: whether random numbers were drawn without a seed before the run was made.
         has_told_slow: whether it was said that samples are not compared.
     """
@@ -77,6 +79,7 @@ class RunContext:
     scaling: LossScaling | None
     fixed: dict[str, Any]
     is_unseeded: bool
+    device: Device
     checkpoints: Checkpoints | None = None
     observer: Observer = field(default_factory=Unobserved)
     engine: StepEngine | None = None

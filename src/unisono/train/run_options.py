@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from unisono.checkpoint.every import Every
+from unisono.device import AUTO
 from unisono.plan.samples import NUM_SEEDS
 from unisono.plan.shards import assign
 from unisono.step.clipping import Clipping
@@ -42,6 +43,7 @@ class RunOptions:
     clip_norm: float | None = None
     clip_value: float | None = None
     grad_scaler: torch.amp.GradScaler | None = None
+    device: str | torch.device = AUTO
     clipping: Clipping = field(init=False)
     every: Every | None = field(init=False, default=None)
 

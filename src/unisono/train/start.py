@@ -113,6 +113,7 @@ def _agree(run: RunContext, plan: LoopPlan) -> bytes:
             **told_modes(kept.model, kept.optimizer),
             "the number of threads": threads_per_worker(),
             "torch's version": torch.__version__,
+            "the type of device": run.device.torch.type,
         },
         known={**known, "samples of an epoch": samples.num_samples},
         remedy=REMEDY,

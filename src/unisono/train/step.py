@@ -9,6 +9,7 @@ from typing import Any
 from unisono.data.loader import Loader, Place
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
+from unisono.step.phase_timers import Phase
 from unisono.train.boundary import Boundary
 
 
@@ -78,6 +79,10 @@ class Step:
         more: Sequence[int] | None = self._engine.begin_passes()
         while more is not None:
             yield from self._compute(more)
+            if self._loader.copies_early:
+                # While the device computes the last shard, and before others are waited for.
+                self._loader.take_early()
+                self._engine.timers.lap(Phase.LOADING)
             # Whoever was lost meanwhile has left shards, which the others compute now.
             more = self._engine.arrive()
         self._engine.end_passes()
@@ -91,7 +96,11 @@ class Step:
                 self._done.add(shard)
                 continue
             place = Place(self.epoch, self.batch, shard)
-            batch = self._loader.batch(place, self._engine.shards)
+            try:
+                batch = self._loader.batch(place, self._engine.shards)
+            except RuntimeError as error:
+                self._explain(error, "copy of a batch", shard)
+                raise
             # After reading: what a dataset draws never shifts what the model draws.
             self._engine.start_shard(shard)
             self._waiting = shard
@@ -120,9 +129,19 @@ class Step:
                 "is no batch without its loss now: call it inside the loop over `step.shards`."
             )
         num_samples = self._shard_sizes[shard]
-        self._engine.finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
+        try:
+            self._engine.finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
+        except RuntimeError as error:
+            self._explain(error, "backward pass", shard)
+            raise
         self._waiting = None
         self._done.add(shard)
+
+    def _explain(self, error: Exception, phase: str, shard: int | None = None) -> None:
+        """Raise our error in the place of torch's, if that is one of a full memory."""
+        ours = self._boundary.explained(error, phase, self.number, shard)
+        if ours is not error:
+            raise ours
 
     def check_finished(self) -> None:
         """Refuse to go on after a step that nobody entered."""
@@ -148,6 +167,9 @@ class Step:
     ) -> None:
         self._engine.end_passes()
         if kind is not None:
+            if isinstance(error, RuntimeError):
+                is_in_a_pass = self._waiting is not None
+                self._explain(error, "forward pass" if is_in_a_pass else "step", self._waiting)
             return
         missing = [shard for shard in self._engine.shards if shard not in self._done]
         if missing:
@@ -161,7 +183,11 @@ class Step:
             self._boundary.go_back()
             return
         self._boundary.plan_next()
-        self.means, self.is_done = self._engine.finish()
+        try:
+            self.means, self.is_done = self._engine.finish()
+        except RuntimeError as raised:
+            self._explain(raised, "update")
+            raise
         self.gradient_norm = self._engine.gradient_norm
         self.is_skipped = self._engine.is_skipped
         self._is_finished = True

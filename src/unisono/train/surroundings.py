@@ -11,13 +11,18 @@ from typing import Any
 
 import torch
 
+from unisono.device import Device
 from unisono.version import __version__
 from unisono.workers.launcher_link import COMMAND_VARIABLE, has_launcher
 from unisono.world import world
 
 
-def surroundings() -> dict[str, Any]:
-    """Say where this process runs, as JSON: command, folder, host, versions, machine."""
+def surroundings(device: Device) -> dict[str, Any]:
+    """Say where this process runs, as JSON: command, folder, host, versions, machine.
+
+    Args:
+        device: where it computes; told of where it has a memory of its own.
+    """
     uname = platform.uname()
     return {
         "command": _command(),
@@ -32,8 +37,13 @@ def surroundings() -> dict[str, Any]:
             "processor": _processor(),
             "cores": os.cpu_count(),
             "system": f"{uname.system} {uname.release}",
+            **({} if device.is_host else _of(device)),
         },
     }
+
+
+def _of(device: Device) -> dict[str, Any]:
+    return {"device": device.facts, "device_bytes": device.room()[1]}
 
 
 def _folder() -> str | None:

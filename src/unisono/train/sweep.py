@@ -21,7 +21,7 @@ from unisono.data.collating import Collate
 from unisono.data.fetch import fetcher
 from unisono.data.fingerprint import REMEDY, Fingerprints
 from unisono.data.loader import Loader, Place
-from unisono.device import generators_put_back, num_threads, seed_generators
+from unisono.device import Device, num_threads
 from unisono.forbidden import IN_A_PASS, collectives_watched, forbid
 from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
@@ -45,6 +45,10 @@ PartsOf = Callable[[Sequence[int]], Iterator[Part]]
 Forward = Callable[[nn.Module, Any], Any]
 
 
+def _as_it_is(error: Exception) -> Exception:
+    return error
+
+
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """One pass of all workers. Final.
@@ -54,20 +58,24 @@ class Sweep:
         dataset: as for training.
         plan: of the dataset, without shuffling.
         team: the workers.
+        device: where this worker computes.
         fingerprints: the run's.
         loader_workers, collate_fn, pin_memory: as for training.
         facts: what must not differ between the workers, by name.
+        explain: takes what a pass has raised to what is to be raised in its place.
     """
 
     model: nn.Module
     dataset: Any
     plan: SamplePlan
     team: Team
+    device: Device
     fingerprints: Fingerprints
     loader_workers: int
     collate_fn: Collate | None
     pin_memory: bool
     facts: Mapping[str, object]
+    explain: Callable[[Exception], Exception] = _as_it_is
 
     def agree(self, purpose: str, **more: object) -> None:
         """Check that all workers go over the same samples in the same company. Collective.
@@ -117,7 +125,7 @@ class Sweep:
         try:
             with (
                 torch.no_grad(),
-                generators_put_back(),
+                self.device.generators_put_back(),
                 num_threads(threads_per_worker()),
                 every_shape_compiled(),
                 collectives_watched(),
@@ -127,6 +135,7 @@ class Sweep:
                     plan,
                     num_processes=self.loader_workers,
                     num_batches=plan.steps_per_epoch,
+                    device=self.device,
                     pin_memory=self.pin_memory,
                 ) as loader,
             ):
@@ -139,7 +148,7 @@ class Sweep:
                                 continue
                             data = loader.batch(Place(0, batch, shard), shards)
                             number = batch * plan.shards + shard
-                            seed_generators(seed_of("evaluate", plan.seed, number))
+                            self.device.seed(seed_of("evaluate", plan.seed, number))
                             put_buffers_back()
                             before = forbid(IN_A_PASS)
                             try:
@@ -179,7 +188,8 @@ class Sweep:
                     compute(missing[bounds[team.position] : bounds[team.position + 1]])
                 )
             except Exception as error:
-                caught, answer = error, b"\n" + failure(error, team.world.rank)
+                caught = self.explain(error)
+                answer = b"\n" + failure(caught, team.world.rank)
             answers = team.gather(answer, purpose)
             for rank, heard in answers.items():
                 if heard.startswith(b"\n"):

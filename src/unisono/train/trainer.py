@@ -19,6 +19,7 @@ from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary
 from unisono.data.collating import Collate
 from unisono.data.epoch_order import Sampler
+from unisono.device import AUTO
 from unisono.plan.samples import SamplePlan
 from unisono.state.digest import digest_of, digest_of_weights
 from unisono.state.weights import check_weights, save_weights
@@ -44,7 +45,7 @@ class Trainer:
     """Trains a model to the same bits on any number of workers. Final.
 
     Args:
-        model: on the CPU.
+        model: on the CPU, or on the device where it is to be computed.
         optimizer: over the model's parameters.
         loss: takes (model, batch) of one shard to its mean loss, to ``(sum, weight)``, or to a
             dict with ``"loss"`` and further scalars, which are averaged exactly the same way. A sum
@@ -84,6 +85,9 @@ class Trainer:
         schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
             after each validation.
         schedule_monitor: the name of the validations' mean that ReduceLROnPlateau looks at.
+        device: where each worker computes: ``"auto"``: one GPU for each, or the CPU where there is
+            none; or torch's name, such as ``"cpu"`` or ``"cuda"`` (``"cuda:1"``: for all workers
+            the same one). The model is moved there, here and now; batches come there.
         callbacks: what takes notice of the run, see `unisono.callbacks`; progress is always shown,
             and with `directory` there is always an event file.
 
@@ -119,6 +123,7 @@ class Trainer:
         schedule: LRScheduler | None = None,
         schedule_every: str = "epoch",
         schedule_monitor: str = "loss",
+        device: str | torch.device = AUTO,
         callbacks: Iterable[Callback] = (),
     ) -> None:
         if not callable(loss):
@@ -140,8 +145,10 @@ class Trainer:
             self.run.state[KEY] = schedule
         self.callbacks = list(Callbacks(list(callbacks), self.directory))
         self._keep_states()
-        self._loss = self._computing.of(loss)
-        shards_watched = 0 if self.run.team.is_replacement or compile else self.run.shards
+        self._loss = self._computing.of(loss, self.run.device)
+        # Passes are timed in a fork, which no accelerator survives.
+        is_timed = self.run.device.is_host and not (self.run.team.is_replacement or compile)
+        shards_watched = self.run.shards if is_timed else 0
         self._passes = PassWatch(model, self._loss, self.run.world, shards_watched)
 
     def fit(
@@ -282,7 +289,9 @@ class Trainer:
 
         def compute() -> bytes:
             with self._computing.under_way():
-                sweep = self._sweep(dataset, plan, model, loader_workers, collate_fn, pin_memory)
+                sweep = self._sweep(
+                    "evaluate", dataset, plan, model, loader_workers, collate_fn, pin_memory
+                )
                 found = evaluate(sweep, self._loss, measured)
             return json.dumps(found).encode()
 
@@ -339,8 +348,8 @@ class Trainer:
         plan = run.plan(dataset, batch_size, False)
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
         predictor = Predictor(
-            self._sweep(dataset, plan, model, loader_workers, collate_fn, pin_memory),
-            self._computing.of(forward),
+            self._sweep("predict", dataset, plan, model, loader_workers, collate_fn, pin_memory),
+            self._computing.of(forward, self.run.device),
             None if path is None else Path(path),
             run.say,
         )
@@ -400,6 +409,7 @@ class Trainer:
 
     def _sweep(
         self,
+        name: str,
         dataset: Any,
         plan: SamplePlan,
         model: nn.Module | None,
@@ -415,15 +425,19 @@ class Trainer:
             dataset,
             plan,
             self.run.team,
+            self.run.device,
             self.run.fingerprints,
             loader_workers,
             collate_fn,
             pin_memory,
             facts,
+            lambda error: self.run.explained(error, f"pass of `{name}`", plan.batch_size),
         )
 
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
-        return None if metrics is None else Metrics(metrics, self._computing.of(forward))
+        if metrics is None:
+            return None
+        return Metrics(metrics, self._computing.of(forward, self.run.device))
 
     def _model_or(self, model: nn.Module | None) -> nn.Module:
         if model is None:

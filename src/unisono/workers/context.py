@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from unisono.faults import Faults
 from unisono.per_process import per_process
 from unisono.workers.launcher_link import LauncherLink, has_launcher
+from unisono.workers.launcher_messages import ComputesOn
 from unisono.workers.single_process import SingleProcess
 from unisono.workers.supervisor import Supervisor
-from unisono.world import World, world
+from unisono.world import WORKERS_PER_GPU_VARIABLE, World, world
 
 if TYPE_CHECKING:
     from unisono.workers.joint_calls import JointCalls
@@ -35,6 +36,16 @@ class Context:
         if self._link is None and has_launcher():
             self._link = LauncherLink()
         return self._link
+
+    def tell_device(self, name: str, model: str) -> None:
+        """Tell our launcher what this worker computes on, where it has given GPUs to workers.
+
+        Args:
+            name: as torch names it.
+            model: of a GPU; empty for the CPU.
+        """
+        if WORKERS_PER_GPU_VARIABLE in os.environ:
+            self.supervisor.tell(ComputesOn(name, model))
 
     def team(self) -> Team:
         """Join the workers, as :meth:`join` does."""

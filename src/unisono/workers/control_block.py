@@ -26,6 +26,7 @@ from unisono.workers.proc import create_memory, started_at
 MAILBOX_BYTES = 64 * 1024
 _LENGTH_BYTES = 8
 NUM_TIMES = 7
+NUM_SIZES = 3
 PURPOSE_BYTES, WAIT_BYTES, TOKEN_BYTES = 24, 124, 16
 MEMORY_NAME = "unisono-control"
 
@@ -58,6 +59,7 @@ class RankLine(ctypes.Structure):
     Attributes:
         arrivals: the barriers that it has come to, modulo 2³².
         step: the step that it was last seen in.
+        memory: of its device, in bytes: see :meth:`ControlBlock.set_memory`.
     """
 
     _fields_ = (
@@ -69,7 +71,8 @@ class RankLine(ctypes.Structure):
         ("plan", ctypes.c_uint32),
         ("pid", ctypes.c_int64),
         ("started", ctypes.c_int64),
-        ("rest_of_line", ctypes.c_uint8 * 32),
+        ("memory", ctypes.c_int64 * NUM_SIZES),
+        ("rest_of_line", ctypes.c_uint8 * 8),
         ("times", _Times * 2),
         ("num_waits", ctypes.c_uint32),
         ("wait", ctypes.c_char * WAIT_BYTES),
@@ -201,6 +204,18 @@ class ControlBlock:
         at = self._times_at[rank][step % 2]
         told = _TOLD.unpack_from(self._map, at)
         return told[1:] if told[0] == step == self._longs[at >> 3] else None
+
+    def set_memory(self, rank: int, sizes: Sequence[int]) -> None:
+        """Say how much memory of its device `rank` takes: three numbers of bytes."""
+        self.lines[rank].memory[:] = sizes
+
+    def memory(self, rank: int) -> tuple[int, ...] | None:
+        """Tell what `rank` said last of its device's memory; None if it has not.
+
+        Each number is whole; while `rank` writes, they may be of two moments.
+        """
+        sizes = tuple(self.lines[rank].memory)
+        return sizes if any(sizes) else None
 
     def set_purpose(self, rank: int, which: int, purpose: bytes) -> None:
         """Say what the next arrival of `rank` is for; `which` alternates between 0 and 1."""

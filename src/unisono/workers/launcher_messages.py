@@ -69,6 +69,23 @@ class NoRecovery(Told):
     reason: str
 
 
+class ComputesOn(Told):
+    """The device that the worker computes on, where the launcher has given it a GPU.
+
+    Attributes:
+        device: as torch names it, such as ``cuda:1``.
+        gpu: its model, such as ``NVIDIA H200``; empty where nobody knows, and on the CPU.
+    """
+
+    device: str
+    gpu: str
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether it is no GPU."""
+        return self.device == "cpu"
+
+
 class JointResult(Told):
     """The outcome of the `index`-th joint call, `name`; of a loop, where it ended.
 

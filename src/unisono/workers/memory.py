@@ -35,7 +35,12 @@ class Memory:
 
     @classmethod
     def private(cls, num_bytes: int) -> Memory:
-        """Take memory that this process shares with nobody."""
+        """Take memory that this process shares with nobody, not with a fork of it either."""
+        return cls(mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+    @classmethod
+    def anonymous(cls, num_bytes: int) -> Memory:
+        """Take memory that this process shares with its forks alone."""
         return cls(mmap.mmap(-1, num_bytes))
 
     @property
@@ -53,7 +58,7 @@ class Memory:
 
         numel = math.prod(shape)
         if numel == 0:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         # A storage of its own: what saves or copies a tensor's storage must not take the rest.
         flat = torch.frombuffer(self._mapping, dtype=dtype, count=numel, offset=offset)
         return flat.view(*shape) if stride is None else flat.as_strided(shape, stride)

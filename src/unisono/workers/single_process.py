@@ -19,4 +19,4 @@ class SingleProcess(Supervisor):
 
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
         """Take memory that this process shares with nobody."""
-        return Memory.private(num_bytes)
+        return Memory.anonymous(num_bytes)

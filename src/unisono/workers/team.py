@@ -117,6 +117,14 @@ class Team:
         """
         return self._control.times(rank, step)
 
+    def note_memory(self, sizes: Sequence[int]) -> None:
+        """Tell the others how much memory of its device this worker takes: three numbers."""
+        self._control.set_memory(self._rank, sizes)
+
+    def memory_of(self, rank: int) -> tuple[int, ...] | None:
+        """Read what a worker said last of its device's memory; None if it has not."""
+        return self._control.memory(rank)
+
     def pid(self, rank: int) -> int | None:
         """Tell the process of a worker; None if it has not come."""
         return os.getpid() if rank == self.world.rank else self._control.process(rank)[0] or None

@@ -127,7 +127,7 @@ class Sometimes(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if float(hidden.detach().flatten()[0]) > -0.2:
             hidden = hidden + self.often(hidden)
-        if self.training and float(torch.rand(())) > 0.7:
+        if self.training and float(torch.rand((), device=hidden.device)) > 0.7:
             hidden = hidden + self.rarely(hidden)
         return hidden
 
@@ -214,7 +214,7 @@ def as_written(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Compute a layer in the dtype of its weights, whatever autocast says."""
 
     def apply(layer: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(hidden.device.type, enabled=False):
             return layer(hidden.to(dtype)).float()
 
     return Applied(layer.to(dtype), apply)
@@ -296,7 +296,7 @@ def loss_of(form: str) -> Callable[[nn.Module, tuple[torch.Tensor, torch.Tensor]
     def weighted(model, batch):
         inputs, labels = batch
         # At least one of each shard counts, as the weights of a batch must not add up to nothing.
-        counts = (labels != 0) | (torch.arange(len(labels)) == 0)
+        counts = (labels != 0) | (torch.arange(len(labels), device=labels.device) == 0)
         losses = F.cross_entropy(model(inputs), labels, reduction="none")
         return (losses * counts).sum(), counts.sum()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import resource
 import sys
@@ -26,6 +27,7 @@ from unisono.callbacks import EMA, Callback, EarlyStopping, EventLog
 from unisono.state.digest import digest_of
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
+from tests.chaos.exchanges import install
 from tests.chaos.phases import Recorder
 from tests.chaos.programs.blocks import Model, loss_of
 from tests.chaos.programs.choices import Choices, choose
@@ -52,6 +54,7 @@ class Told:
         events: the event file where there is no directory; empty for none.
         phases: a folder in which every worker keeps where it is; empty for none.
         pace_ms: how long each shard's forward pass sleeps.
+        device: of each worker; ``"sim"`` is the test accelerator.
     """
 
     seed: int
@@ -59,6 +62,7 @@ class Told:
     events: str = ""
     phases: str = ""
     pace_ms: float = 0.0
+    device: str = "cpu"
 
 
 class Modes(Callback):
@@ -88,6 +92,7 @@ class Program:
 
     def __init__(self, told: Told) -> None:
         self.told = told
+        install(told.device)
         self.choices = choices = choose(told.seed)
         torch.manual_seed(choices.seed)
         self.model = Model(choices)
@@ -113,6 +118,8 @@ class Program:
             "checkpoint_every": 3 if told.directory else None,
             **CLIPS[choices.clip],
         }
+        if "device" in inspect.signature(unisono.Run).parameters:  # older versions have none
+            self.settings["device"] = told.device
 
     def attach(self, run: unisono.Run) -> None:
         """Have phases told, and take part in them."""
@@ -181,11 +188,12 @@ def rows_of(trainer: unisono.Trainer, program: Program, model: nn.Module | None)
 def with_own_loop(program: Program) -> dict[str, Any]:
     """Train with a loop of the program's own."""
     choices, model = program.choices, program.model
+    device = torch.device(program.told.device).type
     dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[choices.precision]
     around: Callable[[], Any] = contextlib.nullcontext
     if dtype is not None:
-        around = lambda: torch.autocast("cpu", dtype)  # noqa: E731
-    scaler = torch.amp.GradScaler("cpu") if choices.precision == "fp16" else None
+        around = lambda: torch.autocast(device, dtype)  # noqa: E731
+    scaler = torch.amp.GradScaler(device) if choices.precision == "fp16" else None
     run = unisono.Run(model, program.optimizer, grad_scaler=scaler, **program.settings)
     program.attach(run)
     if program.schedule is not None:

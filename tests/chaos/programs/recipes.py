@@ -46,9 +46,10 @@ KINDS: dict[str, tuple[Callable[..., optim.Optimizer], dict[str, Any]]] = {
     "fused adagrad": (optim.Adagrad, {"lr": 0.03, "fused": True}),
     "adadelta": (optim.Adadelta, {}),
     "adamax": (optim.Adamax, {}),
-    "nadam": (optim.NAdam, {"lr": 1e-2}),
-    "radam": (optim.RAdam, {"lr": 1e-2}),
-    "asgd": (optim.ASGD, {"lr": 0.03}),
+    # Groups of tensors, which torch takes on devices, are rounded otherwise in these three.
+    "asgd": (optim.ASGD, {"lr": 0.03, "foreach": False}),
+    "nadam": (optim.NAdam, {"lr": 1e-2, "foreach": False}),
+    "radam": (optim.RAdam, {"lr": 1e-2, "foreach": False}),
     "rprop": (optim.Rprop, {"lr": 1e-3}),
     "adafactor": (optim.Adafactor, {"lr": 1e-2}),
     "muon": (optim.Muon, {"lr": 1e-3}),

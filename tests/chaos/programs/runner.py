@@ -4,8 +4,11 @@
 
     plain Python ── the result that all others must have
     1, 2, 3, 4 workers
+    some workers with another exchange, and some on the test accelerator
     some workers, of which random ones are killed at random instants
-    some workers, stopped as a whole at a random instant, then others (or plain Python) …
+    the same with another exchange, and on the test accelerator
+    some workers, stopped as a whole at a random instant, then others (or plain Python) with another
+    exchange …
     another version of Unisono, in plain Python
     some workers of another version, stopped at a random instant, then others of this one
 """
@@ -26,6 +29,13 @@ from typing import Any
 
 import psutil
 from tests.chaos import driver
+from tests.chaos.exchanges import (
+    ACCELERATED,
+    EXCHANGES,
+    device_of,
+    has_accelerator,
+    variables_of,
+)
 from tests.chaos.jobs import Job, gone_within
 from tests.chaos.programs.choices import Choices, choose
 from tests.chaos.programs.program import Told
@@ -79,10 +89,19 @@ def run(seed: int, folder: Path, *, num_kills: int = KILLS) -> Iterator[Way]:
         yield Way("plain Python", "")
         for workers in WORKERS:
             yield _undisturbed(choices, folder, expected, workers)
+        for exchange in _others(draw):
+            yield _undisturbed(choices, folder, expected, draw.choice(WORKERS), exchange)
         yield _killed(choices, folder, expected, draw, num_kills)
+        for exchange in _others(draw):
+            yield _killed(choices, folder, expected, draw, num_kills, exchange)
         yield _stopped(choices, folder, expected, draw)
     except AssertionError as error:  # of `Job` and `Watch`: it hangs
         yield Way("the last one", str(error))
+
+
+def _others(draw: random.Random) -> list[str]:
+    """Choose an exchange beside the usual one, and the test accelerator where there is one."""
+    return [draw.choice(("staged", "group")), *([ACCELERATED] if has_accelerator() else [])]
 
 
 def run_against(seed: int, folder: Path, python: str) -> Iterator[Way]:
@@ -149,29 +168,42 @@ def _continued(
     return Way(name, trouble, 1)
 
 
-def _undisturbed(choices: Choices, folder: Path, expected: dict[str, Any], workers: int) -> Way:
-    told = Told(choices.seed, events=str(folder / f"events-{workers}.jsonl"))
+def _undisturbed(
+    choices: Choices,
+    folder: Path,
+    expected: dict[str, Any],
+    workers: int,
+    exchange: str = "shared",
+) -> Way:
+    told = Told(choices.seed, events=str(folder / f"events-{exchange}-{workers}.jsonl"))
     flags = ("--restarts", 0 if workers == 2 else 3)
-    job = _start(folder, told, workers, flags)
+    job = _start(folder, told, workers, flags, exchange)
     job.wait(TIMEOUT_S)
     trouble = _trouble(job, expected, workers)
-    return Way(f"{workers} workers", trouble or _trouble_in(choices, told.events, expected))
+    name = f"{workers} workers ({exchange})"
+    return Way(name, trouble or _trouble_in(choices, told.events, expected))
 
 
 def _killed(
-    choices: Choices, folder: Path, expected: dict[str, Any], draw: random.Random, num_kills: int
+    choices: Choices,
+    folder: Path,
+    expected: dict[str, Any],
+    draw: random.Random,
+    num_kills: int,
+    exchange: str = "shared",
 ) -> Way:
     workers = draw.choice((2, 3, 4))
-    phases = folder / "phases"
+    phases = folder / f"phases-{exchange}"
     phases.mkdir()
-    told = Told(choices.seed, "", str(folder / "events-killed.jsonl"), str(phases), PACE_MS)
-    job = _start(folder, told, workers, ("--restarts", 100_000))
+    events = str(folder / f"events-killed-{exchange}.jsonl")
+    told = Told(choices.seed, "", events, str(phases), PACE_MS)
+    job = _start(folder, told, workers, ("--restarts", 100_000), exchange)
     kills = driver.plan(draw.getrandbits(30), num_kills, choices.num_steps)
     num_killed = _kill(job, phases, kills)
     job.wait(TIMEOUT_S)
     trouble = _trouble(job, expected)
     trouble = trouble or _trouble_in(choices, told.events, expected)
-    return Way(f"{workers} workers, {num_killed} killed", trouble, num_killed)
+    return Way(f"{workers} workers ({exchange}), {num_killed} killed", trouble, num_killed)
 
 
 def _kill(job: Job, phases: Path, kills: list[driver.Kill]) -> int:
@@ -189,7 +221,8 @@ def _kill(job: Job, phases: Path, kills: list[driver.Kill]) -> int:
 
 
 def _stopped(choices: Choices, folder: Path, expected: dict[str, Any], draw: random.Random) -> Way:
-    """Stop the whole job now and then, and start it again on another number of workers."""
+    """Stop the whole job now and then, and start it again with others, who exchange otherwise."""
+    exchanges = [name for name in EXCHANGES if name != ACCELERATED or has_accelerator()]
     directory = folder / "run"
     told = Told(choices.seed, directory=str(directory), pace_ms=PACE_MS)
     names: list[str] = []
@@ -200,18 +233,21 @@ def _stopped(choices: Choices, folder: Path, expected: dict[str, Any], draw: ran
         phases.mkdir()
         how = draw.choice((signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGKILL))
         step = draw.randrange(choices.num_steps)
-        names.append(f"{_told_workers(workers)} until {how.name} in step {step}")
-        job = _start(folder, replace(told, phases=str(phases)), workers, ("--restarts", 100))
+        exchange = draw.choice(exchanges)
+        names.append(f"{_told_workers(workers)} ({exchange}) until {how.name} in step {step}")
+        again = replace(told, phases=str(phases))
+        job = _start(folder, again, workers, ("--restarts", 100), exchange)
         driver.Watch(job, phases, time.monotonic() + TIMEOUT_S).wait_for_step(step)
         time.sleep(draw.uniform(0, 0.02))
         trouble = _stop(job, how)
         if trouble:
             return Way("; ".join(names), trouble, start)
     workers = draw.choice([n for n in (None, 1, 2, 3, 4) if n != workers])
-    names.append(f"{_told_workers(workers)} to the end")
+    exchange = draw.choice(exchanges)
+    names.append(f"{_told_workers(workers)} ({exchange}) to the end")
     # One that was stopped after its last step has nothing left to do, so nobody writes its end.
     has_end = not any(entry.step == expected["step"] for entry in RunDirectory(directory).entries())
-    job = _start(folder, replace(told, pace_ms=0.0), workers, ("--restarts", 100))
+    job = _start(folder, replace(told, pace_ms=0.0), workers, ("--restarts", 100), exchange)
     job.wait(TIMEOUT_S)
     trouble = _trouble(job, _at_the_end(expected), workers or 1)
     if not trouble and choices.loop == "trainer":
@@ -237,8 +273,21 @@ def _stop(job: Job, how: signal.Signals) -> str:
     return "" if status in ASKED_TO_END else _said(job, None)
 
 
-def _start(folder: Path, told: Told, workers: int | None, flags: tuple[object, ...]) -> Job:
-    return Job(folder, workers=workers, flags=flags, program=PROGRAM, arguments=(_told(told),))
+def _start(
+    folder: Path,
+    told: Told,
+    workers: int | None,
+    flags: tuple[object, ...],
+    exchange: str = "shared",
+) -> Job:
+    return Job(
+        folder,
+        workers=workers,
+        flags=flags,
+        program=PROGRAM,
+        arguments=(_told(replace(told, device=device_of(exchange))),),
+        variables=variables_of(exchange),
+    )
 
 
 def _told(told: Told) -> str:

@@ -1,0 +1,197 @@
+"""How many workers are there, and on which GPUs? Decided before anything is started.
+
+::
+
+    workers, GPUs and workers per GPU asked for ┐
+    CUDA_VISIBLE_DEVICES, …                     ├─► Placement, or a ValueError with the way out
+    the GPUs and cores of this machine          ┘
+
+Worker `local_rank` takes ``cuda:(local_rank // workers_per_gpu)``, and all of them see the same
+GPUs in the same order; ``device.py`` believes what is said here in ``UNISONO_WORKERS_PER_GPU``.
+Where there is no GPU, nothing is said. What a program then does with its GPU is its own affair:
+nobody knows here that it computes on the CPU, so `on_cpu` is told if it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from unisono.cublas import fix_workspaces
+from unisono.launch.gpus import (
+    NONE,
+    ORDER_VARIABLE,
+    VISIBLE_VARIABLE,
+    OptionNames,
+    choose_gpus,
+    visible_gpus,
+)
+from unisono.launch.job import too_many_workers
+from unisono.launch.nvml import gpus_of_driver
+from unisono.launch.torch_build import torch_for_cpus_alone
+from unisono.world import WORKERS_PER_GPU_VARIABLE, num_devices, workers_per_gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a machine has for workers.
+
+    Attributes:
+        num_cores: those that workers and shards default to.
+        gpus: the unique names of those that NVIDIA's driver knows.
+        torch_for_cpus: the version of a torch that cannot use them; empty if it can.
+    """
+
+    num_cores: int
+    gpus: tuple[str, ...] = ()
+    torch_for_cpus: str = ""
+
+    @classmethod
+    def here(cls) -> Machine:
+        """Look at this machine."""
+        gpus = gpus_of_driver()
+        return cls(num_devices(), gpus, torch_for_cpus_alone() if gpus else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user has asked for; None: nothing."""
+
+    workers: int | None = None
+    gpus: str | None = None
+    workers_per_gpu: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How many workers there are, and what their environment says of GPUs.
+
+    Attributes:
+        num_workers: how many.
+        gpus: the GPUs that they see, by name, as far as they are told; empty: they compute on the
+            CPU.
+        variables: what the environment of every worker has beside the launcher's own.
+        on_cpu: what to tell the user if workers that were given GPUs compute on the CPU; or empty.
+    """
+
+    num_workers: int
+    gpus: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    on_cpu: str = ""
+
+
+def place_workers(
+    names: OptionNames, asked: Asked, environ: Mapping[str, str], machine: Machine
+) -> Placement:
+    """Decide how many workers are started, and on which GPUs.
+
+    By default there is one worker for each GPU that the environment shows, and without one, one
+    for each core, at most 8.
+
+    Args:
+        names: what the user calls the options.
+        asked: what they are.
+        environ: the launcher's variables.
+        machine: what it has.
+
+    Raises:
+        ValueError: they do not fit together, or the machine; the message says what to do.
+    """
+    gpus = _gpus(names, asked, environ, machine)
+    if not gpus:
+        if asked.workers_per_gpu is not None:
+            raise ValueError(_no_gpu_to_share(names, asked, environ, machine))
+        hidden = {VISIBLE_VARIABLE: ""} if asked.gpus == NONE else {}
+        num_workers = machine.num_cores if asked.workers is None else asked.workers
+        return Placement(num_workers, variables=hidden)
+    each = workers_per_gpu(environ) if asked.workers_per_gpu is None else asked.workers_per_gpu
+    num_workers = len(gpus) * each if asked.workers is None else asked.workers
+    if reason := too_many_workers(names.workers, num_workers):
+        raise ValueError(reason)
+    if num_workers > len(gpus) * each:
+        raise ValueError(_too_few_gpus(names, gpus, num_workers, each, asked))
+    return Placement(
+        num_workers,
+        gpus,
+        _variables(gpus, each, environ, is_chosen=asked.gpus is not None),
+        _said_on_cpu(names, machine) if asked.workers is None else "",
+    )
+
+
+def _gpus(
+    names: OptionNames, asked: Asked, environ: Mapping[str, str], machine: Machine
+) -> tuple[str, ...]:
+    if asked.gpus == NONE:
+        return ()
+    if asked.gpus is None:
+        return () if machine.torch_for_cpus else visible_gpus(environ, machine.gpus)
+    if not isinstance(asked.gpus, str):
+        raise ValueError(
+            f"`{names.gpus}` must be a text such as `0,3`, `all` or `{NONE}`, but is "
+            f"{asked.gpus!r}: put it in quotes."
+        )
+    chosen = choose_gpus(names, asked.gpus, environ, machine.gpus)
+    if machine.torch_for_cpus:
+        raise ValueError(
+            f"`{names.gpus}` must be left out with a torch that is built for CPUs alone "
+            f"({machine.torch_for_cpus}), but is {asked.gpus!r}: install a torch for CUDA, or "
+            f"leave it out, and the workers compute on the CPU."
+        )
+    return chosen
+
+
+def _variables(
+    gpus: tuple[str, ...], each: int, environ: Mapping[str, str], *, is_chosen: bool
+) -> dict[str, str]:
+    found = dict(environ)
+    fix_workspaces(found)
+    found[WORKERS_PER_GPU_VARIABLE] = str(each)
+    if is_chosen:
+        found.setdefault(ORDER_VARIABLE, "PCI_BUS_ID")  # as `nvidia-smi` counts
+        found[VISIBLE_VARIABLE] = ",".join(gpus)
+    return {name: value for name, value in found.items() if environ.get(name) != value}
+
+
+def _too_few_gpus(
+    names: OptionNames, gpus: tuple[str, ...], num_workers: int, each: int, asked: Asked
+) -> str:
+    at_most = len(gpus) * each
+    sharing = names.sharing.format(-(-num_workers // len(gpus)))
+    listed = ",".join(gpus)
+    if asked.gpus is not None:
+        whose = "each worker" if each == 1 else f"every {each} workers"
+        return (
+            f"`{names.gpus}` must name a GPU for {whose}, but names {len(gpus)} ({listed}) for "
+            f"{num_workers} workers: start at most {at_most}, or have them share GPUs with "
+            f"`{sharing}`."
+        )
+    workers = "one worker" if each == 1 else f"{each} workers"
+    return (
+        f"`{names.workers}` must be at most {at_most} here, {workers} for each GPU ({listed}), but "
+        f"is {num_workers}: start fewer, share GPUs with `{sharing}`, or compute on the CPU with "
+        f"`{names.on_cpu}`."
+    )
+
+
+def _no_gpu_to_share(
+    names: OptionNames, asked: Asked, environ: Mapping[str, str], machine: Machine
+) -> str:
+    if asked.gpus == NONE:
+        why = f"`{names.on_cpu}` gives them none"
+    elif not machine.gpus:
+        why = "NVIDIA's driver knows of none here"
+    elif machine.torch_for_cpus:
+        why = f"torch {machine.torch_for_cpus} is built for CPUs alone"
+    else:
+        why = f"{VISIBLE_VARIABLE} is {environ.get(VISIBLE_VARIABLE, '')!r}"
+    return (
+        f"`{names.workers_per_gpu}` must be left out where workers get no GPU, but is "
+        f"{asked.workers_per_gpu}, and {why}: leave it out, and the workers compute on the CPU."
+    )
+
+
+def _said_on_cpu(names: OptionNames, machine: Machine) -> str:
+    return (
+        f"`{names.on_cpu}` starts one worker for each core instead of one for each GPU "
+        f"({machine.num_cores} here), with the same bits"
+    )

@@ -1,0 +1,102 @@
+"""Lines of steps tell how much memory of their devices the workers take, and on CPUs nothing."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from unisono.callbacks import DeviceMemory, EventLog, Times, event_log
+from unisono.callbacks.event_log import step_line
+from unisono.report.events import read_event
+
+NAMES = ["allocated_bytes", "reserved_bytes", "peak_bytes"]
+FACTS = {
+    "time_unix_s": 1.5,
+    "step": 3,
+    "epoch": 0,
+    "num_samples": 8,
+    "seconds": 0.25,
+    "means": {"loss": 0.5},
+    "learning_rates": [0.1],
+    "gradient_norm": None,
+    "ranks": (0, 1),
+}
+TIMES = [Times(*[0.5] * 7), None]
+
+
+def test_each_worker_has_an_entry():
+    line = step_line(FACTS, TIMES, [DeviceMemory(2**40, 2**41, 2**40 + 1), None])
+    assert [json.loads(line)[name] for name in NAMES] == [
+        [2**40, None],
+        [2**41, None],
+        [2**40 + 1, None],
+    ]
+    assert read_event(line).memory == ((2**40, None), (2**41, None), (2**40 + 1, None))
+
+
+def test_without_memory_a_line_is_as_it_always_was():
+    written = (
+        b'{"event":"step","time_unix_s":1.500000,"step":3,"epoch":0,"num_samples":8,'
+        b'"seconds":0.250000,"means":{"loss":0.5},"learning_rates":[0.1],"gradient_norm":null,'
+        b'"ranks":[0,1],"begun_s":[0.500000,null],"loading_s":[0.500000,null],'
+        b'"forward_s":[0.500000,null],"backward_s":[0.500000,null],"waiting_s":[0.500000,null],'
+        b'"summing_s":[0.500000,null],"updating_s":[0.500000,null]}\n'
+    )
+    assert step_line(FACTS, TIMES) == written
+    assert read_event(written).memory == ((), (), ())
+
+
+class Crew:
+    """Two workers whose devices take a byte more after each step, on a clock of its own."""
+
+    directory = None
+    step, epoch, end_step, facts = 0, 0, 9, {}
+    rank, ranks, is_leader, is_first, has_joined = 0, (0, 1), True, True, False
+    optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}])
+
+    def __init__(self, *, has_memory):
+        self.has_memory, self.num_looks = has_memory, 0
+
+    def pid(self, rank):
+        return None
+
+    def times(self, rank, step):
+        return Times(*[0.0] * 7)
+
+    def memory(self, rank):
+        self.num_looks += 1
+        return DeviceMemory(self.step, 10 + rank, 20) if self.has_memory else None
+
+    def once(self, work, purpose):
+        return work()
+
+
+def lines_of(tmp_path, monkeypatch, fit, num_steps, seconds):
+    now_s = [100.0]
+    monkeypatch.setattr(event_log, "perf_counter", lambda: now_s[0])
+    log = EventLog(tmp_path / "events.jsonl")
+    log.on_begin(fit)
+    for number in range(num_steps):
+        now_s[0] += seconds
+        fit.step = number + 1
+        done = {"number": number, "epoch": 0, "num_samples": 8, "means": {}}
+        log.on_step_end(fit, SimpleNamespace(**done, gradient_norm=None, is_skipped=False))
+    log.on_snapshot(fit)
+    log.on_error(fit, ValueError("the end"))
+    text = (tmp_path / "events.jsonl").read_text()
+    return [line for line in map(json.loads, text.splitlines()) if line["event"] == "step"]
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.3, [0, 1, 2, 3, 4]), (0.04, [0, 3])])
+def test_few_lines_a_second_tell_of_memory(tmp_path, monkeypatch, seconds, told):
+    lines = lines_of(tmp_path, monkeypatch, Crew(has_memory=True), 5, seconds)
+    assert [line["step"] for line in lines if "allocated_bytes" in line] == told
+    assert lines[0]["reserved_bytes"] == [10, 11]
+
+
+def test_on_cpus_nobody_looks_again(tmp_path, monkeypatch):
+    fit = Crew(has_memory=False)
+    lines = lines_of(tmp_path, monkeypatch, fit, 5, 0.3)
+    assert len(lines) == 5
+    assert not any(name in line for line in lines for name in NAMES)
+    assert fit.num_looks == 1

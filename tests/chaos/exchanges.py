@@ -1,0 +1,57 @@
+"""Every exchange that a run may have, by name, and where it computes then: bits must not differ.
+
+=========  ======================================================
+name       what it is
+=========  ======================================================
+shared     CPU workers over one copy of the parameters
+staged     CPU workers with replicas, parts through shared memory
+group      CPU workers with replicas, parts through gloo
+sim        workers on the test accelerator, staged
+=========  ======================================================
+"""
+
+from __future__ import annotations
+
+import functools
+
+EXCHANGES = {
+    "shared": ("cpu", "shared"),
+    "staged": ("cpu", "staged"),
+    "group": ("cpu", "group"),
+    "sim": ("sim", "staged"),
+}
+ACCELERATED = "sim"
+
+
+def device_of(name: str) -> str:
+    """Give the device of workers that use an exchange."""
+    return EXCHANGES[name][0]
+
+
+def variables_of(name: str) -> dict[str, str]:
+    """Give the variables that choose an exchange."""
+    return {"UNISONO_EXCHANGE": EXCHANGES[name][1]}
+
+
+@functools.cache
+def has_accelerator() -> bool:
+    """Tell whether there is a test accelerator on this machine; compiles it where nobody has."""
+    from tests.accelerator import sim
+
+    return sim.why_not() is None
+
+
+def skip_without(name: str) -> None:
+    """Skip a test whose workers cannot use an exchange here."""
+    import pytest
+
+    if name == ACCELERATED and not has_accelerator():
+        pytest.skip("there is no test accelerator here: tests/accelerator says why")
+
+
+def install(device: str) -> None:
+    """Make the test accelerator known to this process, if it is to compute there."""
+    if device.startswith("sim"):
+        from tests.accelerator import sim
+
+        sim.install()

@@ -1,0 +1,120 @@
+"""The way of a batch through an accelerator, in seconds: what notices whatever is taken out of it.
+
+For processes in which the accelerator is installed; each function raises what it finds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from tests.accelerator import sim
+from tests.device import ranks, unusual
+from tests.device import waits as _waits
+from tests.workers.desk import Death
+
+from unisono.errors import NonFiniteLossError
+from unisono.workers.control_block import ControlBlock
+
+# Once a step, before the workers first meet: losses are there then, and parts on the host.
+ALONE = ["pending.py:PendingLosses.read"]
+PROGRAMS = (
+    "parameters_that_the_model_does_not_have",
+    "an_optimizer_with_state_already",
+    "batches_that_can_be_moved",
+    "buffers_replaced_in_forward",
+    "weights_loaded_between_fits",
+    "parameters_frozen_and_thawed_between_fits",
+)
+
+
+@contextlib.contextmanager
+def control_of(world_size: int) -> Iterator[ControlBlock]:
+    control = ControlBlock.create(world_size)
+    try:
+        yield control
+    finally:
+        control.close()
+
+
+def train(world_size: int, *deaths: Death, **options: object) -> dict[int, object]:
+    """Train with threads; raises what any of them raised."""
+    with control_of(world_size) as control:
+        results = ranks.run(control, *deaths, **options)  # type: ignore[arg-type]
+    assert results.keys() | {death.rank for death in deaths} == set(range(world_size))
+    for result in results.values():
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def bits_of_one_worker_on_the_cpu() -> None:
+    for optimizer, clip_norm in (("adam", None), ("normed", 0.5)):
+        options: dict[str, object] = {"optimizer": optimizer, "clip_norm": clip_norm}
+        expected = train(1, kind="cpu", **options)[0]
+        for world_size in (1, 2, 3):
+            for result in train(world_size, **options).values():
+                assert result == expected, (world_size, options)
+
+
+def losses_on_the_host() -> None:
+    expected = train(1, kind="cpu")[0]
+    assert all(result == expected for result in train(2, on_host=True).values())
+
+
+def workers_lost_at_meetings_of_a_step() -> None:
+    expected = train(1, kind="cpu")[0]
+    for rank, meeting, moment in ((0, 5, "before"), (1, 6, "before"), (0, 6, "after")):
+        for result in train(2, Death(rank, meeting, moment)).values():
+            assert result == expected, (rank, meeting, moment)
+
+
+def a_loss_that_is_not_finite() -> None:
+    with control_of(2) as control:
+        for result in ranks.run(control, bad=(2, 3)).values():
+            assert isinstance(result, NonFiniteLossError), result
+            assert (result.step, result.shard) == (2, 3)
+
+
+def one_wait_a_step() -> None:
+    for loss in ("mean", "sums"):
+        assert _waits.waits_of_trainer(loss) == [ALONE] * _waits.WATCHED
+
+
+def programs() -> None:
+    for name in PROGRAMS:
+        (expected,), (found,) = (unusual.run_all([name], one) for one in ("cpu", "sim"))
+        assert found == expected, name
+
+
+def nothing_is_under_way_when_a_loop_fails() -> None:
+    def loss(model, batch):
+        if len(calls) == 2:
+            raise KeyError("a loss that fails")
+        calls.append(1)
+        return unusual.loss_of(model, batch)
+
+    calls: list[int] = []
+    with contextlib.suppress(KeyError):
+        unusual.make("sim", loss=loss).fit(unusual.data(40), **unusual.FIT)
+    assert sim.pending_copies(0) == 0
+
+
+CHECKS = (
+    bits_of_one_worker_on_the_cpu,
+    one_wait_a_step,
+    losses_on_the_host,
+    programs,
+    nothing_is_under_way_when_a_loop_fails,
+    a_loss_that_is_not_finite,
+    workers_lost_at_meetings_of_a_step,
+)
+
+
+def check() -> None:
+    """Do all of it."""
+    torch.set_num_threads(1)
+    sim.install()
+    for one in CHECKS:
+        one()

@@ -1,0 +1,74 @@
+"""A step on several accelerators, to its last bit, with workers lost wherever they meet."""
+
+import functools
+
+import pytest
+from tests.device import ranks
+from tests.workers.desk import MOMENTS, Death
+from tests.workers.test_barrier import control_of  # noqa: F401
+
+from unisono.errors import NonFiniteLossError
+from unisono.workers import barrier
+from unisono.workers.control_block import ControlBlock
+
+FIRST_OF_A_STEP = 4  # meetings come before it
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_sleeps():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(barrier, "_SLEEP_AT_MOST_S", 0.005)
+        yield
+
+
+@functools.cache
+def expected(optimizer, clip_norm=None):
+    """What one worker comes to on the CPU."""
+    control = ControlBlock.create(1)
+    try:
+        return ranks.run(control, kind="cpu", optimizer=optimizer, clip_norm=clip_norm)[0]
+    finally:
+        control.close()
+
+
+def check(results, optimizer, clip_norm=None):
+    for rank, result in results.items():
+        if isinstance(result, BaseException):
+            raise result
+        assert result == expected(optimizer, clip_norm), rank
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize("optimizer", ranks.OPTIMIZERS)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_step_has_the_bits_of_one_worker_on_the_cpu(
+    accelerator,
+    control_of,  # noqa: F811
+    world_size,
+    optimizer,
+    clip_norm,
+):
+    results = ranks.run(control_of(world_size), optimizer=optimizer, clip_norm=clip_norm)
+    assert len(results) == world_size
+    check(results, optimizer, clip_norm)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS[1:3])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_worker_may_be_lost_at_every_meeting(accelerator, control_of, rank, moment):  # noqa: F811
+    for meeting in range(FIRST_OF_A_STEP, FIRST_OF_A_STEP + 6):
+        results = ranks.run(control_of(3), Death(rank, meeting, moment))
+        assert results.keys() | {rank} == {0, 1, 2}
+        check(results, "adam")
+
+
+def test_losses_may_be_brought_to_the_host(accelerator, control_of):  # noqa: F811
+    check(ranks.run(control_of(2), on_host=True), "adam")
+
+
+def test_a_loss_that_is_not_finite_is_named_by_all(accelerator, control_of):  # noqa: F811
+    results = ranks.run(control_of(2), bad=(2, 3))
+    for result in results.values():
+        assert isinstance(result, NonFiniteLossError), result
+        assert (result.step, result.shard) == (2, 3)

@@ -1,0 +1,223 @@
+"""Programs as users write them have the CPU's bits on an accelerator, or are refused in words."""
+
+import gc
+import json
+
+import pytest
+import torch
+from tests.chaos.exchanges import ACCELERATED, device_of, skip_without, variables_of
+from tests.device import unusual
+from torch import nn
+
+import unisono
+
+
+def as_json(found):
+    """What a program has found, with its bits."""
+    return json.loads(json.dumps(found, default=repr))
+
+
+def found_by(name, device):
+    (found,) = unusual.run_all([name], device)
+    return as_json(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", unusual.PROGRAMS)
+def test_a_program_has_the_bits_of_the_cpu(accelerator, name):
+    expected = found_by(name, "cpu")
+    assert "Error: " not in str(expected)[:60]
+    assert found_by(name, "sim") == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("exchange", [ACCELERATED, "staged", "shared"])
+def test_programs_have_the_bits_of_one_worker(monkeypatch, exchange, workers):
+    skip_without(exchange)
+    names = list(unusual.PROGRAMS)
+    (alone,) = unisono.launch(unusual.run_all, names, "cpu", workers=1, restarts=0)
+    for variable, value in variables_of(exchange).items():
+        monkeypatch.setenv(variable, value)
+    told = (names, device_of(exchange))
+    for found in unisono.launch(unusual.run_all, *told, workers=workers, restarts=0):
+        for name, one, expected in zip(names, found, alone, strict=True):
+            assert as_json(one) == as_json(expected), name
+
+
+# What cannot be done is said
+
+
+def trainer_of(model, device="sim", **options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return unisono.Trainer(model, optimizer, unusual.loss_of, shards=4, device=device, **options)
+
+
+def test_a_model_on_another_device_is_refused(accelerator):
+    with pytest.raises(
+        ValueError, match=r"must be on .*sim:0, but parameter `0\.weight` is on sim:2"
+    ):
+        trainer_of(unusual.net().to("sim:2"))
+    with pytest.raises(ValueError, match=r"must be on the CPU, but .* is on sim:0"):
+        trainer_of(unusual.net().to("sim"), device="cpu")
+
+
+def test_a_model_over_two_devices_is_refused(accelerator):
+    model = nn.Sequential(nn.Linear(8, 8).to("sim:0"), nn.Linear(8, 4).to("sim:1"))
+    with pytest.raises(ValueError, match=r"parameter `1\.weight` is on sim:1"):
+        trainer_of(model)
+
+
+def test_a_buffer_elsewhere_is_refused(accelerator):
+    model = unusual.net()
+    model[1].running_mean = model[1].running_mean.to("sim:3")
+    with pytest.raises(ValueError, match=r"buffer `1\.running_mean` is on sim:3"):
+        trainer_of(model)
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cuda", "`device` must be there, but torch finds no 'cuda'"),
+        ("sim:9", "sim:9"),
+        ("sims", '"auto" or name a device'),
+        ([1], '"auto" or name a device'),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(accelerator, device, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        trainer_of(unusual.net(), device)
+
+
+def test_an_exchange_that_does_not_fit_is_refused(accelerator, monkeypatch):
+    monkeypatch.setenv("UNISONO_EXCHANGE", "shared")
+    trainer = trainer_of(unusual.net())
+    with pytest.raises(ValueError, match="UNISONO_EXCHANGE"):
+        trainer.fit(unusual.data(40), **unusual.FIT)
+
+
+MOVES = {
+    "the model to the CPU": lambda model: model.cpu(),
+    "the model to another device": lambda model: model.to("sim:1"),
+    "a layer to another device": lambda model: model[0].to("sim:1"),
+    "a parameter's data": lambda model: setattr(
+        model[0].weight, "data", model[0].weight.data.clone()
+    ),
+    "the model to another dtype": lambda model: model.double(),
+}
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=list(MOVES))
+def test_a_model_that_is_moved_in_a_loop_is_refused(accelerator, move):
+    model = unusual.net()
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=4, device="sim")
+    with pytest.raises(RuntimeError, match=r"shared by all|must keep its|replaced|must stay on"):
+        for step in run.steps(unusual.data(40), **unusual.FIT):
+            with step:
+                for batch in step.shards:
+                    step.backward(unusual.loss_of(model, batch))
+            move(model)
+
+
+def test_a_buffer_that_moves_in_forward_is_refused(accelerator):
+    class Moving(nn.Linear):
+        def __init__(self):
+            super().__init__(8, 4)
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, inputs):
+            outputs = super().forward(inputs)
+            self.mean = outputs.detach().mean(0).cpu()
+            return outputs
+
+    trainer = trainer_of(Moving())
+    with pytest.raises(RuntimeError, match=r"buffer `mean` must stay on sim:0 .* but is on cpu"):
+        trainer.fit(unusual.data(40), **unusual.FIT)
+
+
+@pytest.fixture
+def swapping():
+    """Have `model.cpu()` keep its parameters, as it does for GPUs."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def test_a_model_moved_between_fits_is_moved_back(accelerator, swapping):
+    def trained(change):
+        trainer = unusual.make("sim")
+        trainer.fit(unusual.data(40), batch_size=10, steps=3)
+        change(trainer)
+        trainer.fit(unusual.data(40), batch_size=10, steps=7)
+        return trainer.digest()
+
+    assert trained(lambda trainer: trainer.run.model.cpu()) == trained(lambda trainer: None)
+
+
+def test_a_model_whose_parameters_are_others_now_is_refused(accelerator):
+    trainer = unusual.make("sim")
+    trainer.fit(unusual.data(40), batch_size=10, steps=3)
+    trainer.run.model.cpu()  # replaces them, where they cannot be converted
+    with pytest.raises(ValueError, match="but updates none of them: make it from"):
+        trainer.fit(unusual.data(40), batch_size=10, steps=7)
+
+
+def test_layers_and_groups_may_come_between_fits(accelerator):
+    def trained(device):
+        trainer = unusual.make(device)
+        trainer.fit(unusual.data(40), batch_size=10, steps=3)
+        model, optimizer = trainer.run.model, trainer.run.optimizer
+        model.append(nn.Linear(4, 4))
+        optimizer.add_param_group({"params": model[-1].parameters()})
+        with torch.no_grad():
+            model[-1].weight.fill_(0.1)
+            model[-1].bias.fill_(0.1)
+        trainer.fit(unusual.data(40), batch_size=10, steps=7)
+        return trainer.digest()
+
+    assert trained("sim") == trained("cpu")
+
+
+def test_what_does_not_fit_into_memory_is_named(accelerator):
+    trainer = unusual.make("sim")
+    accelerator.limit(0, torch.sim.memory_allocated(0) + 3000)
+    with pytest.raises(torch.OutOfMemoryError, match="sim:0"):
+        trainer.fit(unusual.data(40), **unusual.FIT)
+    accelerator.limit(0, None)
+    trainer.fit(unusual.data(40), **unusual.FIT)
+
+
+def test_memory_is_given_back_when_a_loop_ends(accelerator):
+    def left():
+        gc.disable()
+        trainer = unusual.make("sim")
+        trainer.fit(unusual.data(40), batch_size=10, steps=2)
+        before = torch.sim.memory_allocated(0)
+        for steps in (3, 4, 5):
+            trainer.fit(unusual.data(40), batch_size=10, steps=steps)
+        return torch.sim.memory_allocated(0) - before
+
+    assert left() == 0
+
+
+def test_weights_trained_there_are_loaded_on_the_cpu(accelerator, tmp_path):
+    trainer = unusual.make("sim", directory=tmp_path / "a run")
+    trainer.fit(unusual.data(40), **unusual.FIT)
+    trainer.save(tmp_path / "weights.safetensors")
+    expected = {name: value.cpu() for name, value in trainer.run.model.state_dict().items()}
+    for source in (tmp_path / "a run", tmp_path / "weights.safetensors"):
+        model = unusual.net()
+        unisono.load_model(source, model)
+        for name, value in model.state_dict().items():
+            assert value.device.type == "cpu"
+            assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.parametrize("order", ["cpu then sim", "sim then cpu"])
+def test_a_run_goes_on_elsewhere(accelerator, tmp_path, order):
+    first, _, other = order.split()
+    whole = unusual.fitted("cpu")
+    for device, steps in ((first, 3), (other, 7)):
+        trainer = unusual.make(device, directory=tmp_path)
+        trainer.fit(unusual.data(40), batch_size=10, steps=steps)
+    assert trainer.digest() == whole

@@ -1,0 +1,234 @@
+"""Starting workers on a machine with GPUs, of which its driver alone tells here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from tests.launch.conftest import PROGRAMS
+from tests.warm import processes
+
+import unisono
+from unisono.launch.caller_state import generator_states, start_generators
+from unisono.launch.placement import Machine
+from unisono.workers.context import context
+
+TWO = Machine(3, ("GPU-aa", "GPU-bb"))
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "UNISONO_WORKERS_PER_GPU", "CUBLAS_WORKSPACE_CONFIG")
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Machine, "here", lambda: TWO)
+
+
+def seen() -> list[str | None]:
+    return [os.environ.get(name) for name in ("LOCAL_RANK", *VARIABLES)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [[str(rank), None, "1", ":4096:8"] for rank in range(2)]),
+        ({"gpus": "1"}, [["0", "1", "1", ":4096:8"]]),
+        (
+            {"gpus": "1,0", "workers_per_gpu": 2, "workers": 3},
+            [[str(rank), "1,0", "2", ":4096:8"] for rank in range(3)],
+        ),
+        ({"gpus": "none"}, [[str(rank), "", None, None] for rank in range(3)]),
+        ({"gpus": "none", "workers": 4}, [[str(rank), "", None, None] for rank in range(4)]),
+    ],
+)
+def test_launched_workers_are_told_of_their_gpus(
+    two_gpus: None, options: dict[str, Any], expected: list[Any]
+) -> None:
+    assert unisono.launch(seen, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"workers": 3}, ValueError, r"`workers` must be at most 2 here, one worker for each GPU"),
+        ({"workers_per_gpu": 0}, ValueError, "`workers_per_gpu` must be at least 1, but is 0"),
+        ({"workers_per_gpu": "2"}, TypeError, "`workers_per_gpu` must be a whole number"),
+        ({"gpus": [0]}, ValueError, "`gpus` must be a text such as"),
+        ({"gpus": "2"}, ValueError, "which has GPUs 0 to 1, but is '2'"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused_before_anything_starts(
+    two_gpus: None, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        unisono.launch(seen, **options)
+
+
+def run(*arguments: str, **environ: str) -> Any:
+    """Run the command on the machine of `with_gpus.py`."""
+    kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    command = [sys.executable, str(PROGRAMS / "with_gpus.py"), "run", *arguments]
+    return processes.run(command, env={**kept, **environ})
+
+
+def places(done: Any) -> list[Any]:
+    assert done.returncode == 0, done.stderr
+    return sorted(map(json.loads, done.stdout.splitlines()))
+
+
+@pytest.mark.slow
+def test_the_command_starts_a_worker_for_each_gpu() -> None:
+    program = str(PROGRAMS / "place.py")
+    one_each = [[str(rank), "2", None, None, "1", ":4096:8"] for rank in range(2)]
+    assert places(run(program)) == one_each
+    shared = [[str(rank), "4", None, None, "2", ":16:8"] for rank in range(4)]
+    assert places(run("--workers-per-gpu", "2", program, CUBLAS_WORKSPACE_CONFIG=":16:8")) == shared
+    chosen = [["0", "1", "GPU-b", "PCI_BUS_ID", "1", ":4096:8"]]
+    assert places(run("--gpus", "GPU-b", program)) == chosen
+    assert places(run(program, CUDA_VISIBLE_DEVICES="1")) == [["0", "1", "1", None, "1", ":4096:8"]]
+    hidden = [[str(rank), "3", "", None, None, None] for rank in range(3)]
+    assert places(run("--gpus", "none", program)) == hidden
+    assert places(run(program, CUDA_VISIBLE_DEVICES="")) == hidden
+
+
+@pytest.mark.slow
+def test_the_command_refuses_more_workers_than_gpus_in_one_sentence() -> None:
+    done = run("-n", "3", str(PROGRAMS / "place.py"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "unisono: `-n` must be at most 2 here, one worker for each GPU (0,1), but is 3: start "
+        "fewer, share GPUs with `--workers-per-gpu 2`, or compute on the CPU with `--gpus none`.\n"
+    )
+
+
+@pytest.mark.slow
+def test_what_workers_compute_on_is_said_once(
+    two_gpus: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def tell(device: str, gpu: str) -> None:
+        here = unisono.world().local_rank
+        for _ in range(2):
+            context().tell_device(device.format(here), gpu)
+
+    unisono.launch(tell, "cuda:{}", "NVIDIA H200")
+    line = "unisono: 2 workers compute on cuda:0 and cuda:1 (NVIDIA H200).\n"
+    assert capfd.readouterr().err == line
+    unisono.launch(tell, "cpu", "")
+    assert capfd.readouterr().err == (
+        'unisono: 2 workers compute on the CPU: `gpus="none"` starts one worker for each core '
+        "instead of one for each GPU (3 here), with the same bits.\n"
+    )
+
+
+class Rows(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples that loader processes read."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, 2.0])
+
+
+def train(device: str, build: Any = None, loader_workers: int = 0) -> tuple[str, str]:
+    """Train on a device, here on one that stands for GPUs."""
+    if build is not None:
+        build()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = unisono.Trainer(
+        model, optimizer, lambda model, batch: model(batch).mean(), shards=4, device=device
+    )
+    trainer.fit(Rows(), batch_size=8, steps=2, loader_workers=loader_workers)
+    trainer.fit(Rows(), batch_size=8, steps=4, loader_workers=loader_workers)
+    return trainer.run.device.name, trainer.digest()
+
+
+@pytest.mark.slow
+def test_workers_of_a_trainer_take_their_devices_and_the_launcher_says_which(
+    two_gpus: None, accelerator: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install = accelerator.install  # the second `fit` forks loader processes after its use
+    on_sim = unisono.launch(train, "sim", install, 1, workers=3, workers_per_gpu=2)
+    assert [device for device, _ in on_sim] == ["sim:0", "sim:0", "sim:1"]
+    line = "3 workers compute on sim:0 and sim:1 (test accelerator), up to 2 on each."
+    assert f"unisono: {line}\n" in capfd.readouterr().err
+    on_cpu = unisono.launch(train, "cpu", None, 1, gpus="none", workers=2)
+    assert {digest for _, digest in (*on_sim, *on_cpu)} == {on_cpu[0][1]}
+    assert "compute" not in capfd.readouterr().err
+
+
+class Generators:
+    """`torch.cuda` on a machine with GPUs, as far as generators go; nothing may begin CUDA."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_used: bool) -> None:
+        self.calls: list[Any] = []
+        state = torch.tensor([1, 2, 3], dtype=torch.uint8)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_used)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: state)
+        monkeypatch.setattr(
+            torch.cuda, "set_rng_state", lambda new, place: self.calls.append((place, new.tolist()))
+        )
+        monkeypatch.setattr(torch.cuda, "manual_seed_all", self.calls.append)
+
+
+@pytest.fixture
+def generators_put_back() -> Any:
+    from unisono.device import generators_put_back
+
+    with generators_put_back():
+        yield
+
+
+@pytest.mark.parametrize(
+    ("is_used", "calls"), [(True, [(0, [1, 2, 3]), (1, [1, 2, 3])]), (False, [7])]
+)
+def test_generators_of_gpus_go_on_from_the_callers(
+    monkeypatch: pytest.MonkeyPatch, generators_put_back: None, is_used: bool, calls: list[Any]
+) -> None:
+    generators = Generators(monkeypatch, is_used=is_used)
+    monkeypatch.setenv("UNISONO_WORKERS_PER_GPU", "1")
+    torch.default_generator.manual_seed(7)
+    states = generator_states()
+    torch.default_generator.manual_seed(8)
+    start_generators(states, 9)
+    assert generators.calls == calls
+
+
+def test_of_a_script_all_start_alike(
+    monkeypatch: pytest.MonkeyPatch, generators_put_back: None
+) -> None:
+    generators = Generators(monkeypatch, is_used=False)
+    start_generators({}, 9)
+    assert generators.calls == []  # no GPU is told of
+    monkeypatch.setenv("UNISONO_WORKERS_PER_GPU", "1")
+    start_generators({}, 9)
+    assert generators.calls == [9]
+
+
+USES = """
+import sys, torch
+used = []
+for name in ("_lazy_init", "current_device", "get_device_properties", "synchronize"):
+    setattr(torch.cuda, name, lambda *a, name=name, **k: used.append(name) or 0)
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: 2
+from unisono.launch import server
+server.load()
+print(used, torch.cuda.is_initialized())
+"""
+
+
+@pytest.mark.slow
+def test_the_fork_server_does_not_begin_to_use_a_gpu() -> None:
+    """Its forks could not use one: where torch says there are some, what it loads touches none."""
+    done = subprocess.run([sys.executable, "-c", USES], capture_output=True, text=True)
+    assert done.stdout == "[] False\n", done.stderr

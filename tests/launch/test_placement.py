@@ -1,0 +1,235 @@
+"""How many workers there are, on which GPUs, and what their environment says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.launch.gpus import IN_PYTHON, IN_SHELL
+from unisono.launch.placement import Asked, Machine, Placement, place_workers
+
+CPUS = Machine(num_cores=8)
+ONE = Machine(8, ("GPU-aa",))
+FOUR = Machine(8, ("GPU-aa", "GPU-bb", "GPU-cc", "GPU-dd"))
+TORCH_FOR_CPUS = Machine(8, ("GPU-aa", "GPU-bb"), "2.13.0+cpu")
+
+FIXED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
+ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def each(workers: int) -> dict[str, str]:
+    return {**FIXED, "UNISONO_WORKERS_PER_GPU": str(workers)}
+
+
+def chosen(gpus: str, workers: int = 1) -> dict[str, str]:
+    return {**each(workers), **ORDER, "CUDA_VISIBLE_DEVICES": gpus}
+
+
+def place(
+    machine: Machine, environ: dict[str, str] | None = None, **asked: Any
+) -> tuple[int, dict[str, str]]:
+    placement = place_workers(IN_SHELL, Asked(**asked), environ or {}, machine)
+    return placement.num_workers, dict(placement.variables)
+
+
+@pytest.mark.parametrize("environ", [{}, {"CUDA_VISIBLE_DEVICES": "0,1"}, {"A": "b"}])
+def test_without_gpus_there_is_a_worker_for_each_core_and_nothing_is_said(
+    environ: dict[str, str],
+) -> None:
+    for machine in (CPUS, TORCH_FOR_CPUS):
+        assert place_workers(IN_SHELL, Asked(), environ, machine) == Placement(8)
+        assert place_workers(IN_SHELL, Asked(workers=3), environ, machine) == Placement(3)
+        assert place_workers(IN_SHELL, Asked(workers=30), environ, machine) == Placement(30)
+
+
+@pytest.mark.parametrize(
+    ("machine", "environ", "asked", "expected"),
+    [
+        (ONE, {}, {}, (1, each(1))),
+        (FOUR, {}, {}, (4, each(1))),
+        (FOUR, {}, {"workers": 1}, (1, each(1))),
+        (FOUR, {}, {"workers": 4}, (4, each(1))),
+        (FOUR, {}, {"workers_per_gpu": 2}, (8, each(2))),
+        (FOUR, {}, {"workers_per_gpu": 2, "workers": 3}, (3, each(2))),
+        (ONE, {}, {"workers_per_gpu": 3, "workers": 3}, (3, each(3))),
+        (FOUR, {}, {"gpus": "0,3"}, (2, chosen("0,3"))),
+        (FOUR, {}, {"gpus": "3,0", "workers": 1}, (1, chosen("3,0"))),
+        (FOUR, {}, {"gpus": "all"}, (4, chosen("0,1,2,3"))),
+        (FOUR, {}, {"gpus": "2", "workers_per_gpu": 3}, (3, chosen("2", 3))),
+        (FOUR, {}, {"gpus": "GPU-bb"}, (1, chosen("GPU-bb"))),
+        # What the user has set counts, but for what he asks for now.
+        (FOUR, {"CUDA_VISIBLE_DEVICES": "2,1"}, {}, (2, each(1))),
+        (FOUR, {"CUDA_VISIBLE_DEVICES": "2,9"}, {}, (1, each(1))),
+        (
+            FOUR,
+            {"CUDA_VISIBLE_DEVICES": "2,1"},
+            {"gpus": "all"},
+            (2, {**each(1), **ORDER}),
+        ),
+        (FOUR, {"CUDA_VISIBLE_DEVICES": "2,1"}, {"gpus": "0"}, (1, chosen("0"))),
+        (FOUR, {"UNISONO_WORKERS_PER_GPU": "2"}, {}, (8, FIXED)),
+        (FOUR, {"UNISONO_WORKERS_PER_GPU": "2"}, {"workers_per_gpu": 1}, (4, each(1))),
+        (ONE, {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}, {}, (1, {"UNISONO_WORKERS_PER_GPU": "1"})),
+        # GPUs that the environment hides, and those that the user does not want.
+        (FOUR, {"CUDA_VISIBLE_DEVICES": ""}, {}, (8, {})),
+        (FOUR, {"CUDA_VISIBLE_DEVICES": "-1"}, {"workers": 9}, (9, {})),
+        (FOUR, {}, {"gpus": "none"}, (8, {"CUDA_VISIBLE_DEVICES": ""})),
+        (FOUR, {}, {"gpus": "none", "workers": 9}, (9, {"CUDA_VISIBLE_DEVICES": ""})),
+        (CPUS, {}, {"gpus": "none"}, (8, {"CUDA_VISIBLE_DEVICES": ""})),
+        (TORCH_FOR_CPUS, {}, {"gpus": "none"}, (8, {"CUDA_VISIBLE_DEVICES": ""})),
+        # No more than a number of its own for whoever shares GPUs elsewhere.
+        (CPUS, {"UNISONO_WORKERS_PER_GPU": "2"}, {}, (8, {})),
+    ],
+)
+def test_workers_and_their_variables(
+    machine: Machine,
+    environ: dict[str, str],
+    asked: dict[str, Any],
+    expected: tuple[int, dict[str, str]],
+) -> None:
+    assert place(machine, environ, **asked) == expected
+
+
+def test_an_order_of_gpus_that_the_user_has_set_is_kept() -> None:
+    _, variables = place(FOUR, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, gpus="0")
+    assert variables == {**each(1), "CUDA_VISIBLE_DEVICES": "0"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "environ", "asked", "words"),
+    [
+        (
+            ONE,
+            {},
+            {"workers": 4},
+            "`-n` must be at most 1 here, one worker for each GPU (0), but is 4: start fewer, "
+            "share GPUs with `--workers-per-gpu 4`, or compute on the CPU with `--gpus none`.",
+        ),
+        (FOUR, {}, {"workers": 5}, "(0,1,2,3), but is 5: start fewer, share GPUs with `--workers-"),
+        (FOUR, {}, {"workers": 9}, "share GPUs with `--workers-per-gpu 3`,"),
+        (FOUR, {"CUDA_VISIBLE_DEVICES": "3"}, {"workers": 2}, "one worker for each GPU (3), but"),
+        (
+            FOUR,
+            {},
+            {"workers": 9, "workers_per_gpu": 2},
+            "`-n` must be at most 8 here, 2 workers for each GPU (0,1,2,3), but is 9",
+        ),
+        (
+            FOUR,
+            {},
+            {"workers": 3, "gpus": "0,3"},
+            "`--gpus` must name a GPU for each worker, but names 2 (0,3) for 3 workers: start at "
+            "most 2, or have them share GPUs with `--workers-per-gpu 2`.",
+        ),
+        (
+            FOUR,
+            {},
+            {"workers": 5, "gpus": "0,3", "workers_per_gpu": 2},
+            "`--gpus` must name a GPU for every 2 workers, but names 2 (0,3) for 5 workers: start "
+            "at most 4, or have them share GPUs with `--workers-per-gpu 3`.",
+        ),
+        (FOUR, {}, {"workers_per_gpu": 1000}, "`-n` must be at most"),
+        (FOUR, {"UNISONO_WORKERS_PER_GPU": "two"}, {}, "`UNISONO_WORKERS_PER_GPU` must be a whole"),
+        (
+            FOUR,
+            {"UNISONO_WORKERS_PER_GPU": "0"},
+            {},
+            "`UNISONO_WORKERS_PER_GPU` must be at least",
+        ),
+        (
+            CPUS,
+            {},
+            {"workers_per_gpu": 2},
+            "`--workers-per-gpu` must be left out where workers get no GPU, but is 2, and NVIDIA's "
+            "driver knows of none here: leave it out, and the workers compute on the CPU.",
+        ),
+        (FOUR, {"CUDA_VISIBLE_DEVICES": ""}, {"workers_per_gpu": 2}, "CUDA_VISIBLE_DEVICES is ''"),
+        (FOUR, {}, {"workers_per_gpu": 2, "gpus": "none"}, "and `--gpus none` gives them none"),
+        (TORCH_FOR_CPUS, {}, {"workers_per_gpu": 2}, "torch 2.13.0+cpu is built for CPUs alone"),
+        (
+            TORCH_FOR_CPUS,
+            {},
+            {"gpus": "0"},
+            "`--gpus` must be left out with a torch that is built for CPUs alone (2.13.0+cpu), but "
+            "is '0'",
+        ),
+        (CPUS, {}, {"gpus": "0"}, "NVIDIA's driver knows of none"),
+        (FOUR, {}, {"gpus": 0}, "must be a text such as"),
+        (FOUR, {}, {"gpus": [0, 1]}, "must be a text such as"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_way_out(
+    machine: Machine, environ: dict[str, str], asked: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError) as raised:
+        place(machine, environ, **asked)
+    assert words in str(raised.value)
+
+
+def test_in_python_the_way_out_is_python() -> None:
+    with pytest.raises(ValueError) as raised:
+        place_workers(IN_PYTHON, Asked(workers=2), {}, ONE)
+    assert str(raised.value) == (
+        "`workers` must be at most 1 here, one worker for each GPU (0), but is 2: start fewer, "
+        'share GPUs with `workers_per_gpu=2`, or compute on the CPU with `gpus="none"`.'
+    )
+
+
+def test_who_has_not_said_how_many_is_told_of_cores_if_the_program_computes_on_the_cpu() -> None:
+    line = (
+        "`--gpus none` starts one worker for each core instead of one for each GPU (8 here), with "
+        "the same bits"
+    )
+    assert place_workers(IN_SHELL, Asked(), {}, ONE).on_cpu == line
+    assert place_workers(IN_SHELL, Asked(workers=1), {}, ONE).on_cpu == ""
+    assert place_workers(IN_SHELL, Asked(gpus="none"), {}, ONE).on_cpu == ""
+    assert place_workers(IN_SHELL, Asked(), {}, CPUS).on_cpu == ""
+
+
+@given(
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.none() | st.integers(1, 40),
+    st.none() | st.lists(st.integers(0, 8), min_size=1, unique=True),
+)
+def test_every_worker_has_a_gpu_and_no_gpu_has_too_many(
+    num_gpus: int, sharing: int, workers: int | None, listed: list[int] | None
+) -> None:
+    machine = Machine(8, tuple(f"GPU-{place}x" for place in range(num_gpus)))
+    gpus = None if listed is None else ",".join(map(str, listed))
+    num_seen = num_gpus if listed is None else len(listed)
+    is_there = listed is None or max(listed) < num_gpus
+    if not is_there or (workers or 0) > num_seen * sharing:
+        with pytest.raises(ValueError):
+            place_workers(IN_SHELL, Asked(workers, gpus, sharing), {}, machine)
+        return
+    placement = place_workers(IN_SHELL, Asked(workers, gpus, sharing), {}, machine)
+    assert workers in (None, placement.num_workers)
+    places = [
+        local_rank // int(placement.variables["UNISONO_WORKERS_PER_GPU"])
+        for local_rank in range(placement.num_workers)
+    ]
+    assert max(places) < len(placement.gpus) == num_seen
+    assert max(map(places.count, places)) <= sharing
+    if workers is None:
+        assert {places.count(place) for place in range(len(placement.gpus))} == {sharing}
+
+
+@pytest.mark.parametrize("num_cores", [1, 3, 8])
+def test_the_default_number_of_shards_does_not_depend_on_gpus(
+    monkeypatch: pytest.MonkeyPatch, num_cores: int
+) -> None:
+    from unisono.train.run_options import RunOptions
+
+    monkeypatch.setattr("unisono.train.run_options.num_devices", lambda: num_cores)
+    for visible in ("", "0", "0,1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        monkeypatch.setenv("UNISONO_WORKERS_PER_GPU", "2")
+        assert RunOptions().num_shards(1) == num_cores
+        assert RunOptions().num_shards(num_cores) == num_cores
+        assert RunOptions().num_shards(16) == 16  # but on how many workers there are, if more

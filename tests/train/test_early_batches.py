@@ -1,0 +1,88 @@
+"""Batches that are copied to a device before their step change no bit and have nobody wait."""
+
+import functools
+import select
+
+import pytest
+from tests.accelerator import sim
+from tests.data import augmenting
+
+import unisono
+from unisono.data import loader
+from unisono.data.loader_processes import LoaderProcesses
+
+
+def count_early_batches():
+    """Have each early batch wait for its process, so that none is missed; gives their places."""
+    places = []
+
+    def is_ready(processes):
+        if not processes.under_way:
+            return False
+        poll = select.poll()
+        poll.register(processes._next_loader().results_fd, select.POLLIN)
+        return bool(poll.poll(60_000))
+
+    class Counted(loader.EarlyBatch):
+        def __init__(self, place, *others):
+            places.append(place)
+            super().__init__(place, *others)
+
+    LoaderProcesses.is_ready = property(is_ready)
+    loader.EarlyBatch = Counted
+    return places
+
+
+def train(kind, loader_workers, device="sim", **options):
+    if device == "sim":
+        sim.install()
+    places = count_early_batches()
+    found = augmenting.train(augmenting.Noisy(kind), loader_workers, device=device, **options)
+    return found, len(places)
+
+
+@pytest.fixture
+def untouched(monkeypatch):
+    monkeypatch.setattr(loader, "EarlyBatch", loader.EarlyBatch)
+    monkeypatch.setattr(LoaderProcesses, "is_ready", LoaderProcesses.is_ready)
+
+
+@pytest.mark.parametrize("kind", augmenting.DRAWS)
+def test_bits_are_the_cpus(accelerator, kind):
+    expected, num_early = train(kind, 2, "cpu")
+    assert num_early == 0
+    num_steps = augmenting.EPOCHS * 5
+    # All steps but the first have one, and those of a validation are read as they come.
+    assert train(kind, 2) == (expected, num_steps - 1)
+    assert train(kind, 0) == (expected, 0)
+
+
+def test_training_waits_for_no_batch(accelerator):
+    trainer = augmenting.make(device="sim")
+    places = count_early_batches()
+    options = {"batch_size": 10, "steps": 12, "loader_workers": 2}
+    with accelerator.synchronizations() as seen:
+        trainer.fit(augmenting.Noisy(), **options)
+    assert len(places) == 11
+    assert [each for each in seen if "unisono/data" in each.file or "arrivals" in each.file] == []
+
+
+def test_a_run_resumes_with_other_batches_early(accelerator, tmp_path):
+    whole, _ = train("numpy", 0, totals={"steps": 12})
+    for loader_workers, steps in ((2, 3), (0, 7), (1, 12)):
+        options = {"totals": {"steps": steps}, "directory": tmp_path}
+        result, _ = train("numpy", loader_workers, **options)
+    assert result == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["begin", "shard", "update"])
+def test_a_worker_that_is_killed_costs_nothing(monkeypatch, untouched, at):
+    if reason := sim.why_not():
+        pytest.skip(reason)
+    alone, _ = train("torch", 0, "cpu")
+    monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=1,step=7,at={at}")
+    program = functools.partial(train, "torch", 2)
+    results = unisono.launch(program, workers=3)
+    assert [found for found, _ in results] == [alone] * 3
+    assert all(num_early > 0 for _, num_early in results)

@@ -1,0 +1,85 @@
+"""Evaluation on a device gives a plain loop's means and waits for the device now and then."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import unisono
+from unisono.train import evaluate
+
+DATA = TensorDataset(torch.randn(100, 6), torch.randint(3, (100,)))
+
+
+def loss(model, batch):
+    output = model(batch[0])
+    hits = (output.argmax(1) == batch[1]).sum()
+    return {
+        "loss": F.cross_entropy(output, batch[1]),
+        "accuracy": (hits, torch.tensor(float(len(batch[1])))),
+        "on the host": 2.5,
+    }
+
+
+def trainer(device, loss=loss):
+    torch.manual_seed(1)
+    model = torch.nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return unisono.Trainer(model, optimizer, loss, shards=4, device=device)
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_the_host_waits_once_in_many_passes(accelerator, loader_workers):
+    on_device = trainer("sim")
+    expected = trainer("cpu").evaluate(DATA, batch_size=8)
+    with accelerator.synchronizations() as seen:
+        found = on_device.evaluate(DATA, batch_size=8, loader_workers=loader_workers)
+    assert found == expected
+    assert seen == []  # the copies of losses are asked for, not waited for by torch
+
+
+def test_so_many_passes_are_pending_at_most(accelerator, monkeypatch):
+    reads = []
+    read = evaluate.PendingLosses.read
+
+    def counted(pending):
+        reads.append(len(pending.losses))
+        return read(pending)
+
+    monkeypatch.setattr(evaluate.PendingLosses, "read", counted)
+    trainer("sim").evaluate(DATA, batch_size=8)
+    assert reads == [16, 16, 16, 4]  # of 13 global batches of 4 shards
+
+
+def test_on_the_cpu_nothing_is_pending(monkeypatch):
+    monkeypatch.setattr(evaluate.PendingLosses, "read", None)
+    assert trainer("cpu").evaluate(DATA, batch_size=8)["on the host"] == 2.5
+
+
+def test_a_negative_weight_is_refused_there_too(accelerator):
+    def wrong(model, batch):
+        return model(batch[0]).mean(), torch.tensor(-1.0, device=batch[0].device)
+
+    with pytest.raises(ValueError, match="the weight of loss must be at least 0, but is -1"):
+        trainer("sim", wrong).evaluate(DATA, batch_size=8)
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_predictions_are_those_of_the_cpu(accelerator, loader_workers):
+    options = {"batch_size": 8, "loader_workers": loader_workers}
+    found = trainer("sim").predict(DATA, **options)
+    assert found.device.type == "cpu"
+    assert torch.equal(found, trainer("cpu").predict(DATA, **options))
+
+
+def test_losses_arrive_where_memory_cannot_be_pinned(accelerator, monkeypatch, capfd):
+    def refuse(tensor):
+        raise RuntimeError("CUDA error: out of memory")
+
+    expected = trainer("cpu").evaluate(DATA, batch_size=8)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", refuse)
+    on_device = trainer("sim")
+    assert on_device.evaluate(DATA, batch_size=8) == expected
+    digests = [one.fit(DATA, batch_size=8, epochs=1).digest for one in (on_device, trainer("cpu"))]
+    assert digests[0] == digests[1]
+    assert capfd.readouterr().err.count("not pinned") == 1

@@ -1,0 +1,224 @@
+"""A full memory is told with where, what the step needed, and what to do; torch's error is kept."""
+
+import json
+
+import pytest
+import torch
+from tests.accelerator import sim
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import unisono
+from unisono import OutOfMemoryError
+from unisono.callbacks import Callback
+from unisono.train import out_of_memory
+
+ROOM = 1_000_000
+DATA = TensorDataset(torch.randn(32, 6), torch.zeros(32, dtype=torch.int64))
+
+
+class Fills(Callback):
+    """Leaves a device without room from a step on."""
+
+    def __init__(self, at=2):
+        self.at = at
+
+    def on_step_begin(self, fit):
+        if fit.step == self.at:
+            sim.limit(0, torch.sim.memory_allocated(0) + 8)
+
+
+class Greedy(torch.optim.SGD):
+    """Takes more than there is in its third step."""
+
+    num_steps = 0
+
+    def step(self, closure=None):
+        self.num_steps += 1
+        if self.num_steps == 3:
+            torch.empty(ROOM, device="sim")
+        super().step(closure)
+
+
+class Hungry(torch.autograd.Function):
+    """Takes more than there is in its backward pass."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        torch.empty(ROOM, device="sim")
+        return gradient
+
+
+def plain(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def wide(model, batch):
+    return plain(model, batch) + torch.ones(ROOM, device="sim").mean()
+
+
+def deep(model, batch):
+    return F.cross_entropy(Hungry.apply(model(batch[0])), batch[1])
+
+
+def make(loss=plain, optimizer=torch.optim.SGD, device="sim", **options):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh())
+    optimizer = optimizer(model.parameters(), lr=0.1, momentum=0.9)
+    return unisono.Trainer(model, optimizer, loss, shards=2, device=device, **options)
+
+
+def caught(call):
+    with pytest.raises(OutOfMemoryError) as info:
+        call()
+    assert isinstance(info.value.__cause__, torch.OutOfMemoryError)
+    assert isinstance(info.value, MemoryError)
+    return info.value
+
+
+PHASES = {
+    "copy of a batch": ({"callbacks": [Fills()]}, 2, 0),
+    "forward pass": ({"loss": wide}, 0, 0),
+    "backward pass": ({"loss": deep}, 0, 0),
+    "update": ({"optimizer": Greedy}, 2, None),
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_it_is_told_where_memory_was_full(accelerator, phase):
+    options, step, shard = PHASES[phase]
+    accelerator.limit(0, ROOM)
+    trainer = make(**options)
+    error = caught(lambda: trainer.fit(DATA, batch_size=8, steps=6))
+    assert (error.rank, error.device) == (0, "sim:0")
+    assert (error.phase, error.step, error.shard) == (phase, step, shard)
+    of_shard = "" if shard is None else f" of shard {shard}"
+    assert f"the {phase}{of_shard} in step {step} needs, but rank 0 found it full" in str(error)
+    assert ("`shards=4` (now 2)" in str(error)) == (phase != "update")
+
+
+def test_it_is_told_what_the_step_needed(accelerator):
+    accelerator.limit(0, ROOM)
+    trainer = make(optimizer=Greedy)
+    error = caught(lambda: trainer.fit(DATA, batch_size=8, steps=6))
+    parameters = 4 * (6 * 8 + 8 + 2 * 8)
+    of_buffers = 2 * 8 * 4 + 8
+    assert error.needed["parameters"] == parameters + of_buffers
+    assert error.needed["gradients"] == parameters
+    assert error.needed["optimizer state"] == parameters  # momentum
+    assert error.needed["the exchange's buffers"] >= 2 * parameters  # a part and the sums
+    # Nothing is left that would be nobody's.
+    peak = torch.sim.max_memory_allocated(0)
+    assert sum(error.needed.values()) >= peak
+    assert 0 < error.needed["activations"] < ROOM
+    assert "it has 0.95 MiB" in str(error)
+
+
+@pytest.mark.parametrize("name", ["evaluate", "predict"])
+def test_passes_without_training_say_so(accelerator, name):
+    accelerator.limit(0, ROOM)
+
+    def forward(model, batch):
+        torch.empty(ROOM, device="sim")
+        return model(batch[0])
+
+    trainer = make(loss=forward)
+    options = {"forward": forward} if name == "predict" else {}
+    error = caught(lambda: getattr(trainer, name)(DATA, batch_size=8, **options))
+    assert (error.phase, error.step, error.shard) == (f"pass of `{name}`", None, None)
+    assert "pass a smaller `batch_size` there" in str(error)
+
+
+def test_a_loop_that_does_not_fit_says_so(accelerator):
+    trainer = make()
+    accelerator.limit(0, torch.sim.memory_allocated(0) + 64)
+    error = caught(lambda: trainer.fit(DATA, batch_size=8, steps=6))
+    assert error.phase == "start of the loop"
+
+
+def test_loops_of_ones_own_are_told_the_same(accelerator):
+    accelerator.limit(0, ROOM)
+    model = torch.nn.Linear(6, 2)
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=2, device="sim")
+
+    def loop():
+        for step in run.steps(DATA, batch_size=8, steps=2):
+            with step:
+                for batch in step.shards:
+                    step.backward(wide(model, batch))
+
+    assert caught(loop).phase == "forward pass"
+
+
+def test_a_program_that_catches_torchs_error_inside_still_does(accelerator):
+    accelerator.limit(0, ROOM)
+    seen = []
+
+    def careful(model, batch):
+        try:
+            torch.empty(ROOM, device="sim")
+        except torch.OutOfMemoryError as error:
+            seen.append(error)
+        return plain(model, batch)
+
+    make(loss=careful).fit(DATA, batch_size=8, steps=2)
+    assert len(seen) == 4
+
+
+def test_other_errors_are_left_alone(accelerator):
+    def wrong(model, batch):
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match=r"^something else$") as info:
+        make(loss=wrong).fit(DATA, batch_size=8, steps=2)
+    assert info.value.__cause__ is None
+
+
+def test_what_cannot_be_measured_leaves_torchs_error(accelerator, monkeypatch):
+    accelerator.limit(0, ROOM)
+    monkeypatch.setattr(out_of_memory, "_needed", lambda run: 1 / 0)
+    with pytest.raises(torch.OutOfMemoryError):
+        make(loss=wide).fit(DATA, batch_size=8, steps=2)
+
+
+def test_the_event_file_has_the_explanation(accelerator, tmp_path):
+    accelerator.limit(0, ROOM)
+    caught(lambda: make(loss=wide, directory=tmp_path).fit(DATA, batch_size=8, steps=2))
+    last = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["error"]) == ("failure", "OutOfMemoryError")
+    assert "To make room: pass `shards=4`" in last["message"]
+
+
+def test_the_memory_of_the_host_is_told_alike():
+    def endless(model, batch):
+        return plain(model, batch) + torch.empty(2**50).mean()
+
+    with pytest.raises(OutOfMemoryError, match="the memory of this machine must hold") as info:
+        make(loss=endless, device="cpu").fit(DATA, batch_size=8, steps=2)
+    assert "DefaultCPUAllocator" in str(info.value.__cause__)
+    assert (info.value.phase, info.value.shard) == ("forward pass", 0)
+    assert "activations" not in info.value.needed
+
+
+def full_on_one(directory):
+    sim.install()
+    sim.limit(1, ROOM)
+
+    def loss(model, batch):
+        there = batch[0].device
+        return plain(model, batch) + torch.ones(ROOM, device=there).mean()
+
+    make(loss=loss, directory=directory).fit(DATA, batch_size=8, steps=2)
+
+
+@pytest.mark.slow
+def test_the_worker_that_has_no_room_is_named(tmp_path):
+    if reason := sim.why_not():
+        pytest.skip(reason)
+    with pytest.raises(OutOfMemoryError, match="the memory of sim:1 must hold") as info:
+        unisono.launch(full_on_one, tmp_path, workers=2)
+    assert info.value.rank == 1
