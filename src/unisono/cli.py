@@ -307,6 +307,13 @@ def run(
     metavar="SECONDS",
     help="After how long a run of the program is ended.",
 )
+@click.option(
+    "--resume",
+    "resumes",
+    is_flag=True,
+    help="Stop the program at several steps instead, start it again, and compare every bit with an "
+    "undisturbed run.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option(
     "-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`."
@@ -319,6 +326,7 @@ def verify(
     workers: int,
     steps: int,
     timeout_s: float,
+    resumes: bool,
     as_json: bool,
     is_module: bool,
 ) -> None:
@@ -337,6 +345,7 @@ def verify(
       unisono verify train.py --lr 0.1        two ranks against one; --lr goes to the script
       unisono verify -n 4 train.py            four ranks against one
       unisono verify --json train.py > a.json
+      unisono verify --resume -n 2 train.py   does it go on from its checkpoints with the same bits?
 
     \b
     Exit status:
@@ -354,12 +363,13 @@ def verify(
     from unisono.verify.findings import NOT_VERIFIED, status_of
     from unisono.verify.findings import as_json as json_of
     from unisono.verify.findings_table import print_table
+    from unisono.verify.replay import verify_resume
     from unisono.verify.trials import Limits, Program
     from unisono.verify.verifier import verify as verify_program
 
     if not is_module or not script:
         _check_script(script)
-    if workers < 2:
+    if workers < 2 and not resumes:
         raise _Refusal(
             "`-n` must be at least 2, as ranks are compared with one, but is 1: use for example "
             "`-n 2`."
@@ -368,7 +378,8 @@ def verify(
         program = Program(MODULE if is_module else SCRIPT, script, args, Path(working_folder()))
         limits = Limits(steps=steps, timeout_s=timeout_s)
         try:
-            verdict = verify_program(program, workers, limits, os.environ, say)
+            ask = verify_resume if resumes else verify_program
+            verdict = ask(program, workers, limits, os.environ, say)
         except OSError as error:
             raise _Refusal(
                 f"a folder for temporary files must take a copy of the working folder, but "

@@ -100,7 +100,7 @@ def test_a_table_and_status_0_and_arguments_for_the_script(tmp_path: Path) -> No
     done = verify(tmp_path, "train.py", "--lr", "0.02", "--epochs", "2", PYTHONIOENCODING="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("✓") == 20
-    assert "training on 1 and 2 workers is the same" in done.stdout
+    assert "training on 1 and 2 ranks gives the same result" in done.stdout
 
 
 @pytest.mark.long

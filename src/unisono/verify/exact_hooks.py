@@ -14,6 +14,7 @@ from unisono.step.engine import StepEngine
 from unisono.step.gradients import GradientStack
 from unisono.train.run_context import RunContext
 from unisono.verify.recorder import Recorder
+from unisono.verify.replay_facts import replay_facts
 from unisono.verify.sample_contents import hash_of_sample
 from unisono.verify.sketches import digest_of_tensor
 
@@ -30,6 +31,7 @@ class ExactHooks:
         self._recorder, self._engage = recorder, engage
         self._names: list[str] = []
         self._model: Any = None
+        self._optimizer: Any = None
         self._step = 0
 
     def install(self) -> None:
@@ -72,9 +74,9 @@ class ExactHooks:
         begin_before, finish_before = StepEngine.begin, StepEngine.finish
 
         @functools.wraps(init_before)
-        def init(engine: Any, model: Any, *args: Any, **kwargs: Any) -> None:
-            self._model = model
-            init_before(engine, model, *args, **kwargs)
+        def init(engine: Any, model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self._model, self._optimizer = model, optimizer
+            init_before(engine, model, optimizer, *args, **kwargs)
 
         @functools.wraps(begin_before)
         def begin(engine: Any, step: int, first_shard: int) -> None:
@@ -100,6 +102,10 @@ class ExactHooks:
             parameters={name: digest_of_tensor(p) for name, p in model.named_parameters()},
             buffers={name: digest_of_tensor(b) for name, b in model.named_buffers()},
         )
+        if self._recorder.options.replays:
+            named = list(model.named_parameters())
+            state = {name: self._optimizer.state.get(p, {}) for name, p in named}
+            self._recorder.write("replay", **replay_facts(self._step, named, state))
         self._recorder.num_steps += 1
         self._recorder.flush()
         if self._recorder.num_steps >= self._recorder.options.steps:
@@ -110,6 +116,7 @@ class ExactHooks:
 
         @functools.wraps(before)
         def push(stack: Any, shard: int) -> Any:
+            self._recorder.damage(stack._parameters)
             pairs = zip(self._names, stack._parameters, strict=True)
             gradients = {
                 name: digest_of_tensor(parameter.grad)

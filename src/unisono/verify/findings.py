@@ -40,7 +40,7 @@ class Finding:
     """The answer to one question.
 
     Attributes:
-        check: one of :data:`CAUSES_FIRST`.
+        check: one of :data:`CAUSES_FIRST`, or of those of a resumed run.
         verdict: ``"ok"``, ``"wrong"`` or ``"unknown"``.
         evidence: what was seen.
         remedy: what to do; empty if nothing is.
@@ -69,9 +69,14 @@ def unknown(check: str, evidence: str, remedy: str = "") -> Finding:
     return Finding(check, UNKNOWN, evidence, remedy)
 
 
-def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """Put the cause first, what follows from it next, and mark that."""
-    ordered = sorted(findings, key=lambda f: (_ORDER[f.verdict], CAUSES_FIRST.index(f.check)))
+def in_order(findings: Iterable[Finding], checks: Sequence[str] = CAUSES_FIRST) -> list[Finding]:
+    """Put the cause first, what follows from it next, and mark that.
+
+    Args:
+        findings: of `checks`.
+        checks: causes before what follows from them.
+    """
+    ordered = sorted(findings, key=lambda f: (_ORDER[f.verdict], checks.index(f.check)))
     cause = ordered[0].check if ordered and ordered[0].verdict == WRONG else ""
     return [
         replace(finding, follows=cause)

@@ -37,19 +37,20 @@ def print_table(
 
 def summary(program: str, world_sizes: Sequence[int], findings: Sequence[Finding]) -> str:
     """Sum the findings up in one sentence."""
+    resumes = bool(findings) and findings[0].check.startswith("resume-")
     sizes = " and ".join(map(str, world_sizes))
+    what = "resuming" if resumes else f"training on {sizes} ranks"
     mistakes = [finding for finding in findings if finding.verdict == WRONG]
     unknowns = [finding for finding in findings if finding.verdict == UNKNOWN]
     if mistakes:
         return (
-            f"{program}: training on {sizes} workers is not the same; the cause is "
-            f"`{mistakes[0].check}`."
+            f"{program}: {what} does not give the same result; the cause is `{mistakes[0].check}`."
         )
     if unknowns:
         return (
             f"{program}: no mistake found, but {len(unknowns)} of {len(findings)} checks are open."
         )
-    return f"{program}: training on {sizes} workers is the same, but for rounding."
+    return f"{program}: {what} gives the same result{'' if resumes else ', but for rounding'}."
 
 
 def _can_show(console: Console, text: str) -> bool:

@@ -11,18 +11,17 @@ import hashlib
 import itertools
 import json
 import os
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 from torch.utils.data import dataloader as dataloader_module
 from torch.utils.data._utils import fetch as fetch_module
 
 from unisono.verify.recorder import Recorder
+from unisono.verify.replay_facts import generator_digests
 from unisono.verify.sample_contents import base_of, contents_of
 
 _BATCHES_PLANNED_AT_MOST = 100_000
@@ -196,10 +195,10 @@ class LoaderHooks:
             if self._num_fetches >= _FETCHES_AT_MOST or self._recorder.is_exact:
                 return before(fetcher, indices)
             self._num_fetches += 1
-            states = _generator_digests()
+            states = generator_digests()
             data = before(fetcher, indices)
             with self._recorder.guarded():
-                self._record_fetch(fetcher, indices, states, _generator_digests())
+                self._record_fetch(fetcher, indices, states, generator_digests())
             return data
 
         kind.fetch = fetch
@@ -239,14 +238,3 @@ def _is_sorted(values: list[int]) -> bool:
 
 def _digest(value: Any) -> str:
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
-
-
-def _generator_digests() -> dict[str, str]:
-    """Hash the states of the generators that a dataset may draw from."""
-    numpy_state: Any = np.random.get_state()
-    states = {
-        "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": numpy_state[1].tobytes() + str(numpy_state[2:]).encode(),
-        "python": repr(random.getstate()).encode(),
-    }
-    return {k: hashlib.blake2b(v, digest_size=8).hexdigest() for k, v in states.items()}

@@ -214,7 +214,7 @@ def _keep_everything(recorder: Recorder) -> None:
 
     @functools.wraps(attend)
     def attention(*args: Any, **kwargs: Any) -> Any:
-        if recorder.is_exact:
+        if recorder.is_exact or recorder.options.replays:
             return attend(*args, **kwargs)
         args, dropped = _without_dropout(args, kwargs)
         if dropped:
@@ -241,7 +241,7 @@ def _keeping(recorder: Recorder, drop: Callable[..., Any]) -> Callable[..., Any]
     def keep(
         input: torch.Tensor, p: float = 0.5, training: bool = default, inplace: bool = False
     ) -> torch.Tensor:
-        if recorder.is_exact:
+        if recorder.is_exact or recorder.options.replays:
             return cast(torch.Tensor, drop(input, p, training, inplace))
         if training and p > 0:
             drop(input.detach(), p, True, False)

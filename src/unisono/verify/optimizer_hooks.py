@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
 
 from unisono.verify.module_hooks import ModuleHooks
 from unisono.verify.recorder import Recorder
+from unisono.verify.replay_facts import replay_facts
 from unisono.verify.sketches import digest_of_tensor, sketch_of
 
 _PASSES_AT_MOST = 64
@@ -127,6 +128,7 @@ class OptimizerHooks:
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         with self._recorder.guarded():
+            self._recorder.damage(p for group in optimizer.param_groups for p in group["params"])
             self._record_step(optimizer)
 
     def _record_step(self, optimizer: Optimizer) -> None:
@@ -186,6 +188,9 @@ class OptimizerHooks:
                     for name, parameter in named
                 },
             )
+            if self._recorder.options.replays:
+                state = {name: optimizer.state.get(p, {}) for name, p in self._named(optimizer)}
+                self._recorder.write("replay", **replay_facts(None, self._named(optimizer), state))
             self._recorder.flush()
         if max(self._counts.values()) >= self._recorder.options.steps:
             self._recorder.stop()

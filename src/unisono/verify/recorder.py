@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,6 +35,8 @@ class Options:
         batches: to how many batches an iteration of a loader is cut.
         full_steps: of how many steps gradients are kept.
         feed: file with what the ranks of another run have read; empty: each reads its own.
+        replays: record the bits of every step, and leave the program's random numbers alone.
+        damages: change a gradient of the first step, to see that it is found.
     """
 
     folder: str
@@ -42,6 +44,8 @@ class Options:
     batches: int
     full_steps: int
     feed: str = ""
+    replays: bool = False
+    damages: bool = False
 
     @classmethod
     def read(cls, path: str) -> Options:
@@ -69,6 +73,7 @@ class Recorder:
         is_between: the newest iteration of a loader has ended.
         num_steps: of all optimizers.
         is_exact: the program trains with Unisono; the hooks for other programs are off.
+        has_damaged: a gradient was changed on purpose.
     """
 
     options: Options
@@ -78,6 +83,7 @@ class Recorder:
     is_between: bool = True
     num_steps: int = 0
     is_exact: bool = False
+    has_damaged: bool = False
     pid: int = field(default_factory=os.getpid)
     at_end: list[Any] = field(default_factory=list)
     _lines: list[str] = field(default_factory=list)
@@ -101,6 +107,16 @@ class Recorder:
             yield
         except Exception:
             self.write("trouble", text=traceback.format_exc())
+
+    def damage(self, parameters: Iterable[Any]) -> None:
+        """Change one gradient by a thousandth, once, where that is wanted."""
+        if not self.options.damages or self.has_damaged:
+            return
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(1.001)
+                self.has_damaged = True
+                return
 
     def flush(self) -> None:
         """Bring all events into the file."""

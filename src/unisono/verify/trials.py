@@ -51,6 +51,7 @@ class Limits:
         full_steps: of how many steps gradients are kept.
         timeout_s: after how long a run is ended.
         stall_timeout_s: how long ranks may wait for each other without anybody moving.
+        replays, damages: see :class:`unisono.verify.recorder.Options`.
     """
 
     steps: int = 24
@@ -58,6 +59,8 @@ class Limits:
     full_steps: int = 12
     timeout_s: float = 300.0
     stall_timeout_s: float = 20.0
+    replays: bool = False
+    damages: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +110,17 @@ class Trials:
         """Run more or less of the program from now on."""
         self._limits = limits
 
-    def run(self, world_size: int, name: str, feed: Path | None = None) -> Trial:
+    def run(
+        self, world_size: int, name: str, feed: Path | None = None, files: Path | None = None
+    ) -> Trial:
         """Run the program.
 
         Args:
             world_size: on how many ranks.
             name: of the folder with what is recorded.
             feed: file with the samples of another run; None: each rank reads its own.
+            files: a copy of the working folder that stays for the next run, made if it is not
+                there; None: one that is deleted.
         """
         folder = self.folder / name
         folder.mkdir()
@@ -124,14 +131,18 @@ class Trials:
             "batches": limits.batches,
             "full_steps": limits.full_steps,
             "feed": "" if feed is None else str(feed),
+            "replays": limits.replays,
+            "damages": limits.damages,
         }
         (folder / "options.json").write_text(json.dumps(options))
-        copy = self.folder / f"{name}-files"
-        copy_folder(self._program.folder, copy)
+        copy = self.folder / f"{name}-files" if files is None else files
+        if not copy.exists():
+            copy_folder(self._program.folder, copy)
         try:
             return self._supervised(world_size, folder, copy)
         finally:
-            shutil.rmtree(copy, ignore_errors=True)
+            if files is None:
+                shutil.rmtree(copy, ignore_errors=True)
 
     def _supervised(self, world_size: int, folder: Path, copy: Path) -> Trial:
         job = self._job(world_size, folder, copy)

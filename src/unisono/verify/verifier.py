@@ -103,14 +103,14 @@ class _Verification:
             why = "The program ended without a torch module, loader or optimizer on its ranks."
         remedy = "Verify a script that trains; what it printed is above." if trial.failure else ""
         findings = [unknown(check, why, remedy) for check in CAUSES_FIRST]
-        return Verdict(sizes, tuple(findings), _trouble(trial), trial.interrupted_by)
+        return Verdict(sizes, tuple(findings), trouble_of(trial), trial.interrupted_by)
 
     def _exact(self, trial: Trial, traces: list[RawTrace]) -> Verdict:
-        runs, trouble = [exact_run(traces)], _trouble(trial)
+        runs, trouble = [exact_run(traces)], trouble_of(trial)
         sizes = range(1, self._world_size)
         for world_size in reversed(sizes):
             trial, traces = self._run(world_size, f"on-{world_size}")
-            trouble = trouble or _trouble(trial)
+            trouble = trouble or trouble_of(trial)
             if trial.interrupted_by is not None:
                 return Verdict((*sizes, self._world_size), (), trouble, trial.interrupted_by)
             runs.insert(0, exact_run(traces))
@@ -124,8 +124,8 @@ class _Verification:
             self._say(f"running on 1 rank again, with {passes} times the passes")
             alone, trace = self._run_one(traces, "one-accumulating", one_by_one=True)
         if alone.interrupted_by is not None:
-            return Verdict((1, self._world_size), (), _trouble(alone), alone.interrupted_by)
-        trouble = _trouble(trial) or _trouble(alone)
+            return Verdict((1, self._world_size), (), trouble_of(alone), alone.interrupted_by)
+        trouble = trouble_of(trial) or trouble_of(alone)
         return Verdict((1, self._world_size), tuple(judge(traces, trace)), trouble)
 
     def _run_one(
@@ -172,7 +172,8 @@ def _passes_of_first_step(trace: RawTrace) -> int:
     return 0
 
 
-def _trouble(trial: Trial) -> str:
+def trouble_of(trial: Trial) -> str:
+    """Say on how many ranks a run did not end well, and why; empty if it did."""
     if not trial.failure:
         return ""
     ranks = "1 rank" if trial.world_size == 1 else f"{trial.world_size} ranks"
