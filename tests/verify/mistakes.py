@@ -53,7 +53,7 @@ MISTAKES = [
         "samples-same-on-all-ranks",
         "averaged_by_hand",
         (
-            ("args.batch_size // self.world_size, sampler=self.sampler)", "args.batch_size, True)"),
+            ("args.batch_size // self.world_size, sampler=self.sampler", "args.batch_size, True"),
             ("self.model = Net()", "self.model = Net()\n        torch.manual_seed(self.rank)"),
         ),
         "each-its-own-shuffle",
@@ -178,8 +178,8 @@ MISTAKES = [
                 "        size = (last - first) * args.batch_size // 100\n",
             ),
             (
-                "args.batch_size // self.world_size, sampler=self.sampler)",
-                "size)",
+                "args.batch_size // self.world_size, sampler=self.sampler",
+                "size",
             ),
             ("        self.sampler.set_epoch(epoch)\n", ""),
         ),

@@ -31,6 +31,7 @@ def verdicts(samples, calls=(), *, one=None, how="ended"):
         (("abcdef", "abcdef"), (SUM_OF_COUNTS,), "abcdef", ("ok", "ok")),
         (("abcdef", ""), (), "abcdef", ("ok", "ok")),  # rank 0 alone
         (("abc", ""), (), "abcdef", ("wrong", "ok")),  # rank 0 alone, and only its part
+        (("abc", "xyz"), (), "uvw", ("unknown", "ok")),  # each draws some to look at
         (("abc", "dea"), (SUM_OF_COUNTS,), "abcde", ("ok", "wrong")),
         (("abc", "dea"), (Collective("all_reduce", (5.0,)),), "abcde", ("ok", "ok")),  # masked
         (("abc", "dea"), (Collective("all_gather"),), "abcde", ("ok", "unknown")),  # maybe cut

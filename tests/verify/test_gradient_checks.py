@@ -168,6 +168,20 @@ def test_averaged_parameters_take_the_place_of_averaged_gradients():
     assert verdicts(first_alone)["gradients-not-averaged"] == "wrong"
 
 
+def test_a_parameter_that_no_module_has_is_not_thought_to_be_averaged_later():
+    def rank(number):
+        after = {"w": ((1.0,), "same"), "bias": ((1.0,), f"of rank {number}")}
+        gradients = {
+            "w": gradient(MEAN, LOCAL[number]),
+            "bias": gradient(LOCAL[number], LOCAL[number]),
+        }
+        later = ModelState({"w": "same"})
+        steps = [step(gradients, number=n, parameters=after, state=later) for n in range(2)]
+        return RankTrace(number, tuple(steps))
+
+    assert wrong_ones(TwoRuns((rank(0), rank(1)))) == ["parameter-not-averaged"]
+
+
 def test_ranks_that_update_different_parameters_are_not_judged():
     ranks = tuple(RankTrace(n, (step({f"w{n}": gradient(LOCAL[n], LOCAL[n])}),)) for n in range(2))
     assert set(verdicts(TwoRuns(ranks)).values()) == {"unknown"}

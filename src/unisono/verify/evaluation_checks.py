@@ -44,8 +44,13 @@ def _partial(seen: TwoRuns) -> Finding:
         everything = {sample for one in ranks for sample in one.samples}
         largest = max(len(set(one.samples)) for one in ranks)
         of_one = _samples_of_one(seen, at)
-        num_all = max(len(everything), of_one)
+        num_all = len(of_one | everything)
         if largest < num_all and not any(one.collectives for one in ranks):
+            if not everything <= of_one:
+                # What ranks compute there may be meant to differ, such as samples to look at.
+                return unknown(
+                    check, f"Evaluation {at}: ranks compute other samples than one rank does."
+                )
             return wrong(
                 check,
                 f"Evaluation {at}: a rank sees {largest} of {num_all} samples, and ranks do not "
@@ -55,10 +60,10 @@ def _partial(seen: TwoRuns) -> Finding:
     return ok(check, "Each evaluation covers the whole set, or ranks put their results together.")
 
 
-def _samples_of_one(seen: TwoRuns, at: int) -> int:
+def _samples_of_one(seen: TwoRuns, at: int) -> set[str]:
     if seen.one is None or at >= len(seen.one.evaluations):
-        return 0
-    return len(set(seen.one.evaluations[at].samples))
+        return set()
+    return set(seen.one.evaluations[at].samples)
 
 
 def _counts_twice(seen: TwoRuns) -> Finding:

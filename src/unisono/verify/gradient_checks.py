@@ -231,7 +231,10 @@ def _are_averaged_later(
         return False
     after = [{name: digest for name, (_, digest) in rank.parameters.items()} for rank in step]
     before = [rank.state.parameters for rank in later if rank.state is not None]
-    return any(one != after[0] for one in after) and all(one == before[0] for one in before)
+    apart = [name for name in after[0] if len({one.get(name) for one in after}) > 1]
+    return bool(apart) and all(
+        name in before[0] and len({one.get(name) for one in before}) == 1 for name in apart
+    )
 
 
 def _is_partly_averaged(step: Sequence[OptimizerStep], names: Sequence[str]) -> bool:
