@@ -389,11 +389,14 @@ def verify(
         _leave(128 + verdict.interrupted_by)
     if verdict.trouble:
         say(verdict.trouble)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every terminal knows every letter
     with _saying():
         if as_json:
             click.echo(json_of(script, verdict.world_sizes, verdict.findings))
         else:
-            print_table(Console(), script, verdict.world_sizes, verdict.findings)
+            exact = verdict.is_exact
+            print_table(Console(), script, verdict.world_sizes, verdict.findings, is_exact=exact)
     # Equal as far as it ran is not equal.
     _leave(status_of(verdict.findings) or (NOT_VERIFIED if verdict.trouble else 0))
 

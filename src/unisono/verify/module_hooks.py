@@ -50,6 +50,7 @@ class ModuleHooks:
         self.forwards = 0
         self.last_step = -1
         self._taken: set[str] = set()
+        self._kept: list[torch.Tensor] = []
         self._depth = 0
         self._root: nn.Module | None = None
         self._facts: dict[str, Any] = {}
@@ -128,6 +129,7 @@ class ModuleHooks:
                     bare += "'"
                 self._taken.add(bare)
                 self.names[id(parameter)] = bare
+                self._kept.append(parameter)  # or another one may get its id
 
     def _record_state(self) -> None:
         root = self._root

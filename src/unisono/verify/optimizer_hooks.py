@@ -38,6 +38,7 @@ class OptimizerHooks:
         self._num_passes = 0
         self._ticks = 0
         self._watched: dict[int, Any] = {}
+        self._kept: list[Any] = []  # what is known by its id, which no other may get
         self._clipped: dict[int, tuple[list[float], str]] = {}
         self._handles: list[Any] = []
 
@@ -81,6 +82,7 @@ class OptimizerHooks:
                     hook = functools.partial(self._see, parameter)
                     with self._recorder.guarded():
                         self._watched[id(parameter)] = parameter.register_hook(hook)
+                        self._kept.append(parameter)
 
     def _see(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """See the gradient of one backward pass."""
@@ -132,7 +134,7 @@ class OptimizerHooks:
             self._record_step(optimizer)
 
     def _record_step(self, optimizer: Optimizer) -> None:
-        ordinal = self._ordinals.setdefault(id(optimizer), len(self._ordinals))
+        ordinal = self._ordinal(optimizer)
         number = self._counts.get(ordinal, 0)
         is_full = number < self._recorder.options.full_steps
         gradients = {}
@@ -151,6 +153,12 @@ class OptimizerHooks:
         )
         self._ticks = 0
         self._clipped = {}
+
+    def _ordinal(self, optimizer: Optimizer) -> int:
+        if id(optimizer) not in self._ordinals:
+            self._kept.append(optimizer)
+            self._ordinals[id(optimizer)] = len(self._ordinals)
+        return self._ordinals[id(optimizer)]
 
     def _gradient_of(self, parameter: torch.Tensor) -> dict[str, Any]:
         gradient = parameter.grad
@@ -174,7 +182,7 @@ class OptimizerHooks:
         return named
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        ordinal = self._ordinals.setdefault(id(optimizer), len(self._ordinals))
+        ordinal = self._ordinal(optimizer)
         number = self._counts[ordinal] = self._counts.get(ordinal, 0) + 1
         self._recorder.num_steps += 1
         with self._recorder.guarded():

@@ -79,7 +79,7 @@ class _Replay:
         if trial.failure:
             return self._ended(trial, "The run that was damaged on purpose did not end.")
         findings = in_order(check_resumptions(resumptions, broken), (*KINDS, WORKS))
-        return Verdict((self._world_size,), tuple(findings))
+        return Verdict((self._world_size,), tuple(findings), is_exact=True)
 
     def _run(self, limits: Limits, name: str, files: Path | None = None) -> tuple[Trial, Records]:
         self._trials.use(limits)

@@ -37,9 +37,10 @@ def _states(seen: TwoRuns) -> list[tuple[OptimizerStep, list[ModelState]]]:
 
 
 def _first_difference(named: Sequence[Mapping[str, str]]) -> str:
-    """Name what differs first."""
+    """Name what differs first, of what all have."""
     for name in named[0]:
-        if len({of_rank.get(name) for of_rank in named}) > 1:
+        digests = {of_rank[name] for of_rank in named if name in of_rank}
+        if len(digests) > 1:
             return name
     return ""
 

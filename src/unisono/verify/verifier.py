@@ -33,12 +33,14 @@ class Verdict:
         findings: cause first.
         trouble: why a run did not end well; empty if all did.
         interrupted_by: the signal that the user ended it with.
+        is_exact: bits were compared.
     """
 
     world_sizes: tuple[int, ...]
     findings: tuple[Finding, ...]
     trouble: str = ""
     interrupted_by: int | None = None
+    is_exact: bool = False
 
 
 def verify(
@@ -115,7 +117,7 @@ class _Verification:
                 return Verdict((*sizes, self._world_size), (), trouble, trial.interrupted_by)
             runs.insert(0, exact_run(traces))
         findings = in_order(check_exact(runs))
-        return Verdict((*sizes, self._world_size), tuple(findings), trouble)
+        return Verdict((*sizes, self._world_size), tuple(findings), trouble, is_exact=True)
 
     def _compared(self, trial: Trial, traces: list[RawTrace]) -> Verdict:
         alone, trace = self._run_one(traces, "one")
