@@ -101,7 +101,7 @@ def run(seed: int, folder: Path, *, num_kills: int = KILLS) -> Iterator[Way]:
 
 def _others(draw: random.Random) -> list[str]:
     """Choose an exchange beside the usual one, and the test accelerator where there is one."""
-    return [draw.choice(("staged", "group")), *([ACCELERATED] if has_accelerator() else [])]
+    return [draw.choice(("staged", "gloo")), *([ACCELERATED] if has_accelerator() else [])]
 
 
 def run_against(seed: int, folder: Path, python: str) -> Iterator[Way]:
