@@ -17,6 +17,7 @@ ddp-apart          the script of ``ddp-shared`` without any exchange (``no_sync`
                    would be if exchanging cost nothing
 unisono            shards = workers, the optimizer as in ``ddp``
 unisono-fused      shards = workers, the optimizer as in ``ddp-tuned``
+unisono-fused-gloo the same with ``exchange="gloo"``: like ``ddp-tuned``, through a process group
 …-events           the same with ``directory=``, so that every step is written to its event file
 =================  =========================================================================
 """
@@ -172,6 +173,11 @@ def unisono_fused(task: Task) -> Timing:
     return _time_unisono(task, fused=True)
 
 
+def unisono_fused_gloo(task: Task) -> Timing:
+    os.environ["UNISONO_EXCHANGE"] = "gloo"
+    return _time_unisono(task, fused=True)
+
+
 def unisono_events(task: Task) -> Timing:
     return _time_unisono(task, task.scratch / "run")
 
@@ -268,6 +274,7 @@ SIDES = {
     "unisono": Side("Unisono, optimizer as usual", unisono, "unisono run"),
     "unisono-events": Side("Unisono, event file on", unisono_events, "unisono run"),
     "unisono-fused": Side("Unisono, fused optimizer as tuned", unisono_fused, "unisono run"),
+    "unisono-fused-gloo": Side("Unisono on gloo, fused", unisono_fused_gloo, "unisono run"),
     "unisono-fused-events": Side(
         "Unisono, fused, event file on", unisono_fused_events, "unisono run"
     ),

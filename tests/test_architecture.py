@@ -202,6 +202,7 @@ def test_public_names_are_these():
         "LoadingError",
         "MismatchError",
         "NonFiniteLossError",
+        "NondeterministicError",
         "OutOfMemoryError",
         "PeerLostError",
         "RendezvousError",

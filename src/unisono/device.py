@@ -36,6 +36,7 @@ _MEMORY_STATS = (
     "reserved_bytes.all.current",
     "allocated_bytes.all.peak",
 )
+_WORKSPACE_VARIABLE, _WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 _SPIN_S, _NAP_S = 200e-6, 50e-6
 # torch begins a process, and `fresh_seed` a job, with 64 bits at random; people choose fewer, or a
 # negative number, which torch takes for one just below 2⁶⁴.
@@ -116,7 +117,32 @@ class Device:
         """What of it fixes the bits of a run, in words."""
         if self.is_host:
             return torch.backends.cpu.get_cpu_capability() + " " + platform.machine()
-        return f"{self.torch.type} {self._module.get_device_name(self.torch)}"
+        said = [f"{self.torch.type} {self._module.get_device_name(self.torch)}"]
+        capability = self._module.get_device_capability(self.torch)
+        said.append("capability " + ".".join(map(str, capability)))
+        if find := getattr(self._module, "get_device_properties", None):
+            said.append(f"{find(self.torch).multi_processor_count} multiprocessors")
+        if torch.version.cuda:
+            cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+            said.append(f"CUDA {torch.version.cuda}, cuDNN {cudnn}")
+        said.append(f"{_WORKSPACE_VARIABLE}={os.environ.get(_WORKSPACE_VARIABLE)}")
+        return ", ".join(said)
+
+    def fix_workspaces(self) -> None:
+        """Give cuBLAS workspaces of one size, as deterministic products of matrices need.
+
+        To be called before the first product; what the program's environment says stays.
+        """
+        if not self.is_host:
+            os.environ.setdefault(_WORKSPACE_VARIABLE, _WORKSPACES)
+
+    @property
+    def identity(self) -> str:
+        """What tells it from every other device of this machine, whatever processes call it."""
+        if self.is_host:
+            return HOST
+        properties = self._module.get_device_properties(self.torch)
+        return str(getattr(properties, "uuid", self.name))
 
     def seed(self, seed: int) -> None:
         """Seed every default generator (Python's, numpy's, torch's, the device's) from 64 bits."""

@@ -9,6 +9,7 @@ Mistakes of the caller are ``ValueError`` and ``TypeError``; what the world does
     ├── MismatchError          the workers do not run the same program
     ├── RendezvousError        the ranks of a process group could not come to share a memory
     ├── NonFiniteLossError     a loss, or the norm of the gradients, is NaN or infinite
+    ├── NondeterministicError  an operation has no deterministic form (also a RuntimeError)
     ├── OutOfMemoryError       a pass or an update needs more memory (also a MemoryError)
     ├── LoadingError           a sample cannot be read, or a loader process has died
     ├── CallbackError          a callback raised something
@@ -101,6 +102,33 @@ class NonFiniteLossError(UnisonoError):
         self.step = step
         self.shard = shard
         self.value = value
+
+
+class NondeterministicError(UnisonoError, RuntimeError):
+    """An operation of the model has no deterministic form on this device; nothing was updated.
+
+    Attributes:
+        operation: torch's name of it, such as ``"put_"``.
+        module: the name of the innermost module of the model that calls it, ``""`` for the model
+            itself; None where no module does, or it is not known.
+        file, line: the innermost line of the program's own code that calls it; ``""`` and 0 where
+            it is not known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        operation: str = "",
+        module: str | None = None,
+        file: str = "",
+        line: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.operation = operation
+        self.module = module
+        self.file = file
+        self.line = line
 
 
 class OutOfMemoryError(UnisonoError, MemoryError):

@@ -20,6 +20,7 @@ at         where in a step
 begin      when it begins; without ``at``, here
 shard      before the forward pass of a shard
 gradients  the own shards are done; before the others are met
+sums       all shards are done; before they are added up
 update     the own sums are done; before the optimizer
 updated    the own update is done; before the second meeting
 commit     after the second meeting
@@ -46,6 +47,7 @@ PLACES = (
     "begin",
     "shard",
     "gradients",
+    "sums",
     "update",
     "updated",
     "commit",

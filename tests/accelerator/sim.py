@@ -55,9 +55,6 @@ def why_not() -> str | None:
 def install() -> None:
     """Make "sim" known to torch in this process. A second time does nothing.
 
-    Before the process's first backward pass, as torch starts its threads for all devices then; a
-    forked process begins anew.
-
     Raises:
         CannotBuild: see :func:`why_not`.
     """
@@ -146,6 +143,7 @@ class _Loaded:
 
 @functools.cache
 def _loaded() -> _Loaded:
+    torch.ones((), requires_grad=True).backward()  # so that nothing starts threads a second time
     loaded = _Loaded()
     torch.utils.rename_privateuse1_backend("sim")
     torch._register_device_module("sim", torch_sim)
@@ -157,7 +155,19 @@ def _loaded() -> _Loaded:
     )
     loaded.sim.sim_give_default_generators(False)
     torch.empty(0).pin_memory()  # before, torch says of no memory that it is pinned
+    _start_threads()
     return loaded
+
+
+def _start_threads() -> None:
+    """Give autograd a thread for each device; by itself it does so at the first backward pass.
+
+    That may have been in the process from which this one was forked, with the CPU alone.
+    """
+    library = ctypes.CDLL("libtorch_cpu.so")
+    find_engine = library._ZN5torch8autograd6Engine18get_default_engineEv
+    find_engine.restype = ctypes.c_void_p
+    library._ZN5torch8autograd6Engine20start_device_threadsEv(ctypes.c_void_p(find_engine()))
 
 
 def _checked(device: int) -> int:

@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+import torch
 from tests.accelerator.forked import in_a_fork
 
 
@@ -30,3 +31,15 @@ def test_what_passes_changes_nothing_here():
     changed = []
     in_a_fork(lambda: changed.append(1))
     assert changed == []
+
+
+@pytest.fixture
+def backward_pass_before():
+    torch.ones((), requires_grad=True).backward()
+
+
+@pytest.mark.usefixtures("backward_pass_before", "accelerator")
+def test_a_backward_pass_before_the_fork_does_not_matter():
+    number = torch.ones((), requires_grad=True, device="sim:2")
+    (number * 2).backward()
+    assert number.grad.item() == 2

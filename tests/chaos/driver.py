@@ -31,7 +31,7 @@ LOOPS = ("trainer", "own")
 OPTIMIZERS = ("adam", "clipped", "adafactor")
 # Where a kill waits for its victim; most instants of a run lie elsewhere.
 AIMS = (
-    *("fetching", "forward", "waiting", "updating", "waiting again", "between steps"),
+    *("fetching", "forward", "waiting", "adding up", "updating", "waiting again", "between steps"),
     *("snapshot", "joining", "evaluate", "starting", "loading"),
 )
 AIMED_AT_MOST_S = 0.05

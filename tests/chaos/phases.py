@@ -20,6 +20,7 @@ AFTER = {
     "begin": "fetching",
     "shard": "fetching",
     "gradients": "waiting",
+    "sums": "adding up",
     "update": "updating",
     "updated": "waiting again",
     "commit": "between steps",

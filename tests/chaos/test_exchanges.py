@@ -17,7 +17,7 @@ REPLICAS = ["sim", "staged"]
 SEVERAL = [
     "kill:rank=0,step=8,at=begin; kill:rank=2,step=14,at=update; kill:rank=1,step=19,at=updated",
     "kill:rank=1,step=8,at=shard; kill:rank=0,step=14,at=commit; kill:rank=2,step=19,at=gradients",
-    "kill:rank=2,step=8,at=updated; kill:rank=1,step=14,at=gradients; kill:rank=0,step=19,at=shard",
+    "kill:rank=2,step=8,at=sums; kill:rank=1,step=14,at=gradients; kill:rank=0,step=19,at=sums",
 ]
 
 
@@ -62,6 +62,14 @@ def test_workers_lost_in_every_phase_change_nothing(
 )
 def test_workers_lost_at_corners_change_nothing(monkeypatch, capfd, exchange, faults):
     check(monkeypatch, capfd, exchange, faults, Options(hold=HOLD))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", REPLICAS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_whoever_is_left_alone_while_all_add_up_goes_on(monkeypatch, capfd, exchange, rank):
+    options = Options(optimizer="adafactor", hold=(9,))
+    check(monkeypatch, capfd, exchange, f"kill:rank={rank},step=8,at=sums", options, workers=2)
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def check(monkeypatch, capfd, faults, options, **more):
 
 
 # Each place three times: on every rank and with every optimizer, in the loops by turns.
-PLACES = ("begin", "shard", "gradients", "update", "updated", "commit")
+PLACES = ("begin", "shard", "gradients", "sums", "update", "updated", "commit")
 LOOPS = ("trainer", "own")
 OPTIMIZERS = ("adam", "adafactor", "clipped")
 # One of each in `make test`, the rest in `make chaos`.

@@ -35,13 +35,18 @@ TIMEOUT_S = 60.0
 FILES = {
     "unisono.exchange.staged": (),
     "unisono.exchange.buffers": (),
-    "unisono.exchange.replicas": (),
+    "unisono.exchange.replicas": ("_bind", "_begin", "_load", "_copy"),
     "unisono.exchange.protocol": ("gather",),
     "unisono.step.pending": (),
     "unisono.state.contents": ("place",),
     "unisono.state.optimizer_state": ("move_state", "_moved"),
     "unisono.device": ("Copies", "Device"),
     "unisono.arrivals": (),
+}
+# What no test can notice, and why.
+UNNOTICED = {
+    # The leader writes the same values there again, which others read meanwhile: a matter of luck.
+    "team.meet('shared parameters')",
 }
 STATEMENTS = {
     *("wait", "wait_stream", "wait_event", "to_host", "to_device", "record_stream", "record"),
@@ -239,7 +244,7 @@ def survivors(mutants: Sequence[Mutant]) -> Iterator[Mutant]:
         why = (text.splitlines() or [""])[-1]
         seconds = time.monotonic() - start_s
         print(f"{what:8}{seconds:5.1f} s  {mutant}   {why[:100]}", flush=True)
-        if what == "passed":
+        if what == "passed" and mutant.text not in UNNOTICED:
             yield mutant
 
 

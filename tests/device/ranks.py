@@ -95,9 +95,12 @@ def train(
     """Train on one rank; returns what must be the same on every rank of every world."""
     device = Device(torch.device(kind, team.world.rank) if kind == "sim" else torch.device("cpu"))
     model, updates = _made(optimizer)
+    if not team.is_leader:
+        _scribble(model)  # when a loop begins, all take the leader's values
     _to(model, updates, device)
     exchange = StagedExchange(model, updates, shards=SHARDS, team=team, device=device, new_key=1)
-    allowed = {"item"} if clip_norm else {"copy to the host", "item"} if on_host else set()
+    moved = {"copy to the host", "copy from the host", "item"}  # by the program, and back again
+    allowed = {"item"} if clip_norm else moved if on_host else set()
     engine = StepEngine(
         model, updates, exchange, seed=SEED, team=team, clipping=Clipping(norm=clip_norm)
     )
@@ -110,7 +113,13 @@ def train(
         # Others take the snapshot while the leader still is in this one.
         means.append(_take_step(engine, model, device, STEPS - 1, bad, on_host))
         _snapshot(engine, team, STEPS, updates)
+        digest = digest_of(model, updates)
+        _scribble(model)
+        updates.state.clear()
         exchange.load()  # as a replacement does
+        assert digest_of(model, updates) == digest
+        assert model.mean.any()
+        assert model.norm.running_mean.any()
     except Exception:
         exchange.unbind()
         raise
@@ -141,6 +150,12 @@ def _made(optimizer: str) -> tuple[Model, torch.optim.Optimizer]:
     model = Model()
     model.load_state_dict(_weights())
     return model, OPTIMIZERS[optimizer]([p for p in model.parameters() if p.requires_grad])
+
+
+def _scribble(model: nn.Module) -> None:
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.fill_(7)
 
 
 def _to(model: nn.Module, optimizer: torch.optim.Optimizer, device: Device) -> None:

@@ -6,19 +6,25 @@ For processes in which the accelerator is installed; each function raises what i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from tests.accelerator import sim
 from tests.device import ranks, unusual
 from tests.device import waits as _waits
 from tests.workers.desk import Death
+from tests.workers.forked import Job
 
+from unisono.device import Device
 from unisono.errors import NonFiniteLossError
 from unisono.workers.control_block import ControlBlock
 
 # Once a step, before the workers first meet: losses are there then, and parts on the host.
 ALONE = ["pending.py:PendingLosses.read"]
+# And once more before they meet again: each has added up a slice then.
+TOGETHER = [*ALONE, "staged.py:StagedExchange.add_up"]
 PROGRAMS = (
     "parameters_that_the_model_does_not_have",
     "an_optimizer_with_state_already",
@@ -88,6 +94,33 @@ def programs() -> None:
         assert found == expected, name
 
 
+def memory_that_is_copied_is_not_given_to_others() -> None:
+    device = Device(torch.device("sim", 0))
+    copies, host = device.copies(), torch.zeros(1000).pin_memory()
+    copies.to_host(host, torch.ones(1000, device=device.torch))
+    torch.zeros(1000, device=device.torch)  # raises where it could be the same memory
+    copies.wait()
+    assert host.all()
+
+
+def two_processes_wait_twice_a_step() -> None:
+    """Before the accelerator is installed: processes that are forked later cannot use it."""
+    (alone,) = _in_processes(lambda rank: unusual.fitted("cpu"), 1)
+    assert _in_processes(lambda rank: unusual.fitted("cpu"), 2) == [alone] * 2
+    found = _in_processes(lambda rank: _waits.waits_of_trainer(), 2)
+    assert found == [[TOGETHER] * _waits.WATCHED] * 2
+
+
+def _in_processes(work: Callable[[int], object], world_size: int) -> list[object]:
+    """Do `work(rank)` in processes that nobody launched, on the staged exchange."""
+    with tempfile.TemporaryDirectory() as folder:
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+        job = Job(Path(folder), {**address, "UNISONO_EXCHANGE": "staged"})
+        said = job.run(work, world_size)
+    assert not any(one.error for one in said), said
+    return [one.value for one in said]
+
+
 def nothing_is_under_way_when_a_loop_fails() -> None:
     def loss(model, batch):
         if len(calls) == 2:
@@ -108,6 +141,7 @@ CHECKS = (
     programs,
     nothing_is_under_way_when_a_loop_fails,
     a_loss_that_is_not_finite,
+    memory_that_is_copied_is_not_given_to_others,
     workers_lost_at_meetings_of_a_step,
 )
 
@@ -115,6 +149,7 @@ CHECKS = (
 def check() -> None:
     """Do all of it."""
     torch.set_num_threads(1)
+    two_processes_wait_twice_a_step()
     sim.install()
     for one in CHECKS:
         one()

@@ -3,13 +3,10 @@
 import pytest
 from tests.chaos.exchanges import ACCELERATED, skip_without
 from tests.device import waits
+from tests.device.small import ALONE, TOGETHER
 
 import unisono
 
-# Once a step, before the workers first meet: losses are there then, and parts on the host.
-ALONE = ["pending.py:PendingLosses.read"]
-# And once more before they meet again: each has added up a slice then.
-TOGETHER = [*ALONE, "staged.py:StagedExchange.add_up"]
 MODELS = [
     {"norm": True, "dropout": 0.2},
     {"norm": False, "dropout": 0.0},

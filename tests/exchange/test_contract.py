@@ -1,6 +1,8 @@
 """What every exchange promises, on each of them: ranks are threads, and die where a table says."""
 
 import functools
+import random
+import time
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from unisono.step.update import update_of
 from unisono.workers import barrier
 
 EXCHANGES = [SharedExchange, StagedExchange, GroupExchange]
-STEPS = 2
+STEPS = 3  # in the first one no process group is connected yet
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -72,7 +74,7 @@ def make(optimizer):
 def gradients_of(shard, step):
     """The gradients that a backward pass of this shard would leave, by parameter."""
     generator = torch.Generator().manual_seed(100 * step + shard)
-    rare = shard in (1, 6) or (step == 1 and shard == 0)
+    rare = shard in (1, 6) or (step > 0 and shard == 0)
     large = torch.randn(70, 60, generator=generator) * 10.0 ** (shard % 5)
     large[0] = -0.0
     return [
@@ -134,7 +136,23 @@ def model_of(exchange):
 
 def publish(exchange, parts, step):
     for part in parts:
-        exchange.publish(part, sum_of(range(part.lo, part.hi), step))
+        gradients = sum_of(range(part.lo, part.hi), step)
+        if part is parts[-1] and exchange.takes_early:
+            publish_early(exchange, part, gradients, step)
+        exchange.publish(part, gradients)
+
+
+def publish_early(exchange, part, gradients, step):
+    """Publish some gradients of a worker's last part, in an order of its own, and not all right."""
+    draw = random.Random(100 * step + part.lo)
+    for index in draw.sample(range(len(gradients)), draw.randint(1, len(gradients))):
+        if gradients[index] is not None:
+            if step == STEPS - 1 and draw.random() < 0.3:
+                wrong = gradients[index] + 1
+                exchange.publish_early(part, index, wrong)
+                if draw.random() < 0.5:
+                    continue  # only the whole part is right
+            exchange.publish_early(part, index, gradients[index])
 
 
 def take_step(exchange, optimizer, step):
@@ -221,12 +239,8 @@ def test_sums_and_updates_are_those_of_the_tree(run, cls, optimizer, world_size,
     check(results, optimizer, num_shards)
 
 
-# A group that somebody leaves while it is made takes gloo 5 s to give up.
-LOSABLE = [SharedExchange, StagedExchange, pytest.param(GroupExchange, marks=pytest.mark.long)]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", LOSABLE)
+@pytest.mark.parametrize("cls", EXCHANGES)
 @pytest.mark.parametrize("optimizer", [adam, normed])
 @pytest.mark.parametrize("moment", MOMENTS[1:3])
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -235,6 +249,104 @@ def test_a_worker_may_be_lost_at_every_meeting(run, cls, optimizer, moment, rank
         results = run(3, cls, optimizer, 8, Death(rank, meeting, moment))
         assert results.keys() | {rank} == {0, 1, 2}
         check(results, optimizer, 8)
+
+
+def comes_twice(exchange, part, gradients):
+    for index, gradient in enumerate(gradients):
+        exchange.publish_early(part, index, gradient + 1)
+        exchange.publish_early(part, index, gradient)
+
+
+def is_replaced(exchange, part, gradients):
+    for index, gradient in enumerate(gradients):
+        exchange.publish_early(part, index, gradient + 1)
+
+
+def changes_in_place(exchange, part, gradients):
+    for index, gradient in enumerate(gradients):
+        right = gradient.clone()
+        exchange.publish_early(part, index, gradient.add_(1))
+        gradient.copy_(right)
+
+
+def is_taken_away(exchange, part, gradients):
+    for index, gradient in enumerate(gradients):
+        exchange.publish_early(part, index, gradient)
+    gradients[4] = None
+
+
+@pytest.mark.parametrize("cls", [GroupExchange])
+@pytest.mark.parametrize("only_rank", [None, 1])
+@pytest.mark.parametrize("how", [comes_twice, is_replaced, changes_in_place, is_taken_away])
+def test_what_comes_early_does_not_count_if_it_changes(control_of, cls, how, only_rank):  # noqa: F811
+    def work(team):
+        exchange = cls(*make(adam), shards=2, team=team, new_key=1)
+        found = []
+        for _ in range(4):
+            part = exchange.division.mine[0]
+            gradients = gradients_of(part.lo, 1)  # all parameters have one
+            if exchange.takes_early and only_rank in (None, team.world.rank):
+                how(exchange, part, gradients)
+            exchange.publish(part, gradients)
+            assert exchange.gather("gradients") is None
+            present = exchange.add_up("sums")
+            found.append([t.clone() for t, here in zip(exchange.whole, present, strict=True)])
+            assert exchange.share("update")
+        takes_early = exchange.takes_early
+        exchange.unbind()
+        return found, takes_early
+
+    results = Job(control_of(2)).run(work)
+    for rank, result in results.items():
+        assert not isinstance(result, BaseException), (rank, result)
+        assert result[1], "the group was given up"
+        for step, found in enumerate(result[0]):
+            there = [gradients_of(shard, 1) for shard in range(2)]
+            if how is is_taken_away and step > 0:
+                for shard in range(2) if only_rank is None else [only_rank]:
+                    there[shard][4] = None
+            for here, right in zip(found, add(*there), strict=True):
+                assert right is None or same_bits(here, right), (rank, step)
+
+
+def await_sent(exchange, team):
+    """Wait until what was published early is with the others."""
+    team.meet("published")
+    pipeline = getattr(exchange, "_pipeline", None)
+    while pipeline is not None and not all(transfer.is_ready for transfer in pipeline._sent):
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("cls", EXCHANGES)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_flipped_bit_changes_the_sums_of_all(control_of, cls, world_size):  # noqa: F811
+    def work(team):
+        exchange = cls(*make(adam), shards=2, team=team, new_key=1)
+        found = []
+        for step in range(3):
+            for part in exchange.division.mine:
+                gradients = sum_of(range(part.lo, part.hi), 1)
+                if exchange.takes_early:
+                    for index, gradient in enumerate(gradients):
+                        exchange.publish_early(part, index, gradient)
+                exchange.publish(part, gradients)
+            await_sent(exchange, team)
+            if step == 1 and team.position == world_size - 1:
+                exchange.flip_a_bit()
+            assert exchange.gather("gradients") is None
+            exchange.add_up("sums")
+            assert exchange.all_sums("sums")
+            found.append([total.clone() for total in exchange.whole])
+            assert exchange.are_read("read")
+            assert exchange.share("update")
+        exchange.unbind()
+        return found
+
+    right = sum_of(range(2), 1)
+    for rank, result in Job(control_of(world_size)).run(work).items():
+        assert not isinstance(result, BaseException), (rank, result)
+        are_right = [all(map(same_bits, found, right)) for found in result]
+        assert are_right == [True, False, True], rank
 
 
 @pytest.mark.parametrize("cls", EXCHANGES)

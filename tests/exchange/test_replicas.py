@@ -37,7 +37,7 @@ def undisturbed(options):
     return train(options)
 
 
-@pytest.fixture(params=["staged", "group"])
+@pytest.fixture(params=["staged", "gloo"])
 def replicas(request, monkeypatch):
     in_shared_memory()
     monkeypatch.setenv(EXCHANGE_VARIABLE, request.param)
@@ -45,7 +45,7 @@ def replicas(request, monkeypatch):
 
 def test_shared_memory_is_the_default(monkeypatch):
     monkeypatch.delenv(EXCHANGE_VARIABLE, raising=False)
-    assert chosen(host()) is SharedExchange
+    assert chosen("auto", host()) is SharedExchange
 
 
 def test_gloo_is_needed_by_those_alone_who_choose_a_group():
@@ -57,13 +57,13 @@ def test_gloo_is_needed_by_those_alone_who_choose_a_group():
 def test_an_unknown_exchange_is_refused(monkeypatch):
     monkeypatch.setenv(EXCHANGE_VARIABLE, "pigeons")
     with pytest.raises(ValueError, match=r"must be one of .*, but is 'pigeons'"):
-        chosen(host())
+        chosen("auto", host())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_replicas_have_the_bits_of_shared_memory(replicas, workers):
-    assert chosen(host()) is not SharedExchange
+    assert chosen("auto", host()) is not SharedExchange
     for digests in unisono.launch(cases.train_all, CASES, workers=workers):
         assert digests == in_shared_memory()
 
@@ -100,7 +100,7 @@ def exchange_in_a_loop():
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_workers_compute_on_the_exchange_that_was_chosen(monkeypatch, workers):
     assert unisono.launch(exchange_in_a_loop, workers=workers) == [SharedExchange] * workers
-    for name, cls in (("staged", StagedExchange), ("group", GroupExchange)):
+    for name, cls in (("staged", StagedExchange), ("gloo", GroupExchange)):
         monkeypatch.setenv(EXCHANGE_VARIABLE, name)
         assert unisono.launch(exchange_in_a_loop, workers=workers) == [cls] * workers
 
@@ -115,7 +115,7 @@ def train_for(steps, directory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("first", "other"), [("shared", "staged"), ("staged", "group"), ("group", "shared")]
+    ("first", "other"), [("shared", "staged"), ("staged", "gloo"), ("gloo", "shared")]
 )
 def test_a_run_goes_on_with_another_exchange(monkeypatch, tmp_path, first, other):
     whole = train_for(12, tmp_path / "whole")

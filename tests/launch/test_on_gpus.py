@@ -16,7 +16,8 @@ from tests.warm import processes
 import unisono
 from unisono.launch.caller_state import generator_states, start_generators
 from unisono.launch.placement import Machine
-from unisono.workers.context import context
+from unisono.workers.context import Context, context
+from unisono.workers.launcher_messages import ComputesOn
 
 TWO = Machine(3, ("GPU-aa", "GPU-bb"))
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "UNISONO_WORKERS_PER_GPU", "CUBLAS_WORKSPACE_CONFIG")
@@ -124,6 +125,37 @@ def test_what_workers_compute_on_is_said_once(
         'unisono: 2 workers compute on the CPU: `gpus="none"` starts one worker for each core '
         "instead of one for each GPU (3 here), with the same bits.\n"
     )
+
+
+def set_up() -> str:
+    with unisono.init() as here:
+        return str(here.device)
+
+
+@pytest.mark.slow
+def test_a_process_group_tells_its_devices_too(
+    two_gpus: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert unisono.launch(set_up, workers=2) == ["cpu", "cpu"]  # no torch here sees the GPUs
+    assert capfd.readouterr().err == "unisono: 2 workers compute on the CPU.\n"
+
+
+class Desk:
+    """Hears what a worker tells."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self.tell = self.heard.append
+
+
+def test_a_worker_without_gpus_tells_of_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    monkeypatch.setattr(Context, "supervisor", desk)
+    Context().tell_device("cpu", "")
+    assert desk.heard == []
+    monkeypatch.setenv("UNISONO_WORKERS_PER_GPU", "1")
+    Context().tell_device("cpu", "")
+    assert desk.heard == [ComputesOn("cpu", "")]
 
 
 class Rows(torch.utils.data.Dataset[torch.Tensor]):

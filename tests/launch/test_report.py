@@ -24,8 +24,8 @@ def state_after(*before: object, workers: int, replaces: bool = True) -> recover
     return state
 
 
-def loop(num_shards: int) -> job_events.Said:
-    facts: Mapping[str, Any] = {"shards": num_shards}
+def loop(num_shards: int, *, by_speed: bool = False) -> job_events.Said:
+    facts: Mapping[str, Any] = {"shards": num_shards, "by speed": by_speed}
     return job_events.Said(0, LoopBegan(0, facts))
 
 
@@ -76,6 +76,14 @@ def lost(rank: int) -> job_events.Lost:
             2,
             "in step 41 with shards 4–7; worker 1 goes on with shards 0–7; "
             "a replacement is starting.",
+        ),
+        # by the speed of devices, which the launcher does not know
+        (
+            3,
+            [loop(8, by_speed=True)],
+            True,
+            1,
+            "in step 41; workers 0 and 2 go on; a replacement is starting.",
         ),
         # outside of loops nobody holds shards
         (3, [], True, 1, "; workers 0 and 2 go on; a replacement is starting."),
@@ -149,6 +157,7 @@ def test_a_loss_names_the_signal(exit_code: int, words: str) -> None:
             "shard 3.",
         ),
         (2, [], (1,), "worker 1 (pid 101) has joined."),
+        (3, [loop(8, by_speed=True)], (1,), "worker 1 (pid 101) has joined."),
         # alone
         (2, [loop(8), lost(1)], (0,), "worker 0 (pid 100) has joined with shards 0–7."),
     ],

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
 import unisono
@@ -65,11 +66,51 @@ def test_a_negative_weight_is_refused_there_too(accelerator):
 
 
 @pytest.mark.parametrize("loader_workers", [0, 2])
-def test_predictions_are_those_of_the_cpu(accelerator, loader_workers):
+def test_predictions_are_those_of_the_cpu_and_are_never_waited_for(accelerator, loader_workers):
     options = {"batch_size": 8, "loader_workers": loader_workers}
-    found = trainer("sim").predict(DATA, **options)
+    on_device = trainer("sim")
+    with accelerator.synchronizations() as seen:
+        found = on_device.predict(DATA, **options)
+    assert seen == []
     assert found.device.type == "cpu"
     assert torch.equal(found, trainer("cpu").predict(DATA, **options))
+
+
+OUTPUTS = {
+    "several": lambda model, batch: {"a": model(batch[0]), "b": batch[1]},
+    "transposed": lambda model, batch: model(batch[0]).unsqueeze(1).repeat(1, 2, 1).transpose(1, 2),
+    "with gradients": lambda model, batch: model(batch[0]).requires_grad_(),
+    "on the host": lambda model, batch: model(batch[0]).cpu(),
+    "on both": lambda model, batch: (model(batch[0]), batch[1].cpu()),
+    "as numbers of half the size": lambda model, batch: model(batch[0]).bfloat16(),
+}
+
+
+@pytest.mark.parametrize("forward", OUTPUTS.values(), ids=list(OUTPUTS))
+def test_outputs_of_all_kinds_are_written(accelerator, forward):
+    options = {"batch_size": 8, "forward": forward}
+    found, expected = (trainer(device).predict(DATA, **options) for device in ("sim", "cpu"))
+    pairs = list(zip(*map(tree_leaves, (found, expected)), strict=True))
+    assert pairs
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_rows_are_copied_before_the_next_ones_are(accelerator):
+    with accelerator.late_copies(queries=5):
+        found = trainer("sim").predict(DATA, batch_size=8)
+    assert torch.equal(found, trainer("cpu").predict(DATA, batch_size=8))
+
+
+def test_rows_of_another_shape_are_refused_at_their_batch(accelerator):
+    num_passes = []
+
+    def forward(model, batch):
+        num_passes.append(1)
+        return model(batch[0])[:, : 2 if len(num_passes) > 3 else 3]
+
+    with pytest.raises(ValueError, match="the same names, dtypes and shapes"):
+        trainer("sim").predict(DATA, batch_size=8, forward=forward)
+    assert len(num_passes) == 4
 
 
 def test_losses_arrive_where_memory_cannot_be_pinned(accelerator, monkeypatch, capfd):

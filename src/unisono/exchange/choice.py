@@ -4,31 +4,89 @@ from __future__ import annotations
 
 import os
 
+from torch import distributed
+
 from unisono.device import Device
 from unisono.exchange.protocol import Exchange
 from unisono.exchange.shared import SharedExchange
 from unisono.exchange.staged import StagedExchange
+from unisono.workers.team import Team
 
 EXCHANGE_VARIABLE = "UNISONO_EXCHANGE"
-_NAMES = ("shared", "staged", "group")
+AUTO, SHARED, STAGED, NCCL, GLOO = EXCHANGES = ("auto", "shared", "staged", "nccl", "gloo")
 
 
-def chosen(device: Device) -> type[Exchange]:
-    """Find the exchange that the environment names, or else the one for a worker's device.
+def check_exchange(name: str) -> None:
+    """Refuse what is the name of no exchange, with ValueError."""
+    if name not in EXCHANGES:
+        raise ValueError(f"`exchange` must be one of {EXCHANGES}, but is {name!r}.")
+
+
+def name_of_exchange(name: str, device: Device) -> str:
+    """Find the exchange of a worker.
+
+    Args:
+        name: what the program asks for; ``"auto"``: what the environment names, or else the
+            exchange that is used most on such devices.
+        device: where the worker computes.
 
     Raises:
         ValueError: there is no such exchange, or not for this device.
     """
-    name = os.environ.get(EXCHANGE_VARIABLE, "shared" if device.is_host else "staged")
-    if name not in _NAMES:
-        raise ValueError(f"{EXCHANGE_VARIABLE} must be one of {_NAMES}, but is {name!r}.")
-    if name != "staged" and not device.is_host:
+    if name == AUTO:
+        name = os.environ.get(EXCHANGE_VARIABLE, AUTO)
+        name = GLOO if name == "group" else name  # as it was called before
+        if name not in EXCHANGES:
+            raise ValueError(f"{EXCHANGE_VARIABLE} must be one of {EXCHANGES}, but is {name!r}.")
+    if name == AUTO:
+        return SHARED if device.is_host else STAGED
+    if device.is_host and name == NCCL:
         raise ValueError(
-            f"{EXCHANGE_VARIABLE} must be 'staged' on {device.name}, but is {name!r}: unset it."
+            '`exchange="nccl"` must have a GPU for each worker, but this one computes on the CPU: '
+            'leave it out, or pass `exchange="gloo"`.'
         )
-    if name == "group":
-        # Needs a torch that has gloo; the others do not.
+    if not device.is_host and name in (SHARED, GLOO):
+        raise ValueError(
+            f"`exchange={name!r}` must have gradients in the host's memory, but this worker "
+            f'computes on {device.name}: leave it out, or pass `exchange="staged"`.'
+        )
+    if name == NCCL and not distributed.is_nccl_available():
+        raise ValueError(
+            f'`exchange="nccl"` must have a torch that is built with NCCL, but {device.name} is '
+            f'used without it: leave it out, or pass `exchange="staged"`.'
+        )
+    return name
+
+
+def check_devices(name: str, device: Device, team: Team) -> None:
+    """See that no two workers share a GPU where NCCL is to connect them. Collective.
+
+    Raises:
+        ValueError: two do; on every worker.
+    """
+    if name != NCCL or team.size == 1:
+        return
+    seen: dict[bytes, int] = {}
+    for rank, identity in team.gather(device.identity.encode(), "choice of exchange").items():
+        if identity in seen:
+            raise ValueError(
+                f'`exchange="nccl"` must have a GPU for each worker, but ranks {seen[identity]} '
+                f"and {rank} share one: start fewer workers, with `--workers-per-gpu 1`, or pass "
+                f'`exchange="staged"`.'
+            )
+        seen[identity] = rank
+
+
+def chosen(name: str, device: Device) -> type[Exchange]:
+    """Find the exchange of a worker's loops; arguments and errors as :func:`name_of_exchange`."""
+    name = name_of_exchange(name, device)
+    # Both need a torch that has such process groups; the others do not.
+    if name == GLOO:
         from unisono.exchange.group_exchange import GroupExchange
 
         return GroupExchange
-    return StagedExchange if name == "staged" else SharedExchange
+    if name == NCCL:
+        from unisono.exchange.nccl_exchange import NcclExchange
+
+        return NcclExchange
+    return StagedExchange if name == STAGED else SharedExchange

@@ -1,12 +1,13 @@
 """Which shards each worker computes in a step, and which pieces it adds up and updates.
 
-Follows from the membership. Where a worker is lost within a step, the others keep what they have
-computed and divide the rest among themselves.
+Follows from the membership, and from the speeds of the workers' devices where these differ. Where
+a worker is lost within a step, the others keep what they have computed and divide the rest among
+themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from unisono.plan.shards import Held, assign, take_over
 from unisono.plan.slices import Piece, cut
@@ -33,22 +34,34 @@ class Division:
 
     def __init__(self, team: Team, num_shards: int, numels: Sequence[int]) -> None:
         self._team, self.num_shards, self._numels = team, num_shards, numels
+        self._speeds: Mapping[int, float] | None = None
         self.divide()
+
+    def use_speeds(self, speeds: Mapping[int, float] | None) -> None:
+        """Give faster workers more shards, from the next :meth:`divide` on.
+
+        Args:
+            speeds: of each worker by its rank, the same on every worker; None: all are equal.
+        """
+        self._speeds = speeds
 
     def divide(self) -> None:
         """Divide all anew among those who are members now."""
         team = self._team
-        ranges = assign(self.num_shards, team.size)
+        ranks = team.membership.ranks
+        speeds = None if self._speeds is None else [self._speeds[rank] for rank in ranks]
+        ranges = assign(self.num_shards, team.size, speeds)
         self._held: Held = {r: [own] for r, own in zip(team.membership.ranks, ranges, strict=True)}
         self._membership: Membership = team.membership
+        self._divided_by = self._speeds
         self.shards = ranges[team.position]
         self.mine = parts_of(self.shards, self.num_shards)
         self._follow()
 
     @property
     def is_outdated(self) -> bool:
-        """Whether others are members now than when all was divided."""
-        return self._membership != self._team.membership
+        """Whether others are members now than when all was divided, or speeds are others."""
+        return self._membership != self._team.membership or self._speeds != self._divided_by
 
     def take_over(self) -> list[Node]:
         """Divide what lost workers have left in the step under way.

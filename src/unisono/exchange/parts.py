@@ -110,9 +110,7 @@ class Parts:
         Raises:
             TypeError: a gradient is sparse.
         """
-        slots = self._slots.get(part.lo)
-        if slots is None:
-            slots = self._slots[part.lo] = self._room.gradients[part.lo].tensors()
+        slots = self._slots_of(part)
         present = [g for g in gradients if g is not None]
         if len(present) == len(slots):
             self._room.flags[part.lo][0] = _PRESENT
@@ -124,6 +122,24 @@ class Parts:
             with torch.no_grad():
                 _copy(slots, present)
 
+    def begin(self, part: Node) -> None:
+        """Begin to publish a part one parameter at a time; so far it has no gradients."""
+        self._room.flags[part.lo][:] = bytes(len(self._room.flags[part.lo]))
+
+    def put(self, part: Node, index: int, gradient: torch.Tensor) -> None:
+        """Copy the gradient of one parameter into a part's slot, once the part is begun.
+
+        Raises:
+            TypeError: it is sparse.
+        """
+        with torch.no_grad():
+            _copy([self._slots_of(part)[index]], [gradient])
+        self._room.flags[part.lo][1 + index] = _PRESENT
+
+    def remove(self, part: Node, index: int) -> None:
+        """Take the gradient of one parameter out of a part."""
+        self._room.flags[part.lo][1 + index] = _ABSENT
+
     def flags(self, lo: int) -> bytes:
         """Read which parameters the part in slot `lo` has gradients for; see :func:`presence`."""
         return bytes(self._room.flags[lo])
@@ -132,6 +148,12 @@ class Parts:
         """View pieces of the part in slot `lo`, as vectors."""
         region = self._room.gradients[lo]
         return [region.piece(piece.index, piece.start, piece.stop) for piece in pieces]
+
+    def _slots_of(self, part: Node) -> list[torch.Tensor]:
+        slots = self._slots.get(part.lo)
+        if slots is None:
+            slots = self._slots[part.lo] = self._room.gradients[part.lo].tensors()
+        return slots
 
 
 def presence(flags: bytes) -> list[bool]:

@@ -2,6 +2,7 @@
 
 ::
 
+    publish_early…    where the exchange takes them: gradients of a worker's last part, one by one
     publish(part)…    each worker its parts, one after the other
     gather            ─── all meet ───  or: somebody was lost, these are computed here
     add_up            the sums of this worker's pieces, in tree order
@@ -147,6 +148,28 @@ class Exchange(ABC):
         """
         self._parts.publish(part, gradients)
 
+    @property
+    def takes_early(self) -> bool:
+        """Whether :meth:`publish_early` is of use now."""
+        return False
+
+    def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
+        """Show the others one parameter of this worker's last part, while a backward pass goes on.
+
+        The part is published as a whole nevertheless, which counts: what comes early may be only
+        some parameters, in any order, and one of them twice. A gradient that is the same tensor
+        then, unchanged, need not be copied again.
+
+        Args:
+            part: this worker's last one, as :meth:`publish` gets it.
+            index: of the parameter.
+            gradient: its sum over the part.
+
+        Raises:
+            TypeError: it is sparse.
+        """
+        raise NotImplementedError("this exchange takes nothing early")
+
     def gather(self, purpose: str) -> list[Node] | None:
         """Meet the others once this worker's parts are published.
 
@@ -261,6 +284,11 @@ class Exchange(ABC):
         if is_there and not self._team.is_leader:
             snapshots = self.memory.snapshots
             self._take_optimizer(snapshots.facts(0), snapshots.extra(0))
+
+    def flip_a_bit(self) -> None:
+        """Damage what this worker has published of the step under way, for tests."""
+        region = self.memory.arena.gradients[self.division.mine[0].lo]
+        region.everything()[2] ^= 1
 
     def unbind(self) -> None:
         """Give the model tensors of its own again; not collective. Values stay as they are."""

@@ -25,6 +25,7 @@ import torch
 from unisono.device import Copies, Device
 from unisono.exchange.arena import Arena, Region, size_of
 from unisono.exchange.block import private_bytes
+from unisono.exchange.early_part import BUCKET_BYTES, EarlyPart, PartBuckets
 from unisono.exchange.homes import StateKeys
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Gradients, OwnParts, Parts, pieces_within
@@ -48,11 +49,27 @@ class StagedExchange(ReplicaExchange):
 
     def publish(self, part: Node, gradients: Gradients) -> None:
         """See :class:`~.protocol.Exchange`."""
-        super().publish(part, gradients)
-        if self._team.size > 1 and not self.device.is_host:
-            there = self.memory.arena.gradients[part.lo].everything()
-            self._pinned.pin(there)
-            self.copies.to_host(there, self._own[part.lo].everything())
+        if not self._copies_parts:
+            super().publish(part, gradients)
+        elif self._early.has_begun:
+            self._buckets.mark_changed(self._early.complete(part, gradients))
+            self._copy_part(part, self._buckets.rest())
+            self._buckets.begin()
+        else:
+            super().publish(part, gradients)
+            self._copy_part(part, [(0, len(self._sums_here))])
+
+    @property
+    def takes_early(self) -> bool:
+        """See :class:`~.protocol.Exchange`; buckets are copied beside the backward pass."""
+        return self._copies_parts
+
+    def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
+        """See :class:`~.protocol.Exchange`."""
+        self._early.put(part, index, gradient)
+        span = self._buckets.mark(index)
+        if span is not None:
+            self._copy_part(part, [span])
 
     def gather(self, purpose: str) -> list[Node] | None:
         """See :class:`~.protocol.Exchange`."""
@@ -80,11 +97,29 @@ class StagedExchange(ReplicaExchange):
         """See :class:`~.protocol.Exchange`; all parts and sums have been read when all met."""
         return True
 
+    def flip_a_bit(self) -> None:
+        """See :class:`~.protocol.Exchange`; also where this worker itself reads."""
+        self.copies.wait()
+        super().flip_a_bit()
+        if not self.device.is_host:
+            self._own[self.division.mine[0].lo].everything()[2] ^= 1
+
     def unbind(self) -> None:
         """See :class:`~.protocol.Exchange`."""
         self.copies.wait()
         self._pinned.release()
         super().unbind()
+
+    @property
+    def _copies_parts(self) -> bool:
+        return self._team.size > 1 and not self.device.is_host
+
+    def _copy_part(self, part: Node, spans: Sequence[tuple[int, int]]) -> None:
+        """Copy bytes of a part to where the others see them."""
+        there, here = self.memory.arena.gradients[part.lo], self._own[part.lo]
+        self._pinned.pin(there.everything())
+        for start, stop in spans:
+            self.copies.to_host(there.everything()[start:stop], here.everything()[start:stop])
 
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
         arena = self.memory.arena
@@ -98,6 +133,7 @@ class StagedExchange(ReplicaExchange):
         if not self.device.is_host:
             self._own = OwnParts(slots, arena.flags, num_bytes, self.device)
             self._parts = Parts(self._own)
+            self._early, self._buckets = EarlyPart(self._parts), PartBuckets(slots, BUCKET_BYTES)
         super()._bind(keys, live)
 
     def _plan_sum(self) -> None:

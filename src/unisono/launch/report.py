@@ -118,9 +118,11 @@ def loss_message(
     if before.membership is None or rank not in before.membership.ranks:
         return f"{who} before it had joined the others; {then}."
     loop = before.loop
-    num_shards = None if loop is None else int(loop.facts["shards"])
+    num_shards = _num_shards_of(before)
+    if loop is not None:
+        who += f" in step {step}"
     if num_shards is not None:
-        who += f" in step {step} with {_shards_of(before.membership, num_shards)[rank]}"
+        who += f" with {_shards_of(before.membership, num_shards)[rank]}"
     if after.membership is None:
         where = "" if loop is None else ", from the latest snapshot"
         return f"{who}; nobody is left; {then}{where}."
@@ -147,10 +149,21 @@ def joined_message(
     """Say that replacements have joined the membership."""
     who = listed("worker", [f"{rank} (pid {pid_of(rank)})" for rank in ranks], " and ")
     text = f"{who} {'has' if len(ranks) == 1 else 'have'} joined"
-    if state.loop is not None and state.membership is not None:
-        shards = _shards_of(state.membership, int(state.loop.facts["shards"]))
+    num_shards = _num_shards_of(state)
+    if num_shards is not None and state.membership is not None:
+        shards = _shards_of(state.membership, num_shards)
         text += " with " + ", ".join(shards[rank] for rank in ranks)
     return f"{text}."
+
+
+def _num_shards_of(state: recovery.RecoveryState) -> int | None:
+    """Count the shards of the loop under way; None if there is none, or none can be named.
+
+    How shards are divided by the speed of devices is known to the workers alone.
+    """
+    if state.loop is None or state.loop.facts.get("by speed"):
+        return None
+    return int(state.loop.facts["shards"])
 
 
 def _shards_of(membership: Membership, num_shards: int) -> dict[int, str]:

@@ -1,23 +1,28 @@
-"""Who computes what: each worker a contiguous range of shards, sizes differing by at most one."""
+"""Who computes what: each worker a contiguous range of shards.
+
+Sizes differ by at most one, unless devices of different models compute together: then a faster one
+gets more.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 
-def assign(num_shards: int, num_workers: int) -> list[range]:
-    """Divide shards among workers.
+def assign(num_shards: int, num_workers: int, speeds: Sequence[float] | None = None) -> list[range]:
+    """Divide shards among workers, so that the last one to be done is done as early as can be.
 
     Args:
         num_shards: S, the fixed number of parts of every global batch.
         num_workers: W, those alive now, at most S.
+        speeds: of each worker, in rank order, in shards a second or any other unit; None: equal.
 
     Returns:
-        One range a worker, in rank order; together they are 0 … S − 1. The first ones are longer
-        where S is no multiple of W.
+        One range a worker, in rank order, each with at least one shard; together they are
+        0 … S − 1. Of workers with equal speeds the first ones get the longer ranges.
 
     Raises:
-        ValueError: there are fewer shards than workers, or no worker.
+        ValueError: there are fewer shards than workers, or no worker, or a speed is not above 0.
     """
     if num_workers < 1:
         raise ValueError(f"the number of workers must be at least 1, but is {num_workers}.")
@@ -26,9 +31,27 @@ def assign(num_shards: int, num_workers: int) -> list[range]:
             f"`shards` must be at least the number of workers ({num_workers}), but is "
             f"{num_shards}: pass `shards={num_workers}` or start fewer workers."
         )
-    size, longer = divmod(num_shards, num_workers)
-    starts = [rank * size + min(rank, longer) for rank in range(num_workers + 1)]
+    if speeds is None:
+        size, longer = divmod(num_shards, num_workers)
+        sizes = [size + (rank < longer) for rank in range(num_workers)]
+    else:
+        sizes = _by_speed(num_shards, num_workers, speeds)
+    starts = [sum(sizes[:rank]) for rank in range(num_workers + 1)]
     return [range(starts[rank], starts[rank + 1]) for rank in range(num_workers)]
+
+
+def _by_speed(num_shards: int, num_workers: int, speeds: Sequence[float]) -> list[int]:
+    """Count shards: one each, then one after the other to whoever would be done with it first."""
+    if len(speeds) != num_workers or not all(0 < speed < float("inf") for speed in speeds):
+        raise ValueError(
+            f"`speeds` must be a finite number above 0 for each of {num_workers} workers, but are "
+            f"{list(speeds)}."
+        )
+    sizes = [1] * num_workers
+    for _ in range(num_shards - num_workers):
+        done_at = [(size + 1) / speed for size, speed in zip(sizes, speeds, strict=True)]
+        sizes[done_at.index(min(done_at))] += 1
+    return sizes
 
 
 Held = dict[int, list[range]]

@@ -31,6 +31,7 @@ from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
 from unisono.step.bound_model import BoundModel
 from unisono.step.clipping import Clipping
+from unisono.step.early import published_early
 from unisono.step.gradients import Gradients, GradientStack
 from unisono.step.loss import (
     check_differentiable,
@@ -43,6 +44,7 @@ from unisono.step.loss import (
 from unisono.step.pending import PendingLosses
 from unisono.step.phase_timers import Phase, PhaseTimers
 from unisono.step.records import Form, Records, non_finite_shard
+from unisono.step.refused_operation import RefusedOperations
 from unisono.step.scaling import SMALLEST, LossScaling
 from unisono.step.update import pass_for_stepped, update_of
 from unisono.workers.team import Team
@@ -60,9 +62,11 @@ class StepEngine:
         team: the workers.
         clipping: how gradients are clipped.
         scaling: how losses are scaled; None: not at all.
+        is_deterministic: whether torch refuses operations that have no deterministic form.
 
     Attributes:
         exchange: carries gradients.
+        refusals: says where operations are called that torch refuses.
         gradient_norm: of the last step's gradients, before they were clipped by it; else None.
         is_skipped: whether the last step's gradients were not finite with a scaled loss.
         timers: where the time of the step under way goes on this worker.
@@ -78,7 +82,9 @@ class StepEngine:
         team: Team,
         clipping: Clipping | None = None,
         scaling: LossScaling | None = None,
+        is_deterministic: bool = False,
     ) -> None:
+        self.refusals = RefusedOperations(model, is_deterministic)
         self._clipping = clipping or Clipping()
         self._scaling, self.is_skipped = scaling, False
         self._optimizer, self._team, self._seed = optimizer, team, seed
@@ -140,6 +146,12 @@ class StepEngine:
         self.exchange.buffers.restore()
         self._bound.remove_placeholders()
 
+    def repeat_shard(self, shard: int) -> None:
+        """Prepare for one shard's passes once more, in a step that will fail; see `refusals`."""
+        self._bound.clear_gradients()
+        self._device.seed(seed_of("train", self._seed, self._step * self._num_shards + shard))
+        self.exchange.buffers.restore()
+
     def finish_shard(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
         """Differentiate one shard's loss and take its gradients.
 
@@ -168,7 +180,7 @@ class StepEngine:
             check_differentiable(loss)
             weight = 1.0 if loss.is_sum else share
             tensor = loss.tensor if self._scaling is None else self._scaling.scaled(loss.tensor)
-            torch.autograd.backward(tensor, torch.full_like(tensor, weight))
+            self._differentiate(shard, tensor, torch.full_like(tensor, weight))
             self._publish(self._stack.push(shard))
             self._bound.clear_fixed()
             if shard == self._first_shard:
@@ -192,7 +204,7 @@ class StepEngine:
         self._bound.check_passes()
         self._team.faults.meet("gradients", step)
         if self._team.faults.flips(step):
-            self._flip_a_bit()
+            self.exchange.flip_a_bit()
         # Here, and nowhere else in a plain step, the host waits for the device.
         if self._pending.losses:
             for shard, loss in self._pending.read():
@@ -236,6 +248,7 @@ class StepEngine:
         totals = self._records.totals(records)
         if exchange.is_lost:
             return totals.means, False
+        self._team.faults.meet("sums", step)
         present = exchange.add_up(f"sums of step {step}")
         if totals.form == Form.SUM:
             self._divide_sums(present, totals.weight)
@@ -310,11 +323,13 @@ class StepEngine:
         if finished is not None:
             self.exchange.publish(*finished)
 
-    def _flip_a_bit(self) -> None:
-        """Damage what this worker has computed, for tests."""
-        part = self.exchange.division.mine[0]
-        byte = self.exchange.memory.arena.gradients[part.lo].everything()
-        byte[2] ^= 1
+    def _differentiate(self, shard: int, loss: torch.Tensor, weight: torch.Tensor) -> None:
+        exchange, stack = self.exchange, self._stack
+        if shard != stack.last_shard or not exchange.takes_early:
+            torch.autograd.backward(loss, weight)
+            return
+        with published_early(exchange.parameters, stack, exchange):
+            torch.autograd.backward(loss, weight)
 
     def _divide_sums(self, present: Sequence[bool], weight: float) -> None:
         """Turn sums into means over the true weight."""

@@ -7,6 +7,7 @@ got no gradient from a shard adds nothing to the sum.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -21,6 +22,9 @@ class GradientStack:
     Args:
         parameters: those that the optimizer updates.
         parts: the worker's parts, from left to right.
+
+    Attributes:
+        last_shard: the one that ends the last part; None: there are no parts.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], parts: Sequence[Node]) -> None:
@@ -31,7 +35,9 @@ class GradientStack:
             for shard, count in zip(range(part.lo, part.hi), additions_after(part), strict=True)
         }
         self._part_ending = {part.hi - 1: part for part in parts}
+        self.last_shard = parts[-1].hi - 1 if parts else None
         self._stack: list[Gradients] = []
+        self._early: dict[int, _Early] = {}
 
     @property
     def depth(self) -> int:
@@ -41,6 +47,29 @@ class GradientStack:
     def discard(self) -> None:
         """Forget what a step that will not be finished has pushed."""
         self._stack.clear()
+        self._early.clear()
+
+    def add_early(self, index: int, gradient: torch.Tensor) -> tuple[Node, torch.Tensor]:
+        """Add up one parameter's part as soon as the backward pass of the last shard has left it.
+
+        What has been pushed is not changed: the same parameter may come again, with another
+        gradient, and :meth:`push` takes what counts in the end.
+
+        Args:
+            index: of the parameter.
+            gradient: what is in its ``.grad`` now.
+
+        Returns:
+            The last part, and the parameter's sum over it.
+        """
+        assert self.last_shard is not None
+        count, total = self._additions[self.last_shard], gradient
+        with torch.no_grad():
+            for gradients in reversed(self._stack[len(self._stack) - count :]):
+                left = gradients[index]
+                total = total if left is None else left + total
+        self._early[index] = _Early(gradient, gradient._version, total)
+        return self._part_ending[self.last_shard], total
 
     def push_nothing(self, shard: int) -> tuple[Node, Gradients] | None:
         """Take an empty shard into account; see :meth:`push`."""
@@ -56,7 +85,18 @@ class GradientStack:
         for parameter in self._parameters:
             gradients.append(parameter.grad)
             parameter.grad = None
+        if self._early:
+            self._take_early(gradients, self._additions[shard])
         return self._push(shard, gradients)
+
+    def _take_early(self, gradients: Gradients, count: int) -> None:
+        """Put sums that are known in the place of what would be added up to them now."""
+        for index, early in self._early.items():
+            if gradients[index] is early.gradient and early.gradient._version == early.version:
+                gradients[index] = early.total
+                for pushed in self._stack[len(self._stack) - count :]:
+                    pushed[index] = None
+        self._early.clear()
 
     def _push(self, shard: int, gradients: Gradients) -> tuple[Node, Gradients] | None:
         self._stack.append(gradients)
@@ -65,6 +105,14 @@ class GradientStack:
             self._stack.append(_add(left, right))
         part = self._part_ending.get(shard)
         return None if part is None else (part, self._stack.pop())
+
+
+class _Early(NamedTuple):
+    """A gradient, its version when it was added to what is below it on the stack, and the sum."""
+
+    gradient: torch.Tensor
+    version: int
+    total: torch.Tensor
 
 
 def _add(left: Gradients, right: Gradients) -> Gradients:

@@ -152,14 +152,16 @@ class WholeUpdate:
 
     def __init__(self, optimizer: Optimizer, exchange: Exchange) -> None:
         self._optimizer, self._parameters = optimizer, exchange.parameters
-        self._totals, self._acts = exchange.whole, exchange.acts
+        self._exchange, self._acts = exchange, exchange.acts
 
     def apply(self, present: Sequence[bool]) -> None:
         """Update the parameters that have a gradient, once everybody's sums are finished."""
         if not self._acts:
             pass_for_stepped(self._optimizer)  # elsewhere it has
             return
-        for parameter, total, here in zip(self._parameters, self._totals, present, strict=True):
+        # Now: where a worker was lost while all added up, the sums of those left lie elsewhere.
+        sums = self._exchange.whole
+        for parameter, total, here in zip(self._parameters, sums, present, strict=True):
             parameter.grad = total if here else None
         try:
             self._optimizer.step()

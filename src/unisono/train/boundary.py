@@ -64,7 +64,7 @@ class Boundary:
         self._shards, self._steps_per_epoch = plan.shards, plan.steps_per_epoch
         self._checkpoints = run.checkpoints
         self._exchange, self._memory = engine.exchange, engine.exchange.memory
-        self._identity = identity(plan, run.fixed, run.device)
+        self._identity = identity(plan, run.fixed, run.device, is_kept=run.checkpoints is not None)
         self._interrupts = interrupts
         self._planned = BoundaryTasks.NOTHING
         self._next_at_s = 0.0
@@ -74,7 +74,8 @@ class Boundary:
     @property
     def facts(self) -> dict[str, Any]:
         """What a worker that joins the loop has to know."""
-        return {**self._memory.snapshots.places.as_json(), "shards": self._shards}
+        places = self._memory.snapshots.places.as_json()
+        return {**places, "shards": self._shards, "by speed": bool(self._run.kinds)}
 
     def forgo_recovery(self, reason: str) -> None:
         """Do without snapshots where only recovery would have use for them."""

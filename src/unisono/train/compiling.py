@@ -12,20 +12,31 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 from torch import nn
 
+from unisono.device import Device
+
 _SHAPES_AT_MOST = 256
 
 
-def find_compiler() -> str:
-    """Find the C++ compiler that torch takes on the CPU, and say which it is.
+def find_compiler(device: Device) -> str:
+    """Find what torch compiles with, and say which it is: on the CPU a C++ compiler, else Triton.
 
     Raises:
         ValueError: there is none.
     """
+    if not device.is_host:
+        try:
+            return f"Triton {version('triton')}"
+        except PackageNotFoundError:
+            raise ValueError(
+                "`compile=True` needs Triton on an accelerator, but it is not installed: run "
+                "`pip install triton`, or leave `compile` out."
+            ) from None
     name = os.environ.get("CXX", "g++")
     try:
         told = subprocess.run([name, "--version"], capture_output=True, text=True, check=True)

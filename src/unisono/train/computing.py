@@ -20,7 +20,7 @@ from unisono.device import Device
 from unisono.device import grad_scaler as grad_scaler_of_torch
 from unisono.train.channels import lay_out_channels_last, with_channels_last
 from unisono.train.compiling import compile_forward, compiled_in_this_thread, find_compiler
-from unisono.train.tf32 import tf32_switched
+from unisono.train.tf32 import TF32, tf32_in_words, tf32_switched
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -58,19 +58,20 @@ class Computing:
             if not isinstance(value, bool) and not (others and value is None):
                 raise TypeError(f"`{name}` must be True or False{others}, but is {value!r}.")
 
-    @property
-    def fixed(self) -> dict[str, Any]:
-        """What of it changes bits, by name, as plain JSON, for the identity of a run.
+    def fixed_on(self, device: Device) -> dict[str, Any]:
+        """Say what of it changes bits on a device, by name, as plain JSON, for a run's identity.
 
         Raises:
             ValueError: there is nothing to compile with.
         """
-        # Not tf32: it changes nothing on the CPU, where all models are.
-        return {
+        fixed = {
             "precision": self.precision,
             "channels_last": self.channels_last,
-            "compile": find_compiler() if self.compile else None,
+            "compile": find_compiler(device) if self.compile else None,
         }
+        if self.tf32 is not None and not device.is_host:  # else as `identity` finds it
+            fixed[TF32] = tf32_in_words(self.tf32)
+        return fixed
 
     def prepare(self, model: nn.Module) -> None:
         """Do to a model what is done once.

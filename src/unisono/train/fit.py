@@ -157,7 +157,7 @@ class FitUnderWay:
             "seed": plan.seed,
             "world_size": run.world.world_size,
             "num_parameters": sum(p.numel() for p in run.model.parameters()),
-            "identity": identity(plan, run.fixed, run.device),
+            "identity": identity(plan, run.fixed, run.device, is_kept=run.checkpoints is not None),
             "loader_workers": self._plan.loader_workers,
             **surroundings(run.device),
         }

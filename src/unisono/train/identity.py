@@ -16,14 +16,36 @@ from unisono.device import Device
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
 from unisono.state.contents import updated_parameters
+from unisono.train.device_fingerprint import fingerprint_of
+from unisono.train.tf32 import TF32, tf32_in_words
 from unisono.world import threads_per_worker
 
 _OF_ONE_LOOP = ("batch_size", "shuffle", "sampler", "dataset length")
+_OTHER_FINGERPRINT = (
+    "this machine computes other bits than the one of the checkpoint, although both say that they "
+    "are {!r} (fingerprint {:.20} there, {} here): the run goes on, but its bits will not be those "
+    "of a run without a stop."
+)
 _MUST_STAY = ("seed", "shards", *_OF_ONE_LOOP, "optimizer")
 
 
-def identity(plan: SamplePlan, fixed: Mapping[str, Any], device: Device) -> dict[str, Any]:
-    """Say what fixes a run's bits; `fixed` is what the run adds."""
+FINGERPRINT = "fingerprint"
+# Where one of these differs, another fingerprint is no news.
+_IMPLY_FINGERPRINT = ("processor", "torch", "threads")
+
+
+def identity(
+    plan: SamplePlan, fixed: Mapping[str, Any], device: Device, *, is_kept: bool
+) -> dict[str, Any]:
+    """Say what fixes a run's bits.
+
+    Args:
+        plan: which samples are computed where.
+        fixed: what the run adds.
+        device: where this worker computes.
+        is_kept: whether it is compared later, so that some milliseconds for a fingerprint of the
+            device are well spent.
+    """
     return {
         "seed": plan.seed,
         "shards": plan.shards,
@@ -31,10 +53,12 @@ def identity(plan: SamplePlan, fixed: Mapping[str, Any], device: Device) -> dict
         "sampler": plan.sampler,
         "shuffle": plan.shuffle,
         "dataset length": plan.num_samples,
+        **({} if device.is_host else {TF32: tf32_in_words(None)}),
         **fixed,
         "threads": threads_per_worker(),
         "torch": torch.__version__,
         "processor": device.facts,
+        **({FINGERPRINT: fingerprint_of(device)} if is_kept else {}),
     }
 
 
@@ -61,15 +85,19 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     Raises:
         CheckpointError: what decides over samples or updates differs; names old and new value.
     """
+    differ = [name for name, value in new.items() if name in old and old[name] != value]
     warnings = []
-    for name, value in new.items():
-        if name not in old or old[name] == value:
-            continue
+    for name in differ:
+        value = new[name]
         if name in _MUST_STAY:
             raise CheckpointError(
                 f"`{name}` must be {old[name]!r:.200} as in the checkpoint, but is {value!r}: "
                 f'pass the old value, another `directory`, or `resume="never"`.'
             )
+        if name == FINGERPRINT:
+            if value and old[name] and not set(differ) & set(_IMPLY_FINGERPRINT):
+                warnings.append(_OTHER_FINGERPRINT.format(new["processor"], old[name], value))
+            continue
         warnings.append(
             f"{name} was {old[name]!r:.200} in the checkpoint and is {value!r} now: the run goes "
             f"on, but its bits will not be those of a run without a stop."

@@ -25,8 +25,10 @@ from unisono.step.engine import StepEngine
 from unisono.train.alternation import open_loop
 from unisono.train.boundary import Boundary
 from unisono.train.compiling import every_shape_compiled
+from unisono.train.determinism import deterministic_kernels
 from unisono.train.interrupts import Interrupts, gentle_interrupts
 from unisono.train.loop_plan import LoopPlan
+from unisono.train.mixed_devices import SpeedBalance
 from unisono.train.order import begin_epoch, check_order
 from unisono.train.out_of_memory import memory_explained
 from unisono.train.run_context import RunContext
@@ -65,6 +67,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         ) as opened,
     ):
         check_order(run, plan.samples)
+        balance = SpeedBalance(run, boundary.engine, plan.samples.batch_size)
         while True:
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
@@ -74,12 +77,16 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             is_agreed = False
             if not boundary.act() or run.is_over(plan.totals):
                 continue
+            if balance.is_needed:
+                balance.before_step()
             step = Step(boundary, plan.samples, loader, run.kept.position)
             yield step
             opened.check_is_inmost()
             step.check_finished()
             if not step.is_done:
                 boundary.undo()
+            elif balance.is_needed:
+                balance.after_step(step.num_samples)
 
 
 @contextmanager
@@ -97,6 +104,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
         with ExitStack() as stack:
             stack.enter_context(run.device.generators_put_back())
             stack.enter_context(num_threads(threads_per_worker()))
+            stack.enter_context(deterministic_kernels(run.is_deterministic))
             stack.enter_context(every_shape_compiled())
             stack.enter_context(collectives_watched())
             with memory_explained(run, "start of the loop"):
@@ -126,7 +134,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
 def _engine(run: RunContext, plan: LoopPlan, live: Live | None) -> StepEngine:
     """Bind the model to what carries gradients."""
     model, optimizer = run.kept.model, run.kept.optimizer
-    exchange = chosen(run.device)(
+    exchange = chosen(run.options.exchange, run.device)(
         model,
         optimizer,
         shards=plan.samples.shards,
@@ -145,6 +153,7 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None) -> StepEngine:
         team=run.team,
         clipping=run.options.clipping,
         scaling=run.scaling,
+        is_deterministic=run.is_deterministic,
     )
 
 

@@ -18,7 +18,9 @@ from torch import nn
 
 from unisono.errors import MismatchError
 from unisono.plainfile import open_plain
+from unisono.step.refused_operation import refusals_explained
 from unisono.train.failures import failure, raised
+from unisono.train.late_rows import LateRows
 from unisono.train.ledger import Ledger
 from unisono.train.predictions import Rows, form_of, header_of, put_together, taken_apart
 from unisono.train.rowsfile import (
@@ -140,10 +142,12 @@ class Predictor:
         order = plan.order(0)
 
         def write(shards: Sequence[int]) -> dict[int, bytes]:
+            late = LateRows(rows, self._sweep.device)
             for part in parts_of(shards):
                 output = self._forward(self._sweep.model, part.data)
                 indices = plan.shard_indices(order, part.batch, part.shard)
-                rows.write(indices, taken_apart(output, part.num_samples))
+                late.write(indices, taken_apart(output, part.num_samples))
+            late.finish()
             return dict.fromkeys(shards, b"")
 
         self._sweep.by_all_workers(write, "rows of predict")
@@ -162,11 +166,13 @@ class Predictor:
 
         def make() -> Said:
             # The order is that of the dataset, so its first sample is in the first shard.
+            sweep = self._sweep
             try:
                 first = next(parts_of([0]))
-                output = self._forward(self._sweep.model, first.data)
+                with refusals_explained(sweep.model, sweep.is_deterministic):
+                    output = self._forward(sweep.model, first.data)
             except RuntimeError as error:
-                if (ours := self._sweep.explain(error)) is error:
+                if (ours := sweep.explain(error)) is error:
                     raise
                 raise ours from error
             rows = taken_apart(output, first.num_samples)

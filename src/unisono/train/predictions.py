@@ -72,7 +72,7 @@ def taken_apart(output: Any, num_samples: int) -> Output:
         _check_name(name)
     for name, tensor in tensors.items():
         _check_rows(name, tensor, num_samples)
-    return {name: on_host(tensor) for name, tensor in tensors.items()}
+    return tensors
 
 
 def _check_name(name: object) -> None:
@@ -159,14 +159,22 @@ class Rows:
         Raises:
             ValueError: they differ from what the first batch had.
         """
+        self.check(output)
+        for name, tensor in output.items():
+            self.tensors[name][indices] = on_host(tensor)
+
+    def check(self, output: Output) -> None:
+        """Refuse an output that does not fit.
+
+        Raises:
+            ValueError: it differs from what the first batch had.
+        """
         if _kinds(output) != self._kinds:
             raise ValueError(
                 f"predictions must have the same names, dtypes and shapes for every batch, but "
                 f"were {_in_words(self.tensors)} for the first and are {_in_words(output)} here: "
                 f"pad rows to one length, say."
             )
-        for name, tensor in output.items():
-            self.tensors[name][indices] = tensor.detach()
 
 
 def _kinds(output: Output) -> list[tuple[str, torch.dtype, torch.Size]]:

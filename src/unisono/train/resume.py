@@ -71,7 +71,7 @@ def _find(
         found = checkpoints.find(
             plan.samples,
             plan.totals,
-            identity(plan.samples, run.fixed, run.device),
+            identity(plan.samples, run.fixed, run.device, is_kept=True),
             bytes_at_most(kept.model),
         )
     except OSError as error:

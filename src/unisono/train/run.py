@@ -24,6 +24,7 @@ from unisono.data.collating import Collate
 from unisono.data.epoch_order import Sampler
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import AUTO, Device, drawn_without_seed
+from unisono.exchange.choice import name_of_exchange
 from unisono.plan.samples import SamplePlan
 from unisono.state.contents import check_contents, place
 from unisono.state.position import Position
@@ -94,6 +95,16 @@ class Run:
         device: where each worker computes: ``"auto"``: one GPU for each, or the CPU where there is
             none; or torch's name, such as ``"cpu"`` or ``"cuda"`` (``"cuda:1"``: for all workers
             the same one). The model is moved there, here and now; batches come there.
+        exchange: how gradients become one sum; results do not depend on it. ``"auto"``: the first
+            of these on CPUs, the second elsewhere, or what the variable UNISONO_EXCHANGE names.
+            ``"shared"``: workers on CPUs look at one copy of the parameters. ``"staged"``: each
+            has a replica, and gradients travel through the host's memory. ``"nccl"``, ``"gloo"``:
+            they travel through a process group, on GPUs or on CPUs; NCCL has not yet been run on
+            more than one GPU.
+        exact: whether results have the same bits in every run on an accelerator: torch chooses
+            deterministic kernels while this computes, its switches are put back after, and an
+            operation that has none raises :class:`unisono.NondeterministicError`. False: torch's
+            switches stay as the program has them. On the CPU it changes nothing.
 
     Attributes:
         shards: S.
@@ -126,6 +137,8 @@ class Run:
         clip_value: float | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         device: str | torch.device = AUTO,
+        exchange: str = AUTO,
+        exact: bool = True,
     ) -> None:
         self._set_up(model, optimizer, RunOptions.among(locals()))
 
@@ -142,11 +155,14 @@ class Run:
         self.world = self.team.world
         self.shards, self.seed = options.num_shards(self.world.world_size), options.seed
         self.device = Device.of(options.device, self.world)
+        name_of_exchange(options.exchange, self.device)  # refuses what does not fit
         check_contents(model, optimizer, self.device)
         options.clipping.check_fits(optimizer)
         scaling = LossScaling.of(options.grad_scaler, optimizer)
         self.model, self.optimizer = model, optimizer
         is_unseeded = drawn_without_seed()
+        if options.exact:
+            self.device.fix_workspaces()
         if not self.device.is_host:
             place(model, optimizer, self.device)
         fixed = {
@@ -155,6 +171,8 @@ class Run:
             **fixed_by(model, optimizer),
             "grad_scaler": None if scaling is None else scaling.rule,
         }
+        if not self.device.is_host:
+            fixed["exact"] = options.exact
         self._context = RunContext(
             options,
             RunState(model, optimizer, options.resume_options),
@@ -209,6 +227,11 @@ class Run:
         return self._context.fingerprints
 
     @property
+    def is_deterministic(self) -> bool:
+        """Whether torch chooses deterministic kernels while this computes; on the CPU they are."""
+        return self._context.is_deterministic
+
+    @property
     def has_joined(self) -> bool:
         """Whether this worker has joined the newest loop under way, in the place of a lost one."""
         return self._context.has_joined
@@ -249,7 +272,9 @@ class Run:
             loader_workers: processes of each worker that read ahead while steps are computed;
                 0: the worker reads for itself. Bits do not depend on it.
             collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
-            pin_memory: have batches in pinned memory, where there is a GPU to copy them to.
+            pin_memory: with ``device="cpu"``, give batches out in pinned memory where there is a
+                GPU, for programs that copy them there. On an accelerator batches come to the
+                device by way of pinned memory in any case.
 
         Raises:
             TypeError: the dataset has no samples or no length, or a number is not whole.

@@ -69,7 +69,10 @@ class RunContext:
         goes_on: whether :meth:`unisono.Run.go_on` was called after the last stop.
         device: where this worker computes.
         is_unseeded: whether random numbers were drawn without a seed before the run was made.
+        kinds: by rank, what computes the same bits; empty if all devices do, None before the first
+            loop.
         has_told_slow: whether it was said that samples are not compared.
+        has_told_inexact: whether it was said that results may differ from one run to the next.
     """
 
     options: RunOptions
@@ -90,11 +93,18 @@ class RunContext:
     has_joined: bool = False
     is_ahead: bool = False
     goes_on: bool = False
+    kinds: dict[int, str] | None = None
     has_told_slow: bool = False
+    has_told_inexact: bool = False
 
     def say(self, line: str) -> None:
         """Show the user one line."""
         self.observer.say(line)
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether torch is to choose deterministic kernels; on the CPU they are."""
+        return self.options.exact and not self.device.is_host
 
     @property
     def is_stopped(self) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from unisono.checkpoint.every import Every
 from unisono.device import AUTO
+from unisono.exchange.choice import check_exchange
 from unisono.plan.samples import NUM_SEEDS
 from unisono.plan.shards import assign
 from unisono.step.clipping import Clipping
@@ -44,6 +45,8 @@ class RunOptions:
     clip_value: float | None = None
     grad_scaler: torch.amp.GradScaler | None = None
     device: str | torch.device = AUTO
+    exchange: str = AUTO
+    exact: bool = True
     clipping: Clipping = field(init=False)
     every: Every | None = field(init=False, default=None)
 
@@ -51,11 +54,14 @@ class RunOptions:
         self._set("clipping", Clipping(self.clip_norm, self.clip_value))
         if self.shards is not None:
             self._set("shards", check_whole("shards", self.shards, at_least=1))
+        if not isinstance(self.exact, bool):
+            raise TypeError(f"`exact` must be True or False, but is {self.exact!r}.")
         self._set("seed", check_whole("seed", self.seed, at_least=0, below=NUM_SEEDS))
         if self.directory is not None:
             self._set("keep", check_whole("keep", self.keep, at_least=1))
             if self.resume not in RESUME:
                 raise ValueError(f"`resume` must be one of {RESUME}, but is {self.resume!r}.")
+        check_exchange(self.exchange)
         if self.checkpoint_every is not None:
             if self.directory is None:
                 raise ValueError(

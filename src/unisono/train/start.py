@@ -9,9 +9,11 @@ import torch
 from unisono.data.fingerprint import REMEDY
 from unisono.data.length import length_of
 from unisono.device import notices
+from unisono.exchange.choice import check_devices, name_of_exchange
 from unisono.state.contents import signature
 from unisono.state.modes import told_modes
 from unisono.train.loop_plan import LoopPlan
+from unisono.train.mixed_devices import compare_devices, read_kinds
 from unisono.train.order import facts_of_order
 from unisono.train.resume import resume
 from unisono.train.run_context import RunContext
@@ -47,7 +49,9 @@ def start(run: RunContext, plan: LoopPlan) -> None:
     if not run.is_ahead:
         run.plan = plan.samples
     _tell_unseeded(run)
-    run.joint_calls.together("start of a loop", lambda: _agree(run, plan))
+    _tell_inexact(run)
+    payload = run.joint_calls.together("start of a loop", lambda: _agree(run, plan))
+    run.kinds = read_kinds(payload)
 
 
 def tell_over(run: RunContext, totals: Totals) -> None:
@@ -94,8 +98,21 @@ def _tell_unseeded(run: RunContext) -> None:
         run.say(line)
 
 
+def _tell_inexact(run: RunContext) -> None:
+    """Say once that results may differ from one run to the next, where that is so."""
+    if run.options.exact or run.device.is_host or run.has_told_inexact:
+        return
+    run.has_told_inexact = True
+    if run.team.position == 0 and not run.joint_calls.is_behind:
+        run.say(
+            "`exact=False`: operations without a deterministic form are allowed on "
+            f"{run.device.name}, so results may differ from one run to the next"
+        )
+
+
 def _agree(run: RunContext, plan: LoopPlan) -> bytes:
     samples, totals, kept = plan.samples, plan.totals, run.kept
+    exchange = name_of_exchange(run.options.exchange, run.device)
     known = _known(run, plan)
     run.team.agree(
         {
@@ -114,11 +131,13 @@ def _agree(run: RunContext, plan: LoopPlan) -> bytes:
             "the number of threads": threads_per_worker(),
             "torch's version": torch.__version__,
             "the type of device": run.device.torch.type,
+            "`exchange`": exchange,
         },
         known={**known, "samples of an epoch": samples.num_samples},
         remedy=REMEDY,
     )
-    return b""
+    check_devices(exchange, run.device, run.team)
+    return compare_devices(run)
 
 
 def _known(run: RunContext, plan: LoopPlan) -> dict[str, Any]:

@@ -108,6 +108,9 @@ class Step:
             self._engine.start_shard(shard)
             self._waiting = shard
             yield batch
+            if self._engine.refusals.is_noting:
+                self._engine.repeat_shard(shard)
+                yield batch
         self._check_differentiated()
 
     def backward(self, loss: Any) -> None:
@@ -124,6 +127,8 @@ class Step:
         Raises:
             TypeError, ValueError: it is no such loss.
             NonFiniteLossError: it is NaN or infinite.
+            NondeterministicError: when the block ends: on an accelerator, an operation has no
+                deterministic form. To find where it is called, the batch is given out once more.
         """
         shard = self._waiting
         if shard is None:
@@ -132,9 +137,14 @@ class Step:
                 "is no batch without its loss now: call it inside the loop over `step.shards`."
             )
         num_samples = self._shard_sizes[shard]
+        refusals = self._engine.refusals
+        if refusals.is_noting:
+            refusals.watch(loss)
         try:
             self._engine.finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
         except RuntimeError as error:
+            if refusals.begin_again(error):
+                return
             self._explain(error, "backward pass", shard)
             raise
         self._waiting = None
@@ -169,6 +179,8 @@ class Step:
         traceback: TracebackType | None,
     ) -> None:
         self._engine.end_passes()
+        if error is not None or self._engine.refusals.is_noting:
+            self._explain_refusal(error)
         if error is not None:
             if isinstance(error, RuntimeError):
                 is_in_a_pass = self._waiting is not None
@@ -214,6 +226,13 @@ class Step:
             numbers = self._loader.indices(Place(self.epoch, self.batch, shard))
             samples = f", over {samples_in_words(numbers)}"
         return f"in step {self.number}, in the {what} pass of shard {shard}{samples}"
+
+    def _explain_refusal(self, error: BaseException | None) -> None:
+        """Say where an operation is called that torch has refused, if that is what went wrong."""
+        refusals = self._engine.refusals
+        refusals.close()
+        if (refused := refusals.explained(error)) is not None:
+            raise refused from error
 
     def _check_differentiated(self) -> None:
         if self._waiting is not None:

@@ -26,7 +26,9 @@ from unisono.forbidden import IN_A_PASS, collectives_watched, forbid
 from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
 from unisono.state.model_buffers import buffers_put_back
+from unisono.step.refused_operation import refusals_explained
 from unisono.train.compiling import every_shape_compiled
+from unisono.train.determinism import deterministic_kernels
 from unisono.train.failures import failure, raised
 from unisono.workers.team import Team
 from unisono.world import threads_per_worker
@@ -63,6 +65,7 @@ class Sweep:
         loader_workers, collate_fn, pin_memory: as for training.
         facts: what must not differ between the workers, by name.
         explain: takes what a pass has raised to what is to be raised in its place.
+        is_deterministic: whether torch is to choose deterministic kernels.
     """
 
     model: nn.Module
@@ -76,6 +79,7 @@ class Sweep:
     pin_memory: bool
     facts: Mapping[str, object]
     explain: Callable[[Exception], Exception] = _as_it_is
+    is_deterministic: bool = False
 
     def agree(self, purpose: str, **more: object) -> None:
         """Check that all workers go over the same samples in the same company. Collective.
@@ -127,6 +131,7 @@ class Sweep:
                 torch.no_grad(),
                 self.device.generators_put_back(),
                 num_threads(threads_per_worker()),
+                deterministic_kernels(self.is_deterministic),
                 every_shape_compiled(),
                 collectives_watched(),
                 buffers_put_back(self.model) as put_buffers_back,
@@ -184,9 +189,9 @@ class Sweep:
             bounds = [len(missing) * part // team.size for part in range(team.size + 1)]
             caught: Exception | None = None
             try:
-                answer = _joined(
-                    compute(missing[bounds[team.position] : bounds[team.position + 1]])
-                )
+                mine = missing[bounds[team.position] : bounds[team.position + 1]]
+                with refusals_explained(self.model, self.is_deterministic):
+                    answer = _joined(compute(mine))
             except Exception as error:
                 caught = self.explain(error)
                 answer = b"\n" + failure(caught, team.world.rank)

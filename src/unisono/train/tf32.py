@@ -15,6 +15,19 @@ from typing import Any
 
 import torch
 
+TF32 = "tf32"
+"""Its name in the identity of a run."""
+
+
+def tf32_in_words(tf32: bool | None) -> str:
+    """Say what :func:`tf32_switched` leads to, for the identity of a run on an accelerator."""
+    names = ("products", "convolutions", "recurrent layers")
+    if tf32 is None:
+        is_on = [switch.fp32_precision == "tf32" for switch in _new_switches()[: len(names)]]
+    else:
+        is_on = [tf32] * len(names)
+    return ", ".join(name for name, there in zip(names, is_on, strict=True) if there) or "off"
+
 
 @contextmanager
 def tf32_switched(tf32: bool | None) -> Iterator[None]:

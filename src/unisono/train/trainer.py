@@ -77,7 +77,7 @@ class Trainer:
             now) and tensors with four dimensions in batches, as with ``torch.channels_last``.
         tf32: whether NVIDIA GPUs may round the factors of float32 products to TF32 while this
             computes; torch's switches are put back after. None: as the program has it. On the CPU
-            it changes nothing, so it is no part of the run's identity.
+            it changes nothing; on an accelerator it belongs to the run's identity.
         compile: whether the model's forward pass is compiled by torch, here and now for good, as
             with ``model.compile()``: for each shape of a shard anew, on each worker. It needs a
             C++ compiler, which belongs to the run's identity.
@@ -88,6 +88,16 @@ class Trainer:
         device: where each worker computes: ``"auto"``: one GPU for each, or the CPU where there is
             none; or torch's name, such as ``"cpu"`` or ``"cuda"`` (``"cuda:1"``: for all workers
             the same one). The model is moved there, here and now; batches come there.
+        exchange: how gradients become one sum; results do not depend on it. ``"auto"``: the first
+            of these on CPUs, the second elsewhere, or what the variable UNISONO_EXCHANGE names.
+            ``"shared"``: workers on CPUs look at one copy of the parameters. ``"staged"``: each
+            has a replica, and gradients travel through the host's memory. ``"nccl"``, ``"gloo"``:
+            they travel through a process group, on GPUs or on CPUs; NCCL has not yet been run on
+            more than one GPU.
+        exact: whether results have the same bits in every run on an accelerator: torch chooses
+            deterministic kernels while this computes, its switches are put back after, and an
+            operation that has none raises :class:`unisono.NondeterministicError`. False: torch's
+            switches stay as the program has them. On the CPU it changes nothing.
         callbacks: what takes notice of the run, see `unisono.callbacks`; progress is always shown,
             and with `directory` there is always an event file.
 
@@ -124,6 +134,8 @@ class Trainer:
         schedule_every: str = "epoch",
         schedule_monitor: str = "loss",
         device: str | torch.device = AUTO,
+        exchange: str = AUTO,
+        exact: bool = True,
         callbacks: Iterable[Callback] = (),
     ) -> None:
         if not callable(loss):
@@ -137,7 +149,7 @@ class Trainer:
         )
         scaler = self._computing.scaler(grad_scaler)
         self.run = Run.of(model, optimizer, RunOptions.among(locals(), grad_scaler=scaler))
-        self.run.fixed.update(self._computing.fixed)
+        self.run.fixed.update(self._computing.fixed_on(self.run.device))
         self._computing.prepare(model)
         self._schedule = Schedule(schedule, schedule_every, optimizer, schedule_monitor)
         self.run.fixed["schedule"] = self._schedule.name
@@ -197,7 +209,9 @@ class Trainer:
             loader_workers: processes of each worker that read ahead while steps are computed;
                 0: the worker reads for itself. Bits do not depend on it.
             collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
-            pin_memory: have batches in pinned memory, where there is a GPU to copy them to.
+            pin_memory: with ``device="cpu"``, give batches out in pinned memory where there is a
+                GPU, for programs that copy them there. On an accelerator batches come to the
+                device by way of pinned memory in any case.
 
         Returns:
             What this call did; its text is the summary line.
@@ -208,6 +222,7 @@ class Trainer:
             CallbackError: a callback raised something.
             NonFiniteLossError: the loss of a shard is NaN or infinite, or, with `clip_norm`, the
                 norm of the gradients; in ``"fp16"``: gradients are, with any scale of the loss.
+            NondeterministicError: on an accelerator, an operation has no deterministic form.
             LoadingError: a sample cannot be read, or a loader process has died.
             MismatchError: the workers do not run the same program.
             CheckpointError: the newest checkpoint belongs to another run.
@@ -432,6 +447,7 @@ class Trainer:
             pin_memory,
             facts,
             lambda error: self.run.explained(error, f"pass of `{name}`", plan.batch_size),
+            self.run.is_deterministic,
         )
 
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:

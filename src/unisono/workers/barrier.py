@@ -85,6 +85,15 @@ class Barrier:
         self._control.set_purpose(self._rank, target % 2, purpose.encode())
         self._control.arrive(self._rank)
 
+    def vote(self, vote: int) -> None:
+        """Have a number, below 2³², read beside the next arrival of this worker."""
+        self._control.set_vote(self._rank, (self.arrivals + 1) % 2, vote)
+
+    def votes(self, ranks: Sequence[int]) -> dict[int, int]:
+        """Read what came with the arrivals that :meth:`wait` has waited for, by rank."""
+        which = self.arrivals % 2
+        return {rank: self._control.vote(rank, which) for rank in ranks}
+
     def wait(self) -> bool:
         """Wait until the others have come to the meeting that this worker came to last.
 

@@ -72,7 +72,7 @@ class RankLine(ctypes.Structure):
         ("pid", ctypes.c_int64),
         ("started", ctypes.c_int64),
         ("memory", ctypes.c_int64 * NUM_SIZES),
-        ("rest_of_line", ctypes.c_uint8 * 8),
+        ("votes", ctypes.c_uint32 * 2),
         ("times", _Times * 2),
         ("num_waits", ctypes.c_uint32),
         ("wait", ctypes.c_char * WAIT_BYTES),
@@ -243,6 +243,14 @@ class ControlBlock:
     def purpose(self, rank: int, which: int) -> bytes:
         """Read what an arrival of `rank` is for."""
         return bytes(self.lines[rank].purposes[which].value)
+
+    def set_vote(self, rank: int, which: int, vote: int) -> None:
+        """Put a number beside the next arrival of `rank`; `which` alternates between 0 and 1."""
+        self.lines[rank].votes[which] = vote
+
+    def vote(self, rank: int, which: int) -> int:
+        """Read the number beside an arrival of `rank`."""
+        return int(self.lines[rank].votes[which])
 
     def begin_wait(self, rank: int, what: bytes) -> None:
         """Say that `rank` waits for others elsewhere than at a meeting, and what for."""

@@ -80,9 +80,18 @@ class Team:
         Returns:
             Whether all came; False if somebody was lost, and :attr:`membership` is another one now.
         """
+        self.come(purpose)
+        return self.wait()
+
+    def come(self, purpose: str) -> None:
+        """Come to a meeting, without waiting for the others yet; :meth:`wait` has to follow."""
+        if not self.supervisor.is_alone:
+            self._barrier.arrive(purpose)
+
+    def wait(self) -> bool:
+        """Wait for everybody where this worker has come; returns as :meth:`meet` does."""
         if self.supervisor.is_alone:
             return True
-        self._barrier.arrive(purpose)
         all_came = True
         while not self._barrier.wait():
             all_came = False
@@ -184,6 +193,23 @@ class Team:
                     heard[rank] = b"".join(speaking.pop(rank))
             self.meet(purpose)
         return dict(sorted(heard.items()))
+
+    def vote(self, vote: int, purpose: str) -> dict[int, int] | None:
+        """Tell everybody a number; hear theirs, by rank. Collective: every rank calls it.
+
+        Takes one meeting, where :meth:`gather` takes two.
+
+        Args:
+            vote: at least 0, below 2³².
+            purpose: what for, as for :meth:`meet`.
+
+        Returns:
+            None if somebody was lost.
+        """
+        if self.supervisor.is_alone:
+            return {self.world.rank: vote}
+        self._barrier.vote(vote)
+        return self._barrier.votes(self.membership.ranks) if self.meet(purpose) else None
 
     def hear_leader(self, speak: Callable[[], bytes], purpose: str) -> bytes:
         """Have the leader call `speak`, and hear what it says. Collective: every rank calls it.

@@ -1,0 +1,110 @@
+"""Which parameters travel together, and where they lie in a part that is sent in slices.
+
+Parameters are grouped from the last to the first, as a backward pass finishes them, so that a
+bucket can travel while the rest is still computed. Within a bucket each worker adds up one slice::
+
+    a part    │ bucket 0: last parameters │ room │ bucket 1 │ room │ … │ first parameters │ room │
+    bucket 0  │ slice 0 │ slice 1 │ slice 2 │      each of whole cache lines, the last one padded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from unisono.exchange.arena import Slot
+from unisono.exchange.parts import pieces_within
+from unisono.plan.slices import Piece
+from unisono.workers.memory import ALIGNMENT_BYTES, aligned
+
+FIRST_BYTES, BUCKET_BYTES = 1 << 20, 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterBucket:
+    """Parameters that travel together.
+
+    Attributes:
+        indices: of the parameters.
+        start: its first byte in a part.
+        num_bytes: the bytes of the parameters, without room behind them.
+        slots: where each parameter lies, from the bucket's start.
+    """
+
+    indices: range
+    start: int
+    num_bytes: int
+    slots: tuple[Slot, ...]
+
+    def slice_bytes(self, num_workers: int) -> int:
+        """Give the length of each worker's slice."""
+        return aligned(max(1, -(-self.num_bytes // num_workers)))
+
+    def pieces(self, position: int, num_workers: int) -> list[Piece]:
+        """List what lies in one worker's slice; the first parameter of the bucket is number 0."""
+        length = self.slice_bytes(num_workers)
+        return list(pieces_within(self.slots, position * length, (position + 1) * length))
+
+
+@dataclass(frozen=True, slots=True)
+class BucketLayout:
+    """The buckets of all parameters, in the order in which they travel.
+
+    Attributes:
+        buckets: from the last parameters to the first.
+        slots: where each parameter lies in a part, by index.
+        num_bytes: of a part, with the room behind each bucket.
+        bucket_of: the number of each parameter's bucket, by index.
+    """
+
+    buckets: tuple[ParameterBucket, ...]
+    slots: tuple[Slot, ...]
+    num_bytes: int
+    bucket_of: tuple[int, ...]
+
+
+def lay_out_buckets(
+    slots: Sequence[Slot],
+    world_size: int,
+    first_bytes: int = FIRST_BYTES,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> BucketLayout:
+    """Group parameters into buckets.
+
+    Args:
+        slots: of all parameters; their offsets do not count.
+        world_size: the most workers that a bucket is cut for.
+        first_bytes: what the first bucket has at least, if there is so much.
+        bucket_bytes: what each other bucket has at least.
+    """
+    buckets: list[ParameterBucket] = []
+    start = 0
+    for indices in _groups([_size_of(slot) for slot in slots], first_bytes, bucket_bytes):
+        own, offset = [], 0
+        for index in indices:
+            own.append(replace(slots[index], offset=offset))
+            offset = own[-1].end
+        buckets.append(ParameterBucket(indices, start, offset, tuple(own)))
+        start += offset + ALIGNMENT_BYTES * world_size  # the last slice may reach beyond
+    placed = {
+        index: (number, replace(slot, offset=bucket.start + slot.offset))
+        for number, bucket in enumerate(buckets)
+        for index, slot in zip(bucket.indices, bucket.slots, strict=True)
+    }
+    in_order = [placed[index] for index in range(len(slots))]
+    numbers, absolute = tuple(n for n, _ in in_order), tuple(slot for _, slot in in_order)
+    return BucketLayout(tuple(buckets), absolute, start, numbers)
+
+
+def _groups(sizes: Sequence[int], first_bytes: int, bucket_bytes: int) -> Iterator[range]:
+    """Cut parameters, from the last to the first, where a bucket is full."""
+    stop, num_bytes, full_bytes = len(sizes), 0, first_bytes
+    for index in reversed(range(len(sizes))):
+        num_bytes += sizes[index]
+        if num_bytes >= full_bytes or index == 0:
+            yield range(index, stop)
+            stop, num_bytes, full_bytes = index, 0, bucket_bytes
+
+
+def _size_of(slot: Slot) -> int:
+    return aligned(slot.numel * slot.dtype.itemsize)

@@ -1,0 +1,99 @@
+"""Parameters of a part that are published one at a time, and the buckets they are copied in."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.device import ranks
+from tests.workers.test_barrier import control_of  # noqa: F401
+
+from unisono.device import Copies
+from unisono.exchange import staged
+from unisono.exchange.arena import lay_out
+from unisono.exchange.early_part import PartBuckets
+
+
+def slots_of(*numels):
+    return lay_out({str(n): torch.empty(numel) for n, numel in enumerate(numels)})
+
+
+def test_buckets_are_given_when_all_of_them_is_there():
+    buckets = PartBuckets(slots_of(100, 16, 16, 40), 128)  # bytes: 448, 64, 64, 192
+    assert buckets.mark(2) is None
+    assert buckets.mark(3) == (576, 768)
+    assert buckets.mark(1) == (448, 576)
+    assert buckets.rest() == [(0, 448)]
+    assert buckets.mark(0) == (0, 448)
+    assert buckets.rest() == []
+
+
+def test_what_has_changed_is_given_again():
+    buckets = PartBuckets(slots_of(16, 16, 16), 64)
+    assert buckets.mark(2) == (128, 192)
+    assert buckets.mark(2) is None
+    assert buckets.mark(1) == (64, 128)
+    assert buckets.rest() == [(128, 192), (0, 64)]
+    buckets.mark_changed([1])
+    assert buckets.rest() == [(128, 192), (64, 128), (0, 64)]
+    buckets.begin()
+    assert buckets.mark(1) == (64, 128)
+    assert buckets.rest() == [(128, 192), (0, 64)]
+
+
+@given(
+    numels=st.lists(st.integers(0, 60), max_size=8),
+    num_bytes=st.sampled_from([1, 100, 500, 10_000]),
+    data=st.data(),
+)
+def test_every_byte_is_given_after_its_last_change(numels, num_bytes, data):
+    slots = slots_of(*numels)
+    buckets = PartBuckets(slots, num_bytes)
+    there, copied = [0] * len(slots), [None] * len(slots)
+
+    def copy(spans):
+        for start, stop in spans:
+            for index, slot in enumerate(slots):
+                if start <= slot.offset and slot.end <= stop:
+                    copied[index] = there[index]
+
+    indices = st.integers(0, len(slots) - 1)
+    for index in data.draw(st.lists(indices, max_size=20)) if slots else []:
+        there[index] += 1
+        span = buckets.mark(index)
+        copy([span] if span else [])
+    for index in data.draw(st.lists(indices, max_size=3)) if slots else []:
+        there[index] += 1
+        buckets.mark_changed([index])
+    copy(buckets.rest())
+    assert copied == there
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_buckets_of_any_size_give_the_same_bits(accelerator, control_of, world_size):  # noqa: F811
+    expected = ranks.run(control_of(1), kind="cpu", optimizer="adam")[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staged, "BUCKET_BYTES", 64)
+        results = ranks.run(control_of(world_size), optimizer="adam")
+    assert list(results.values()) == [expected] * world_size
+
+
+def test_buckets_are_copied_before_the_backward_pass_ends(accelerator, control_of):  # noqa: F811
+    seen = []
+
+    def to_host(copies, into, source):
+        seen.append(("copy", len(into)))
+        original(copies, into, source)
+
+    def mark(buckets, index):
+        seen.append(("gradient", index))
+        return of_gradient(buckets, index)
+
+    original, of_gradient = Copies.to_host, PartBuckets.mark
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staged, "BUCKET_BYTES", 64)
+        patch.setattr(Copies, "to_host", to_host)
+        patch.setattr(PartBuckets, "mark", mark)
+        ranks.run(control_of(2), optimizer="adam")
+    kinds = [kind for kind, _ in seen]
+    last = len(kinds) - kinds[::-1].index("gradient")
+    assert "copy" in kinds[kinds.index("gradient") : last]

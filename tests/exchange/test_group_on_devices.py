@@ -1,0 +1,143 @@
+"""The group exchange on the test accelerator: bytes of devices go by way of the host and gloo.
+
+Once as on CPUs, where the host asks whether bytes are there, and once as with NCCL, where streams
+order what follows. The accelerator raises where the one of two operations on the same bytes is not
+ordered after the other.
+"""
+
+import pytest
+import torch
+from tests.exchange import test_contract
+from tests.exchange.test_contract import (
+    STEPS,
+    adam,
+    expected,
+    gradients_of,
+    normed,
+    same_bits,
+    snapshot,
+    take_step,
+)
+from tests.workers.desk import Death, Job
+from tests.workers.test_barrier import control_of  # noqa: F401
+
+from unisono.device import Device, on_host
+from unisono.exchange.communicator import Communicator, Transfer
+from unisono.exchange.gloo_communicator import GlooCommunicator
+from unisono.exchange.group_exchange import GroupExchange
+from unisono.state.contents import place
+from unisono.state.digest import digest_of
+
+
+class ByHost(Transfer):
+    """Bytes that come to the host, and from there to the device once they are needed."""
+
+    def __init__(self, inner, into, source):
+        self.inner, self.into, self.source = inner, into, source
+        self.is_copied = False
+
+    @property
+    def is_ready(self):
+        return self.inner.is_ready
+
+    def join(self):
+        self.inner.join()
+        if not self.is_copied:
+            self.is_copied = True
+            self.into.copy_(self.source)
+
+
+class Streamed(ByHost):
+    is_ready = True
+
+
+class HostCommunicator(Communicator):
+    transfer = ByHost
+
+    def __init__(self, team, device):
+        self.inner, self.device = GlooCommunicator(team), device
+        self.membership = self.inner.membership
+
+    def all_to_all(self, received, sent, from_each, to_each):
+        there = torch.empty(received.shape, dtype=received.dtype)
+        inner = self.inner.all_to_all(there, on_host(sent), from_each, to_each)
+        return self.transfer(inner, received, there)
+
+    def all_gather(self, received, sent):
+        there = torch.empty(received.shape, dtype=received.dtype)
+        return self.transfer(self.inner.all_gather(there, on_host(sent)), received, there)
+
+    def wait(self, transfer, patience_s=float("inf")):
+        return self.inner.wait(transfer.inner, patience_s)
+
+    def close(self):
+        self.inner.close()
+
+
+class StreamCommunicator(HostCommunicator):
+    transfer = Streamed
+
+    def __init__(self, team, device):
+        super().__init__(team, device)
+        self.stream = torch.get_device_module(device).Stream(device)
+
+    def aside(self):
+        return torch.get_device_module(self.device).stream(self.stream)
+
+
+class AsOnCpus(GroupExchange):
+    def _connect(self):
+        return HostCommunicator(self._team, self.device.torch)
+
+
+class AsWithNccl(GroupExchange):
+    def _connect(self):
+        return StreamCommunicator(self._team, self.device.torch)
+
+
+def train(team, cls, optimizer, num_shards):
+    device = Device(torch.device("sim", team.world.rank))
+    model, updates = test_contract.make(optimizer)
+    place(model, updates, device)
+    exchange = cls(model, updates, shards=num_shards, team=team, device=device, new_key=1)
+    seen, step = [], 0
+    snapshot(exchange, team, 0, updates)
+    while step < STEPS:
+        seen.append(
+            [on_host(g) if g is not None else None for g in take_step(exchange, updates, step)]
+        )
+        step += 1
+    exchange.unbind()
+    return seen, digest_of(model, updates)
+
+
+def on_devices(shard, step):
+    device = torch.accelerator.current_device_index()
+    return [g if g is None else g.to(f"sim:{device}") for g in gradients_of(shard, step)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", [AsOnCpus, AsWithNccl])
+@pytest.mark.parametrize("optimizer", [adam, normed])
+@pytest.mark.parametrize(
+    ("world_size", "deaths"), [(1, ()), (2, ()), (3, (Death(1, 9, "before"),))]
+)
+def test_bits_are_those_of_cpus(
+    accelerator,
+    monkeypatch,
+    control_of,  # noqa: F811
+    cls,
+    optimizer,
+    world_size,
+    deaths,
+):
+    sums, digest = expected(optimizer, 8)
+    monkeypatch.setattr(test_contract, "gradients_of", on_devices)
+    job = Job(control_of(world_size), deaths)
+    results = job.run(lambda team: train(team, cls, optimizer, 8))
+    assert len(results) == world_size - len(deaths)
+    for rank, result in results.items():
+        assert not isinstance(result, BaseException), (rank, result)
+        for found, there in zip(result[0], sums, strict=True):
+            assert all(map(same_bits, found, there)), rank
+        assert result[1] == digest, rank

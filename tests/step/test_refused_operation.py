@@ -1,0 +1,254 @@
+"""An operation that torch refuses is named with its module and its line, in either pass."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from unisono.errors import NondeterministicError
+from unisono.step.refused_operation import RefusedOperations, refusals_explained
+from unisono.train.determinism import deterministic_kernels
+
+HERE = Path(__file__)
+
+
+class PutBackward(torch.autograd.Function):
+    """Refuses its backward pass, as kernels of GPUs do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.zeros_like(gradient).put_(torch.arange(gradient.numel()), gradient)
+
+
+class Backward(nn.Module):
+    def forward(self, x):
+        return PutBackward.apply(x)  # line of the backward pass
+
+
+class Forward(nn.Module):
+    def forward(self, x):
+        return torch.zeros_like(x).put_(torch.arange(x.numel()), x)  # line of the forward pass
+
+
+class Encoder(nn.Module):
+    def __init__(self, pool):
+        super().__init__()
+        self.first, self.pool, self.last = nn.Linear(3, 3), pool, nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.pool(self.first(x))))
+
+
+class Model(nn.Module):
+    def __init__(self, pool):
+        super().__init__()
+        self.encoder, self.head = Encoder(pool), nn.Sequential(nn.ReLU(), nn.Linear(3, 1))
+
+    def forward(self, x):
+        return self.head(self.encoder(x)).square().mean()
+
+
+def line_of(comment):
+    return next(n for n, text in enumerate(HERE.read_text().splitlines(), 1) if comment in text)
+
+
+def refused(model, compute):
+    """Compute as a step does: forward and backward, and once more if the latter is refused."""
+    refusals = RefusedOperations(model, is_needed=True)
+    with deterministic_kernels(True):
+        try:
+            for _ in range(2):
+                loss = compute(model)
+                refusals.watch(loss)
+                try:
+                    loss.backward()
+                except RuntimeError as error:
+                    if not refusals.begin_again(error):
+                        raise
+                else:
+                    break
+        except RuntimeError as error:
+            return refusals.explained(error)
+        finally:
+            refusals.close()
+    return refusals.explained(None)
+
+
+def run(model):
+    return model(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(("pool", "words"), [(Forward, ""), (Backward, "the backward pass of ")])
+def test_module_and_line_are_named(pool, words):
+    error = refused(Model(pool()), run)
+    line = line_of(f"# line of the {pool.__name__.lower()} pass")
+    code = HERE.read_text().splitlines()[line - 1].strip()
+    assert str(error) == (
+        f"every operation must have a deterministic form on this device, but `put_` has none: it "
+        f"is called in {words}`encoder.pool` of the model ({pool.__name__}), "
+        f"{HERE.relative_to(Path.cwd())}, line {line}, `{code}`. Instead, write `index_put_`, or "
+        f"pass `exact=False`, which allows it; results may then differ from one run to the next."
+    )
+    assert (error.operation, error.module) == ("put_", "encoder.pool")
+    assert (error.file, error.line) == (str(HERE), line)
+
+
+def test_a_module_of_torch_is_named_with_the_line_that_calls_it():
+    def compute(model):
+        return model(torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 2, 2, dtype=torch.int64)).sum()
+
+    class Unpool(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.MaxUnpool2d(2)
+
+        def forward(self, x, indices):
+            return self.up(x, indices)  # line of torch's module
+
+    error = refused(Unpool(), compute)
+    assert error.module == "up"
+    assert "called in `up` of the model (MaxUnpool2d)" in str(error)
+    assert "compute it by other operations" in str(error)
+    assert error.line == line_of("# line of torch's module")
+
+
+@pytest.mark.parametrize("layer", [Forward, Backward])
+def test_outside_of_modules_the_function_is_named(layer):
+    def compute(model):
+        return layer.forward(None, model[0](torch.ones(2, 3))).sum()  # by the loss function
+
+    model = nn.Sequential(nn.Linear(3, 3))
+    error = refused(model, compute)
+    assert error.module is None
+    assert "a function outside of the model, " in str(error)
+    assert error.line == line_of(f"# line of the {layer.__name__.lower()} pass")
+
+
+def test_the_model_itself_is_named():
+    error = refused(nn.Sequential(Forward()), lambda model: Forward.forward(model, torch.ones(3)))
+    assert error.module == ""
+    assert "is called in the model (Sequential), " in str(error)
+
+
+def test_one_of_two_equal_layers_is_named():
+    class Sometimes(PutBackward):
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient if gradient.sum() < 0 else PutBackward.backward(ctx, gradient)
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            return Sometimes.apply(x)
+
+    class Negate(nn.Module):
+        def forward(self, x):
+            return -x
+
+    # The backward pass comes to layer 3 first, with a gradient below 0.
+    model = nn.Sequential(nn.Linear(3, 3), Layer(), Negate(), Layer(), Negate())
+    assert refused(model, lambda model: model(torch.ones(2, 3)).sum()).module == "1"
+
+
+def test_the_second_pass_leaves_nothing_behind():
+    model = Model(Backward())
+    before = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    assert refused(model, run) is not None
+    assert (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()) == before
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+
+
+def test_a_refusal_that_does_not_come_again_is_named_without_a_place():
+    model, once = Model(nn.Identity()), iter([Backward()])
+
+    def compute(model):
+        loss = run(model)
+        return loss + sum(layer(loss) for layer in once)
+
+    error = refused(model, compute)
+    assert error.operation == "put_"
+    assert (error.module, error.file, error.line) == (None, "", 0)
+    assert "it is called in the backward pass of a shard. Instead, write `index_put_`" in str(error)
+
+
+class TakesNoHooks(Model):
+    def register_forward_pre_hook(self, *_, **__):
+        raise RuntimeError("no hooks here")
+
+
+def test_a_model_without_hooks_has_its_operation_named():
+    error = refused(TakesNoHooks(Backward()), run)
+    assert (error.operation, error.module) == ("put_", None)
+
+
+def test_other_errors_and_runs_that_are_not_exact_are_left_alone():
+    for is_needed, words in ((True, "out of luck"), (False, "put_ does not have a deterministic")):
+        refusals = RefusedOperations(nn.Linear(1, 1), is_needed)
+        error = RuntimeError(f"{words} implementation")
+        assert not refusals.begin_again(error)
+        assert refusals.explained(error) is None
+        with pytest.raises(RuntimeError) as seen, refusals_explained(nn.Linear(1, 1), is_needed):
+            raise error
+        assert seen.value is error
+
+
+def test_in_passes_without_training_it_is_raised_instead():
+    model = Model(Forward())
+    with (
+        deterministic_kernels(True),
+        pytest.raises(NondeterministicError) as seen,
+        refusals_explained(model, True),
+        torch.no_grad(),
+    ):
+        run(model)
+    assert seen.value.module == "encoder.pool"
+    assert isinstance(seen.value.__cause__, RuntimeError)
+
+
+def test_what_cublas_needs_is_told(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":8:8")
+    said = (
+        "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` "
+        "or `at::Context::setDeterministicAlgorithms(true)`, but this operation is not "
+        "deterministic because it uses CuBLAS and you have CUDA >= 10.2. To enable deterministic "
+        "behavior in this case, you must set an environment variable before running your PyTorch "
+        "application: CUBLAS_WORKSPACE_CONFIG=:4096:8 or CUBLAS_WORKSPACE_CONFIG=:16:8."
+    )
+    with (
+        pytest.raises(NondeterministicError, match=r"must be `:4096:8` or .* but is ':8:8': set"),
+        refusals_explained(nn.Linear(1, 1), True),
+    ):
+        raise RuntimeError(said)
+
+
+def test_it_is_a_runtime_error_as_torchs_is():
+    assert issubclass(NondeterministicError, RuntimeError)
+    assert NondeterministicError("words").module is None
+    assert inspect.signature(NondeterministicError).parameters["operation"].default == ""
+
+
+@pytest.mark.parametrize(
+    ("operation", "instead"),
+    [
+        ("_bincount_cuda", "write `torch.zeros(n).index_add_(0, indices, weights)`"),
+        ("cumsum_cuda_kernel", "write a product with a triangular matrix of ones"),
+        ("upsample_bilinear2d_backward_out_cuda", 'write `mode="nearest"`'),
+        ("reflection_pad1d_backward_out_cuda", 'write `mode="replicate"`'),
+        ("grid_sampler_2d_backward_cuda", "compute it by other operations"),
+    ],
+)
+def test_what_torch_documents_as_deterministic_is_named_instead(operation, instead):
+    with (
+        pytest.raises(NondeterministicError, match="has none") as seen,
+        refusals_explained(nn.Linear(1, 1), True),
+    ):
+        raise RuntimeError(f"{operation} does not have a deterministic implementation, but you set")
+    assert seen.value.operation == operation
+    assert f"Instead, {instead}, or pass `exact=False`" in str(seen.value)

@@ -1,0 +1,219 @@
+"""What of a device belongs to a run's identity, and what a fingerprint of it tells."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import unisono
+from unisono.device import Device, host
+from unisono.plan.samples import SamplePlan
+from unisono.train import device_fingerprint
+from unisono.train.device_fingerprint import fingerprint_of
+from unisono.train.identity import compare, identity
+from unisono.train.tf32 import tf32_in_words
+
+PLAN = SamplePlan(num_samples=8, batch_size=4, shards=2, seed=0, shuffle=False)
+BEFORE = {
+    "seed",
+    "shards",
+    "batch_size",
+    "sampler",
+    "shuffle",
+    "dataset length",
+    "threads",
+    "torch",
+    "processor",
+}
+
+
+def test_on_the_cpu_a_fingerprint_is_all_that_is_new():
+    capability = torch.backends.cpu.get_cpu_capability()
+    facts = identity(PLAN, {}, host(), is_kept=True)
+    assert facts.keys() == BEFORE | {"fingerprint"}
+    assert facts["processor"] == f"{capability} {os.uname().machine}"
+    assert identity(PLAN, {}, host(), is_kept=False).keys() == BEFORE
+
+
+def test_on_an_accelerator_model_versions_and_settings_are_there(accelerator, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    device = Device(torch.device("sim:1"))
+    facts = identity(PLAN, {"exact": True}, device, is_kept=True)
+    assert facts.keys() == BEFORE | {"fingerprint", "tf32", "exact"}
+    assert facts["processor"] == (
+        "sim test accelerator, capability 0.0, CUBLAS_WORKSPACE_CONFIG=:16:8"
+    )
+    assert facts["tf32"] == tf32_in_words(None)
+    # What a trainer switches on beats what the program has.
+    assert identity(PLAN, {"tf32": "products"}, device, is_kept=True)["tf32"] == "products"
+
+
+class GPU:
+    """What torch's module for GPUs says of one."""
+
+    multi_processor_count = 132
+
+    def get_device_name(self, device):
+        return "NVIDIA H100"
+
+    def get_device_capability(self, device):
+        return (9, 0)
+
+    def get_device_properties(self, device):
+        return self
+
+
+def test_a_gpu_is_named_with_its_processors_and_libraries(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    device = host()
+    device.torch, device.is_host, device._module = torch.device("cuda:0"), False, GPU()
+    assert device.facts == (
+        "cuda NVIDIA H100, capability 9.0, 132 multiprocessors, CUDA 12.8, cuDNN 91002, "
+        "CUBLAS_WORKSPACE_CONFIG=:4096:8"
+    )
+
+
+def test_tf32_is_told_as_it_is():
+    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = matmul.fp32_precision, conv.fp32_precision
+    try:
+        matmul.fp32_precision, conv.fp32_precision = "tf32", "ieee"
+        assert tf32_in_words(None).split(", ")[0] == "products"
+        assert "convolutions" not in tf32_in_words(None)
+    finally:
+        matmul.fp32_precision, conv.fp32_precision = before
+    assert (tf32_in_words(True), tf32_in_words(False)) == (
+        "products, convolutions, recurrent layers",
+        "off",
+    )
+
+
+OLD = {"processor": "AVX2 x86_64", "torch": "2.13.0", "threads": 1}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ({}, {}, []),
+        ({}, {"fingerprint": "b"}, []),  # a checkpoint of before there were any
+        ({"fingerprint": "a"}, {"fingerprint": "a"}, []),
+        ({"fingerprint": "a"}, {"fingerprint": ""}, []),
+        ({"fingerprint": ""}, {"fingerprint": "b"}, []),
+        ({"fingerprint": "a"}, {"fingerprint": "b"}, ["computes other bits than the one of the"]),
+        # it follows from what is said anyway
+        (
+            {"fingerprint": "a"},
+            {"fingerprint": "b", "processor": "cuda NVIDIA H100"},
+            ["processor was 'AVX2 x86_64' in the checkpoint and is 'cuda NVIDIA H100' now"],
+        ),
+        ({"fingerprint": "a"}, {"fingerprint": "b", "torch": "3"}, ["torch was '2.13.0' in"]),
+        ({"tf32": "off"}, {"tf32": "products"}, ["tf32 was 'off' in the checkpoint and is"]),
+        ({"exact": True}, {"exact": False}, ["exact was True in the checkpoint and is False now"]),
+    ],
+)
+def test_what_differs_from_a_checkpoint_is_told(old, new, words):
+    told = compare(OLD | old, OLD | new)
+    assert len(told) == len(words)
+    assert all(word in line for word, line in zip(words, told, strict=True))
+
+
+def test_a_fingerprint_is_the_same_whatever_the_program_has_set():
+    device_fingerprint._known().clear()
+    generator = torch.random.get_rng_state()
+    expected = fingerprint_of(host())
+    assert torch.equal(torch.random.get_rng_state(), generator)
+    assert len(expected) == 16
+    torch.manual_seed(5)
+    dtype = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        with (
+            torch.no_grad(),
+            torch.inference_mode(),
+            torch.autocast("cpu", torch.bfloat16),
+            torch.device("meta"),
+        ):
+            device_fingerprint._known().clear()
+            assert fingerprint_of(host()) == expected
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+def test_a_fingerprint_of_an_accelerator_has_no_effect_on_generators(accelerator):
+    device = Device(torch.device("sim:0"))
+    device.seed(3)
+    states = [device._generator.get_state(), torch.random.get_rng_state()]
+    first = fingerprint_of(device)
+    assert len(first) == 16
+    after = [device._generator.get_state(), torch.random.get_rng_state()]
+    assert all(map(torch.equal, states, after))
+    device_fingerprint._known().clear()
+    assert fingerprint_of(device) == first
+    assert fingerprint_of(Device(torch.device("sim:1"))) == first
+
+
+def test_without_memory_there_is_no_fingerprint(accelerator):
+    accelerator.limit(0, 2**20)
+    assert fingerprint_of(Device(torch.device("sim:0"))) == ""
+
+
+SAID = (
+    "from unisono.device import host\n"
+    "from unisono.train.device_fingerprint import fingerprint_of\n"
+    "print(host().facts, fingerprint_of(host()), sep=chr(10))"
+)
+
+
+def said_elsewhere(**variables):
+    answer = subprocess.run(
+        [sys.executable, "-c", SAID],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return answer.stdout.split("\n")[:2]
+
+
+@pytest.mark.slow
+def test_another_processor_of_the_same_name_has_another_fingerprint():
+    facts, here = said_elsewhere()
+    assert said_elsewhere() == [facts, here]
+    # As on a processor with fewer instructions; the identity of before does not show it.
+    other_facts, there = said_elsewhere(ONEDNN_MAX_CPU_ISA="SSE41")
+    assert other_facts == facts
+    assert there != here
+
+
+def train(directory, steps):
+    torch.manual_seed(1)
+    model = nn.Linear(3, 1)
+    trainer = unisono.Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        lambda model, batch: model(batch).square().mean(),
+        shards=2,
+        directory=directory,
+    )
+    trainer.fit(torch.ones(8, 3), batch_size=4, steps=steps)
+
+
+def test_a_run_that_goes_on_elsewhere_is_warned_once(tmp_path, capsys, monkeypatch):
+    train(tmp_path, 1)
+    train(tmp_path, 2)
+    assert "other bits" not in capsys.readouterr().err
+    monkeypatch.setitem(device_fingerprint._known(), "cpu", "0" * 16)
+    train(tmp_path, 3)
+    told = capsys.readouterr()
+    assert (told.out + told.err).count("this machine computes other bits than the one of") == 1
+
+
+def test_without_a_directory_no_fingerprint_is_taken(monkeypatch):
+    device_fingerprint._known().clear()
+    train(None, 1)
+    assert device_fingerprint._known() == {}

@@ -1,0 +1,256 @@
+"""On an accelerator a run is exact, or says that it is not; on the CPU nothing changes."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import unisono
+
+SWITCHES = (
+    torch.are_deterministic_algorithms_enabled,
+    torch.is_deterministic_algorithms_warn_only_enabled,
+    lambda: torch.utils.deterministic.fill_uninitialized_memory,
+    lambda: torch.backends.cudnn.benchmark,
+    lambda: torch.backends.cudnn.deterministic,
+)
+DATA = torch.arange(48.0).view(16, 3) / 48
+
+
+def switches():
+    return [read() for read in SWITCHES]
+
+
+class RefusedBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        places = torch.arange(gradient.numel(), device=gradient.device)
+        return torch.zeros_like(gradient).put_(places, gradient * 2)
+
+
+class Backward(nn.Module):
+    def forward(self, x):
+        return RefusedBackward.apply(x)
+
+
+class Forward(nn.Module):
+    def forward(self, x):
+        return torch.zeros_like(x).put_(torch.arange(x.numel(), device=x.device), x * 2)
+
+
+class Model(nn.Module):
+    def __init__(self, *layers):
+        super().__init__()
+        self.first, self.rest = nn.Linear(3, 3), nn.Sequential(*layers)
+        self.passes = 0
+
+    def forward(self, x):
+        self.passes += 1
+        return self.rest(self.first(x))
+
+
+def make(device, *layers, **options):
+    torch.manual_seed(3)
+    model = Model(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+
+    def loss(model, batch):
+        seen.append(switches())
+        return model(batch).square().mean()
+
+    options = {"shards": 2, "device": device, **options}
+    return unisono.Trainer(model, optimizer, loss, **options), seen
+
+
+def use(trainer):
+    trainer.fit(DATA, batch_size=8, steps=3, validate=DATA)
+    trainer.evaluate(DATA, batch_size=8)
+    trainer.predict(DATA, batch_size=8)
+
+
+EXACT = [True, False, False, False, True]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_deterministic_kernels_are_chosen_while_a_run_computes(accelerator, exact):
+    torch.backends.cudnn.benchmark = True
+    before = switches()
+    trainer, seen = make("sim", exact=exact)
+    use(trainer)
+    assert seen
+    assert all(each == (EXACT if exact else before) for each in seen)
+    assert switches() == before
+
+
+def test_loops_of_a_program_are_exact_too_and_put_switches_back(accelerator):
+    before, model = switches(), nn.Linear(3, 1)
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=2, device="sim")
+    for step in run.steps(DATA, batch_size=8, steps=4):
+        assert switches() == EXACT
+        with step:
+            for batch in step.shards:
+                step.backward(model(batch).mean())
+        if step.number == 1:
+            break
+    del step
+    run.steps(DATA, batch_size=8, steps=4).close()
+    assert switches() == before
+
+
+def test_on_the_cpu_nothing_changes(monkeypatch):
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", None)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    before, digests = switches(), []
+    for exact in (True, False):
+        trainer, seen = make("cpu", exact=exact, tf32=True)
+        use(trainer)
+        assert seen
+        assert all(each == before for each in seen)
+        assert trainer.run.fixed.keys().isdisjoint({"exact", "tf32"})
+        digests.append(trainer.digest())
+    assert len(set(digests)) == 1
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+
+
+CALLS = {
+    "fit": lambda trainer: trainer.fit(DATA, batch_size=8, steps=2),
+    "evaluate": lambda trainer: trainer.evaluate(DATA, batch_size=8),
+    "predict": lambda trainer: trainer.predict(DATA, batch_size=8),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_forward_pass_without_a_deterministic_form_is_named(accelerator, call):
+    trainer, _ = make("sim", nn.ReLU(), Forward())
+    before = switches()
+    with pytest.raises(unisono.NondeterministicError) as seen:
+        CALLS[call](trainer)
+    assert seen.value.module == "rest.1"
+    assert "`put_` has none: it is called in `rest.1` of the model (Forward), " in str(seen.value)
+    assert seen.value.file == __file__
+    assert "put_ does not have a deterministic implementation" in str(seen.value.__cause__)
+    assert switches() == before
+    # The same on the CPU, and where it is allowed.
+    CALLS[call](make("cpu", nn.ReLU(), Forward())[0])
+    CALLS[call](make("sim", nn.ReLU(), Forward(), exact=False)[0])
+
+
+def test_a_backward_pass_without_one_is_named_after_one_more_pass(accelerator):
+    trainer, _ = make("sim", nn.ReLU(), Backward())
+    anomaly = torch.is_anomaly_enabled()
+    with pytest.raises(unisono.NondeterministicError) as seen:
+        CALLS["fit"](trainer)
+    assert seen.value.module == "rest.1"
+    assert "in the backward pass of `rest.1` of the model (Backward), " in str(seen.value)
+    assert trainer.run.model.passes == 2
+    assert torch.is_anomaly_enabled() == anomaly
+    assert not any(module._forward_hooks for module in trainer.run.model.modules())
+    CALLS["evaluate"](trainer)  # has no backward pass
+    digests = []
+    for device, options in (("cpu", {}), ("sim", {"exact": False})):
+        trainer, _ = make(device, nn.ReLU(), Backward(), **options)
+        CALLS["fit"](trainer)
+        digests.append(trainer.digest())
+    assert len(set(digests)) == 1
+
+
+def loop(act, model, run):
+    for step in run.steps(DATA, batch_size=8, steps=2):
+        with step:
+            act(step, model)
+
+
+def usual(step, model):
+    for batch in step.shards:
+        step.backward(model(batch).mean())
+
+
+def only_the_first(step, model):
+    step.backward(model(next(step.shards)).mean())
+
+
+def left_at_once(step, model):
+    for batch in step.shards:
+        step.backward(model(batch).mean())
+        break
+
+
+def fails_the_second_time(step, model):
+    for batch in step.shards:
+        if model.passes:
+            raise KeyError("another")
+        step.backward(model(batch).mean())
+
+
+@pytest.mark.parametrize(
+    ("act", "module"),
+    [
+        (usual, "rest.0"),
+        (only_the_first, None),
+        (left_at_once, None),
+        (fails_the_second_time, None),
+    ],
+)
+def test_whatever_a_loop_does_the_operation_is_named(accelerator, act, module):
+    model = Model(Backward(), nn.Linear(3, 1))  # the latter has its gradients by then
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=2, device="sim")
+    with pytest.raises(unisono.NondeterministicError, match="`put_` has none") as seen:
+        loop(act, model, run)
+    assert seen.value.module == module
+    assert not torch.is_anomaly_enabled()
+
+
+def test_an_interrupt_in_the_second_pass_stays_one(accelerator):
+    model = Model(Backward())
+    run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=2, device="sim")
+
+    def interrupted(step, model):
+        for batch in step.shards:
+            if model.passes:
+                raise KeyboardInterrupt
+            step.backward(model(batch).mean())
+
+    with pytest.raises(KeyboardInterrupt):
+        loop(interrupted, model, run)
+    assert not torch.is_anomaly_enabled()
+
+
+def test_that_a_run_is_not_exact_is_said_once(accelerator, capfd):
+    trainer, _ = make("sim", exact=False)
+    trainer.fit(DATA, batch_size=8, steps=1)
+    trainer.fit(DATA, batch_size=8, steps=2)
+    said = capfd.readouterr()
+    assert (said.out + said.err).count("`exact=False`: operations without a deterministic") == 1
+    assert trainer.run.fixed["exact"] is False
+
+
+def test_a_run_that_resumes_otherwise_is_warned(accelerator, tmp_path, capfd):
+    for exact, steps in ((True, 1), (False, 2)):
+        trainer, _ = make("sim", exact=exact, directory=tmp_path / "run")
+        trainer.fit(DATA, batch_size=8, steps=steps)
+    said = capfd.readouterr()
+    assert (said.out + said.err).count("exact was True in the checkpoint and is False now") == 1
+
+
+@pytest.mark.parametrize("exact", [None, 1, "yes"])
+def test_another_word_is_refused(exact):
+    with pytest.raises(TypeError, match=f"`exact` must be True or False, but is {exact!r}"):
+        make("cpu", exact=exact)
+
+
+@pytest.mark.parametrize(
+    ("tf32", "told"), [(True, "products, convolutions, recurrent layers"), (False, "off")]
+)
+def test_tf32_belongs_to_the_identity_on_accelerators(accelerator, tf32, told):
+    assert make("sim", tf32=tf32)[0].run.fixed["tf32"] == told
+
+
+def test_compilation_names_triton(accelerator):
+    with pytest.raises(ValueError, match="`compile=True` needs Triton on an accelerator, but"):
+        make("sim", compile=True)
