@@ -5,7 +5,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PEERS := .venv-peers/bin
 
-.PHONY: demo test fast chaos mutants test-torch test-peers test-gpu check format bench bench-peers bench-gpu gpu clean help
+.PHONY: demo test fast chaos mutants test-verify test-torch test-peers test-gpu check format bench bench-peers bench-gpu gpu clean help
 
 demo: .venv/ready          ## train a small CNN on two workers, on the CPU
 	$(BIN)/unisono run --gpus none -n 2 examples/digits.py
@@ -23,6 +23,9 @@ chaos: .venv/ready         ## kill 200 workers on each exchange and 20 launchers
 	$(BIN)/python -m tests.chaos.driver --exchange sim $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.programs --programs 30 $(if $(SEED),--seed $(SEED))
 
+test-verify: .venv/ready   ## unisono verify on correct programs and on planted mistakes, a few minutes
+	$(BIN)/python -m pytest -q -m long tests/verify
+
 mutants: .venv/ready       ## take each wait, copy and move out of the way to an accelerator; a test must fail each time
 	$(BIN)/python -m tests.device.mutants
 
@@ -31,6 +34,7 @@ test-torch: .venv/ready    ## torch's own DDP tests on our backend and class, be
 
 test-peers: .venv/ready .venv-peers/ready  ## Accelerate, transformers and Lightning on our backend, from .venv-peers
 	UNISONO_PEERS=$(CURDIR)/$(PEERS)/python $(BIN)/python -m pytest -q tests/peers
+	UNISONO_PEERS=$(CURDIR)/$(PEERS)/python $(BIN)/python -m pytest -q -m long tests/verify -k with_
 
 test-gpu: .venv/ready      ## what needs a GPU, skipped without one; UNISONO_TEST_DEVICE=cpu shows that it runs
 	$(BIN)/python -m pytest -q -m gpu -W default tests/gpu

@@ -10,6 +10,7 @@ import io
 import os
 import runpy
 import sys
+from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any
@@ -29,16 +30,17 @@ def run_program(job: Job) -> bytes:
         return _call_function(job)
     start_generators({}, job.seed)
     if job.kind == MODULE:
-        _run_module(job)
+        run_module(job.target, job.argv)
     else:
-        _run_script(job)
+        run_script(job.target, job.argv)
     return b""
 
 
-def _run_script(job: Job) -> None:
-    path = os.path.abspath(job.target)
-    sys.argv = [job.target, *job.argv]
-    _prepend_to_path(os.path.dirname(os.path.realpath(job.target)))
+def run_script(script: str, args: Sequence[str]) -> None:
+    """Run a script as ``python SCRIPT ARGS`` does."""
+    path = os.path.abspath(script)
+    sys.argv = [script, *args]
+    _prepend_to_path(os.path.dirname(os.path.realpath(script)))
     main = _fresh_main()
     main.__file__ = path
     main.__dict__.update(__cached__=None, __annotations__={})
@@ -48,12 +50,13 @@ def _run_script(job: Job) -> None:
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
 
-def _run_module(job: Job) -> None:
-    sys.argv = ["-m", *job.argv]
+def run_module(name: str, args: Sequence[str]) -> None:
+    """Run a module as ``python -m NAME ARGS`` does."""
+    sys.argv = ["-m", *args]
     _prepend_to_path(os.getcwd())
     _fresh_main()
     # What `python -m` itself calls: it fills in sys.argv[0] and the names of __main__.
-    runpy._run_module_as_main(job.target)  # type: ignore[attr-defined]
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
 def _call_function(job: Job) -> bytes:

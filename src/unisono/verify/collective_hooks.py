@@ -1,0 +1,80 @@
+"""Watches torch.distributed: which results do ranks put together, and who says ``no_sync``?"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
+
+from unisono.verify.recorder import Recorder
+
+# Those that put together what ranks have; a broadcast or a barrier does not.
+_SUMS = ("all_reduce", "reduce")
+_GATHERS = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_single", "all_gather_object"),
+    *("gather", "gather_object", "all_to_all", "all_to_all_single"),
+)
+_VALUES_AT_MOST = 64
+
+
+class CollectiveHooks:
+    """Hooks around the functions of torch.distributed. Final."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._depth = 0
+
+    def install(self) -> None:
+        """Put the hooks in place."""
+        if not dist.is_available():
+            return
+        for name in (*_SUMS, *_GATHERS):
+            if hasattr(distributed_c10d, name):
+                function = self._watching(name, getattr(distributed_c10d, name))
+                setattr(distributed_c10d, name, function)
+                setattr(dist, name, function)
+        self._wrap_no_sync()
+
+    def _watching(self, name: str, before: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(before)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._depth or self._recorder.is_exact:
+                return before(*args, **kwargs)
+            self._depth += 1
+            try:
+                result = before(*args, **kwargs)
+            finally:
+                self._depth -= 1
+            with self._recorder.guarded():
+                self._recorder.write("collective", name=name, **_facts(name, args, kwargs))
+            return result
+
+        return call
+
+    def _wrap_no_sync(self) -> None:
+        before = DistributedDataParallel.no_sync
+        recorder = self._recorder
+
+        @functools.wraps(before)
+        @contextlib.contextmanager
+        def no_sync(model: Any) -> Iterator[None]:
+            recorder.write("no_sync")
+            with before(model):
+                yield
+
+        DistributedDataParallel.no_sync = no_sync  # type: ignore[method-assign,assignment]
+
+
+def _facts(name: str, args: Any, kwargs: Any) -> dict[str, Any]:
+    tensor = args[0] if args else kwargs.get("tensor")
+    if name not in _SUMS or not isinstance(tensor, torch.Tensor):
+        return {"values": []}
+    if tensor.numel() > _VALUES_AT_MOST or kwargs.get("async_op"):
+        return {"values": [], "numel": tensor.numel()}
+    return {"values": tensor.detach().double().reshape(-1).tolist(), "numel": tensor.numel()}

@@ -1,0 +1,240 @@
+"""Watches torch's DataLoader: which samples does each rank read, and in which batches?
+
+Each iteration is cut to its first batches and its last one. Where another run's samples are to be
+fed, the indices come from there. What the samplers draw from generators stays the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
+from torch.utils.data import dataloader as dataloader_module
+from torch.utils.data._utils import fetch as fetch_module
+
+from unisono.verify.recorder import Recorder
+from unisono.verify.replay_facts import generator_digests
+from unisono.verify.sample_contents import base_of, contents_of
+
+_BATCHES_PLANNED_AT_MOST = 100_000
+_FETCHES_AT_MOST = 64  # in each process that reads
+
+
+class LoaderHooks:
+    """Hooks around every DataLoader of a process. Final."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._num_loaders = 0
+        self._bases: list[Any] = []
+        self._num_fetches = 0
+        feed = recorder.options.feed
+        self._feed: dict[str, Any] = json.loads(Path(feed).read_text()) if feed else {}
+
+    def install(self) -> None:
+        """Put the hooks in place."""
+        self._wrap_loader()
+        self._wrap_iterator()
+        self._wrap_fetch()
+        self._recorder.at_end.append(self._record_contents)
+
+    def _wrap_loader(self) -> None:
+        before = DataLoader.__init__
+
+        @functools.wraps(before)
+        def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+            number, self._num_loaders = self._num_loaders, self._num_loaders + 1
+            args, kwargs = self._with_global_batch(number, args, kwargs)
+            before(loader, *args, **kwargs)
+            with self._recorder.guarded():
+                loader.__dict__["_verified"] = (number, itertools.count())
+                self._record_loader(number, loader)
+
+        DataLoader.__init__ = init  # type: ignore[method-assign,assignment]
+
+    def _with_global_batch(self, number: int, args: Any, kwargs: Any) -> Any:
+        """Give a loader of the one-rank run the batch size of all ranks together."""
+        size = self._feed.get("batch_sizes", {}).get(str(number))
+        if size is None:
+            return args, kwargs
+        if len(args) > 1 and isinstance(args[1], int):
+            args = (args[0], size, *args[2:])
+        elif isinstance(kwargs.get("batch_size"), int):
+            kwargs = {**kwargs, "batch_size": size}
+        return args, kwargs
+
+    def _record_loader(self, number: int, loader: Any) -> None:
+        base, _ = base_of(loader.dataset)
+        sampler = loader.sampler
+        has_length = hasattr(loader.dataset, "__len__")
+        if has_length and not any(known is base for known in self._bases):
+            self._bases.append(base)
+        where = next((n for n, known in enumerate(self._bases) if known is base), -1)
+        batch_sampler = loader.batch_sampler
+        self._recorder.write(
+            "loader",
+            k=number,
+            dataset=where,
+            length=len(loader.dataset) if has_length else None,
+            base_length=len(base) if has_length else None,
+            batch_size=loader.batch_size or getattr(batch_sampler, "batch_size", None),
+            drop_last=bool(
+                loader.drop_last
+                or getattr(sampler, "drop_last", False)
+                or getattr(batch_sampler, "drop_last", False)
+            ),
+            sampler=type(sampler).__name__,
+            has_set_epoch=hasattr(sampler, "set_epoch") or hasattr(batch_sampler, "set_epoch"),
+            replaces=isinstance(sampler, WeightedRandomSampler)
+            or (isinstance(sampler, RandomSampler) and sampler.replacement),
+            num_workers=loader.num_workers,
+        )
+
+    def _wrap_iterator(self) -> None:
+        kind: Any = dataloader_module._BaseDataLoaderIter
+        init_before, reset_before, next_before = kind.__init__, kind._reset, kind.__next__
+
+        @functools.wraps(init_before)
+        def init(iterator: Any, loader: Any) -> None:
+            iterator._verified = getattr(loader, "_verified", None)
+            init_before(iterator, loader)
+            self._replace_indices(iterator, loader)
+
+        @functools.wraps(reset_before)
+        def reset(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            reset_before(iterator, loader, *args, **kwargs)
+            self._replace_indices(iterator, loader)
+
+        @functools.wraps(next_before)
+        def give(iterator: Any) -> Any:
+            try:
+                batch = next_before(iterator)
+            except StopIteration:
+                self._recorder.is_between = True
+                raise
+            if (known := getattr(iterator, "_verified", None)) is not None:
+                at = (known[0], iterator._epoch, iterator._num_given)
+                self._recorder.give(at, batch)
+                iterator._num_given += 1
+            return batch
+
+        kind.__init__, kind._reset, kind.__next__ = init, reset, give
+
+    def _replace_indices(self, iterator: Any, loader: Any) -> None:
+        if iterator._verified is None or self._recorder.is_exact:
+            return
+        iterator._num_given, iterator._epoch = 0, -1
+        iterator._sampler_iter = self._indices(iterator, loader, iterator._sampler_iter)
+
+    def _indices(self, iterator: Any, loader: Any, natural: Iterator[Any]) -> Iterator[Any]:
+        """Draw a whole epoch's indices at the first request, and give out some of them."""
+        number, epochs = iterator._verified
+        iterator._epoch = epoch = next(epochs)
+        at_most = self._recorder.options.batches
+        if iterator._dataset_kind == dataloader_module._DatasetKind.Iterable:
+            self._recorder.write("epoch", k=number, e=epoch, plan=None)
+            yield from itertools.islice(natural, at_most)
+            return
+        try:
+            num_batches = len(iterator._index_sampler)
+        except TypeError:
+            num_batches = _BATCHES_PLANNED_AT_MOST
+        planned = list(itertools.islice(natural, min(num_batches, _BATCHES_PLANNED_AT_MOST)))
+        kept = planned if len(planned) <= at_most else [*planned[: at_most - 1], planned[-1]]
+        fed = self._fed(number, epoch, loader)
+        self._record_plan(number, epoch, loader, planned, kept if fed is None else fed, fed)
+        yield from kept if fed is None else fed
+
+    def _record_plan(
+        self, number: int, epoch: int, loader: Any, planned: Any, kept: Any, fed: Any
+    ) -> None:
+        with self._recorder.guarded():
+            _, to_base = base_of(loader.dataset)
+            self._recorder.write(
+                "epoch",
+                k=number,
+                e=epoch,
+                plan=[[to_base(int(i)) for i in _listed(batch)] for batch in planned],
+                local=_digest([[int(i) for i in _listed(batch)] for batch in planned]),
+                sorted=_is_sorted([int(i) for batch in planned for i in _listed(batch)]),
+                kept=[[to_base(int(i)) for i in _listed(batch)] for batch in kept],
+                fed=fed is not None,
+            )
+
+    def _fed(self, number: int, epoch: int, loader: Any) -> list[Any] | None:
+        """Translate what another run read here into this loader's indices, if that can be done."""
+        fed = self._feed.get("epochs", {}).get(f"{number}/{epoch}")
+        if fed is None:
+            return None
+        base, to_base = base_of(loader.dataset)
+        wanted = [[tuple(item) for item in batch] for batch in fed]
+        by_index = {to_base(index): index for index in range(len(loader.dataset))}
+        if len(base) != self._feed["lengths"].get(str(number)):
+            by_content = {content: index for index, content in contents_of(base).items()}
+            wanted = [[(by_content.get(content), content) for _, content in b] for b in wanted]
+        found = [[by_index.get(index) for index, _ in batch] for batch in wanted]
+        if any(index is None for batch in found for index in batch):
+            return None
+        is_batched = loader._auto_collation
+        return found if is_batched else [index for batch in found for index in batch]
+
+    def _wrap_fetch(self) -> None:
+        kind: Any = fetch_module._MapDatasetFetcher
+        before = kind.fetch
+
+        @functools.wraps(before)
+        def fetch(fetcher: Any, indices: Any) -> Any:
+            if self._num_fetches >= _FETCHES_AT_MOST or self._recorder.is_exact:
+                return before(fetcher, indices)
+            self._num_fetches += 1
+            states = generator_digests()
+            data = before(fetcher, indices)
+            with self._recorder.guarded():
+                self._record_fetch(fetcher, indices, states, generator_digests())
+            return data
+
+        kind.fetch = fetch
+
+    def _record_fetch(self, fetcher: Any, indices: Any, before: Any, after: Any) -> None:
+        info = torch.utils.data.get_worker_info()
+        base, to_base = base_of(fetcher.dataset)
+        fields = {
+            "t": "fetch",
+            "worker": None if info is None else info.id,
+            "n": self._num_fetches - 1,
+            "dataset": next((n for n, known in enumerate(self._bases) if known is base), -1),
+            "indices": [to_base(int(i)) for i in _listed(indices)],
+            "drawn": {name: old for name, old in before.items() if after[name] != old},
+        }
+        if info is None:
+            del fields["t"]
+            self._recorder.write("fetch", **fields)
+            return
+        folder = Path(self._recorder.options.folder)
+        with open(folder / f"rank{self._recorder.rank}.loader{os.getpid()}.jsonl", "a") as file:
+            file.write(json.dumps(fields) + "\n")
+
+    def _record_contents(self) -> None:
+        for number, base in enumerate(self._bases):
+            contents = contents_of(base)
+            self._recorder.write("contents", dataset=number, length=len(base), hashes=contents)
+
+
+def _listed(batch: Any) -> Any:
+    return batch if isinstance(batch, list | tuple) else [batch]
+
+
+def _is_sorted(values: list[int]) -> bool:
+    return values == sorted(values)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()

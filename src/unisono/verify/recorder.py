@@ -1,0 +1,154 @@
+"""What one process has done, as lines of JSON: one file for each rank, written as it happens.
+
+Nothing here may disturb the program: what cannot be recorded is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+_POLL_S = 0.01
+_OTHERS_AT_MOST_S = 20.0
+_GIVEN_AT_MOST = 4
+
+BatchPlace = tuple[int, int, int]
+"""A loader, an iteration over it, and a batch of that, each counted from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the launcher wants recorded; the same for every rank.
+
+    Attributes:
+        folder: where the files go.
+        steps: after how many steps of an optimizer the program is stopped.
+        batches: to how many batches an iteration of a loader is cut.
+        full_steps: of how many steps gradients are kept.
+        feed: file with what the ranks of another run have read; empty: each reads its own.
+        replays: record the bits of every step, and leave the program's random numbers alone.
+        damages: change a gradient of the first step, to see that it is found.
+    """
+
+    folder: str
+    steps: int
+    batches: int
+    full_steps: int
+    feed: str = ""
+    replays: bool = False
+    damages: bool = False
+
+    @classmethod
+    def read(cls, path: str) -> Options:
+        """Read the options from a file."""
+        return cls(**json.loads(Path(path).read_text()))
+
+
+def events_path(folder: str | Path, rank: int) -> Path:
+    """Return where a rank's events are."""
+    return Path(folder) / f"rank{rank}.jsonl"
+
+
+def _done_path(folder: str, rank: int) -> Path:
+    return Path(folder) / f"rank{rank}.done"
+
+
+@dataclass
+class Recorder:
+    """The state that all hooks of a process share. Final.
+
+    Attributes:
+        options: what is wanted.
+        rank, world_size: who this is.
+        given: the newest batches: loader, iteration and batch, and what they consist of.
+        is_between: the newest iteration of a loader has ended.
+        num_steps: of all optimizers.
+        is_exact: the program trains with Unisono; the hooks for other programs are off.
+        has_damaged: a gradient was changed on purpose.
+    """
+
+    options: Options
+    rank: int
+    world_size: int
+    given: list[tuple[BatchPlace, Any]] = field(default_factory=list)
+    is_between: bool = True
+    num_steps: int = 0
+    is_exact: bool = False
+    has_damaged: bool = False
+    pid: int = field(default_factory=os.getpid)
+    at_end: list[Any] = field(default_factory=list)
+    _lines: list[str] = field(default_factory=list)
+
+    def write(self, event: str, /, **fields: Any) -> None:
+        """Record one event."""
+        if os.getpid() == self.pid:
+            self._lines.append(json.dumps({"t": event, **fields}))
+            if len(self._lines) > 256:
+                self.flush()
+
+    def give(self, at: BatchPlace, batch: Any) -> None:
+        """Note that the program is given a batch; the newest are kept, as libraries read ahead."""
+        self.given = [*self.given[1 - _GIVEN_AT_MOST :], (at, batch)]
+        self.is_between = False
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Note what goes wrong with the recording, and let the program go on."""
+        try:
+            yield
+        except Exception:
+            self.write("trouble", text=traceback.format_exc())
+
+    def damage(self, parameters: Iterable[Any]) -> None:
+        """Change one gradient by a thousandth, once, where that is wanted."""
+        if not self.options.damages or self.has_damaged:
+            return
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(1.001)
+                self.has_damaged = True
+                return
+
+    def flush(self) -> None:
+        """Bring all events into the file."""
+        lines, self._lines = self._lines, []
+        with open(events_path(self.options.folder, self.rank), "a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+    def end(self, how: str) -> None:
+        """Record how the program ended, and what is recorded then."""
+        if os.getpid() != self.pid:
+            return
+        for act in self.at_end:
+            with self.guarded():
+                act()
+        self.write("end", how=how)
+        self.flush()
+        _done_path(self.options.folder, self.rank).touch()
+
+    def stop(self) -> NoReturn:
+        """Leave in the midst of the program, once the others have come as far. Collective.
+
+        A rank that left earlier would break a sum that others wait for.
+        """
+        self.end("stopped")
+        deadline_s = time.monotonic() + _OTHERS_AT_MOST_S
+        others = [_done_path(self.options.folder, rank) for rank in range(self.world_size)]
+        while time.monotonic() < deadline_s and not all(path.exists() for path in others):
+            time.sleep(_POLL_S)
+        for child in multiprocessing.active_children():
+            child.kill()
+            child.join()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(0)

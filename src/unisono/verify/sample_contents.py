@@ -1,0 +1,132 @@
+"""Which sample is this? What it contains says so, whatever its index is on that rank.
+
+A dataset may draw random numbers. To compare, each sample is read with the generators set to the
+same state, which are put back afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Subset
+
+from unisono.verify.sketches import plain
+
+SAMPLES_AT_MOST = 4096
+SECONDS_AT_MOST = 2.0
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Walk through the tensors and arrays of a nested value, in a fixed order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        yield torch.from_numpy(np.ascontiguousarray(value))
+    elif isinstance(value, Mapping):
+        yield from itertools.chain.from_iterable(map(tensors_of, value.values()))
+    elif isinstance(value, list | tuple):
+        yield from itertools.chain.from_iterable(map(tensors_of, value))
+
+
+def storages_of(value: Any) -> set[int]:
+    """Say where the tensors of a nested value lie; parts of a tensor lie where it does."""
+    return {t.untyped_storage().data_ptr() for t in tensors_of(value)} - {0}
+
+
+def rows_of_tensors(value: Any) -> set[str]:
+    """Hash the rows of each tensor by itself."""
+    return {row for tensor in tensors_of(value) for row in row_hashes(tensor)}
+
+
+def row_hashes(value: Any) -> list[str]:
+    """Hash each sample of a batch: the rows of all its tensors that are as long as the first."""
+    tensors = [plain(tensor) for tensor in tensors_of(value) if tensor.dim()]
+    tensors = [tensor for tensor in tensors if len(tensor) == len(tensors[0])]
+    if not tensors:
+        return []
+    flats = [_bytes_in_rows(tensor) for tensor in tensors]
+    return [_hash(flat[row] for flat in flats) for row in range(len(tensors[0]))]
+
+
+def _bytes_in_rows(tensor: torch.Tensor) -> list[bytes]:
+    if tensor.numel() == 0:
+        return [b""] * len(tensor)
+    rows = tensor.contiguous().reshape(len(tensor), -1).view(torch.uint8)
+    return [bytes(row) for row in rows.numpy()]
+
+
+def _hash(parts: Iterable[bytes]) -> str:
+    total = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        total.update(part)
+    return total.hexdigest()
+
+
+def hash_of_sample(sample: Any) -> str:
+    """Hash one sample: its tensors, arrays, numbers and texts."""
+    return _hash(_parts(sample))
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        for tensor in tensors_of(value):
+            flat = plain(tensor).contiguous().reshape(-1)
+            yield flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    elif isinstance(value, Mapping):
+        yield from itertools.chain.from_iterable(map(_parts, value.values()))
+    elif isinstance(value, list | tuple):
+        yield from itertools.chain.from_iterable(map(_parts, value))
+    elif isinstance(value, str | int | float | bool | bytes):
+        yield repr(value).encode()
+    elif hasattr(value, "tobytes"):  # an image
+        yield value.tobytes()
+    else:
+        raise TypeError(f"a {type(value).__name__} cannot be compared")
+
+
+def base_of(dataset: Any) -> tuple[Any, Callable[[int], int]]:
+    """Look through ``Subset``: give the dataset behind it, and the index there of an index here."""
+    if not isinstance(dataset, Subset):
+        return dataset, lambda index: index
+    base, inner = base_of(dataset.dataset)
+    indices = dataset.indices
+    return base, lambda index: inner(int(indices[index]))
+
+
+@contextlib.contextmanager
+def _generators_set_and_put_back() -> Iterator[Callable[[], None]]:
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+    def reset() -> None:
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+
+    try:
+        yield reset
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+def contents_of(dataset: Any) -> dict[int, str]:
+    """Hash the samples of a dataset by index; those that can be read within two seconds."""
+    found: dict[int, str] = {}
+    deadline_s = time.monotonic() + SECONDS_AT_MOST
+    # A dataset may do anything; whatever it raises here is not the program's failure.
+    with contextlib.suppress(Exception), _generators_set_and_put_back() as reset:
+        for index in range(min(len(dataset), SAMPLES_AT_MOST)):
+            reset()
+            found[index] = hash_of_sample(dataset[index])
+            if time.monotonic() > deadline_s:
+                break
+    return found

@@ -1,0 +1,208 @@
+"""Runs the program on N ranks and on one, in folders of their own, and says how each run ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unisono.c10d.gloo import GLOO
+from unisono.launch.environment import launch_environment
+from unisono.launch.forkserver import server_pool
+from unisono.launch.job import MODULE, Job
+from unisono.launch.report import failure_message
+from unisono.launch.signals import ENDING_SIGNALS, signals_as_bytes
+from unisono.launch.supervise import supervise
+from unisono.verify.scratch import copy_folder
+
+_OBSERVED = "unisono.verify.observed"
+_THREADS = 1
+_ALARM_AGAIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is verified.
+
+    Attributes:
+        kind: ``"script"`` or ``"module"``.
+        target: the script's path or the module's name.
+        args: what follows it on the command line.
+        folder: the working folder.
+    """
+
+    kind: str
+    target: str
+    args: tuple[str, ...]
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of a program is run.
+
+    Attributes:
+        steps: after how many steps of an optimizer it is stopped.
+        batches: to how many batches an iteration of a loader is cut.
+        full_steps: of how many steps gradients are kept.
+        timeout_s: after how long a run is ended.
+        stall_timeout_s: how long ranks may wait for each other without anybody moving.
+        replays, damages: see :class:`unisono.verify.recorder.Options`.
+    """
+
+    steps: int = 24
+    batches: int = 8
+    full_steps: int = 12
+    timeout_s: float = 300.0
+    stall_timeout_s: float = 20.0
+    replays: bool = False
+    damages: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How one run ended.
+
+    Attributes:
+        folder: with its traces.
+        world_size: on how many ranks.
+        failure: why it did not end well; empty if it did.
+        interrupted_by: the signal that the user ended it with.
+    """
+
+    folder: Path
+    world_size: int
+    failure: str = ""
+    interrupted_by: int | None = None
+
+
+class Trials:
+    """Runs of one program, one after the other, from one fork server. Final; a context manager.
+
+    Args:
+        program: what to run.
+        limits: how much of it.
+        folder: where traces and copies of the working folder go.
+        environ: the variables of the command.
+
+    Attributes:
+        folder: as above.
+    """
+
+    def __init__(
+        self, program: Program, limits: Limits, folder: Path, environ: Mapping[str, str]
+    ) -> None:
+        self._program, self._limits, self.folder = program, limits, folder
+        self._environ = launch_environment(environ, ["unisono", "verify"])
+        self._server = server_pool().borrow(self._environ)
+
+    def __enter__(self) -> Trials:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        server_pool().give_back(self._server)
+
+    def use(self, limits: Limits) -> None:
+        """Run more or less of the program from now on."""
+        self._limits = limits
+
+    def run(
+        self, world_size: int, name: str, feed: Path | None = None, files: Path | None = None
+    ) -> Trial:
+        """Run the program.
+
+        Args:
+            world_size: on how many ranks.
+            name: of the folder with what is recorded.
+            feed: file with the samples of another run; None: each rank reads its own.
+            files: a copy of the working folder that stays for the next run, made if it is not
+                there; None: one that is deleted.
+        """
+        folder = self.folder / name
+        folder.mkdir()
+        limits = self._limits
+        options = {
+            "folder": str(folder),
+            "steps": limits.steps,
+            "batches": limits.batches,
+            "full_steps": limits.full_steps,
+            "feed": "" if feed is None else str(feed),
+            "replays": limits.replays,
+            "damages": limits.damages,
+        }
+        (folder / "options.json").write_text(json.dumps(options))
+        copy = self.folder / f"{name}-files" if files is None else files
+        if not copy.exists():
+            copy_folder(self._program.folder, copy)
+        try:
+            return self._supervised(world_size, folder, copy)
+        finally:
+            if files is None:
+                shutil.rmtree(copy, ignore_errors=True)
+
+    def _supervised(self, world_size: int, folder: Path, copy: Path) -> Trial:
+        job = self._job(world_size, folder, copy)
+        with _alarm(self._limits.timeout_s), signals_as_bytes(_SIGNALS) as signals:
+            ended = supervise(self._server, job, signals)
+        if not ended.server_is_usable:
+            self._server.close()
+            self._server = server_pool().borrow(self._environ)
+        state = ended.state
+        if state.interrupted_by == signal.SIGALRM:
+            return Trial(folder, world_size, f"it took longer than {self._limits.timeout_s:g} s")
+        if state.interrupted_by is not None:
+            return Trial(folder, world_size, "interrupted", state.interrupted_by)
+        failure = "" if state.cause is None else failure_message(state, world_size)
+        return Trial(folder, world_size, failure.replace(str(copy), str(self._program.folder)))
+
+    def _job(self, world_size: int, folder: Path, copy: Path) -> Job:
+        program = self._program
+        target = program.target
+        if program.kind == "script":
+            target = _in_copy(program.folder, copy, target)
+        return Job(
+            kind=MODULE,
+            target=_OBSERVED,
+            argv=(str(folder / "options.json"), program.kind, target, *program.args),
+            environ=self._environ,
+            folder=str(copy),
+            num_workers=world_size,
+            threads=_THREADS,
+            restarts=0,
+            replaces=False,
+            stall_timeout_s=self._limits.stall_timeout_s,
+            backend=GLOO,
+            seed=0,
+        )
+
+
+_SIGNALS: Sequence[signal.Signals] = (*ENDING_SIGNALS, signal.SIGALRM)
+
+
+def _in_copy(folder: Path, copy: Path, script: str) -> str:
+    """Return where a script of the working folder is in its copy; others stay where they are."""
+    absolute = Path(os.path.abspath(folder / script))
+    if absolute.is_relative_to(folder):
+        there = copy / absolute.relative_to(folder)
+        if there.exists() and not there.is_symlink():
+            return str(there)
+    return str(absolute)
+
+
+class _alarm:
+    """Have SIGALRM sent after some seconds, and again. For the main thread."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        self._before = signal.signal(signal.SIGALRM, lambda signum, frame: None)
+        signal.setitimer(signal.ITIMER_REAL, self._seconds, _ALARM_AGAIN_S)
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._before)

@@ -1,0 +1,199 @@
+import pytest
+from tests.verify.made import LOCAL, gradient, mixed, step, two_ranks
+
+from unisono.verify.gradient_checks import CHECKS, check_gradients
+from unisono.verify.linear import relation, tolerance, weights
+from unisono.verify.rank_trace import Micro, ModelState, OptimizerStep, RankTrace, TwoRuns
+
+MEAN = mixed((0.5, 0.5))
+SUM = mixed((1.0, 1.0))
+
+
+def wrong_ones(seen):
+    return [finding.check for finding in check_gradients(seen) if finding.verdict == "wrong"]
+
+
+def verdicts(seen):
+    return {finding.check: finding.verdict for finding in check_gradients(seen)}
+
+
+def test_every_check_gets_one_finding():
+    assert [finding.check for finding in check_gradients(two_ranks((MEAN, MEAN)))] == list(CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("finals", "ones", "samples", "counted", "expected"),
+    [
+        # (each rank's gradient, one rank's, samples of ranks, tokens of ranks, first mistake)
+        ((MEAN, MEAN), MEAN, ("ab", "cd"), (None, None), []),
+        ((SUM, SUM), SUM, ("ab", "cd"), (None, None), []),  # the loss is divided by all
+        ((SUM, SUM), MEAN, ("ab", "cd"), (None, None), ["gradient-times-n"]),
+        ((mixed((2, 2)), mixed((2, 2))), MEAN, ("ab", "cd"), (None, None), ["gradient-times-n"]),
+        ((mixed((0.25, 0.25)),) * 2, MEAN, ("ab", "cd"), (None, None), ["gradient-over-n"]),
+        (LOCAL, MEAN, ("ab", "cd"), (None, None), ["gradients-not-averaged"]),
+        ((MEAN, MEAN), mixed((0.75, 0.25)), ("abe", "c"), (None, None), ["mean-of-means"]),
+        ((MEAN, MEAN), mixed((0.75, 0.25)), ("ab", "cd"), (30, 10), ["weights-of-tokens"]),
+        ((MEAN, MEAN), mixed((0.75, 0.25)), ("ab", "cd"), (None, None), ["weights-of-tokens"]),
+        # Weights that tokens do not explain are no evidence.
+        ((MEAN, MEAN), mixed((0.75, 0.25)), ("ab", "cd"), (30, 20), []),
+        # Uneven, but weighed as one rank does.
+        ((mixed((0.75, 0.25)),) * 2, mixed((0.75, 0.25)), ("abe", "c"), (None, None), []),
+        # A factor that is no power of N is not explained.
+        ((mixed((0.35, 0.35)),) * 2, MEAN, ("ab", "cd"), (None, None), []),
+    ],
+)
+def test_the_first_mistake_is_read_off_the_gradients(finals, ones, samples, counted, expected):
+    seen = two_ranks(finals, ones, samples=samples, counted=counted)
+    assert wrong_ones(seen) == expected
+
+
+@pytest.mark.parametrize("apart", [0.0, 1e-7, 1e-5])
+def test_rounding_is_no_difference(apart):
+    ones = tuple(value * (1 + apart * (-1) ** at) for at, value in enumerate(MEAN))
+    assert set(verdicts(two_ranks((MEAN, MEAN), ones)).values()) == {"ok"}
+
+
+def test_rounding_is_larger_in_bfloat16_and_after_many_steps():
+    assert tolerance("float64", 100, 0) < tolerance("float32", 100, 0) < 1e-3
+    assert tolerance("float32", 100, 0) < tolerance("float32", 100, 10) < 1e-2
+    assert tolerance("bfloat16", 100, 0) == 0.1
+
+
+def test_other_samples_say_nothing_about_weights():
+    seen = two_ranks((MEAN, MEAN), mixed((0.9, 0.1)))
+    others = RankTrace(0, (step(seen.one.steps[0].gradients, "xyzu"),))
+    found = verdicts(TwoRuns(seen.ranks, others))
+    assert found["weights-of-tokens"] == found["gradient-times-n"] == "unknown"
+    assert found["gradients-not-averaged"] == "ok"
+
+
+def test_other_parameters_at_the_start_say_nothing():
+    seen = two_ranks((SUM, SUM), MEAN)
+    one = RankTrace(0, (step(seen.one.steps[0].gradients, "abcd", state=ModelState({"w": "x"})),))
+    assert wrong_ones(TwoRuns(seen.ranks, one)) == []
+
+
+def test_without_one_rank_averaging_is_seen_and_nothing_else():
+    found = verdicts(two_ranks((MEAN, MEAN)))
+    assert found["gradients-not-averaged"] == "ok"
+    assert found["gradient-times-n"] == "unknown"
+
+
+def test_batch_norm_leaves_a_factor_of_n_visible_and_nothing_smaller():
+    state = ModelState({"w": "start"}, has_batch_norm=True)
+    near = tuple(value * (1 + 0.05 * (-1) ** at) for at, value in enumerate(MEAN))
+    twice = two_ranks((SUM, SUM), near, state=state)
+    once = two_ranks((MEAN, MEAN), near, state=state)
+    assert wrong_ones(twice) == ["gradient-times-n"]
+    assert wrong_ones(once) == []
+    assert "batch norm" in next(f for f in check_gradients(once) if f.verdict == "unknown").evidence
+
+
+def test_one_parameter_that_is_left_out_is_named():
+    ranks = tuple(
+        RankTrace(
+            rank,
+            (
+                step(
+                    {
+                        "body": gradient(MEAN, LOCAL[rank]),
+                        "head.bias": gradient(LOCAL[rank], LOCAL[rank]),
+                    }
+                ),
+            ),
+        )
+        for rank in range(2)
+    )
+    (finding,) = [f for f in check_gradients(TwoRuns(ranks)) if f.verdict == "wrong"]
+    assert finding.check == "parameter-not-averaged"
+    assert "`head.bias`" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("finals", "no_sync", "expected"),
+    [
+        # Two passes a rank, each as in LOCAL.
+        ((mixed((2, 0)), mixed((0, 2))), True, ["accumulation-not-synced"]),
+        ((mixed((1.5, 0.5)), mixed((0.5, 1.5))), False, ["accumulation-not-synced"]),
+        ((mixed((2, 0)), mixed((0, 2))), False, ["gradients-not-averaged"]),
+    ],
+)
+def test_accumulated_passes_that_are_not_all_averaged(finals, no_sync, expected):
+    ranks = tuple(
+        RankTrace(
+            rank,
+            (
+                OptimizerStep(
+                    gradients={"w": gradient(finals[rank], LOCAL[rank], LOCAL[rank])},
+                    micros=(Micro(("a",)), Micro(("b",))),
+                    no_sync=no_sync,
+                ),
+            ),
+        )
+        for rank in range(2)
+    )
+    assert wrong_ones(TwoRuns(ranks)) == expected
+
+
+def test_clipping_own_gradients_is_named_even_if_it_changes_nothing():
+    ranks = tuple(
+        RankTrace(rank, (step({"w": gradient(MEAN, LOCAL[rank], clipped=LOCAL[rank])}),))
+        for rank in range(2)
+    )
+    assert wrong_ones(TwoRuns(ranks)) == ["clip-before-average"]
+
+
+def test_clipping_the_average_is_right():
+    clipped = mixed((0.1, 0.1))
+    ranks = tuple(
+        RankTrace(rank, (step({"w": gradient(clipped, LOCAL[rank], clipped=MEAN)}, "ab"),))
+        for rank in range(2)
+    )
+    one = RankTrace(0, (step({"w": gradient(mixed((0.2, 0.2)), MEAN, clipped=MEAN)}, "ab"),))
+    assert set(verdicts(TwoRuns(ranks, one)).values()) == {"ok"}
+
+
+def test_averaged_parameters_take_the_place_of_averaged_gradients():
+    def rank(number):
+        after = {"w": ((1.0,), f"of rank {number}")}
+        first = step({"w": gradient(LOCAL[number], LOCAL[number])}, parameters=after)
+        second = step(
+            {"w": gradient(LOCAL[number], LOCAL[number])}, number=1, state=ModelState({"w": "mean"})
+        )
+        return RankTrace(number, (first, second))
+
+    found = verdicts(TwoRuns((rank(0), rank(1))))
+    assert found["gradients-not-averaged"] == "unknown"
+    first_alone = TwoRuns(tuple(RankTrace(n, rank(n).steps[:1]) for n in range(2)))
+    assert verdicts(first_alone)["gradients-not-averaged"] == "wrong"
+
+
+def test_a_parameter_that_no_module_has_is_not_thought_to_be_averaged_later():
+    def rank(number):
+        after = {"w": ((1.0,), "same"), "bias": ((1.0,), f"of rank {number}")}
+        gradients = {
+            "w": gradient(MEAN, LOCAL[number]),
+            "bias": gradient(LOCAL[number], LOCAL[number]),
+        }
+        later = ModelState({"w": "same"})
+        steps = [step(gradients, number=n, parameters=after, state=later) for n in range(2)]
+        return RankTrace(number, tuple(steps))
+
+    assert wrong_ones(TwoRuns((rank(0), rank(1)))) == ["parameter-not-averaged"]
+
+
+def test_ranks_that_update_different_parameters_are_not_judged():
+    ranks = tuple(RankTrace(n, (step({f"w{n}": gradient(LOCAL[n], LOCAL[n])}),)) for n in range(2))
+    assert set(verdicts(TwoRuns(ranks)).values()) == {"unknown"}
+
+
+def test_relations_and_weights():
+    import numpy as np
+
+    x, y = np.array([2.0, 4.0]), np.array([1.0, 2.0])
+    assert relation(x, y).factor == pytest.approx(2)
+    assert relation(x, y).rest == pytest.approx(0)
+    assert relation(np.zeros(2), np.zeros(2)).rest == 0
+    found, rest = weights(np.array(mixed((0.3, 0.7))), [np.array(v) for v in LOCAL])
+    assert found == pytest.approx([0.3, 0.7])
+    assert rest < 1e-12

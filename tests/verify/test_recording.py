@@ -1,0 +1,139 @@
+import hypothesis
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from unisono.verify.feed import feed_of
+from unisono.verify.identities import Identities
+from unisono.verify.module_hooks import name_without_wrappers
+from unisono.verify.raw_trace import RawTrace, read_trace
+from unisono.verify.sample_contents import base_of, contents_of, row_hashes
+from unisono.verify.sketches import WIDTH, digest_of_tensor, sketch_of
+
+
+@hypothesis.given(st.integers(1, 700), st.floats(-3, 3), st.floats(-3, 3))
+def test_sketches_are_linear(length, a, b):
+    generator = torch.Generator().manual_seed(length)
+    x, y = torch.randn(2, length, generator=generator, dtype=torch.float64)
+    combined = np.array(sketch_of(a * x + b * y))
+    parts = a * np.array(sketch_of(x)) + b * np.array(sketch_of(y))
+    assert len(combined) == min(length, WIDTH)
+    np.testing.assert_allclose(combined, parts, rtol=1e-6, atol=1e-6)
+
+
+def test_a_sketch_is_about_as_long_as_the_vector():
+    vectors = [torch.randn(5000, generator=torch.Generator().manual_seed(n)) for n in range(20)]
+    ratios = [np.linalg.norm(sketch_of(v)) / v.norm().item() for v in vectors]
+    assert 0.7 < min(ratios) <= max(ratios) < 1.3
+
+
+def test_digests_know_bits_of_every_dtype_and_shape():
+    zero = torch.zeros(3)
+    assert digest_of_tensor(zero) != digest_of_tensor(-zero)
+    for tensor in (torch.tensor(1.0), torch.ones(2, dtype=torch.bfloat16), torch.zeros(0)):
+        assert digest_of_tensor(tensor) == digest_of_tensor(tensor.clone())
+
+
+def test_rows_are_told_apart_by_all_tensors_of_a_batch():
+    x, y = torch.tensor([[1.0, 2.0], [1.0, 2.0]]), torch.tensor([0, 1])
+    assert len(set(row_hashes([x]))) == 1
+    assert len(set(row_hashes({"x": x, "y": y}))) == 2
+    assert row_hashes("text") == []
+
+
+class Augmented(Dataset):
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return torch.full((2,), float(index)) + torch.rand(()) + np.random.rand()
+
+
+def test_contents_do_not_depend_on_generators_and_leave_them_alone():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = contents_of(Augmented())
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert contents_of(Augmented()) == first
+    assert len(set(first.values())) == 5
+
+
+class Broken(Dataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        if index == 1:
+            raise OSError("no such file")
+        return torch.tensor(index)
+
+
+def test_a_dataset_that_cannot_be_read_has_fewer_contents():
+    assert list(contents_of(Broken())) == [0]
+
+
+def test_subsets_of_subsets_lead_to_the_dataset():
+    data = TensorDataset(torch.arange(10))
+    base, index_of = base_of(Subset(Subset(data, range(5, 10)), [3, 1]))
+    assert base is data
+    assert [index_of(0), index_of(1)] == [8, 6]
+
+
+def test_wrappers_leave_no_trace_in_names():
+    assert name_without_wrappers("module.head.weight") == "head.weight"
+    assert name_without_wrappers("_forward_module.module._orig_mod.w") == "w"
+    assert name_without_wrappers("net.module.w") == "net.w"
+    assert name_without_wrappers("submodule.w") == "submodule.w"
+
+
+def rank(number, kept, contents, batch_size=2):
+    trace = RawTrace(number)
+    trace.loaders[0] = {"dataset": 0, "batch_size": batch_size, "base_length": len(contents)}
+    trace.epochs[0, 0] = {"kept": kept}
+    trace.contents[0] = dict(enumerate(contents))
+    trace.lengths[0] = len(contents)
+    return trace
+
+
+def test_one_rank_reads_what_all_read_together():
+    fed = feed_of([rank(0, [[0, 2], [4]], "abcde"), rank(1, [[1, 3]], "abcde")])
+    assert fed["epochs"]["0/0"] == [[[0, "a"], [2, "c"], [1, "b"], [3, "d"]], [[4, "e"]]]
+    assert fed["batch_sizes"] == {"0": 4}
+    assert fed["lengths"] == {"0": 5}
+
+
+def test_ranks_that_accumulate_less_hand_on_their_batches_one_by_one():
+    fed = feed_of([rank(0, [[0, 2]], "abcd"), rank(1, [[1, 3]], "abcd")], one_by_one=True)
+    assert fed["epochs"]["0/0"] == [[[0, "a"], [2, "c"]], [[1, "b"], [3, "d"]]]
+    assert fed["batch_sizes"] == {"0": 2}
+
+
+def test_what_all_ranks_read_is_read_once():
+    fed = feed_of([rank(0, [[0, 1]], "abcd"), rank(1, [[0, 1]], "abcd")])
+    assert fed["epochs"]["0/0"] == [[[0, "a"], [1, "b"]]]
+    assert fed["batch_sizes"] == {"0": 2}
+
+
+def test_parts_that_ranks_made_for_themselves_are_known_by_content():
+    ranks = [rank(0, [[0, 1]], "ab"), rank(1, [[0, 1]], "cd")]
+    fed = feed_of([rank(0, [[0, 1]], "ab"), rank(1, [[1, 0]], "cd")])
+    assert fed["epochs"]["0/0"] == [[[0, "a"], [1, "b"], [1, "d"], [0, "c"]]]
+    assert fed["lengths"] == {"0": -1}
+    assert Identities(ranks).name(ranks[1], 0, [0]) == ("c",)
+
+
+def test_equal_samples_are_told_apart_by_their_index():
+    ranks = [rank(0, [], "aab"), rank(1, [], "aab")]
+    assert Identities(ranks).name(ranks[0], 0, [0, 1]) == ("0:0", "0:1")
+    others = [rank(0, [], "aab"), rank(1, [], "xxy")]
+    assert Identities(others).name(others[0], 0, [0]) is None
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path):
+    (tmp_path / "rank0.jsonl").write_text('{"t": "end", "how": "ended"}\n{"t": "st')
+    trace = read_trace(tmp_path, 0)
+    assert trace.how == "ended"
+    assert len(trace.events) == 1
+    assert read_trace(tmp_path, 1).events == []

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from unisono.verify.raw_trace import RawTrace
+from unisono.verify.replay import verify_resume
+from unisono.verify.replay_checks import (
+    KINDS,
+    WORKS,
+    Resumption,
+    StepRecord,
+    check_resumptions,
+    compare,
+    step_records,
+)
+from unisono.verify.trials import Limits, Program
+
+PROGRAMS = Path(__file__).parent / "programs" / "resuming"
+
+
+def records(first, last, *, numbered=False, **changes):
+    """Make the steps of one rank; `changes` are made in the last of them."""
+    made = [
+        StepRecord(
+            number=at if numbered else None,
+            before={"w": f"w {at}"},
+            samples=(f"sample {at}",),
+            parameters={"w": f"w {at + 1}"},
+            optimizer={"momentum of w": f"m {at}"},
+            generators={"torch": f"g {at}"},
+        )
+        for at in range(first, last)
+    ]
+    if changes:
+        fields = {name: getattr(made[-1], name) for name in StepRecord.__slots__}
+        made[-1] = StepRecord(**{**fields, **changes})
+    return made
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize("first", [0, 2, 4])
+def test_equal_steps_from_the_one_it_begins_with(numbered, first):
+    whole = records(0, 8, numbered=numbered)
+    found = compare([whole, whole], [records(first, 8, numbered=numbered)] * 2, stopped_after=4)
+    assert found == Resumption(4, first, {}, 8 - first)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"samples": ("other",)}, "resume-samples"),
+        ({"parameters": {"w": "other"}}, "resume-parameters"),
+        ({"optimizer": {"momentum of w": "other"}}, "resume-optimizer"),
+        ({"optimizer": {}}, "resume-optimizer"),
+        ({"generators": {"torch": "other"}}, "resume-generators"),
+    ],
+)
+def test_what_differs_is_named_with_step_and_rank(changes, kind):
+    whole = [records(0, 8)] * 2
+    found = compare(whole, [records(3, 8), records(3, 8, **changes)], stopped_after=4)
+    assert list(found.differences) == [kind]
+    assert found.differences[kind].startswith("step 7, rank 1")
+
+
+def test_parameters_that_were_never_there_are_no_resumption():
+    begun = records(3, 8)
+    begun[0] = StepRecord(before={"w": "other"})
+    found = compare([records(0, 8)], [begun], stopped_after=4)
+    assert (found.first, list(found.differences)) == (None, ["resume-parameters"])
+
+
+def test_a_run_cannot_begin_behind_its_stop():
+    assert compare([records(0, 8)], [records(6, 8)], stopped_after=4).first is None
+
+
+EQUAL = Resumption(4, 2, {}, 6)
+DIFFERENT = Resumption(4, 2, {"resume-optimizer": "step 2, rank 0: `m` has other bits"}, 6)
+
+
+@pytest.mark.parametrize(
+    ("resumptions", "broken", "expected"),
+    [
+        ([EQUAL], DIFFERENT, {WORKS: "ok", "resume-optimizer": "ok"}),
+        ([EQUAL, DIFFERENT], DIFFERENT, {"resume-optimizer": "wrong", "resume-samples": "ok"}),
+        ([EQUAL], EQUAL, {WORKS: "unknown"}),  # the check itself does not work
+        ([Resumption(4, 0, {}, 8)], DIFFERENT, dict.fromkeys((*KINDS, WORKS), "unknown")),
+        ([EQUAL, Resumption(8, None, {}, 0)], DIFFERENT, dict.fromkeys(KINDS, "unknown")),
+    ],
+)
+def test_verdicts(resumptions, broken, expected):
+    found = {f.check: f.verdict for f in check_resumptions(resumptions, broken)}
+    assert found.keys() == {*KINDS, WORKS}
+    assert {check: found[check] for check in expected} == expected
+
+
+def test_steps_are_gathered_from_events():
+    trace = RawTrace(0)
+    after = {"parameters": {"w": "1"}, "optimizer": {}, "generators": {}}
+    trace.events = [
+        {"t": "state", "parameters": {"w": "0"}},
+        {"t": "f", "grad": True, "training": True, "rows": ["a"]},
+        {"t": "f", "grad": False, "training": False, "rows": ["validation"]},
+        {"t": "f", "grad": True, "training": True, "rows": ["b"]},
+        {"t": "replay", "step": None, **after},
+        {"t": "shard-samples", "shard": 1, "hash": "c"},
+        {"t": "replay", "step": 1, **after},
+    ]
+    first, second = step_records(trace)
+    assert (first.before, first.samples) == ({"w": "0"}, ("a", "b"))
+    assert (second.number, second.before, second.samples) == (1, None, ("1: c",))
+
+
+MISTAKES = {
+    "as it is": ((), None),
+    "optimizer": (('    optimizer.load_state_dict(saved["optimizer"])\n', ""), "resume-optimizer"),
+    "generators": (('    torch.set_rng_state(saved["rng"])\n', ""), "resume-generators"),
+    "position": (('    done = saved["done"]\n', ""), "resume-samples"),
+    "nothing is loaded": (("if path.exists():", "if False:"), "unknown"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", MISTAKES)
+def test_what_a_program_forgets_to_save_is_found(name, tmp_path):
+    change, check = MISTAKES[name]
+    source = (PROGRAMS / "by_hand.py").read_text()
+    if change:
+        assert source.count(change[0]) == 1
+        source = source.replace(*change)
+    found = findings(source, 2, tmp_path)
+    if check == "unknown":
+        assert set(found.values()) == {"unknown"}
+    else:
+        assert found[WORKS] == "ok"
+        assert (check is None) == ("wrong" not in found.values())
+        assert check is None or found[check] == "wrong"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_program_of_ours_resumes_with_the_same_bits(tmp_path):
+    found = findings((PROGRAMS / "with_unisono.py").read_text(), 2, tmp_path)
+    assert set(found.values()) == {"ok"}
+
+
+def findings(source: str, world_size: int, folder: Path) -> dict[str, str]:
+    (folder / "train.py").write_text(source)
+    program = Program("script", "train.py", (), folder)
+    verdict = verify_resume(program, world_size, Limits(), os.environ, lambda line: None)
+    assert verdict.trouble == ""
+    assert os.listdir(folder) == ["train.py"]
+    return {finding.check: finding.verdict for finding in verdict.findings}

@@ -1,0 +1,124 @@
+import pytest
+
+from unisono.verify.rank_trace import (
+    EvaluationPass,
+    Iteration,
+    Micro,
+    OptimizerStep,
+    RankTrace,
+    TwoRuns,
+)
+from unisono.verify.sample_checks import check_samples
+
+
+def trace(plan, *, orders=("one", "two"), role="train", **fields):
+    """Make a rank that reads `plan` in each of two epochs, two samples a step."""
+    steps = [
+        OptimizerStep(number=at // 2, micros=(Micro(tuple(plan[at : at + 2])),))
+        for at in range(0, len(plan), 2)
+    ]
+    iterations = tuple(
+        Iteration(epoch=epoch, role=role, plan=tuple(plan), order=order, **fields)
+        for epoch, order in enumerate(orders)
+    )
+    return RankTrace(steps=tuple(steps), iterations=iterations)
+
+
+def verdicts(ranks, one=None):
+    found = check_samples(TwoRuns(tuple(ranks), one))
+    return {finding.check: finding.verdict for finding in found}
+
+
+@pytest.mark.parametrize(
+    ("plans", "expected"),
+    [
+        (("abcd", "efgh"), "ok"),
+        (("abcd", "efga"), "ok"),  # one is repeated, so that ranks have equally many
+        (("abcd", "abcd"), "wrong"),
+        (("abcd", "cdab"), "wrong"),  # each reads everything, in an order of its own
+        (("aa", "bb"), "ok"),
+    ],
+)
+def test_samples_of_ranks(plans, expected):
+    assert verdicts([trace(plan) for plan in plans])["samples-same-on-all-ranks"] == expected
+
+
+@pytest.mark.parametrize("fields", [{"replaces": True}, {"is_sliced": True}])
+def test_reading_all_is_right_where_it_is_drawn_or_sliced(fields):
+    ranks = [trace("abcd", **fields), trace("badc", **fields)]
+    ranks[1] = RankTrace(
+        steps=tuple(OptimizerStep(number=n, micros=(Micro((f"other {n}",)),)) for n in range(2)),
+        iterations=ranks[1].iterations,
+    )
+    assert verdicts(ranks)["samples-same-on-all-ranks"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("fields", "one", "expected"),
+    [
+        ({"has_set_epoch": True}, None, "wrong"),
+        ({"has_set_epoch": True, "is_sorted": True}, None, "ok"),
+        ({}, None, "ok"),  # an order of the program's own
+        ({}, trace("abcd", orders=("one", "two")), "wrong"),  # which changes on one rank
+        ({}, trace("abcd", orders=("one", "one")), "ok"),
+    ],
+)
+def test_an_order_that_is_the_same_in_two_epochs(fields, one, expected):
+    ranks = [trace(plan, orders=("one", "one"), **fields) for plan in ("abcd", "efgh")]
+    assert verdicts(ranks, one)["epoch-order-fixed"] == expected
+
+
+def test_an_order_that_changes_and_one_that_was_seen_once():
+    ranks = [trace("abcd", has_set_epoch=True), trace("efgh", has_set_epoch=True)]
+    assert verdicts(ranks)["epoch-order-fixed"] == "ok"
+    stopped = [RankTrace(iterations=rank.iterations[:1], how="stopped") for rank in ranks]
+    assert verdicts(stopped)["epoch-order-fixed"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("plans", "one", "fields", "expected"),
+    [
+        (("ab", "cd"), "abcd", {}, "ok"),
+        (("ab", "cd"), "abcde", {}, "wrong"),
+        (("ab", "cd"), "abcde", {"drop_last": True}, "ok"),
+        (("ab", "cd"), "abcde", {"replaces": True}, "ok"),
+        (("abc", "dea"), "abcde", {}, "ok"),
+        (("ab", "cd"), None, {}, "unknown"),
+    ],
+)
+def test_samples_that_are_left_out(plans, one, fields, expected):
+    alone = None if one is None else trace(one, **fields)
+    assert verdicts([trace(p, **fields) for p in plans], alone)["samples-lost"] == expected
+
+
+@pytest.mark.parametrize(
+    ("trained", "validated", "expected"),
+    [
+        (("ab", "cd"), ("xy", "xy"), "ok"),
+        (("ab", "cd"), ("xc", "ya"), "wrong"),
+        (("ab", "cd"), ("a", "c"), "ok"),  # on purpose
+        (("ab", "cd"), ("", ""), "ok"),
+    ],
+)
+def test_ranks_that_split_the_data_differently(trained, validated, expected):
+    ranks = [
+        RankTrace(
+            iterations=(
+                Iteration(plan=tuple(train)),
+                Iteration(loader=1, role="eval", plan=tuple(valid)),
+            )
+        )
+        for train, valid in zip(trained, validated, strict=True)
+    ]
+    assert verdicts(ranks)["split-differs"] == expected
+
+
+def test_a_split_is_seen_in_what_the_model_is_given_too():
+    ranks = [
+        RankTrace(
+            steps=(OptimizerStep(micros=(Micro(("?",), (train,)),)),),
+            evaluations=(EvaluationPass(samples=("?",), rows=(valid,)),),
+        )
+        for train, valid in (("a", "b"), ("b", "c"))
+    ]
+    assert verdicts(ranks)["split-differs"] == "wrong"
