@@ -26,7 +26,8 @@ from bench.gpu.side_program import BARE, SIDES
 from bench.processes import REPOSITORY, environment, kill_all, unisono_run
 
 PROGRAM = REPOSITORY / "bench" / "gpu" / "side_program.py"
-START_TIMEOUT_S, BLOCK_TIMEOUT_S = 150.0, 90.0
+START_TIMEOUT_S = 90.0  # of all sides together
+BLOCK_TIMEOUT_S = 45.0
 WARMUP_STEPS = 5  # of each block, after what others did to the device's memory and caches
 MOST_STEPS, LEAST_STEPS = 5000, 3
 NOT_INSTALLED = "is not installed"
@@ -181,6 +182,18 @@ class Turns:
         self._sides: dict[str, SideProcess] = {}
 
     def __enter__(self) -> Turns:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for side in self._sides.values():
+            side.end()
+
+    def _start(self) -> None:
         for name in self._names:
             if reason := why_not(name):
                 self._fail(name, reason)
@@ -188,14 +201,10 @@ class Turns:
             self._sides[name] = SideProcess(
                 name, self._workload, self._device, self._folder / name, tiny=self._tiny
             )
+        deadline_s = time.monotonic() + START_TIMEOUT_S
         for name, side in list(self._sides.items()):
             with self._losing(name):
-                side.wait_until_ready(START_TIMEOUT_S)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for side in self._sides.values():
-            side.end()
+                side.wait_until_ready(max(1.0, deadline_s - time.monotonic()))
 
     def measure(
         self, rows: Sequence[Entry], block_s: float, seconds: float, most_turns: int
