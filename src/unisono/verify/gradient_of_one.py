@@ -1,4 +1,4 @@
-"""How is the gradient that all ranks have related to that of one rank? On the same samples; pure."""
+"""How is the gradient that all ranks have related to that of one rank on the same samples?"""
 
 from __future__ import annotations
 
