@@ -5,19 +5,19 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PEERS := .venv-peers/bin
 
-.PHONY: demo test fast chaos mutants test-verify test-torch test-peers check format bench bench-peers clean help
+.PHONY: demo test fast chaos mutants test-verify test-torch test-peers test-gpu check format bench bench-peers bench-gpu gpu clean help
 
 demo: .venv/ready          ## train a small CNN on two workers, on the CPU
 	$(BIN)/unisono run --gpus none -n 2 examples/digits.py
 
 test: fast                 ## every test, in about ten minutes on two cores
-	$(BIN)/python -m pytest -q -m "slow and not long"
+	$(BIN)/python -m pytest -q -m "slow and not long and not gpu"
 
 fast: .venv/ready          ## the quick tests, in one to two minutes
-	$(BIN)/python -m pytest -q -m "not slow and not long"
+	$(BIN)/python -m pytest -q -m "not slow and not long and not gpu"
 
 chaos: .venv/ready         ## kill 200 workers on each exchange and 20 launchers, run 30 random programs; SEED=7 chooses the same again
-	$(BIN)/python -m pytest -q -m long
+	$(BIN)/python -m pytest -q -m "long and not gpu"
 	$(BIN)/python -m tests.chaos.driver --launcher-kills 20 $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.driver --exchange staged $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.driver --exchange sim $(if $(SEED),--seed $(SEED))
@@ -36,6 +36,9 @@ test-peers: .venv/ready .venv-peers/ready  ## Accelerate, transformers and Light
 	UNISONO_PEERS=$(CURDIR)/$(PEERS)/python $(BIN)/python -m pytest -q tests/peers
 	UNISONO_PEERS=$(CURDIR)/$(PEERS)/python $(BIN)/python -m pytest -q -m long tests/verify -k with_
 
+test-gpu: .venv/ready      ## what needs a GPU, skipped without one; UNISONO_TEST_DEVICE=cpu shows that it runs
+	$(BIN)/python -m pytest -q -m gpu -W default tests/gpu
+
 check: .venv/ready         ## style, strict types, direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -53,6 +56,12 @@ bench: .venv/ready         ## every workload against plain torch and DDP, ratios
 
 bench-peers: .venv-peers/ready  ## the CNN against Accelerate, Lightning Fabric and Lightning, which get .venv-peers
 	$(PEERS)/python -m bench.peers
+
+bench-gpu: .venv/ready     ## GPT-2, ResNet-50 and a small network on a GPU, beside a bare loop and peers
+	$(BIN)/python -m bench.gpu
+
+gpu: .venv/ready           ## test-gpu and bench-gpu in one sitting of ten minutes, all figures in one file
+	$(BIN)/python -m bench.gpu.sitting
 
 clean:
 	rm -rf .venv .venv-peers

@@ -29,14 +29,13 @@ class SideFailedError(Exception):
 
 
 def unisono_run(num_workers: int) -> list[str]:
-    """Return the command that people type, of the environment this Python belongs to."""
+    """Return the command that people type, of the environment this Python belongs to.
+
+    Where the package is on the path without being installed, there is no such command.
+    """
     command = Path(sys.executable).with_name("unisono")
-    if not command.is_file():
-        raise SideFailedError(
-            f"The command `unisono` must lie beside {sys.executable}, but does not: install the "
-            f"project into this environment (`make bench` does)."
-        )
-    return [str(command), "run", "-n", str(num_workers)]
+    start = [str(command)] if command.is_file() else [sys.executable, "-m", "unisono"]
+    return [*start, "run", "-n", str(num_workers)]
 
 
 def measure(
@@ -126,7 +125,7 @@ def run_together(
             process = subprocess.Popen(
                 command, env=env, stdout=output, stderr=output, start_new_session=True
             )
-            stack.callback(_end, process)
+            stack.callback(kill_all, process)
             processes.append(process)
         culprit = _wait(processes, timeout_s)
         status = None if culprit is None else processes[culprit].returncode
@@ -149,7 +148,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], timeout_s: float) -> int | N
         time.sleep(0.1)  # seldom: the cores belong to what is measured
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def kill_all(process: subprocess.Popen[bytes]) -> None:
     """Kill what still runs of a process and its children, some of which lead their own session."""
     if process.poll() is None:
         process.send_signal(signal.SIGSTOP)  # so that it starts nobody new

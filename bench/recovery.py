@@ -104,15 +104,32 @@ class Cost:
         return asdict(self)
 
 
-def measure_recovery(way: str, num_workers: int, data: Path, *, is_quick: bool) -> Iterator[Kill]:
+def measure_recovery(
+    way: str,
+    num_workers: int,
+    data: Path,
+    *,
+    is_quick: bool,
+    flags: tuple[str, ...] = (),
+    device: str | None = None,
+) -> Iterator[Kill]:
     """Kill workers of one run, ranks in turn; yield each kill once its figures are there.
+
+    Args:
+        way: :data:`UNISONO` or :data:`TORCHRUN`.
+        num_workers: of the run.
+        data: folder with mnist/.
+        is_quick: few kills, to see that it works.
+        flags: further ones of the launcher.
+        device: of :data:`UNISONO`: what `Run` is told; None: nothing.
 
     Raises:
         SideFailedError: with the last lines that the run printed.
     """
     num_kills = QUICK_KILLS if is_quick else KILLS[way]
     settle_steps = QUICK_SETTLE_STEPS if is_quick else SETTLE_STEPS
-    with _Job(way, num_workers, data, flags=("--restarts", "100000")) as job:
+    flags = ("--restarts", "100000", *flags)
+    with _Job(way, num_workers, data, flags, device=device) as job:
         killed_s = 0.0
         for number in range(num_kills):
             rank = number % num_workers
@@ -172,6 +189,7 @@ class _Job:
         data: Path,
         flags: tuple[str, ...] = (),
         num_steps: int | None = None,
+        device: str | None = None,
     ) -> None:
         self._way, self._num_workers = way, num_workers
         self._deadline_s = time.monotonic() + TIMEOUT_S
@@ -194,6 +212,7 @@ class _Job:
             *("--checkpoint", str(folder / "checkpoint.pt")),
             *("--until", str(self._deadline_s)),
             *(() if num_steps is None else ("--steps", str(num_steps))),
+            *(() if device is None else ("--device", device)),
         ]
         # torchrun leaves folders in the one for temporary files, unless that goes away with them.
         env = environment(1, **TORCHRUN_ENVIRONMENT, TMPDIR=str(folder))

@@ -35,7 +35,8 @@ def train_unisono(args: argparse.Namespace, workload: Workload, dataset: TensorD
 
     model = workload.build()
     optimizer = torch.optim.Adam(model.parameters(), lr=workload.lr)
-    run = unisono.Run(model, optimizer, shards=args.workers, seed=SEED)
+    where = {} if args.device is None else {"device": args.device}
+    run = unisono.Run(model, optimizer, shards=args.workers, seed=SEED, **where)
     note = noting(args, run.world.rank)
     batch_size = args.workers * workload.batch_size
     for step in run.steps(dataset, batch_size=batch_size, steps=args.steps):
@@ -112,6 +113,7 @@ def main() -> None:
     parser.add_argument("--times", type=Path, required=True, help="where lines are appended")
     parser.add_argument("--checkpoint", type=Path, required=True, help="of ddp")
     parser.add_argument("--steps", type=int, default=10**6, help="of unisono")
+    parser.add_argument("--device", help="of unisono")
     parser.add_argument("--until", type=float, required=True, help="on time.monotonic()")
     args = parser.parse_args()
     if time.monotonic() > args.until:

@@ -174,8 +174,7 @@ def unisono_fused(task: Task) -> Timing:
 
 
 def unisono_fused_gloo(task: Task) -> Timing:
-    os.environ["UNISONO_EXCHANGE"] = "gloo"
-    return _time_unisono(task, fused=True)
+    return _time_unisono(task, exchange="gloo", fused=True)
 
 
 def unisono_events(task: Task) -> Timing:
@@ -186,7 +185,9 @@ def unisono_fused_events(task: Task) -> Timing:
     return _time_unisono(task, task.scratch / "run", fused=True)
 
 
-def _time_unisono(task: Task, directory: Path | None = None, **options: Any) -> Timing:
+def _time_unisono(
+    task: Task, directory: Path | None = None, exchange: str = "auto", **options: Any
+) -> Timing:
     from unisono import Trainer
     from unisono.callbacks import EventLog
 
@@ -206,6 +207,7 @@ def _time_unisono(task: Task, directory: Path | None = None, **options: Any) -> 
         shards=task.num_workers,
         seed=SEED,
         directory=directory,
+        exchange=exchange,
         callbacks=[events],
     )
     if directory is not None:

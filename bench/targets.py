@@ -76,6 +76,7 @@ RATE_TARGETS = (
     RateTarget("cnn8-items", "unisono-events", "ddp", 1.7),
     RateTarget("cnn64", "unisono-fused", "ddp-tuned", 1.05),
     RateTarget("cnn64", "unisono-fused", "passes", 0.95),
+    RateTarget("cnn64", "unisono-fused-gloo", "ddp-tuned", 0.95),
     RateTarget("mlp", "unisono-fused", "ddp-tuned", 1.3),
     RateTarget("gpt", "unisono-fused", "ddp-tuned", 1.05),
     RateTarget("gpt", "unisono-fused", "passes", 0.95),

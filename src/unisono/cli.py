@@ -118,6 +118,7 @@ def main() -> None:
       unisono run -n 2 train.py --lr 0.1   two workers; --lr goes to the script
       unisono verify -n 2 ddp.py           do two ranks of any torch program equal one?
       unisono top runs/mnist               watch a run, live
+      unisono where runs/mnist             which line is every rank at?
       unisono report runs/mnist            draw what happened in it
       unisono run --help                   all about it
     """
@@ -460,6 +461,53 @@ def top(directory: str, once: bool) -> None:
         sys.stdout.reconfigure(errors="replace")  # not every terminal knows every letter
     with _refusing(), _saying():
         show(directory, Console(), once=once)
+
+
+@main.command(short_help="Show where each rank is, and who waits for whom.")
+@click.argument("target", metavar="DIRECTORY|PID")
+def where(target: str) -> None:
+    """Show where every rank of a job is right now: its function and line, and its stack.
+
+    DIRECTORY is what the script passes as `Trainer(..., directory=...)`; PID is the launcher, any
+    worker, or torchrun. If ranks wait for one that has not come, the first line says for which.
+
+    Nothing in the job is stopped or slowed down for it. Stacks are read from outside with py-spy,
+    so a rank may just as well be stopped, or busy in native code.
+
+    \b
+    Examples:
+      unisono where runs/mnist
+      unisono where 4711
+    """
+    from unisono.hangs import where as finding
+
+    with _refusing():
+        text = finding.where(_process_of(target), os.getcwd())
+    with _saying():
+        click.echo(text)
+
+
+def _process_of(target: str) -> int:
+    """Find the process that a number is, or that works in a run's folder.
+
+    Raises:
+        ValueError: there is no such folder, or no run is under way in it.
+    """
+    from pathlib import Path
+
+    from unisono.checkpoint.directory_lock import holder_of
+    from unisono.report.follow import run_folder
+
+    if target.isdecimal() and not os.path.isdir(target):
+        return int(target)
+    pid = holder_of(Path(run_folder(target)))
+    if pid is None:
+        raise ValueError(
+            f"DIRECTORY must be that of a run that is under way on this machine, but nothing works "
+            f"in {target!r}: `unisono top --once {target}` shows how the run ended, and a PID "
+            "names any other job."
+        )
+    return pid
 
 
 @main.command(short_help="Draw what happened in a run.")

@@ -25,6 +25,7 @@ import torch
 from torch.utils.data._utils import pin_memory
 
 from unisono.arrivals import Arrivals, tell_not_pinned
+from unisono.cublas import WORKSPACE_VARIABLE, fix_workspaces
 from unisono.seeding import seed_python_and_numpy
 from unisono.world import World, workers_per_gpu
 
@@ -36,7 +37,6 @@ _MEMORY_STATS = (
     "reserved_bytes.all.current",
     "allocated_bytes.all.peak",
 )
-_WORKSPACE_VARIABLE, _WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 _SPIN_S, _NAP_S = 200e-6, 50e-6
 # torch begins a process, and `fresh_seed` a job, with 64 bits at random; people choose fewer, or a
 # negative number, which torch takes for one just below 2⁶⁴.
@@ -125,7 +125,7 @@ class Device:
         if torch.version.cuda:
             cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
             said.append(f"CUDA {torch.version.cuda}, cuDNN {cudnn}")
-        said.append(f"{_WORKSPACE_VARIABLE}={os.environ.get(_WORKSPACE_VARIABLE)}")
+        said.append(f"{WORKSPACE_VARIABLE}={os.environ.get(WORKSPACE_VARIABLE)}")
         return ", ".join(said)
 
     def fix_workspaces(self) -> None:
@@ -134,7 +134,7 @@ class Device:
         To be called before the first product; what the program's environment says stays.
         """
         if not self.is_host:
-            os.environ.setdefault(_WORKSPACE_VARIABLE, _WORKSPACES)
+            fix_workspaces(os.environ)
 
     @property
     def identity(self) -> str:

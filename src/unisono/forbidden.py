@@ -46,6 +46,7 @@ _NAMES = {
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all_single",
     "recv_any_source": "recv",
+    "recv_anysource": "recv",
 }
 _NAMESPACE = "c10d"
 _LOCAL = {"check_for_nan"}  # no collective
@@ -83,11 +84,20 @@ def check_allowed(call: str) -> None:
     """
     where = _where.get()
     if where:
-        name = call.strip("_")
         raise RuntimeError(
             f"torch.distributed's collectives must be called between steps, but "
-            f"`{_NAMES.get(name, name)}` was called {where}: {_ADVICE[where]}."
+            f"`{public_name(call)}` was called {where}: {_ADVICE[where]}."
         )
+
+
+def public_name(call: str) -> str:
+    """Name a collective as torch.distributed does for programs.
+
+    Args:
+        call: what the dispatcher, or a process group, calls it.
+    """
+    name = call.strip("_")
+    return _NAMES.get(name, name)
 
 
 @contextmanager

@@ -16,11 +16,13 @@ class ProcessStat:
         letter: the state, such as ``R`` for running.
         cpu: the processor time, in ticks.
         started: when the process began, in ticks since the boot.
+        parent: the process that started it.
     """
 
     letter: str
     cpu: int
     started: int
+    parent: int = 0
 
     @property
     def is_stopped(self) -> bool:
@@ -37,7 +39,8 @@ def parse_stat(text: str) -> ProcessStat | None:
     """Read the text of such a file; None for anything else. The name in it may hold anything."""
     fields = text[text.rfind(")") + 1 :].split()
     try:  # the first two fields of proc(5) end at the bracket
-        return ProcessStat(fields[0], int(fields[11]) + int(fields[12]), int(fields[19]))
+        cpu = int(fields[11]) + int(fields[12])
+        return ProcessStat(fields[0], cpu, int(fields[19]), int(fields[1]))
     except (IndexError, ValueError):
         return None
 

@@ -5,7 +5,7 @@ name       what it is
 =========  ======================================================
 shared     CPU workers over one copy of the parameters
 staged     CPU workers with replicas, parts through shared memory
-group      CPU workers with replicas, parts through gloo
+gloo       CPU workers with replicas, parts through gloo
 sim        workers on the test accelerator, staged
 =========  ======================================================
 """
@@ -17,7 +17,7 @@ import functools
 EXCHANGES = {
     "shared": ("cpu", "shared"),
     "staged": ("cpu", "staged"),
-    "group": ("cpu", "group"),
+    "gloo": ("cpu", "gloo"),
     "sim": ("sim", "staged"),
 }
 ACCELERATED = "sim"

@@ -197,6 +197,10 @@ def test_the_command_ends_well_and_tells_who_was_lost(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_wrong_bit_is_seen_in_the_digest(monkeypatch):
+@pytest.mark.parametrize("exchange", ["shared", "staged", "gloo"])
+def test_a_wrong_bit_is_seen_in_the_digest(monkeypatch, exchange):
+    expected = undisturbed(Options())
+    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
     results = launch(monkeypatch, "flip:rank=1,step=8", Options())
-    assert results[0]["digest"] != undisturbed(Options())["digest"]
+    assert len({result["digest"] for result in results}) == 1
+    assert results[0]["digest"] != expected["digest"]

@@ -754,6 +754,19 @@ def images_with_their_channels_last(device):
 
 
 @program
+def state_that_is_older_than_the_layout(device):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 2, padding=1), nn.Flatten(), nn.Linear(36, 4))
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, fused=True)
+    trainer = unisono.Trainer(
+        model, optimizer, loss_of, shards=4, device=device, channels_last=True
+    )
+    inputs, labels = data(40).tensors
+    trainer.fit(TensorDataset(inputs.view(-1, 2, 2, 2), labels), **FIT)
+    return trainer.digest()
+
+
+@program
 def optimizers_that_keep_their_steps_otherwise(device):
     makers: list[Callable[..., torch.optim.Optimizer]] = [
         lambda p, lr: torch.optim.Adam(p, lr=lr, fused=True),

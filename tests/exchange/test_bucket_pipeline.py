@@ -26,6 +26,7 @@ class Wires:
     def __init__(self):
         self.changed = threading.Condition()
         self.calls = {}  # (kind, number) → {position: (received, pieces sent to each)}
+        self.whole = set()
         self.is_cut = False
 
     def make(self, kind, number, position, received, sent):
@@ -35,10 +36,11 @@ class Wires:
             if len(calls) == SIZE:
                 for to, (place, _) in calls.items():
                     place.copy_(torch.cat([calls[of][1][to] for of in range(SIZE)]))
+                self.whole.add((kind, number))  # not before: members look without a lock
             self.changed.notify_all()
 
     def is_whole(self, kind, number):
-        return len(self.calls[kind, number]) == SIZE
+        return (kind, number) in self.whole
 
 
 class Wired(Transfer):

@@ -1,13 +1,14 @@
 """The group exchange on the test accelerator: bytes of devices go by way of the host and gloo.
 
-Once as on CPUs, where the host asks whether bytes are there, and once as with NCCL, where streams
-order what follows. The accelerator raises where the one of two operations on the same bytes is not
-ordered after the other.
+Once as on CPUs, where the host asks whether bytes are there, and once with the communicator of NCCL
+over a group of this process's own, where streams order what follows. The accelerator raises where
+one of two operations on the same bytes is not ordered after the other.
 """
 
 import pytest
 import torch
 from tests.exchange import test_contract
+from tests.exchange.fake_nccl import FakeNccl
 from tests.exchange.test_contract import (
     STEPS,
     adam,
@@ -25,6 +26,7 @@ from unisono.device import Device, on_host
 from unisono.exchange.communicator import Communicator, Transfer
 from unisono.exchange.gloo_communicator import GlooCommunicator
 from unisono.exchange.group_exchange import GroupExchange
+from unisono.exchange.nccl_communicator import NcclCommunicator
 from unisono.state.contents import place
 from unisono.state.digest import digest_of
 
@@ -47,13 +49,7 @@ class ByHost(Transfer):
             self.into.copy_(self.source)
 
 
-class Streamed(ByHost):
-    is_ready = True
-
-
 class HostCommunicator(Communicator):
-    transfer = ByHost
-
     def __init__(self, team, device):
         self.inner, self.device = GlooCommunicator(team), device
         self.membership = self.inner.membership
@@ -61,28 +57,17 @@ class HostCommunicator(Communicator):
     def all_to_all(self, received, sent, from_each, to_each):
         there = torch.empty(received.shape, dtype=received.dtype)
         inner = self.inner.all_to_all(there, on_host(sent), from_each, to_each)
-        return self.transfer(inner, received, there)
+        return ByHost(inner, received, there)
 
     def all_gather(self, received, sent):
         there = torch.empty(received.shape, dtype=received.dtype)
-        return self.transfer(self.inner.all_gather(there, on_host(sent)), received, there)
+        return ByHost(self.inner.all_gather(there, on_host(sent)), received, there)
 
     def wait(self, transfer, patience_s=float("inf")):
         return self.inner.wait(transfer.inner, patience_s)
 
     def close(self):
         self.inner.close()
-
-
-class StreamCommunicator(HostCommunicator):
-    transfer = Streamed
-
-    def __init__(self, team, device):
-        super().__init__(team, device)
-        self.stream = torch.get_device_module(device).Stream(device)
-
-    def aside(self):
-        return torch.get_device_module(self.device).stream(self.stream)
 
 
 class AsOnCpus(GroupExchange):
@@ -92,7 +77,7 @@ class AsOnCpus(GroupExchange):
 
 class AsWithNccl(GroupExchange):
     def _connect(self):
-        return StreamCommunicator(self._team, self.device.torch)
+        return NcclCommunicator(self._team, self.device.torch, FakeNccl)
 
 
 def train(team, cls, optimizer, num_shards):

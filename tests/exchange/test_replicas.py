@@ -8,6 +8,9 @@ import pytest
 import torch
 from tests.chaos.training import Options, train
 from tests.parity import cases
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.device import host
@@ -15,6 +18,7 @@ from unisono.exchange.choice import EXCHANGE_VARIABLE, chosen
 from unisono.exchange.group_exchange import GroupExchange
 from unisono.exchange.shared import SharedExchange
 from unisono.exchange.staged import StagedExchange
+from unisono.state.digest import digest_of
 
 CASES = [
     ("cnn with norm and dropout", "fused adam", 4),
@@ -123,3 +127,38 @@ def test_a_run_goes_on_with_another_exchange(monkeypatch, tmp_path, first, other
     unisono.launch(train_for, 5, str(tmp_path / "run"), workers=2)
     monkeypatch.setenv(EXCHANGE_VARIABLE, other)
     assert unisono.launch(train_for, 12, str(tmp_path / "run"), workers=3) == [whole] * 3
+
+
+class Recomputed(nn.Module):
+    """A layer that two segments share, whose gradient comes once for each: twice in a pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.shared = nn.Linear(36, 600), nn.Linear(600, 600)  # more than a bucket
+        self.last = nn.Linear(600, 3)
+
+    def forward(self, inputs):
+        values = self.first(inputs.flatten(1))
+        for _ in range(2):
+            values = checkpoint(lambda x: self.shared(x).tanh(), values, use_reentrant=True)
+        return self.last(values)
+
+
+def train_recomputed(exchange):
+    torch.manual_seed(11)
+    model = Recomputed()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    run = unisono.Run(model, optimizer, shards=4, exchange=exchange)
+    data = TensorDataset(torch.randn(32, 6, 6), torch.randint(3, (32,)))
+    for step in run.steps(data, batch_size=8, epochs=2):
+        with step:
+            for inputs, targets in step.shards:
+                step.backward(nn.functional.cross_entropy(model(inputs), targets))
+    return digest_of(model, optimizer)
+
+
+@pytest.mark.slow
+def test_gradients_that_come_twice_in_a_pass_are_whole():
+    expected = train_recomputed("shared")
+    for exchange in ("gloo", "staged"):
+        assert unisono.launch(train_recomputed, exchange, workers=2) == [expected] * 2

@@ -123,3 +123,31 @@ def test_only_a_hook_that_the_program_has_set_is_its_own() -> None:
     assert own_excepthook(wrapped(wrapped(sys.__excepthook__))) is None
     assert own_excepthook(print) is print
     assert own_excepthook(wrapped(print)) is print
+
+
+NATIVE = """RuntimeError: Connection closed by peer
+Exception raised from recvBytes at /pytorch/torch/csrc/distributed/c10d/Utils.hpp:675 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation) + 0xb0 (0x7f23 in /lib/libc10.so)
+frame #1: <unknown function> + 0x5ffc (0x7f24 in /lib/libtorch_cpu.so)
+
+This exception was thrown by __iter__
+This was in step 3."""  # noqa: E501
+
+
+def test_stacks_of_native_code_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert exceptions.without_native_frames(NATIVE).splitlines() == [
+        "RuntimeError: Connection closed by peer",
+        "(2 frames of C++ left out; `unisono run --debug` shows them)",
+        "This exception was thrown by __iter__",
+        "This was in step 3.",
+    ]
+    assert exceptions.without_native_frames("frame #1 of the film") == "frame #1 of the film"
+    monkeypatch.setenv("TORCH_SHOW_CPP_STACKTRACES", "1")
+    assert exceptions.without_native_frames(NATIVE) == NATIVE
+
+
+def test_the_summary_of_an_exception_is_its_own_word_and_not_its_place() -> None:
+    error = raised_by(lambda: {}["the original"])  # type: ignore[typeddict-item]
+    error.add_note("This was in step 3.")
+    assert exceptions.summary_line(error) == "KeyError: 'the original'"
+    assert traceback_text(error).endswith("\nThis was in step 3.")

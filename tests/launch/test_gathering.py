@@ -7,11 +7,9 @@ import math
 import pytest
 
 from unisono.launch.gathering import (
-    TOLD_AFTER_S,
     Arrival,
     Complete,
     GatheringState,
-    Notice,
     Outcomes,
     Refuse,
     come,
@@ -134,17 +132,13 @@ def test_an_end_is_noted_once() -> None:
     assert after(2, 2)[0] == GatheringState(frozenset({0, 1}), ended=(2,))
 
 
-def test_who_is_missing_is_told_once_after_a_while() -> None:
-    state, _ = after(at(0, now=5.0), at(2, now=6.0))
-    assert state.due_s == 5.0 + TOLD_AFTER_S
-    assert look(state, 14.9) == (state, ())
-    state, (told,) = look(state, 15.0)
-    assert told == Notice(
-        "ranks 0, 2 of 3 wait in `init_process_group` (port 1), but rank 1 has not come for 10 s: "
-        "look what worker 1 does; every rank must call it."
-    )
+def test_where_each_waits_is_known_as_long_as_it_does() -> None:
+    state, _ = after(at(0, now=5.0), at(2, now=6.0, place="port 2", size=2), workers=4)
+    assert state.places == {0: "port 1", 2: "port 2"}
+    assert state.waiting == {0, 2}
     assert state.due_s == 105.0
     assert look(state, 104.9) == (state, ())
+    assert after(at(0), at(1), at(2))[0].places == {}
 
 
 def test_a_timeout_ends_the_wait_for_all() -> None:

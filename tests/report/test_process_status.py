@@ -20,7 +20,7 @@ STATUS = "Name:\tpython\nVmPeak:\t 900 kB\nVmHWM:\t 2000 kB\nVmRSS:\t 1000 kB\nR
 
 def stat_line(*, pid=71, name="python", letter="S", cpu=40, started=5_000):
     numbers = [0] * 22
-    numbers[10], numbers[11], numbers[18] = cpu - 10, 10, started
+    numbers[0], numbers[10], numbers[11], numbers[18] = 7, cpu - 10, 10, started
     return f"{pid} ({name}) {letter} " + " ".join(map(str, numbers))
 
 
@@ -132,7 +132,7 @@ def test_this_process_is_found():
 
 @pytest.mark.parametrize("name", ["a) R 1 (b", ") (", "\x1b[31m", "two words"])
 def test_a_name_does_not_shift_what_follows_it(name):
-    assert parse_stat(stat_line(name=name)) == ProcessStat("S", 40, 5_000)
+    assert parse_stat(stat_line(name=name)) == ProcessStat("S", 40, 5_000, 7)
 
 
 @pytest.mark.parametrize("text", ["", "71", "71 (x", "71 (x) S 1 2", stat_line(cpu=40)[:40]])

@@ -44,7 +44,7 @@ def test_a_run_on_a_device_tells_of_its_memory(accelerator, tmp_path):
     fit(tmp_path)
     (start,), first = events(tmp_path, "start"), events(tmp_path, "step")[0]
     assert start["machine"]["device_bytes"] == GIB
-    assert start["machine"]["device"] == "sim test accelerator"
+    assert start["machine"]["device"] == "test accelerator"
     parameters = 4 * (6 * 64 + 64 + 64 * 2 + 2)
     assert first["allocated_bytes"][0] >= 4 * parameters  # a part, and AdamW's two
     assert first["peak_bytes"][0] >= first["allocated_bytes"][0]

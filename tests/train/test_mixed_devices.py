@@ -10,7 +10,7 @@ from torch import nn
 
 import unisono
 from unisono.train import device_fingerprint
-from unisono.train.mixed_devices import SPEEDS, read_kinds, speeds_of, told
+from unisono.train.mixed_devices import SPEEDS, kinds_of, read_kinds, speeds_of, told
 
 A, B = "cuda NVIDIA A100, capability 8.0, 108", "cuda NVIDIA H100, capability 9.0, 132"
 
@@ -30,6 +30,24 @@ A, B = "cuda NVIDIA A100, capability 8.0, 108", "cuda NVIDIA H100, capability 9.
 )
 def test_speeds_are_those_of_a_kind(timed, speeds):
     assert speeds_of(timed, {0: "a", 1: "b", 2: "b"}) == pytest.approx(speeds)
+
+
+@pytest.mark.parametrize(
+    ("heard", "kinds"),
+    [
+        ({0: (A, "a"), 1: (A, "a")}, {}),
+        ({0: (A, "a"), 1: (B, "b")}, {0: "a", 1: "b"}),
+        # of one model, but they compute other bits
+        ({0: (A, "a"), 1: (A, "b")}, {0: "a", 1: "b"}),
+        # of two models that compute the same
+        ({0: (A, "a"), 1: (B, "a")}, {}),
+        # one had no memory to find it out
+        ({0: (A, "a"), 1: (A, "")}, {}),
+        ({0: (A, "a"), 1: (B, "")}, {0: A, 1: B}),
+    ],
+)
+def test_devices_of_a_kind_are_those_with_equal_fingerprints(heard, kinds):
+    assert kinds_of(heard) == kinds
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from tests.workers.desk import Death, Job
 from tests.workers.test_barrier import as_ranks, control_of  # noqa: F401
 
 from unisono.errors import MismatchError
@@ -36,6 +37,46 @@ def test_everybody_hears_everybody_whatever_the_length(teams, num_bytes):
     )
 
 
+def test_votes_are_heard_by_all_each_time(teams):
+    ours = teams(3)
+
+    def work(rank):
+        heard = []
+        for meeting in range(6):
+            heard.append(ours[rank].vote(10 * meeting + rank, "vote"))
+            if meeting % 2:
+                assert ours[rank].meet("between")
+        return heard
+
+    expected = [{rank: 10 * meeting + rank for rank in range(3)} for meeting in range(6)]
+    assert as_ranks(3, work) == [expected] * 3
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_the_vote_of_a_lost_worker_is_heard_by_all_or_by_nobody(control_of, moment):  # noqa: F811
+    def work(team):
+        assert team.vote(1, "first") == dict.fromkeys(range(3), 1)
+        heard = team.vote(2 + team.world.rank, "second")
+        return heard, team.vote(9, "third")
+
+    results = Job(control_of(3), [Death(1, 2, moment)]).run(work)
+    second = None if moment == "before" else {0: 2, 1: 3, 2: 4}
+    third = {0: 9, 2: 9} if moment == "before" else None
+    assert results == dict.fromkeys((0, 2), (second, third))
+
+
+def test_whoever_has_come_may_do_something_before_it_waits(teams):
+    ours, order = teams(2), []
+
+    def work(rank):
+        ours[rank].come("work")
+        order.append(rank)
+        assert ours[rank].wait()
+        return sorted(order)
+
+    assert as_ranks(2, work) == [[0, 1]] * 2
+
+
 def test_teams_agree_or_are_told_the_first_difference(teams):
     ours = teams(2)
     assert as_ranks(2, lambda rank: ours[rank].agree({"`seed`": 1, "n": [1]})) == [None, None]
@@ -51,6 +92,7 @@ def test_a_team_of_one_waits_for_nobody(monkeypatch):
     team = context().team()
     assert team.meet("alone")
     assert team.gather(b"alone", "alone") == {0: b"alone"}
+    assert team.vote(3, "alone") == {0: 3}
     assert team.hear_leader(lambda: b"alone", "alone") == b"alone"
     assert team.memory(3, 100).num_bytes == 100
     assert (team.is_leader, team.position, team.size, team.supervisor.is_alone) == (

@@ -25,6 +25,7 @@ from unisono.c10d.peers import Peers, RankExit
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 from unisono.notices import say
 from unisono.workers.barrier import NOTICE_AFTER_S
+from unisono.workers.context import context
 from unisono.workers.waiting import ShownWait
 
 NO_NOTE = -1
@@ -214,7 +215,9 @@ class Meeting:
         return True
 
     def _say_who_is_late(self, missing: list[int], waited_s: float) -> None:
-        """Say it on one rank: the first of those that have come."""
+        """Say it on one rank, the first of those that have come, if no launcher does."""
+        if context().supervisor.explains_waits:
+            return
         if self.rank < min(set(self._others) - set(missing), default=self.rank + 1):
             sight = self._sight(missing, f"has waited {waited_s:.0f} s")
             say(f"in {self._here()} {sight}.")

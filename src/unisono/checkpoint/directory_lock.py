@@ -69,6 +69,11 @@ class DirectoryLocks:
                     f"had kept before is not there."
                 )
 
+    @property
+    def directories(self) -> list[Path]:
+        """The directories that are locked."""
+        return list(map(Path, self._held))
+
     def let_go(self) -> None:
         """Release all of them."""
         self._held.clear()
@@ -119,17 +124,32 @@ def lock_directory(directory: Path) -> DirectoryLock | None:
     return made
 
 
+def holder_of(directory: Path) -> int | None:
+    """Tell which process has locked a directory; None if none has, or nobody can tell."""
+    place = place_of(directory)
+    return None if place is None else _holder_pid(place[1])
+
+
 def _holder(inode: int) -> str:
-    """Name the process that has locked an inode, as far as the kernel tells. Source: proc(5)."""
+    """Name the process that has locked an inode, as far as the kernel tells."""
+    pid = _holder_pid(inode)
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:
+        return "another process"
+    return f"process {pid} (`{shown(b' '.join(words).decode(errors='replace'))}`)"
+
+
+def _holder_pid(inode: int) -> int | None:
+    """Ask the kernel who has locked an inode. Source: proc(5), ``locks``."""
     try:
         for line in Path("/proc/locks").read_text().splitlines():
             _, kind, *_, pid, place, _, _ = line.split()
             if kind == "FLOCK" and place.endswith(f":{inode}") and int(pid) > 0:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-                return f"process {pid} (`{shown(b' '.join(words).decode(errors='replace'))}`)"
+                return int(pid)
     except (OSError, ValueError):
         pass
-    return "another process"
+    return None
 
 
 def _let_go_of_all() -> None:

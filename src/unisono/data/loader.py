@@ -170,6 +170,11 @@ class Loader:
             self._end()
             raise
 
+    def indices(self, place: Place) -> list[int]:
+        """Tell which samples the batch of a place has, by their numbers in the dataset."""
+        indices: list[int] = self._indices(place).tolist()
+        return indices
+
     def __enter__(self) -> Loader:
         return self
 
@@ -178,11 +183,13 @@ class Loader:
         self._end()
 
     def _read(self, place: Place) -> Any:
-        order, repeats, _ = self._epoch(place.epoch)
-        indices = self._plan.shard_indices(order, place.batch, place.shard)
+        repeats = self._epoch(place.epoch).repeats
         if repeats is not None:
             repeats = self._plan.shard_indices(repeats, place.batch, place.shard)
-        return self._fetch(indices, place.epoch, repeats)
+        return self._fetch(self._indices(place), place.epoch, repeats)
+
+    def _indices(self, place: Place) -> torch.Tensor:
+        return self._plan.shard_indices(self._epoch(place.epoch).order, place.batch, place.shard)
 
     def _read_ahead(self, request: tuple[Place, str]) -> Any:
         """Read in a loader process, if the order is the same here and in the worker."""

@@ -43,6 +43,9 @@ class BucketSum:
         num_shards: S.
         all_sums: where the sums of all parameters go, laid out as a part.
         device: where this worker computes.
+
+    Attributes:
+        num_bytes: what it takes of the device's memory.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class BucketSum:
             num_shards,
             bucket.pieces(position, self._size),
         )
+        self.num_bytes = len(self._received.everything)
         self._length = bucket.slice_bytes(self._size)
         self._sums = all_sums.flat(bucket.start, self._length * self._size, torch.uint8)
 
@@ -104,7 +108,9 @@ class BucketPipeline:
     Attributes:
         whole: the sums of all parameters, as those lie.
         totals: the same as vectors.
+        num_bytes: what it takes of the device's memory, beside the parts.
         failure: why the exchange of this step has failed so far; empty: it has not.
+        is_outdated: whether something has changed since it was sent.
     """
 
     def __init__(
@@ -122,6 +128,7 @@ class BucketPipeline:
             for number in range(len(layout.buckets))
         ]
         self._layout = layout
+        self.num_bytes = layout.num_bytes + sum(bucket.num_bytes for bucket in self._sums)
         region = Region(memory, 0, layout.slots)
         self.whole = region.tensors()
         self.totals = [region.piece(n, 0, slot.numel) for n, slot in enumerate(layout.slots)]
@@ -130,19 +137,26 @@ class BucketPipeline:
     def begin(self) -> None:
         """Begin an exchange: nothing is under way."""
         self._missing = [len(bucket.indices) for bucket in self._layout.buckets]
+        self._ready: set[int] = set()
         self._sent: list[Transfer] = []
         self._given: list[Transfer] = []
         self._present: list[tuple[bool, ...]] = []
         self.failure = ""
-
-    def is_sent(self, index: int) -> bool:
-        """Tell whether a parameter's gradient is under way, so that changes come too late."""
-        return self._layout.bucket_of[index] < len(self._sent)
+        self.is_outdated = False
 
     def mark_ready(self, index: int, communicator: Communicator) -> None:
-        """Take note that all parts have a parameter's gradient; once for each parameter."""
+        """Take note that all parts have a parameter's gradient, maybe another than before."""
+        if index in self._ready:
+            self.mark_changed([index])
+            return
+        self._ready.add(index)
         self._missing[self._layout.bucket_of[index]] -= 1
         self._advance(communicator)
+
+    def mark_changed(self, indices: Sequence[int]) -> None:
+        """Take note that parameters have other gradients than before."""
+        num_sent = len(self._sent)
+        self.is_outdated |= any(self._layout.bucket_of[index] < num_sent for index in indices)
 
     def send_all(self, communicator: Communicator) -> None:
         """Send what has not been sent yet: no more gradients will come."""

@@ -33,27 +33,28 @@ def name_of_exchange(name: str, device: Device) -> str:
     Raises:
         ValueError: there is no such exchange, or not for this device.
     """
+    said = f'`exchange="{name}"`'
     if name == AUTO:
         name = os.environ.get(EXCHANGE_VARIABLE, AUTO)
-        name = GLOO if name == "group" else name  # as it was called before
         if name not in EXCHANGES:
             raise ValueError(f"{EXCHANGE_VARIABLE} must be one of {EXCHANGES}, but is {name!r}.")
+        said = f"{EXCHANGE_VARIABLE}={name}"
     if name == AUTO:
         return SHARED if device.is_host else STAGED
     if device.is_host and name == NCCL:
         raise ValueError(
-            '`exchange="nccl"` must have a GPU for each worker, but this one computes on the CPU: '
-            'leave it out, or pass `exchange="gloo"`.'
+            f"{said} must have a GPU for each worker, but this one computes on the CPU: leave it "
+            f'out, or pass `exchange="gloo"`.'
         )
     if not device.is_host and name in (SHARED, GLOO):
         raise ValueError(
-            f"`exchange={name!r}` must have gradients in the host's memory, but this worker "
-            f'computes on {device.name}: leave it out, or pass `exchange="staged"`.'
+            f"{said} must have gradients in the host's memory, but this worker computes on "
+            f'{device.name}: leave it out, or pass `exchange="staged"`.'
         )
     if name == NCCL and not distributed.is_nccl_available():
         raise ValueError(
-            f'`exchange="nccl"` must have a torch that is built with NCCL, but {device.name} is '
-            f'used without it: leave it out, or pass `exchange="staged"`.'
+            f"{said} must have a torch that is built with NCCL, but this one is not: leave it "
+            f'out, or pass `exchange="staged"`.'
         )
     return name
 

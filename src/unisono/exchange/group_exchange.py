@@ -22,6 +22,7 @@ from unisono.errors import UnisonoError
 from unisono.exchange.bucket_layout import lay_out_buckets
 from unisono.exchange.bucket_pipeline import BucketPipeline
 from unisono.exchange.communicator import BrokenError, Communicator
+from unisono.exchange.early_part import EarlyPart
 from unisono.exchange.gloo_communicator import GlooCommunicator
 from unisono.exchange.homes import StateKeys
 from unisono.exchange.ordered_sum import OrderedSum
@@ -45,45 +46,37 @@ class GroupExchange(ReplicaExchange):
     _present: tuple[bool, ...]
 
     @property
+    def device_bytes(self) -> int:
+        """See :class:`~.protocol.Exchange`."""
+        if self.device.is_host:
+            return 0
+        parts = self._own.num_taken * self._layout.num_bytes
+        return parts + (0 if self._pipeline is None else self._pipeline.num_bytes)
+
+    @property
     def takes_early(self) -> bool:
         """See :class:`~.protocol.Exchange`; the first exchange of a membership connects it."""
         return self._connected() is not None
 
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
         """See :class:`~.protocol.Exchange`."""
+        self._early.put(part, index, gradient)
         pipeline, communicator = self._pipeline, self._connected()
-        if not self._early:
-            self._parts.begin(part)
-        self._parts.put(part, index, gradient)
-        is_first = index not in self._early
-        self._early[index] = (gradient, gradient._version)
-        if pipeline is None or communicator is None:
-            return
-        if is_first:
+        if pipeline is not None and communicator is not None:
             pipeline.mark_ready(index, communicator)
-        elif pipeline.is_sent(index):
-            self._has_changed = True
 
     def publish(self, part: Node, gradients: Gradients) -> None:
         """See :class:`~.protocol.Exchange`."""
-        if not self._early:
+        if not self._early.has_begun:
             super().publish(part, gradients)
             return
-        for index, gradient in enumerate(gradients):
-            early = self._early.get(index)
-            if early is not None and gradient is early[0] and gradient._version == early[1]:
-                continue
-            if early is not None and self._pipeline is not None:
-                self._has_changed |= self._pipeline.is_sent(index)
-            if gradient is not None:
-                self._parts.put(part, index, gradient)
-            elif early is not None:
-                self._parts.remove(part, index)
+        changed = self._early.complete(part, gradients)
+        if self._pipeline is not None:
+            self._pipeline.mark_changed(changed)
 
     def gather(self, purpose: str) -> list[Node] | None:
         """See :class:`~.protocol.Exchange`; all sums are here then, so none can be lost."""
         team, pipeline, communicator = self._team, self._pipeline, self._connected()
-        self._early.clear()
         if pipeline is None:
             if not team.meet(purpose):
                 return self._take_over()
@@ -127,7 +120,8 @@ class GroupExchange(ReplicaExchange):
     def flip_a_bit(self) -> None:
         """See :class:`~.protocol.Exchange`."""
         self._own.memory(self.division.mine[0].lo).flat(0, 4, torch.uint8)[2] ^= 1
-        self._has_changed = True
+        if self._pipeline is not None:
+            self._pipeline.is_outdated = True
 
     def unbind(self) -> None:
         """See :class:`~.protocol.Exchange`."""
@@ -140,9 +134,7 @@ class GroupExchange(ReplicaExchange):
         num_bytes = self._layout.num_bytes
         self._own = OwnParts(self._layout.slots, arena.flags, num_bytes, self.device)
         self._parts = Parts(self._own)
-        # What has been published early, with the version it had then.
-        self._early: dict[int, tuple[torch.Tensor, int]] = {}
-        self._has_changed = False
+        self._early = EarlyPart(self._parts)
         super()._bind(keys, live)
 
     def _plan_sum(self) -> None:
@@ -178,10 +170,7 @@ class GroupExchange(ReplicaExchange):
             self._close()  # at once: others may wait for this worker
             return pipeline.failure
         self._present = pipeline.present
-        if self._has_changed:
-            self._has_changed = False
-            return _CHANGED
-        return ""
+        return _CHANGED if pipeline.is_outdated else ""
 
     def _connect(self) -> Communicator:
         return GlooCommunicator(self._team)
@@ -195,7 +184,6 @@ class GroupExchange(ReplicaExchange):
 
     def _take_over(self) -> list[Node]:
         self._close()
-        self._has_changed = False
         more = self.division.take_over()
         self._plan_sum()
         return more

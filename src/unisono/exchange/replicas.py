@@ -41,11 +41,26 @@ class ReplicaExchange(Exchange):
         for parameter in self._all:
             # Laid out as everybody's are, whatever the program has made of it.
             parameter.data = parameter.data.clone()
+        self._lay_out_state()
         self.pieces = [Piece(n, 0, p.numel()) for n, p in enumerate(self.parameters)]
         if live is None:
             self._begin()
         else:
             self._load()
+
+    def _lay_out_state(self) -> None:
+        """Lay the optimizer's state out as its parameters are.
+
+        Fused kernels pair elements by their places in memory, and state may be older than the
+        layout: Adagrad makes its own before a trainer lays a model out with its channels last.
+        """
+        for parameter in self.parameters:
+            state = self._optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                is_like = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+                if is_like and value.stride() != parameter.stride():
+                    laid_out = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+                    state[name] = laid_out.copy_(value)
 
     def _begin(self) -> None:
         """Have everybody take the leader's values, by way of a snapshot that is none yet."""

@@ -18,6 +18,7 @@ On CPUs it is slower than :mod:`unisono.exchange.shared`, as everybody updates e
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -44,8 +45,8 @@ class StagedExchange(ReplicaExchange):
         """See :class:`~.protocol.Exchange`."""
         if self.device.is_host:
             return 0
-        parts = self._own.num_taken * len(self._sums_here)
-        return len(self._sums_here) + parts + self._published.num_bytes + self._sum.num_bytes
+        num_blocks = self._own.num_taken + ("_sums" in vars(self))  # not made where not needed
+        return num_blocks * self._num_bytes + self._published.num_bytes + self._sum.num_bytes
 
     def publish(self, part: Node, gradients: Gradients) -> None:
         """See :class:`~.protocol.Exchange`."""
@@ -57,7 +58,7 @@ class StagedExchange(ReplicaExchange):
             self._buckets.begin()
         else:
             super().publish(part, gradients)
-            self._copy_part(part, [(0, len(self._sums_here))])
+            self._copy_part(part, [(0, self._num_bytes)])
 
     @property
     def takes_early(self) -> bool:
@@ -128,8 +129,7 @@ class StagedExchange(ReplicaExchange):
         self._sums_there = arena.sums.everything()
         for buffers in arena.buffers:
             self._pinned.pin(buffers.everything())
-        sums = Region(private_bytes(num_bytes, self.device), 0, slots)
-        self._region, self._sums_here = sums, sums.everything()
+        self._num_bytes = num_bytes
         if not self.device.is_host:
             self._own = OwnParts(slots, arena.flags, num_bytes, self.device)
             self._parts = Parts(self._own)
@@ -137,17 +137,18 @@ class StagedExchange(ReplicaExchange):
         super()._bind(keys, live)
 
     def _plan_sum(self) -> None:
-        team, division, sums = self._team, self.division, self._region
-        parts, slots = division.parts, sums.slots
-        share = aligned(-(-len(self._sums_here) // team.size))
-        start = min(share * team.position, len(self._sums_here))
-        self._slice = start, min(start + share, len(self._sums_here))
+        team, division = self._team, self.division
+        parts, slots = division.parts, self.memory.arena.plan.parameters
+        share = aligned(-(-self._num_bytes // team.size))
+        start = min(share * team.position, self._num_bytes)
+        self._slice = start, min(start + share, self._num_bytes)
         self._published = self._published_parts()
         if team.size == 1:
             self._sum = OrderedSum(self._published, parts, division.num_shards, self.pieces)
             self.totals = self._sum.totals
         else:
             self._pinned.pin(self._sums_there)
+            sums = self._sums
             pieces = list(pieces_within(slots, *self._slice))
             into = [sums.piece(piece.index, piece.start, piece.stop) for piece in pieces]
             self._sum = OrderedSum(self._published, parts, division.num_shards, pieces, into)
@@ -156,6 +157,16 @@ class StagedExchange(ReplicaExchange):
             total.as_strided(slot.shape, slot.stride)
             for total, slot in zip(self.totals, slots, strict=True)
         ]
+
+    @functools.cached_property
+    def _sums(self) -> Region:
+        """All sums, on the device; a worker alone has them where its part is."""
+        memory = private_bytes(self._num_bytes, self.device)
+        return Region(memory, 0, self.memory.arena.plan.parameters)
+
+    @functools.cached_property
+    def _sums_here(self) -> torch.Tensor:
+        return self._sums.everything()
 
     def _published_parts(self) -> PartsHere | FetchedParts:
         if self.device.is_host:

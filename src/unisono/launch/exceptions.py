@@ -33,6 +33,10 @@ _DISCONNECTED = (
 )
 _READ_AT_MOST = 100_000
 _FRAME = re.compile(r'^([ |]*)File "([^"\n]+)", line (\d+)', re.MULTILINE)
+_NATIVE_STACK = re.compile(
+    r"(?:Exception raised from [^\n]* \(most recent call first\):\n)?"
+    r"(?:[ ]*frame #\d+: [^\n]*(?:\n|$))+(?:\n(?=\n))?"
+)
 _RAISE = dis.opmap["RAISE_VARARGS"]
 
 
@@ -46,12 +50,29 @@ def traceback_text(error: BaseException) -> str:
         trace = trace.tb_next  # all of them, if the program never began
     formatted = traceback.TracebackException(type(error), error, trace)
     _drop_frames_of_refusals(error, formatted)
-    return "".join(formatted.format()).rstrip("\n")
+    return without_native_frames("".join(formatted.format()).rstrip("\n"))
 
 
 def summary_line(error: BaseException) -> str:
-    """Describe `error` in one line, ``Type: message``."""
-    return traceback.format_exception_only(type(error), error)[-1].strip()
+    """Describe `error` in one line, ``Type: message``, without what was noted of its place."""
+    told = traceback.TracebackException(type(error), error, None)
+    told.__notes__ = None
+    return list(told.format_exception_only())[-1].strip()
+
+
+def without_native_frames(text: str) -> str:
+    """Fold stacks of C++ in a text, which torch adds to some messages, unless they were asked for.
+
+    They stand between the words that say what happened and Python's own.
+    """
+    if os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1":
+        return text
+    return _NATIVE_STACK.sub(_fold, text)
+
+
+def _fold(match: re.Match[str]) -> str:
+    count = match[0].count("frame #")
+    return f"({count} frames of C++ left out; `unisono run --debug` shows them)"
 
 
 def shortened(text: str) -> str:

@@ -1,8 +1,8 @@
 """Who has come to make a process group, and who is missing? Pure: (state, event) → outcomes.
 
 A rank that calls ``init_process_group`` waits here until all have called it. torch has no such
-meeting. With it, a program may make groups one after the other at the same address, a rank that
-will never come is named at once, and one that is late is named after ten seconds.
+meeting. With it, a program may make groups one after the other at the same address, and a rank that
+will never come is named at once. (Where one is that is late is for ``hang_watch`` to say.)
 
 Invariant: a worker waits in one gathering at most; each gathering ends for all its workers at the
 same moment, well or not.
@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 
 from unisono.notices import listed
 from unisono.workers.launcher_messages import GroupRequest, Refused, Why
-
-TOLD_AFTER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +34,9 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """Those who wait for each other at one place; `is_told`: the user knows that it takes long."""
+    """Those who wait for each other at one place."""
 
     came: tuple[Arrival, ...]
-    is_told: bool = False
 
     @property
     def place(self) -> str:
@@ -65,8 +62,7 @@ class Gathering:
     @property
     def due_s(self) -> float:
         """When something has to happen at the latest."""
-        ends_s = min(arrival.due_s for arrival in self.came)
-        return ends_s if self.is_told else min(ends_s, self.came[0].now + TOLD_AFTER_S)
+        return min(arrival.due_s for arrival in self.came)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +82,12 @@ class GatheringState:
     @property
     def waiting(self) -> frozenset[int]:
         """All who wait."""
-        return frozenset(worker for gathering in self.open for worker in gathering.workers)
+        return frozenset(self.places)
+
+    @property
+    def places(self) -> dict[int, str]:
+        """Where each of those waits."""
+        return {worker: one.place for one in self.open for worker in one.workers}
 
     @property
     def due_s(self) -> float:
@@ -113,14 +114,7 @@ class Refuse:
     answer: Refused
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """Tell the user who is missing."""
-
-    message: str
-
-
-Outcomes = tuple[Complete | Refuse | Notice, ...]
+Outcomes = tuple[Complete | Refuse, ...]
 
 
 def come(state: GatheringState, arrival: Arrival) -> tuple[GatheringState, Outcomes]:
@@ -145,25 +139,19 @@ def leave(state: GatheringState, worker: int) -> tuple[GatheringState, Outcomes]
 
 
 def look(state: GatheringState, now: float) -> tuple[GatheringState, Outcomes]:
-    """Refuse those who have waited too long; report once for whom others wait."""
-    outcomes: list[Complete | Refuse | Notice] = []
+    """Refuse those who have waited too long."""
+    outcomes: list[Complete | Refuse] = []
     for gathering in state.open:
-        if now < gathering.due_s:
-            continue
         given_up = [one for one in gathering.came if now >= one.due_s]
         if given_up:
             state = state.without(gathering)
             outcomes.append(_too_late(gathering, given_up[0], state.present))
-        else:
-            told = replace(gathering, is_told=True)
-            state = replace(state, open=tuple(told if g is gathering else g for g in state.open))
-            outcomes.append(Notice(_late(gathering, now, state.present)))
     return state, tuple(outcomes)
 
 
 def _settled(state: GatheringState) -> tuple[GatheringState, Outcomes]:
     """End the gatherings that are complete, and those that can never be."""
-    outcomes: list[Complete | Refuse | Notice] = []
+    outcomes: list[Complete | Refuse] = []
     for gathering in state.open:
         if not gathering.missing:
             state = state.without(gathering)
@@ -221,16 +209,6 @@ def _apart(gatherings: Sequence[Gathering]) -> str:
     return (
         f"all ranks of a group must come to `init_process_group` at one place, but they wait for "
         f"each other apart: {places}. Use the same `init_method` and `world_size` on every worker."
-    )
-
-
-def _late(gathering: Gathering, now: float, present: frozenset[int]) -> str:
-    ranks = sorted(arrival.request.rank for arrival in gathering.came)
-    wait = "waits" if len(ranks) == 1 else "wait"
-    return (
-        f"{listed('rank', ranks)} of {gathering.world_size} {wait} in `init_process_group` "
-        f"({gathering.place}), but {_have_not(gathering)} come for "
-        f"{now - gathering.came[0].now:.0f} s: {_advice(gathering, present)}"
     )
 
 

@@ -1,6 +1,6 @@
 """How do the ranks of a process group find each other? They wait for each other in the launcher.
 
-    a GroupRequest ──► gathering ──► the store is started, once; answers; a notice for the user
+    a GroupRequest ──► gathering ──► the store is started, once; answers
 
 ``gathering`` decides who continues; this does it.
 
@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable
 from unisono.launch import gathering
 from unisono.launch.environment import ADDRESS
 from unisono.launch.forkserver import ForkServer
-from unisono.launch.gathering import Arrival, Complete, Gathering, GatheringState, Notice, Refuse
-from unisono.notices import say
+from unisono.launch.gathering import Arrival, Complete, Gathering, GatheringState, Refuse
 from unisono.workers.launcher_messages import Gathered, GroupRequest, Refused, ToWorker, Why
 
 _TOKEN_BYTES = 8
@@ -55,6 +54,11 @@ class Groups:
         """The workers that wait for one that has not come."""
         return self._state.waiting
 
+    @property
+    def places(self) -> dict[int, str]:
+        """Where each of those waits, in words."""
+        return self._state.places
+
     def hear(self, worker: int, request: GroupRequest) -> None:
         """Have a worker that wants to make a group wait for the others."""
         arrival = Arrival(worker, request, time.monotonic())
@@ -65,7 +69,7 @@ class Groups:
         self._take(*gathering.leave(self._state, worker))
 
     def look(self) -> None:
-        """Give up on, or report, ranks that others have waited for long enough."""
+        """Give up on ranks that others have waited for long enough."""
         self._take(*gathering.look(self._state, time.monotonic()))
 
     @property
@@ -87,8 +91,6 @@ class Groups:
                     self._complete(complete)
                 case Refuse(workers, answer):
                     self._answer(workers, answer)
-                case Notice(message):
-                    say(message)
 
     def _complete(self, complete: Gathering) -> None:
         self._num_gathered += 1

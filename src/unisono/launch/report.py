@@ -6,7 +6,7 @@ Only the first failure is reported, not what followed from it.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from unisono.launch import recovery
 from unisono.launch.policy import STORE_LOST, JobState, WorkerFailure
@@ -14,6 +14,8 @@ from unisono.notices import listed
 from unisono.plan.shards import assign
 from unisono.workers.membership import Membership
 
+PLACE = "This was in "  # as what was noted of an exception begins
+_SHORT_LINES = 7  # of a traceback, that come within the first ten
 _SIGNAL_HINTS = {
     signal.SIGKILL: "most often the system ran out of memory: use a smaller batch or fewer "
     "workers, and look into the system's log",
@@ -72,20 +74,25 @@ def failure_message(state: JobState, num_workers: int) -> str:
         return f"{who} {cause.how or ending(cause.exit_code)}{same}{others}.{note}"
     if cause.said.summary.startswith("SystemExit"):
         return f"{who} {ending(cause.exit_code)}{same}{others}:\n{cause.said.traceback}"
-    return (
-        f"{who} raised an exception{same}{others}:\n\n{cause.said.traceback}{_left_before(state)}"
-    )
+    in_short = "".join(f"  {line}\n" for line in _in_short(state, cause))
+    gap = "\n" if in_short else ""
+    return f"{who} raised an exception{same}{others}:\n\n{in_short}{gap}{cause.said.traceback}"
 
 
-def _left_before(state: JobState) -> str:
-    """Name the workers that had ended when a connection was lost."""
-    gone = sorted(state.done | state.quiet)
-    if state.cause is None or not state.cause.said.is_disconnect or not gone:
-        return ""
-    return (
-        f"\n\n{listed('Worker', gone, ' and ')} had come to the end of the program by then: every "
-        f"worker must make the same calls in the same order."
-    )
+def _in_short(state: JobState, cause: WorkerFailure) -> Iterator[str]:
+    """Say first what a traceback says last, if that is long, and who had left before."""
+    lines = cause.said.traceback.splitlines()
+    gone = sorted(state.done | state.quiet) if cause.said.is_disconnect else []
+    if gone:
+        yield (
+            f"{listed('Worker', gone, ' and ')} had come to the end of the program by then: every "
+            f"worker must make the same calls in the same order."
+        )
+    summary = cause.said.summary.splitlines() or [""]
+    if gone or not any(summary[-1] in line for line in lines[:_SHORT_LINES]):
+        # A message may hold another traceback, as that of a DataLoader's process.
+        yield from dict.fromkeys((summary[0], summary[-1]))
+        yield from [line for line in lines[-3:] if line.startswith(PLACE)]
 
 
 def interrupt_message(state: JobState, num_workers: int) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from unisono.hangs.looking import is_before
 from unisono.launch import stalls
 from unisono.launch.stalls import LOOK_EVERY_S, Observation
 from unisono.procfs import read_stat, read_text
@@ -104,8 +105,8 @@ class StallWatch:
         ran_ns, is_stopped = time_and_state
         mine = self._control.lines[rank].arrivals
         others = membership.ranks if membership is not None and rank in membership.ranks else ()
-        is_awaited = any(_is_before(mine, self._control.lines[r].arrivals) for r in others)
-        is_at_meeting = any(_is_before(self._control.lines[r].arrivals, mine) for r in others)
+        is_awaited = any(is_before(mine, self._control.lines[r].arrivals) for r in others)
+        is_at_meeting = any(is_before(self._control.lines[r].arrivals, mine) for r in others)
         count, wait = self._control.wait_of(rank)
         if is_at_meeting:
             place = f"at `{self._control.purpose(rank, mine % 2).decode().rstrip()}`"
@@ -118,10 +119,6 @@ class StallWatch:
         if not place and mine and waits_for_a_thread(pid):
             place = "in a collective of torch.distributed, or for a lock"
         return Observation(beat, is_stopped, is_awaited, place, is_at_meeting)
-
-
-def _is_before(count: int, other: int) -> bool:
-    return 0 < (other - count) % 2**32 < 2**31
 
 
 def processor_time(pid: int) -> tuple[int, bool] | None:

@@ -21,9 +21,12 @@ from functools import partial
 from unisono.checkpoint.writer import CheckpointWriter
 from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.launch import policy, recovery
+from unisono.launch.death import Deaths
 from unisono.launch.devices import Devices
+from unisono.launch.failure_files import note_end
 from unisono.launch.forkserver import ForkServer
 from unisono.launch.groups import Groups
+from unisono.launch.hang_watch import HangWatch, Scene
 from unisono.launch.job import FUNCTION, Job
 from unisono.launch.outputs import Outputs
 from unisono.launch.reception import Reception
@@ -34,6 +37,7 @@ from unisono.notices import say
 from unisono.workers import launcher_messages as messages
 from unisono.workers.channel import Channel
 from unisono.workers.control_block import ControlBlock
+from unisono.workers.proc import started_at
 
 _IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
 
@@ -99,6 +103,8 @@ class _Supervision:
         self._has_groups = False
         self._incarnations = dict.fromkeys(range(job.num_workers), -1)
         self._watch = StallWatch(self._control, job.stall_timeout_s)
+        self._hangs = HangWatch(self._control, job.folder, say)
+        self._deaths = Deaths(self._control)
         self._devices = Devices(job, say)
         self._selector = selectors.DefaultSelector()
         self._selector.register(server.channel, selectors.EVENT_READ, self._read_server)
@@ -156,8 +162,9 @@ class _Supervision:
     def watch(self) -> None:
         """Run until no worker is left."""
         while not self.state.over:
-            dues_s = (one.due_s for one in (self.state, self._groups, self._watch, self._outputs))
-            ready = self._selector.select(max(0.0, min(dues_s) - time.monotonic()))
+            timed = (self.state, self._groups, self._watch, self._hangs, self._outputs)
+            due_s = min(one.due_s for one in timed)
+            ready = self._selector.select(max(0.0, due_s - time.monotonic()))
             # What a worker wrote before its end is shown before what is said of that.
             self._outputs.pump()
             for key, _ in ready:
@@ -165,9 +172,11 @@ class _Supervision:
                     key.data()
             self._take(policy.time_passed(self.state, time.monotonic()))
             self._end_stalled()
+            self._look_for_hangs()
             self._groups.look()
         if self.state.cause is not None:
             self._desk.keep_last()
+        note_end(self._desk.directories, self.state, self._control, say)
 
     def end_workers(self) -> None:
         """End everybody after a KeyboardInterrupt; a second one ends them at once."""
@@ -178,11 +187,12 @@ class _Supervision:
             self._act(policy.KillServer())
 
     def close(self) -> None:
+        self._hangs.close()
         self._groups.close()
         self._desk.close()
         # A cycle of references would keep the control block's mapping, and its descriptor, until
         # the next garbage collection.
-        del self._desk, self._groups
+        del self._desk, self._groups, self._hangs, self._watch, self._deaths
         self._outputs.close()
         self._selector.close()
         self._control.close()
@@ -211,6 +221,22 @@ class _Supervision:
             self._stalled[stalled.rank] = stalled.how
             self._server.signal([stalled.rank], signal.SIGKILL)
 
+    def _look_for_hangs(self) -> None:
+        working = self.state.alive - self.state.done
+        if self.state.stage is not policy.Stage.RUNNING:
+            return
+        membership = self._desk.state.membership
+        pids = {rank: self._pids[rank] for rank in sorted(working) if rank in self._pids}
+        self._deaths.look(pids)
+        self._hangs.look(
+            Scene(
+                pids,
+                () if membership is None else membership.ranks,
+                self._groups.places,
+                tuple(sorted(self._incarnations.keys() - working)),
+            )
+        )
+
     def _read_signals(self) -> None:
         assert self._signals is not None
         for signum in self._signals.read():
@@ -229,6 +255,8 @@ class _Supervision:
             match message:
                 case messages.Forked(rank, pid):
                     self._pids[rank] = pid
+                    # For whoever asks from outside before the program takes its seat.
+                    self._control.set_process(rank, pid, started_at(pid) or 0)
                 case messages.WorkerExited(rank, exit_code):
                     # What a worker said before it left must be known before its leaving is judged.
                     self._read_worker(rank)
@@ -248,6 +276,7 @@ class _Supervision:
         self._forget_channel(rank)
         stood_still = self._stalled.pop(rank, "")
         how = stood_still if exit_code == -signal.SIGKILL else ""
+        how = how or self._deaths.how(exit_code)
         pid = self._pids.pop(rank, None)
         is_spare = exit_code != 0 and rank not in self.state.done and self._is_spare(rank)
         now, trouble = time.monotonic(), ""

@@ -23,6 +23,8 @@ from typing import Any, NoReturn
 from unisono.c10d.gloo import GLOO, replace_gloo
 from unisono.ddp.lifetime import free_groups_of_torchs_ddp_last
 from unisono.faults import Faults
+from unisono.hangs.collective_notes import note_collectives
+from unisono.hangs.permission import let_launcher_look
 from unisono.launch.checks import spare_ddps_logger
 from unisono.launch.environment import worker_environment
 from unisono.launch.exceptions import (
@@ -66,6 +68,7 @@ def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
     try:
         if not die_with(server_pid):
             os._exit(_BOOTSTRAP_FAILED)
+        let_launcher_look(server_pid)
         _take_over_signals()
         keep_freed_memory()
         *standard, job_fd, control_fd, link_fd = fds
@@ -131,6 +134,7 @@ def _live(job: Job, rank: int, link: LauncherLink) -> int:
         spare_ddps_logger()
         if torch.distributed.is_available():
             free_groups_of_torchs_ddp_last()
+            note_collectives(link.control, rank)
         if job.backend != GLOO:
             replace_gloo(rank)
         link.tell(Begun())

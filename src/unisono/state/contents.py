@@ -61,7 +61,7 @@ def check_contents(model: nn.Module, optimizer: Optimizer, device: Device) -> No
             f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}."
         )
     _check_unwrapped(model)
-    check_optimizer(optimizer)
+    check_optimizer(optimizer, on_host=device.is_host)
     named = named_parameters(model, optimizer)
     for name, parameter in named.items():
         _check_tensor("parameter", name, parameter, device)

@@ -96,8 +96,12 @@ def _module_of(function: Any) -> str:
         return ""
 
 
-def check_optimizer(optimizer: optim.Optimizer) -> None:
+def check_optimizer(optimizer: optim.Optimizer, *, on_host: bool) -> None:
     """Refuse, before any training, what cannot be split over workers with the same bits.
+
+    Args:
+        optimizer: the user's.
+        on_host: whether it updates on the CPU.
 
     Raises:
         TypeError: it is no torch optimizer.
@@ -122,11 +126,12 @@ def check_optimizer(optimizer: optim.Optimizer) -> None:
             f"with `sparse=False` and use Adam."
         )
     for group in optimizer.param_groups:
-        for option in ("differentiable", "capturable"):
-            if group.get(option):
-                raise ValueError(
-                    f"`{option}` must be off on CPU workers, but is on for {name}: leave it out."
-                )
+        if group.get("differentiable"):
+            raise ValueError(f"`differentiable` must be off, but is on for {name}: leave it out.")
+        if group.get("capturable") and on_host:
+            raise ValueError(
+                f"`capturable` must be off on CPU workers, but is on for {name}: leave it out."
+            )
         if isinstance(optimizer, optim.SGD) and group.get("fused") and group.get("momentum"):
             _check_halves(group["params"])
 

@@ -26,11 +26,11 @@ from torch import nn
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
+from unisono.cublas import WORKSPACE_VARIABLE
 from unisono.errors import NondeterministicError
 from unisono.notices import shown
 
 _REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _FRAME = re.compile(r'\s*File "([^"\n]+)", line (\d+)')
 _NOT_THE_PROGRAM = (
     f"{os.path.dirname(torch.__file__)}{os.sep}",
@@ -201,7 +201,7 @@ class _Notes:
 def _is_refusal(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError) or isinstance(error, NondeterministicError):
         return False
-    return _REFUSED.search(str(error)) is not None or _WORKSPACE in str(error)
+    return _REFUSED.search(str(error)) is not None or WORKSPACE_VARIABLE in str(error)
 
 
 @contextmanager
@@ -266,9 +266,9 @@ def _explained(
     refused = _REFUSED.search(str(error))
     if refused is None:
         return NondeterministicError(
-            f"`{_WORKSPACE}` must be `:4096:8` or `:16:8`, or products of matrices have no "
-            f"deterministic form, but is {os.environ.get(_WORKSPACE)!r}: set it before the program "
-            f"starts, or leave it unset."
+            f"`{WORKSPACE_VARIABLE}` must be `:4096:8` or `:16:8`, or products of matrices have no "
+            f"deterministic form, but is {os.environ.get(WORKSPACE_VARIABLE)!r}: set it before "
+            f"the program starts, or leave it unset."
         )
     operation = shown(refused[1])
     kernel = operation.lstrip("_")

@@ -34,17 +34,20 @@ def deterministic_kernels(is_needed: bool) -> Iterator[None]:
 
 
 def _switch() -> Callable[[], None]:
-    inductor = torch._inductor.config  # which torch's own switch sets, too
+    inductor: Any = torch._inductor.config  # which torch's own switch sets, too, in newer versions
     memory: Any = torch.utils.deterministic
     cudnn = torch.backends.cudnn
     mode = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    compiled, fills = inductor.deterministic, memory.fill_uninitialized_memory
+    compiled = getattr(inductor, "deterministic", None)
+    fills = memory.fill_uninitialized_memory
     tries, repeats = cudnn.benchmark, cudnn.deterministic
 
     def put_back() -> None:
         torch.use_deterministic_algorithms(mode, warn_only=warn_only)
-        inductor.deterministic, memory.fill_uninitialized_memory = compiled, fills
+        if compiled is not None:
+            inductor.deterministic = compiled
+        memory.fill_uninitialized_memory = fills
         cudnn.benchmark, cudnn.deterministic = tries, repeats
 
     torch.use_deterministic_algorithms(True)

@@ -1,7 +1,8 @@
-"""What one worker raises, all raise: so a program that catches it goes on everywhere alike.
+"""What is said of exceptions: in which step and shard, and what another worker has raised.
 
-Its name and its words travel, never the object. The others make one of the same class, which their
-program has, too; where the class wants more than words, a RuntimeError.
+What one worker raises outside of steps, all raise: so a program that catches it goes on everywhere
+alike. Its name and its words travel, never the object. The others make one of the same class, which
+their program has, too; where the class wants more than words, a RuntimeError.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import contextlib
 import json
 import sys
 import traceback
+from collections.abc import Sequence
 
+_SAMPLES_AT_MOST = 8
 _PACKAGE = __name__.partition(".")[0] + "."
 
 
@@ -35,6 +38,26 @@ def raised(told: bytes) -> Exception:
     if "note" in said:
         error.add_note(said["note"])
     return error
+
+
+def note_place(error: BaseException, place: str) -> None:
+    """Have an exception say where it was raised, below its own words.
+
+    What Unisono refuses says so itself, and what ends a program has no place.
+
+    Args:
+        error: the exception.
+        place: such as ``in step 3``.
+    """
+    if isinstance(error, Exception) and not _is_refusal(error):
+        error.add_note(f"This was {place}.")
+
+
+def samples_in_words(indices: Sequence[int]) -> str:
+    """Name the samples of a batch: ``samples 3, 1, 4`` and how many there are in all."""
+    few = ", ".join(map(str, indices[:_SAMPLES_AT_MOST]))
+    more = len(indices) - _SAMPLES_AT_MOST
+    return f"sample{'s' * (len(indices) > 1)} {few}" + (f" and {more} more" if more > 0 else "")
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -46,13 +46,28 @@ def compare_devices(run: RunContext) -> bytes:
     run.kept.last.pop(SPEEDS, None)  # of the devices of a run before
     mine = json.dumps([run.device.facts, fingerprint_of(run.device)]).encode()
     heard = {r: json.loads(m) for r, m in run.team.gather(mine, "comparing devices").items()}
-    kinds = {rank: fingerprint or facts for rank, (facts, fingerprint) in heard.items()}
-    if len(set(kinds.values())) == 1:
+    kinds = kinds_of(heard)
+    if not kinds:
         return b""
     if run.team.position == 0:
         run.say(told(kinds, {rank: facts for rank, (facts, _) in heard.items()}))
     every_rank = range(run.team.world.world_size)
     return _write_kinds({rank: kinds.get(rank, _UNKNOWN) for rank in every_rank})
+
+
+def kinds_of(heard: Mapping[int, tuple[str, str]]) -> Kinds:
+    """Find out which devices compute the same bits.
+
+    Args:
+        heard: by rank, the facts of its device and its fingerprint; that is empty where a device
+            had no memory for it, and then the facts alone are compared.
+
+    Returns:
+        Nothing if all do.
+    """
+    are_known = all(fingerprint for _, fingerprint in heard.values())
+    kinds = {rank: said[1] if are_known else said[0] for rank, said in heard.items()}
+    return kinds if len(set(kinds.values())) > 1 else {}
 
 
 def read_kinds(payload: bytes) -> Kinds:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any
 
@@ -11,6 +13,7 @@ from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
 from unisono.step.phase_timers import Phase
 from unisono.train.boundary import Boundary
+from unisono.train.failures import note_place, samples_in_words
 
 
 class Step:
@@ -176,12 +179,13 @@ class Step:
         traceback: TracebackType | None,
     ) -> None:
         self._engine.end_passes()
-        if kind is not None or self._engine.refusals.is_noting:
+        if error is not None or self._engine.refusals.is_noting:
             self._explain_refusal(error)
-        if kind is not None:
+        if error is not None:
             if isinstance(error, RuntimeError):
                 is_in_a_pass = self._waiting is not None
                 self._explain(error, "forward pass" if is_in_a_pass else "step", self._waiting)
+            note_place(error, self._place(error))
             return
         missing = [shard for shard in self._engine.shards if shard not in self._done]
         if missing:
@@ -197,8 +201,10 @@ class Step:
         self._boundary.plan_next()
         try:
             self.means, self.is_done = self._engine.finish()
-        except RuntimeError as raised:
-            self._explain(raised, "update")
+        except Exception as raised:
+            if isinstance(raised, RuntimeError):
+                self._explain(raised, "update")
+            note_place(raised, f"in step {self.number}, in the sum of gradients or the update")
             raise
         self.gradient_norm = self._engine.gradient_norm
         self.is_skipped = self._engine.is_skipped
@@ -214,6 +220,19 @@ class Step:
         refusals.close()
         if (refused := refusals.explained(error)) is not None:
             raise refused from error
+
+    def _place(self, error: BaseException) -> str:
+        """Say where in the step an exception was raised: in which pass, and over which samples."""
+        shard = self._waiting
+        if shard is None:
+            return f"in step {self.number}"
+        codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
+        what = "backward" if Step.backward.__code__ in codes else "forward"
+        samples = ""
+        with contextlib.suppress(Exception):  # a sampler may raise; the error that is told counts
+            numbers = self._loader.indices(Place(self.epoch, self.batch, shard))
+            samples = f", over {samples_in_words(numbers)}"
+        return f"in step {self.number}, in the {what} pass of shard {shard}{samples}"
 
     def _check_differentiated(self) -> None:
         if self._waiting is not None:

@@ -43,7 +43,7 @@ def surroundings(device: Device) -> dict[str, Any]:
 
 
 def _of(device: Device) -> dict[str, Any]:
-    return {"device": device.facts, "device_bytes": device.room()[1]}
+    return {"device": device.model, "device_bytes": device.room()[1]}
 
 
 def _folder() -> str | None:

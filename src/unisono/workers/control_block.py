@@ -27,7 +27,7 @@ MAILBOX_BYTES = 64 * 1024
 _LENGTH_BYTES = 8
 NUM_TIMES = 7
 NUM_SIZES = 3
-PURPOSE_BYTES, WAIT_BYTES, TOKEN_BYTES = 24, 124, 16
+PURPOSE_BYTES, WAIT_BYTES, CALL_BYTES, TOKEN_BYTES = 24, 124, 124, 16
 MEMORY_NAME = "unisono-control"
 
 
@@ -58,14 +58,14 @@ class RankLine(ctypes.Structure):
 
     Attributes:
         arrivals: the barriers that it has come to, modulo 2³².
-        step: the step that it was last seen in.
+        begun: the number after that of the step that it was last seen in; 0 before the first.
         memory: of its device, in bytes: see :meth:`ControlBlock.set_memory`.
     """
 
     _fields_ = (
         ("arrivals", ctypes.c_uint32),
         ("departure", ctypes.c_uint32),
-        ("step", ctypes.c_int64),
+        ("begun", ctypes.c_int64),
         ("purposes", ctypes.c_char * PURPOSE_BYTES * 2),
         ("plan_step", ctypes.c_int64),
         ("plan", ctypes.c_uint32),
@@ -76,7 +76,18 @@ class RankLine(ctypes.Structure):
         ("times", _Times * 2),
         ("num_waits", ctypes.c_uint32),
         ("wait", ctypes.c_char * WAIT_BYTES),
+        ("num_calls", ctypes.c_uint32),
+        ("call", ctypes.c_char * CALL_BYTES),
     )
+
+    @property
+    def step(self) -> int:
+        """The step that it was last seen in; 0 before the first."""
+        return int(self.begun) - 1 if self.begun else 0
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.begun = step + 1
 
 
 _HEAD_BYTES, _LINE_BYTES = ctypes.sizeof(Head), ctypes.sizeof(RankLine)
@@ -205,6 +216,14 @@ class ControlBlock:
         told = _TOLD.unpack_from(self._map, at)
         return told[1:] if told[0] == step == self._longs[at >> 3] else None
 
+    def step_under_way(self, rank: int) -> int | None:
+        """Tell which step `rank` is in; None where it has told of its end, or begun none."""
+        begun = self.lines[rank].begun
+        told = self.times(rank, begun - 1) if begun else None
+        # Memory in which nothing was told yet looks like step 0, but none begins at 0 s.
+        is_over = not begun or (told is not None and told[0] > 0)
+        return None if is_over else int(begun) - 1
+
     def set_memory(self, rank: int, sizes: Sequence[int]) -> None:
         """Say how much memory of its device `rank` takes: three numbers of bytes."""
         self.lines[rank].memory[:] = sizes
@@ -250,6 +269,17 @@ class ControlBlock:
         """
         count = self.lines[rank].num_waits
         return count, self.lines[rank].wait if count % 2 else None
+
+    def note_call(self, rank: int, call: bytes) -> None:
+        """Say which collective of torch.distributed `rank` begins."""
+        line = self.lines[rank]
+        line.call = call[:CALL_BYTES]
+        line.num_calls += 1
+
+    def call_of(self, rank: int) -> tuple[int, bytes]:
+        """Tell how many collectives `rank` has begun, as far as it says so, and the newest."""
+        line = self.lines[rank]
+        return line.num_calls, line.call
 
     def post(self, rank: int, message: bytes) -> None:
         """Put at most ``MAILBOX_BYTES − 8`` bytes into the mailbox of `rank`."""

@@ -60,6 +60,8 @@ class LauncherLink(Supervisor):
     It takes over the descriptors that the environment names.
     """
 
+    explains_waits = True
+
     def __init__(self) -> None:
         self.world = world()
         control_fd = int(os.environ[CONTROL_VARIABLE])

@@ -34,6 +34,7 @@ class Supervisor(Protocol):
         incarnation: how many workers had this rank before.
         can_replace: whether lost workers are replaced, so that snapshots are of use.
         is_alone: whether nobody started this process as one of several workers, be it of one.
+        explains_waits: whether somebody else says so when a wait takes long.
     """
 
     world: World
@@ -41,6 +42,7 @@ class Supervisor(Protocol):
     incarnation: int = 0
     can_replace: bool = False
     is_alone: bool = False
+    explains_waits: bool = False
 
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
         """Share memory with every worker that asks with the same `key`; zero at first.

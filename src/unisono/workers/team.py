@@ -9,13 +9,14 @@ that names the lost one.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from unisono.errors import MismatchError
 from unisono.faults import Faults
-from unisono.workers.barrier import Barrier
+from unisono.workers.barrier import NOTICE_AFTER_S, Barrier
 from unisono.workers.control_block import MAILBOX_BYTES, Departure
 from unisono.workers.membership import Membership
 from unisono.workers.memory import Memory
@@ -48,7 +49,12 @@ class Team:
         self._rank = self.world.rank
         self._control = supervisor.control
         self._head, self._line = self._control.head, self._control.lines[self._rank]
-        self._barrier = Barrier(self._control, self.world.rank, look=supervisor.look)
+        self._barrier = Barrier(
+            self._control,
+            self.world.rank,
+            notice_after_s=math.inf if supervisor.explains_waits else NOTICE_AFTER_S,
+            look=supervisor.look,
+        )
 
     @property
     def is_leader(self) -> bool:
@@ -113,7 +119,7 @@ class Team:
 
     def note_step(self, step: int) -> None:
         """Tell those who may wait for this worker which step it is in."""
-        self._line.step = step
+        self._line.begun = step + 1
 
     def note_times(self, step: int, times: Sequence[float]) -> None:
         """Tell the others where this worker spent a step: seven numbers of seconds."""

@@ -50,6 +50,7 @@ STARTS = 3
 PACE_MS = 4.0
 TIMEOUT_S = 90.0
 GONE_WITHIN_S = 10.0
+RECURRENT = {"lstm", "two lstms", "gru", "rnn"}
 # How a job that is asked to end may end, or that has come to its end before.
 ASKED_TO_END = {0, 130, 143, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL}
 # What is only known to whoever was there when it was found.
@@ -89,19 +90,27 @@ def run(seed: int, folder: Path, *, num_kills: int = KILLS) -> Iterator[Way]:
         yield Way("plain Python", "")
         for workers in WORKERS:
             yield _undisturbed(choices, folder, expected, workers)
-        for exchange in _others(draw):
+        for exchange in _others(choices, draw):
             yield _undisturbed(choices, folder, expected, draw.choice(WORKERS), exchange)
         yield _killed(choices, folder, expected, draw, num_kills)
-        for exchange in _others(draw):
+        for exchange in _others(choices, draw):
             yield _killed(choices, folder, expected, draw, num_kills, exchange)
         yield _stopped(choices, folder, expected, draw)
     except AssertionError as error:  # of `Job` and `Watch`: it hangs
         yield Way("the last one", str(error))
 
 
-def _others(draw: random.Random) -> list[str]:
-    """Choose an exchange beside the usual one, and the test accelerator where there is one."""
-    return [draw.choice(("staged", "group")), *([ACCELERATED] if has_accelerator() else [])]
+def _others(choices: Choices, draw: random.Random) -> list[str]:
+    """Choose an exchange beside the usual one, and the test accelerator where that will do."""
+    return [draw.choice(("staged", "gloo")), *([ACCELERATED] if _runs_there(choices) else [])]
+
+
+def _runs_there(choices: Choices) -> bool:
+    """Tell whether there is a test accelerator, and it computes what the CPU does.
+
+    Recurrent layers differ there in their last bits (seeds 35, 62 and 69).
+    """
+    return has_accelerator() and RECURRENT.isdisjoint(choices.blocks)
 
 
 def run_against(seed: int, folder: Path, python: str) -> Iterator[Way]:
@@ -222,7 +231,7 @@ def _kill(job: Job, phases: Path, kills: list[driver.Kill]) -> int:
 
 def _stopped(choices: Choices, folder: Path, expected: dict[str, Any], draw: random.Random) -> Way:
     """Stop the whole job now and then, and start it again with others, who exchange otherwise."""
-    exchanges = [name for name in EXCHANGES if name != ACCELERATED or has_accelerator()]
+    exchanges = [name for name in EXCHANGES if name != ACCELERATED or _runs_there(choices)]
     directory = folder / "run"
     told = Told(choices.seed, directory=str(directory), pace_ms=PACE_MS)
     names: list[str] = []

@@ -1,0 +1,133 @@
+"""A look at every rank of a job: its stack, its loader processes, the kernel's word, its notes.
+
+It takes a tenth of a second and about two at most, whatever state the processes are in, and changes
+nothing in them.
+"""
+
+from __future__ import annotations
+
+import linecache
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from unisono.hangs.kernel_view import (
+    KernelView,
+    children,
+    command_of,
+    look_at,
+    thread_time_ns,
+)
+from unisono.hangs.sampler import Sample, sample
+from unisono.hangs.whereabouts import ProcessLook, RankLook
+from unisono.workers.control_block import ControlBlock, Departure
+
+_COMPUTES_ABOVE = 0.3  # of the time between two looks
+_CHILDREN_AT_MOST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RankNotes:
+    """What is known of a rank without looking at its process; see :class:`RankLook`."""
+
+    step: int | None = None
+    meeting: str = ""
+    is_behind: bool = False
+    shown_wait: str = ""
+    call: str = ""
+    num_calls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Processes that have been looked at together. By number."""
+
+    samples: Mapping[int, Sample] = field(default_factory=dict)
+    kernel: Mapping[int, KernelView] = field(default_factory=dict)
+    shares: Mapping[int, float] = field(default_factory=dict)
+
+    def process(self, pid: int) -> ProcessLook:
+        """Put together what was seen of one."""
+        kernel, seen = self.kernel[pid], self.samples[pid]
+        innermost = seen.stack[0] if seen.stack else None
+        source = linecache.getline(innermost.file, innermost.line) if innermost else ""
+        # One that has run may be between two waits when it is looked at.
+        computes = kernel.computes or self.shares[pid] > _COMPUTES_ABOVE
+        return ProcessLook(pid, command_of(pid), seen, kernel, computes, source)
+
+
+def look_at_ranks(
+    pids: Mapping[int, int],
+    notes: Mapping[int, RankNotes],
+    gathers: Mapping[int, str] | None = None,
+) -> list[RankLook]:
+    """Look at each rank.
+
+    Args:
+        pids: their processes.
+        notes: what is known of them otherwise.
+        gathers: where ranks wait to make a process group.
+    """
+    below = {rank: children(pid)[:_CHILDREN_AT_MOST] for rank, pid in pids.items()}
+    looked = _look_at_processes({*pids.values(), *(c for some in below.values() for c in some)})
+    looks = []
+    for rank, pid in sorted(pids.items()):
+        known = notes.get(rank, RankNotes())
+        looks.append(
+            RankLook(
+                rank,
+                looked.process(pid),
+                tuple(map(looked.process, below[rank])),
+                step=known.step,
+                meeting=known.meeting,
+                is_behind=known.is_behind,
+                shown_wait=known.shown_wait,
+                gathers=(gathers or {}).get(rank, ""),
+                call=known.call,
+                num_calls=known.num_calls,
+            )
+        )
+    return looks
+
+
+def _look_at_processes(pids: Collection[int]) -> Looked:
+    before = {pid: thread_time_ns(pid) for pid in pids}
+    began_s = time.monotonic()
+    samples = sample(pids)
+    passed_ns = max(1.0, 1e9 * (time.monotonic() - began_s))
+    shares = {pid: (thread_time_ns(pid) - before[pid]) / passed_ns for pid in pids}
+    return Looked(samples, {pid: look_at(pid) for pid in pids}, shares)
+
+
+def notes_of(control: ControlBlock, ranks: Collection[int]) -> dict[int, RankNotes]:
+    """Read what ranks have left on their control block.
+
+    Args:
+        control: the control block.
+        ranks: those that compute together.
+    """
+    present = [rank for rank in ranks if control.departure(rank) is Departure.PRESENT]
+    arrivals = {rank: control.lines[rank].arrivals for rank in present}
+    counts = set(arrivals.values())
+    return {rank: _notes_of(control, rank, mine, counts) for rank, mine in arrivals.items()}
+
+
+def _notes_of(control: ControlBlock, rank: int, mine: int, counts: Collection[int]) -> RankNotes:
+    is_behind = any(is_before(mine, count) for count in counts)
+    waits = any(is_before(count, mine) for count in counts)
+    _, wait = control.wait_of(rank)
+    purpose = control.purpose(rank, mine % 2).decode(errors="replace").rstrip("\0 ")
+    num_calls, call = control.call_of(rank)
+    return RankNotes(
+        control.step_under_way(rank),
+        (purpose or "a meeting") if waits else "",
+        is_behind,
+        "" if wait is None else wait.decode(errors="replace"),
+        call.decode(errors="replace"),
+        num_calls,
+    )
+
+
+def is_before(count: int, other: int) -> bool:
+    """Compare two counts of meetings, which are modulo 2³²."""
+    return 0 < (other - count) % 2**32 < 2**31

@@ -1,0 +1,275 @@
+"""Where is a rank: in a collective, at a meeting, in its own code? From one look at it. Pure.
+
+A rank waits for others if Unisono's control block or the launcher says so, or if its first thread
+does not compute and its stack is in a call of torch.distributed. What C++ waits for has no Python
+frame, but what called it has one::
+
+    the sum of gradients of DDP     the innermost frame is autograd's
+    handle.wait()                   the line says so, and a collective was called before
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from unisono.hangs.kernel_view import KernelView
+from unisono.hangs.sampler import Sample
+from unisono.hangs.stacks import AT_THE_END, Frame, Owner, Stack, own_place, sample_in
+
+SUM_OF_GRADIENTS = "the sum of gradients"
+_TORCHS_CALLS = "torch/distributed/distributed_c10d.py"
+_TORCHS_RENDEZVOUS = "torch/distributed/rendezvous.py"
+_TORCHS_DDP = "torch/nn/parallel/distributed.py"
+_AUTOGRAD = "torch/autograd/graph.py"
+_RENDEZVOUS_CALLS = ("init_process_group", "rendezvous")
+_TORCHS_LOADER = "torch/utils/data/dataloader.py"
+_LOADER_WAITS = ("_next_data", "_get_data", "_try_get_data")
+_OUR_LOADER = "unisono/data/loader_processes.py"
+_TORCHS_LOADER_LOOP = "torch/utils/data/_utils/worker.py"
+_FETCHES = ("torch/utils/data/_utils/fetch.py", "unisono/data/fetch.py", "unisono/data/loader.py")
+_OUR_WORK = "unisono/c10d/work.py"
+_OUR_LINK = "unisono/workers/launcher_link.py"
+_DEBUGGERS = ("/bdb.py", "/pdb.py", "/pdbpp.py", "/ipdb/__main__.py", "/debugpy/")
+_PEERS = re.compile(r" (?:to|from|among) ranks? ([\d, ]+)$")
+_WAITS_FOR_WORK = re.compile(r"\.wait\(")
+
+
+class Waits(enum.Enum):
+    """What a rank waits for."""
+
+    FOR_NOBODY = enum.auto()
+    AT_A_MEETING = enum.auto()
+    IN_A_COLLECTIVE = enum.auto()
+    TO_MAKE_A_GROUP = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLook:
+    """What one look at a process has shown.
+
+    Attributes:
+        pid: the process.
+        command: its program's name.
+        sample: its Python stack.
+        kernel: what the kernel says.
+        computes: it uses a processor.
+        source: the text of the line that its innermost frame is at, where it could be read.
+    """
+
+    pid: int
+    command: str = "python"
+    sample: Sample = field(default_factory=Sample)
+    kernel: KernelView = field(default_factory=KernelView)
+    computes: bool = False
+    source: str = ""
+
+    @property
+    def stack(self) -> Stack:
+        """Its Python stack; empty if it could not be read."""
+        return self.sample.stack
+
+
+@dataclass(frozen=True, slots=True)
+class RankLook:
+    """What one look at a rank has shown.
+
+    Attributes:
+        rank: which one.
+        process: its process.
+        children: what that has started.
+        step: the step of a run that it is in; None where there is no run.
+        meeting: what for it waits at a meeting of Unisono's workers; empty if it does not.
+        is_behind: others wait at a meeting to which it has not come.
+        shown_wait: what it has shown the launcher that it waits in; empty if nothing.
+        gathers: where it waits to make a process group; empty if it does not.
+        call: the newest collective of torch.distributed that it has called, in words.
+        num_calls: how many it has called.
+    """
+
+    rank: int
+    process: ProcessLook
+    children: tuple[ProcessLook, ...] = ()
+    step: int | None = None
+    meeting: str = ""
+    is_behind: bool = False
+    shown_wait: str = ""
+    gathers: str = ""
+    call: str = ""
+    num_calls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a rank is.
+
+    Attributes:
+        rank: which one.
+        waits: for what.
+        name: of the collective or the meeting that it waits in.
+        call: the collective with shape and dtype, as far as they are known.
+        site: the user's line that it is at.
+    """
+
+    rank: int
+    waits: Waits
+    name: str = ""
+    call: str = ""
+    site: Frame | None = None
+
+    @property
+    def peers(self) -> frozenset[int]:
+        """The ranks that its call is for, where those are not all."""
+        found = _PEERS.search(self.call)
+        return frozenset(map(int, found[1].split(", "))) if found else frozenset()
+
+    @property
+    def sight(self) -> str:
+        """Say which call it is in, and where: ``` `barrier` (`train`, train.py:40) ```."""
+        what = self.call or self.name
+        what = what if what.startswith("the ") else f"`{what}`"
+        return f"{what} ({self.site.words})" if self.site else what
+
+
+def whereabouts(look: RankLook) -> Whereabouts:
+    """Tell where a rank is."""
+    stack, site = look.process.stack, own_place(look.process.stack)
+    here = Whereabouts(look.rank, Waits.FOR_NOBODY, site=site)
+    if look.process.kernel.is_stopped:
+        return here
+    if look.meeting and not look.is_behind:
+        return replace(here, waits=Waits.AT_A_MEETING, name=meeting_in_words(look.meeting))
+    found = _call_in(stack)
+    if look.gathers or found in _RENDEZVOUS_CALLS:
+        return replace(here, waits=Waits.TO_MAKE_A_GROUP, name="init_process_group")
+    if look.shown_wait:
+        name = found or look.shown_wait.removeprefix("in ").partition("(")[0].strip()
+        return replace(here, waits=Waits.IN_A_COLLECTIVE, name=name, call=look.shown_wait)
+    if look.process.computes:
+        return here
+    if found:
+        call = look.call if _is_note_of(look.call, found) else ""
+        return replace(here, waits=Waits.IN_A_COLLECTIVE, name=found, call=call)
+    if look.call and _waits_for_work(look.process):
+        name = look.call.partition(" ")[0]
+        return replace(here, waits=Waits.IN_A_COLLECTIVE, name=name, call=look.call)
+    return here
+
+
+def _call_in(stack: Stack) -> str:
+    """Name the call of torch.distributed that a stack is in, as the program made it."""
+    for frame in reversed(stack):
+        if frame.is_in(_TORCHS_RENDEZVOUS):
+            return "init_process_group"
+        if frame.is_in(_TORCHS_CALLS) and not frame.name.startswith(("_", "wrapper")):
+            return frame.name
+        if frame.is_in(_TORCHS_DDP):
+            if frame.name == "__init__":
+                return "DistributedDataParallel"
+            if "sync" in frame.name:
+                return "the broadcast of buffers"
+        if frame.is_in(_OUR_WORK) and frame.name == "wait":
+            is_ddps = any(one.is_in(_AUTOGRAD) for one in stack)
+            return SUM_OF_GRADIENTS if is_ddps else "the end of a collective"
+    if stack and stack[0].is_in(_AUTOGRAD):
+        return SUM_OF_GRADIENTS
+    return ""
+
+
+def _is_note_of(call: str, name: str) -> bool:
+    """Tell whether a note is of the call that a stack shows: of all_gather in all_gather_object."""
+    noted = call.partition(" ")[0]
+    return bool(noted) and (name.startswith(noted) or noted.startswith(name))
+
+
+def _waits_for_work(process: ProcessLook) -> bool:
+    innermost = process.stack[0] if process.stack else None
+    is_there = innermost is not None and innermost.owner in (Owner.USER, Owner.TORCH)
+    return is_there and bool(_WAITS_FOR_WORK.search(process.source))
+
+
+def meeting_in_words(purpose: str) -> str:
+    """Name a meeting of Unisono's workers for those who have never heard of meetings."""
+    kind, _, _ = purpose.partition(" of step")
+    known = {
+        "gradients": SUM_OF_GRADIENTS,
+        "sums": SUM_OF_GRADIENTS,
+        "norm": "the norm of the gradients",
+        "scale": "the scale of the loss",
+        "update": "the update",
+    }
+    return known.get(kind, purpose) if kind != purpose else purpose
+
+
+def place_in_words(process: ProcessLook, children: Sequence[ProcessLook] = ()) -> str:
+    """Say where a process is and what it does there: ``is in `f`, a.py:1 (loading sample 3)``."""
+    if not process.kernel.letter:
+        return "has ended"
+    if process.stack and process.stack[-1].name == AT_THE_END:
+        return "has come to the end of its program, and waits for its threads and exit handlers"
+    if _waits_for_loader(process.stack) and not process.kernel.is_stopped:
+        busy = list(filter(is_stuck, children))
+        if busy:
+            loaders = " and ".join(
+                f"{child.pid}, which {place_in_words(child)}" for child in busy[:2]
+            )
+            return f"waits for its loader process {loaders}"
+    site = own_place(process.stack)
+    where = "is in code that cannot be seen" if site is None else f"is in {site.words}"
+    remarks = "; ".join(_remarks(process))
+    return f"{where} ({remarks})" if remarks else where
+
+
+def _remarks(process: ProcessLook) -> Iterator[str]:
+    """Say what else is known of what a process does."""
+    if number := sample_in(process.stack):
+        yield f"loading sample{'s' * (',' in number)} {number}"
+    kernel = process.kernel
+    if kernel.tracer_pid:
+        yield f"held by a debugger, process {kernel.tracer_pid}"
+    elif kernel.is_stopped:
+        yield f"stopped by a signal; `kill -CONT {process.pid}` has it go on"
+    elif any(debugger in frame.file for frame in process.stack for debugger in _DEBUGGERS):
+        yield "at the prompt of a debugger"
+    elif any(frame.is_in(_OUR_LINK) for frame in process.stack):
+        yield "waits for its launcher, which may be writing a checkpoint"
+    elif process.computes:
+        yield "computing"
+    elif kernel.wait:
+        yield kernel.wait
+    if process.sample.trouble:
+        yield process.sample.trouble
+
+
+def _waits_for_loader(stack: Stack) -> bool:
+    return any(
+        (frame.is_in(_TORCHS_LOADER) and frame.name in _LOADER_WAITS)
+        or (frame.is_in(_OUR_LOADER) and frame.name == "take")
+        for frame in stack
+    )
+
+
+def is_loader(process: ProcessLook) -> bool:
+    """Tell whether a process loads samples for another one."""
+    return any(map(_is_loop_of_loader, process.stack))
+
+
+def _is_loop_of_loader(frame: Frame) -> bool:
+    is_ours = frame.is_in(_OUR_LOADER) and frame.name == "_serve"
+    return is_ours or frame.is_in(_TORCHS_LOADER_LOOP)
+
+
+def is_stuck(process: ProcessLook) -> bool:
+    """Tell whether a process is a loader at work, and not one that waits for something to load."""
+    is_fetching = any(frame.is_in(*_FETCHES) for frame in own_part(process.stack))
+    return is_loader(process) and (is_fetching or process.kernel.is_stopped)
+
+
+def own_part(stack: Stack) -> Stack:
+    """Leave out what a loader process has of its worker's stack, from before the fork."""
+    for count, frame in enumerate(stack):
+        if _is_loop_of_loader(frame):
+            return stack[:count]
+    return stack

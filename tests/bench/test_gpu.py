@@ -1,0 +1,305 @@
+"""The bench for GPUs: its arithmetic, and that all of it runs where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from bench.gpu import sitting
+from bench.gpu.clock import GO, OFF, ON, SAID, TUNED, Clock, choose_setting
+from bench.gpu.figures import Figures
+from bench.gpu.networks import Gpt2, ResNet, SmallNet
+from bench.gpu.peaks import peak_flops
+from bench.gpu.side_program import BARE, SIDES
+from bench.gpu.summary import rows_of, verdicts_of
+from bench.gpu.turns import OWN, Entry, GpuBlock, Turns, entries
+from bench.gpu.workloads import GPT2, NAMES, RESNET, SMALL, workload
+from tests.warm.processes import run
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H200", 989.4e12),
+        ("NVIDIA H100 80GB HBM3", 989.4e12),
+        ("NVIDIA H100 PCIe", 756.5e12),
+        ("NVIDIA H100 NVL", 835.5e12),
+        ("NVIDIA A100-SXM4-80GB", 311.9e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA GeForce RTX 4090", 165.2e12),
+        ("Tesla T4", None),
+        ("cpu", None),
+    ],
+)
+def test_a_peak_is_found_by_the_name_that_torch_gives(name, peak):
+    assert peak_flops(name) == peak
+
+
+def test_networks_are_as_large_as_their_papers_say():
+    with torch.device("meta"):
+        sizes = [
+            sum(parameter.numel() for parameter in network.parameters())
+            for network in (Gpt2(), ResNet())
+        ]
+        assert Gpt2().flops_per_token() == pytest.approx(8.56e8, rel=0.01)
+    assert sizes == [124_475_904, 25_557_032]
+
+
+def test_the_small_network_computes_small_images():
+    assert SmallNet(4)(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_each_side_has_its_settings_in_turn():
+    rows = entries([BARE, "unisono", "ddp"], has_convolutions=True)
+    assert rows == [
+        *(Entry(BARE, OFF), Entry(BARE, ON), Entry(BARE, TUNED)),
+        Entry("unisono", OWN),
+        *(Entry("ddp", OFF), Entry("ddp", ON)),
+    ]
+    assert entries([BARE], has_convolutions=False) == rows[:2]
+
+
+def blocks(times_ms, name=GPT2):
+    return [
+        GpuBlock(name, side, setting, turn, 10, 10 * ms / 1000, 2**20)
+        for (side, setting), row in times_ms.items()
+        for turn, ms in enumerate(row)
+    ]
+
+
+def test_rows_are_medians_and_ratios_to_the_bare_loop():
+    chosen = workload(GPT2, tiny=True)
+    found = rows_of(
+        blocks({("unisono", OWN): [21.0, 22.0, 90.0], (BARE, ON): [20.0], (BARE, OFF): [10.0]}),
+        chosen,
+        "NVIDIA H200",
+    )
+    assert [(row["side"], row["setting"]) for row in found] == [
+        *((BARE, OFF), (BARE, ON)),
+        ("unisono", OWN),
+    ]
+    ours = found[2]
+    assert (ours["ms"], ours["ms_min"], ours["ms_max"]) == pytest.approx((22.0, 21.0, 90.0))
+    assert (ours["over_bare_off"], ours["over_bare_on"]) == pytest.approx((2.2, 1.1))
+    tokens_per_s = 4 * 16 / 0.022
+    assert ours["units_per_s"] == pytest.approx(tokens_per_s)
+    assert ours["mfu"] == pytest.approx(tokens_per_s * chosen.model().flops_per_token() / 989.4e12)
+
+
+def test_rows_without_a_bare_loop_or_a_known_peak_have_no_ratios():
+    (row,) = rows_of(blocks({("unisono", OWN): [1.0]}), workload(GPT2, tiny=True), "cpu")
+    assert (row["over_bare_off"], row["over_bare_on"], row["mfu"]) == (None, None, None)
+
+
+def test_promises_are_judged_by_the_same_settings():
+    times_ms = {(BARE, OFF): [10.0], (BARE, ON): [10.4], ("unisono", OWN): [10.7]}
+    rows = [
+        *rows_of(blocks(times_ms), workload(GPT2, tiny=True), "cpu"),
+        *rows_of(blocks(times_ms, SMALL), workload(SMALL, tiny=True), "cpu"),
+    ]
+    assert [(verdict.promise.split(":")[0], verdict.is_met) for verdict in verdicts_of(rows)] == [
+        (GPT2, False),  # 1.029 × the bare loop with the same settings, of 1.02
+        (SMALL, True),
+        (GPT2, True),  # deterministic: 1.04 × the default, of 1.05
+    ]
+
+
+def test_the_file_has_what_was_found_so_far(tmp_path):
+    figures = Figures(tmp_path / "new" / "figures.json", "abc", "cpu")
+    figures.add("facts", {"one": 1})
+    figures.add("facts", {"two": 2})
+    figures.replace("rows", [{"three": 3}])
+    content = json.loads(figures.path.read_text())
+    assert content["facts"] == [{"one": 1}, {"two": 2}]
+    assert content["rows"] == [{"three": 3}]
+    assert content["machine"]["commit"] == "abc"
+    assert [path.name for path in figures.path.parent.iterdir()] == ["figures.json"]
+
+
+@pytest.fixture
+def pipes(tmp_path):
+    """Give the ends of a side's pipes that `Turns` has: writes an order, reads what was said."""
+    for name in (GO, SAID):
+        os.mkfifo(tmp_path / name)
+    go = os.open(tmp_path / GO, os.O_RDWR)
+    said = os.open(tmp_path / SAID, os.O_RDWR | os.O_NONBLOCK)
+
+    def order(**what):
+        os.write(go, json.dumps(what).encode() + b"\n")
+
+    def hear():
+        try:
+            return [json.loads(line) for line in os.read(said, 4096).splitlines()]
+        except BlockingIOError:
+            return []
+
+    yield order, hear
+    os.close(go)
+    os.close(said)
+    choose_setting(OFF)
+
+
+def test_a_block_is_its_warmup_and_then_its_steps(pipes, tmp_path):
+    order, hear = pipes
+    order(warmup=2, steps=3, setting=ON)
+    order(warmup=1, steps=1, setting=OFF)
+    order(warmup=1, steps=1, setting=OFF)
+    clock = Clock(tmp_path, torch.device("cpu"), keeps_settings=False)
+    clock.ready()
+    assert hear() == [{"ready": True}]
+    for _ in range(4):
+        clock.tick()
+    assert torch.are_deterministic_algorithms_enabled()
+    assert hear() == []
+    time.sleep(0.02)
+    clock.tick()
+    (block,) = hear()
+    assert block["steps"] == 3
+    assert 0.02 <= block["seconds"] < 2
+    assert not torch.are_deterministic_algorithms_enabled()
+    clock.tick()
+    assert hear() == []
+    clock.tick()
+    assert hear()[0]["steps"] == 1
+    clock.close()
+
+
+def test_the_time_of_warmup_does_not_count(pipes, tmp_path):
+    order, hear = pipes
+    for _ in range(2):
+        order(warmup=1, steps=1, setting=OFF)
+    clock = Clock(tmp_path, torch.device("cpu"), keeps_settings=True)
+    clock.ready()
+    time.sleep(0.3)
+    clock.tick()
+    clock.tick()
+    assert hear()[-1]["seconds"] < 0.3
+    clock.close()
+
+
+@pytest.mark.parametrize("module", ["bench.gpu", "bench.gpu.sitting"])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.slow
+def test_without_a_gpu_the_way_out_is_told(module):
+    done = run([sys.executable, "-m", module], cwd=REPOSITORY)
+    assert done.returncode == 2
+    assert "`--device cpu --tiny`" in done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tiny_workload_learns_something(name):
+    chosen = workload(name, tiny=True)
+    model = chosen.model()
+    optimizer = chosen.optimizer(model.parameters())
+    batch = chosen.dataset()[: chosen.batch_size]
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = chosen.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+EVERY_SIDE = [SMALL, *(pytest.param(name, marks=pytest.mark.long) for name in (GPT2, RESNET))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY_SIDE)
+def test_sides_take_turns_and_a_lost_one_leaves_the_others(name, tmp_path):
+    failures = []
+    chosen = [BARE, "unisono"]
+    with Turns(
+        name, "cpu", chosen, tmp_path, lambda *failure: failures.append(failure), tiny=True
+    ) as turns:
+        rows = [Entry(BARE, ON), Entry("unisono", OWN)]
+        measuring = turns.measure(rows, block_s=0.01, seconds=60, most_turns=3)
+        order = [next(measuring).side for _ in range(4)]
+        turns._sides["unisono"]._process.kill()
+        rest = list(measuring)
+    assert order == [BARE, "unisono", "unisono", BARE]
+    assert [block.side for block in rest] == [BARE]
+    assert all(block.seconds > 0 and block.workload == name for block in rest)
+    assert [side for side, _ in failures] == ["unisono"]
+
+
+def test_findings_of_tests_are_taken_over_line_by_line(tmp_path):
+    figures = Figures(tmp_path / "figures.json", "abc", "cpu")
+    path = tmp_path / "findings"
+    findings = sitting.Findings(path, figures)
+    with path.open("a", buffering=1) as file:
+        file.write('{"name": "a test", "outcome": "passed"}\n{"of": "ano')
+        findings.read()
+        assert [test["name"] for test in figures.content["tests"]] == ["a test"]
+        assert figures.content["facts"] == []
+        file.write('ther"}\n')
+    findings.read()
+    assert figures.content["facts"] == [{"of": "another"}]
+
+
+def test_the_summary_says_once_what_is_not_installed():
+    failures = [
+        {"workload": "gpt2", "side": "fabric", "how": "lightning is not installed"},
+        {"workload": "small", "side": "fabric", "how": "lightning is not installed"},
+        {"workload": "small", "side": "ddp", "how": "Traceback\nValueError: no"},
+    ]
+    assert sitting.failures_told(failures) == [
+        "left out, as their packages are missing: fabric",
+        "FAILED small ddp: Traceback\n    ValueError: no",
+    ]
+    assert sitting.failures_told([]) == []
+
+
+def test_the_summary_has_one_line_for_all_optimizers():
+    facts = [
+        {"optimizer": "sgd", "way": "fused", sitting.PIECES: False},
+        {"optimizer": "sgd", "way": "usual", sitting.PIECES: True},
+        {"message": "words"},
+    ]
+    assert sitting.facts_told(facts) == [
+        "2 optimizers on pieces; other bits than whole: sgd (fused)",
+        '{"message": "words"}',
+    ]
+    assert sitting.facts_told([]) == []
+
+
+def test_a_sitting_ends_in_time():
+    with pytest.raises(sitting.TimeIsUp), sitting.ends_after(0.01):
+        time.sleep(5)
+    with sitting.ends_after(0.2):
+        pass
+    time.sleep(0.3)  # and not later
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_sitting_writes_tests_and_figures_into_one_file(tmp_path):
+    path = tmp_path / "figures.json"
+    command = [
+        *(sys.executable, "-m", "bench.gpu.sitting", "--device", "cpu", "--tiny"),
+        *("--only", "small", "--sides", "bare,unisono", "--jobs", "2"),
+        *("-k", "pieces and momentum", "--json", str(path), "--commit", "abc"),
+    ]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tests: 4 passed" in done.stdout
+    content = json.loads(path.read_text())
+    assert content["machine"]["commit"] == "abc"
+    assert len(content["tests"]) == len(content["facts"]) == 4
+    assert {row["side"] for row in content["rows"]} == {"bare", "unisono"}
+    assert content["failures"] == []
+
+
+def test_every_side_that_is_named_is_there():
+    assert next(iter(SIDES)) == BARE
+    assert all(side.title for side in SIDES.values())

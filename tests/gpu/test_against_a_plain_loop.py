@@ -1,0 +1,227 @@
+"""World size 1 with one shard: the bits of a plain loop on the same device."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import pytest
+import torch
+from tests.gpu import cases
+from tests.gpu.devices import CUDA, deterministic, settings
+from tests.gpu.loops import (
+    first_difference,
+    plain_loop,
+    train,
+    trainer_of,
+    unisono_loop,
+    weights_of,
+)
+
+import unisono
+
+STEPS = cases.STEPS_PER_EPOCH + 2
+SCALED_STEPS = 12
+FIRST = {"cnn": "first.weight", "gpt": "tokens.weight"}
+EVERY_CASE = ["cnn", "gpt", "gpt, recomputed"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.on_the_cpu_too
+@pytest.mark.parametrize("case", EVERY_CASE)
+def test_one_shard_has_the_bits_of_a_plain_loop(case, device):
+    theirs = plain_loop(case, device, STEPS)
+    assert first_difference(unisono_loop(case, device, STEPS), theirs) is None
+
+
+@pytest.mark.parametrize("case", EVERY_CASE)
+def test_a_plain_loop_repeats_itself(case, device):
+    """Else the tests above would prove nothing."""
+    again = plain_loop(case, device, STEPS)
+    assert first_difference(plain_loop(case, device, STEPS), again) is None
+
+
+def test_a_run_repeats_itself_whatever_the_device_has_computed_before(device):
+    first = train("cnn", device, 4, STEPS)
+    junk = torch.randn(257, 129, device=device)
+    (junk @ junk.t()).sum().item()
+    torch.manual_seed(99)
+    torch.rand(3, device=device)
+    assert train("cnn", device, 4, STEPS) == first
+
+
+@pytest.mark.parametrize("case", ["cnn", "gpt"])
+def test_bfloat16_has_the_bits_of_torchs_autocast(case, device):
+    def around():
+        return torch.autocast(device, torch.bfloat16)
+
+    theirs = plain_loop(case, device, STEPS, around=around)
+    assert first_difference(unisono_loop(case, device, STEPS, precision="bf16"), theirs) is None
+
+
+@pytest.mark.parametrize("case", ["cnn", "gpt"])
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_float16_has_the_bits_of_torchs_scaler(case, device):
+    """The scale is so large at first that steps are skipped."""
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**22)
+
+    def around():
+        return torch.autocast(device, torch.float16)
+
+    def update(loss, model, optimizer):
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    theirs = plain_loop(case, device, SCALED_STEPS, around=around, update=update)
+    ours = unisono_loop(
+        *(case, device, SCALED_STEPS),
+        precision="fp16",
+        grad_scaler=torch.amp.GradScaler(device, init_scale=2.0**22),
+    )
+    assert first_difference(ours, theirs) is None
+    begun = weights_of(cases.CASES[case].model(device))
+    assert not torch.equal(begun[FIRST[case]], theirs[FIRST[case]])  # some steps were not
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_float16_with_a_fused_optimizer_has_the_bits_of_torchs_scaler(optimizer, device):
+    """Not with momentum: torch's fused SGD reads what nobody wrote if it skips the first step."""
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**22)
+
+    def update(loss, model, stepping):
+        scaler.scale(loss).backward()
+        scaler.unscale_(stepping)
+        scaler.step(stepping)
+        scaler.update()
+
+    how = {"optimizer": optimizer, "way": "fused"}
+    theirs = plain_loop(
+        *("cnn", device, SCALED_STEPS),
+        around=lambda: torch.autocast(device, torch.float16),
+        update=update,
+        **how,
+    )
+    ours = unisono_loop(
+        *("cnn", device, SCALED_STEPS),
+        precision="fp16",
+        grad_scaler=torch.amp.GradScaler(device, init_scale=2.0**22),
+        **how,
+    )
+    assert first_difference(ours, theirs) is None
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+@pytest.mark.parametrize("case", ["cnn", "gpt"])
+def test_tf32_is_allowed_or_forbidden(case, tf32, device):
+    before = settings()
+    ours = unisono_loop(case, device, STEPS, tf32=tf32)
+    assert settings() == before
+    with tf32_allowed(tf32):
+        theirs = plain_loop(case, device, STEPS)
+    assert first_difference(ours, theirs) is None
+    assert settings() == before
+    if device == CUDA:
+        other = unisono_loop(case, device, STEPS, tf32=not tf32)
+        assert first_difference(ours, other) is not None
+
+
+@contextlib.contextmanager
+def tf32_allowed(is_allowed):
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = is_allowed
+    torch.backends.cudnn.allow_tf32 = is_allowed
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_channels_last_has_the_bits_of_torchs(precision, device):
+    def prepare(thing):
+        is_image = not isinstance(thing, torch.Tensor) or thing.ndim == 4
+        return thing.to(memory_format=torch.channels_last) if is_image else thing
+
+    def around():
+        is_low = precision == "bf16"
+        return torch.autocast(device, torch.bfloat16) if is_low else contextlib.nullcontext()
+
+    theirs = plain_loop("cnn", device, STEPS, prepare=prepare, around=around)
+    ours = unisono_loop("cnn", device, STEPS, channels_last=True, precision=precision)
+    assert first_difference(ours, theirs) is None
+
+
+@pytest.mark.on_the_cpu_too
+@pytest.mark.parametrize("way", ["usual", "fused"])
+def test_clipping_by_the_norm_has_the_bits_of_torchs(way, device):
+    def update(loss, model, optimizer):
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+
+    theirs = plain_loop("cnn", device, STEPS, update=update, way=way)
+    assert first_difference(
+        unisono_loop("cnn", device, STEPS, clip_norm=0.05, way=way), theirs
+    ) is (None)
+
+
+def test_clipping_by_value_has_the_bits_of_torchs(device):
+    def update(loss, model, optimizer):
+        loss.backward()
+        torch.nn.utils.clip_grad_value_(model.parameters(), 1e-3)
+        optimizer.step()
+
+    theirs = plain_loop("gpt", device, STEPS, update=update)
+    ours = unisono_loop("gpt", device, STEPS, clip_value=1e-3)
+    assert first_difference(ours, theirs) is None
+
+
+def test_a_batch_is_on_the_device_pinned_or_not(device):
+    seen = []
+
+    def loss(model, batch):
+        seen.append({part.device.type for part in batch})
+        return cases.classify(model, batch)
+
+    digests = []
+    for pinned in (False, True):
+        trainer = trainer_of("cnn", device, 1, loss=loss)
+        trainer.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=3, pin_memory=pinned)
+        digests.append(trainer.digest())
+    assert digests[0] == digests[1]
+    assert set().union(*seen) == {device}
+
+
+@pytest.mark.on_the_cpu_too
+def test_a_loss_that_is_not_a_number_changes_no_parameter(device):
+    trainer = trainer_of("cnn", device, 4)
+    weights = {name: value.cpu().clone() for name, value in trainer.run.model.named_parameters()}
+    data = cases.images()
+    data.tensors[0].fill_(math.nan)
+    with pytest.raises(unisono.NonFiniteLossError, match="step 0"):
+        trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=1)
+    for name, value in trainer.run.model.named_parameters():
+        assert torch.equal(value.cpu(), weights[name]), name
+
+
+@pytest.mark.on_the_cpu_too
+def test_settings_of_torch_are_put_back(device):
+    before = settings()
+    inside = []
+
+    def loss(model, batch):
+        inside.append(settings())
+        return cases.classify(model, batch)
+
+    trainer = trainer_of("cnn", device, 1, loss=loss)
+    trainer.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=2)
+    assert settings() == before
+    if device == CUDA:
+        with deterministic():
+            assert inside[0][:4] == settings()[:4]

@@ -1,0 +1,159 @@
+"""Workers that share a GPU are killed: the bits of the undisturbed run; their memory is free."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from tests.gpu import cases
+from tests.gpu.devices import CUDA, be_ready, free_bytes
+from tests.gpu.launching import launch
+from tests.gpu.loops import train, trainer_of
+
+SHARDS = 4
+STEPS = 16
+HOLD = (5, 10, 14)  # in these the others wait for replacements
+NOBODY_COMES_S = 60.0
+# One launch kills each rank once; every phase of a step comes in one of them.
+TABLES = [
+    "kill:rank=0,step=2,at=begin; kill:rank=1,step=7,at=shard; kill:rank=2,step=12,at=gradients",
+    "kill:rank=2,step=3,at=update; kill:rank=0,step=8,at=updated; kill:rank=1,step=12,at=commit",
+    "kill:rank=1,step=0,at=gradients; kill:rank=0,step=4,at=update; kill:rank=2,step=15,at=updated",
+    "kill:rank=0,step=6,at=gradients; kill:rank=1,step=6,at=update; kill:rank=2,step=11,at=begin",
+]
+
+
+def train_and_hold(device: str, hold: tuple[int, ...], **options: Any) -> tuple[str, int]:
+    """Train; in some steps wait until everybody is there again. Returns digest and steps done."""
+
+    def loss(model: torch.nn.Module, batch: Any) -> Any:
+        run = trainer.run
+        deadline_s = time.monotonic() + NOBODY_COMES_S
+        while run.position.step in hold and run.team.size < run.world.world_size:
+            if run.team.is_asked_to_stop:  # to let the replacement in
+                break
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"no replacement has come in {NOBODY_COMES_S:.0f} s")
+            time.sleep(0.002)
+        return cases.classify(model, batch)
+
+    trainer = trainer_of("cnn", device, SHARDS, loss=loss, **options)
+    trainer.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=STEPS)
+    return trainer.digest(), trainer.run.position.step
+
+
+@pytest.mark.parametrize("faults", TABLES)
+def test_a_worker_killed_in_any_phase_changes_nothing(faults, device, monkeypatch, capfd):
+    alone = train("cnn", device, SHARDS, STEPS)
+    monkeypatch.setenv("UNISONO_FAULTS", faults)
+    results = launch(train_and_hold, device, HOLD, workers=3, device=device, restarts=20)
+    said = capfd.readouterr().err
+    assert results == [(alone, STEPS)] * 3, said
+    assert said.count("was killed by SIGKILL") == faults.count("kill"), said
+
+
+def test_a_replacement_is_killed_too(device, monkeypatch, capfd):
+    alone = train("cnn", device, SHARDS, STEPS, optimizer="adafactor")
+    faults = "kill:rank=1,step=2; kill:rank=1,at=join; kill:rank=0,step=11,at=updated"
+    monkeypatch.setenv("UNISONO_FAULTS", faults)
+    results = launch(train_and_hold_adafactor, device, workers=2, device=device, restarts=20)
+    said = capfd.readouterr().err
+    assert results == [(alone, STEPS)] * 2, said
+    assert said.count("was killed by SIGKILL") == 3, said
+
+
+def train_and_hold_adafactor(device: str) -> tuple[str, int]:
+    return train_and_hold(device, HOLD, optimizer="adafactor")
+
+
+@pytest.mark.on_the_cpu_too
+def test_the_others_go_on_without_one_that_is_not_replaced(device, monkeypatch, capfd):
+    alone = train("cnn", device, SHARDS, STEPS)
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=4,at=gradients")
+    results = launch(
+        *(train_and_hold, device, ()), workers=2, device=device, restarts=20, replace=False
+    )
+    assert results == [(alone, STEPS), None], capfd.readouterr().err
+
+
+def train_slowly(device: str, folder: str) -> str:
+    """Train with pauses, so that somebody may be killed at any moment; each worker says its pid."""
+
+    def loss(model: torch.nn.Module, batch: Any) -> Any:
+        time.sleep(0.01)
+        return cases.classify(model, batch)
+
+    trainer = trainer_of("cnn", device, SHARDS, loss=loss)
+    Path(folder, str(os.getpid())).touch()
+    trainer.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=5 * STEPS)
+    return trainer.digest()
+
+
+def test_workers_killed_from_outside_at_any_moment_change_nothing(device, tmp_path, capfd):
+    alone = train("cnn", device, SHARDS, 5 * STEPS)
+    killed: list[int] = []
+    is_done = threading.Event()
+
+    def kill_some() -> None:
+        while not is_done.wait(0.4) and len(killed) < 4:
+            there = [int(path.name) for path in tmp_path.iterdir() if int(path.name) not in killed]
+            alive = [pid for pid in there if psutil.pid_exists(pid)]
+            if len(alive) == 2:
+                killed.append(alive[len(killed) % 2])
+                os.kill(killed[-1], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_some)
+    killer.start()
+    try:
+        results = launch(
+            *(train_slowly, device, str(tmp_path)), workers=2, device=device, restarts=20
+        )
+    finally:
+        is_done.set()
+        killer.join()
+    assert killed
+    assert results == [alone] * 2, (killed, capfd.readouterr().err)
+
+
+def hold_memory(device: str, folder: str, num_bytes: int) -> None:
+    """Take memory of the GPU for good."""
+    be_ready(device)
+    kept = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    torch.cuda.synchronize()
+    Path(folder, str(os.getpid())).touch()
+    while kept.numel():
+        time.sleep(1)
+
+
+@pytest.mark.needs_cuda
+def test_the_memory_of_a_killed_worker_is_free_at_once(device, tmp_path, record):
+    assert device == CUDA
+    before = free_bytes()
+    num_bytes = min(20 << 30, before // 3)  # far more than what other tests take meanwhile
+    seen: dict[str, float] = {}
+
+    def watch() -> None:
+        while not (names := list(tmp_path.iterdir())):
+            time.sleep(0.05)
+        seen["taken"] = before - free_bytes()
+        start_s = time.monotonic()
+        os.kill(int(names[0].name), signal.SIGKILL)
+        while before - free_bytes() > num_bytes // 2 and time.monotonic() - start_s < 20:
+            time.sleep(0.005)
+        seen["seconds"] = time.monotonic() - start_s
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with pytest.raises(Exception, match="SIGKILL"):
+        launch(hold_memory, device, str(tmp_path), num_bytes, workers=1, device=device, restarts=0)
+    watcher.join()
+    record(**seen)
+    assert seen["taken"] > num_bytes // 2
+    assert seen["seconds"] < 20

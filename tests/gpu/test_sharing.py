@@ -1,0 +1,146 @@
+"""Workers that share one GPU: the bits of world size 1, in training, evaluation and prediction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.gpu import cases
+from tests.gpu.devices import CPU
+from tests.gpu.launching import launch
+from tests.gpu.loops import train_all, trainer_of
+
+from unisono.callbacks import EMA
+from unisono.state.digest import digest_of_weights
+
+SHARDS = 4
+STEPS = cases.STEPS_PER_EPOCH + 3
+# Each with what a run may be given besides; one launch computes them all.
+ROWS: list[tuple[str, dict[str, Any]]] = [
+    ("cnn", {}),
+    ("cnn", {"optimizer": "momentum", "way": "fused", "channels_last": True}),
+    ("cnn", {"precision": "bf16", "clip_norm": 0.05}),
+    ("cnn", {"optimizer": "adafactor"}),
+    ("gpt", {"way": "fused"}),
+    ("gpt, a sum", {"clip_value": 1e-3}),
+    ("gpt, recomputed", {"precision": "fp16"}),
+]
+OPTIMIZERS = [(name, way) for name, way in cases.ROWS if way in ("usual", "fused", "capturable")]
+
+
+def check_on(workers, rows, device, steps=STEPS):
+    given = [(case, {"steps": steps, **options}) for case, options in rows]
+    alone = train_all(given, device, SHARDS)
+    assert len(set(alone)) == len(rows)  # each is another computation
+    for digests in launch(train_all, given, device, SHARDS, workers=workers, device=device):
+        told = dict(zip(map(str, rows), digests, strict=True))
+        assert told == dict(zip(map(str, rows), alone, strict=True))
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_the_same_bits_on_one_two_and_four_workers(workers, device):
+    check_on(workers, ROWS, device)
+
+
+@pytest.mark.on_the_cpu_too
+def test_the_same_bits_on_three_workers_that_do_not_divide_the_shards(device):
+    check_on(3, ROWS[:1] + ROWS[4:5], device)
+
+
+def test_every_optimizer_has_the_same_bits_on_two_workers(device):
+    rows = [
+        ("cnn", {"optimizer": name, "way": way})
+        for name, way in OPTIMIZERS
+        if cases.is_offered(name, way, device) is None
+    ]
+    given = [(case, {"steps": 3, **options}) for case, options in rows]
+    alone = train_all(given, device, SHARDS)
+    for digests in launch(train_all, given, device, SHARDS, workers=2, device=device):
+        told = dict(zip(map(str, rows), digests, strict=True))
+        assert told == dict(zip(map(str, rows), alone, strict=True))
+
+
+def look(device: str, precision: str) -> tuple[Any, list[Any], str]:
+    """Train a little, then evaluate and predict; returns what must be the same everywhere."""
+    trainer = trainer_of("cnn", device, SHARDS, precision=precision)
+    data = cases.images()
+    trainer.fit(data, batch_size=cases.BATCH_SIZE, steps=2, validate=data)
+    means = trainer.evaluate(data, batch_size=cases.BATCH_SIZE)
+    rows = trainer.predict(data, batch_size=cases.BATCH_SIZE)
+    assert len(rows) == len(data)
+    return means, rows.float().cpu().tolist(), trainer.digest()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_evaluation_and_prediction_are_the_same_on_one_two_and_four_workers(precision, device):
+    alone = look(device, precision)
+    for workers in (2, 4):
+        assert launch(look, device, precision, workers=workers, device=device) == [alone] * workers
+
+
+def look_around(device: str, directory: str) -> tuple[str, list[dict[str, Any]]]:
+    """Train with an average of the weights and an event file; returns its digest and the lines."""
+    average = EMA(0.9)
+    trainer = trainer_of("gpt", device, SHARDS, directory=directory, callbacks=[average])
+    trainer.fit(cases.texts(), batch_size=cases.BATCH_SIZE, steps=STEPS)
+    lines = Path(directory, "events.jsonl").read_text().splitlines()
+    model = average.model(trainer.run.model)
+    return digest_of_weights(model), [json.loads(line) for line in lines]
+
+
+def test_averaged_weights_are_the_same_and_events_tell_of_memory(device, tmp_path):
+    alone, _ = look_around(device, str(tmp_path / "one"))
+    results = launch(look_around, device, str(tmp_path / "two"), workers=2, device=device)
+    assert [digest for digest, _ in results] == [alone] * 2
+    steps = [event for event in results[0][1] if event["event"] == "step"]
+    assert [step["step"] for step in steps] == list(range(STEPS))
+    if device != CPU:
+        assert all(number > 0 for number in steps[0]["allocated_bytes"])
+        assert len(steps[0]["peak_bytes"]) == 2
+
+
+def pinned_or_not(device: str) -> list[bool]:
+    """Train on two workers, and look which regions of the run's memory a device has pinned."""
+    seen: list[bool] = []
+
+    def loss(model: torch.nn.Module, batch: Any) -> Any:
+        if trainer.run.position.step == 2 and not seen:
+            arena = trainer.run._context.engine.exchange.memory.arena
+            regions = [*arena.gradients, arena.sums]
+            seen.extend(region.everything().is_pinned() for region in regions)
+        return cases.classify(model, batch)
+
+    trainer = trainer_of("cnn", device, 2, loss=loss)
+    trainer.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=3)
+    return seen
+
+
+@pytest.mark.needs_accelerator
+def test_the_memory_that_gradients_travel_through_is_pinned(device, record):
+    """Else copies are made, but the host waits for each of them."""
+    for seen in launch(pinned_or_not, device, workers=2, device=device):
+        record(pinned=seen)
+        assert all(seen)
+        assert seen
+
+
+def where_is_it(device: str) -> tuple[str, list[str]]:
+    """Tell which device a worker's parameters and optimizer state are on after a step."""
+    trainer = trainer_of("cnn", device, SHARDS)
+    trainer.fit(cases.images(), batch_size=cases.BATCH_SIZE, steps=1)
+    tensors = [*trainer.run.model.parameters(), *trainer.run.model.buffers()]
+    state = [
+        value
+        for values in trainer.run.optimizer.state.values()
+        for value in values.values()
+        if isinstance(value, torch.Tensor) and value.ndim
+    ]
+    return str(trainer.run.device.torch), sorted({str(one.device) for one in [*tensors, *state]})
+
+
+@pytest.mark.needs_cuda
+def test_workers_that_share_a_gpu_compute_on_it(device):
+    assert launch(where_is_it, device, workers=2, device=device) == [("cuda:0", ["cuda:0"])] * 2

@@ -1,0 +1,67 @@
+"""A program that trains with Unisono and gets stuck: how is the first argument."""
+
+import os
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import unisono
+
+sys.path.insert(0, os.path.dirname(__file__))
+import ways
+
+WAY = sys.argv[1]
+RANK, PID = int(os.environ.get("RANK", 0)), os.getpid()
+LATE = int(os.environ.get("WORLD_SIZE", 1)) - 1
+
+
+class Images(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return load_image(index)
+
+
+seen = 0
+
+
+def load_image(index):
+    global seen
+    seen += 1
+    # More than what is read to compare datasets before the first step.
+    if RANK == LATE and seen > 20 and WAY in ways.WAYS and (WAY != "lock" or os.getpid() != PID):
+        ways.WAYS[WAY](index)
+    return torch.full((4,), float(index)), torch.zeros(1)
+
+
+def loss(model, batch):
+    images, labels = batch
+    return nn.functional.mse_loss(model(images), labels)
+
+
+def main():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+    directory = sys.argv[3] if len(sys.argv) > 3 else None
+    trainer = unisono.Trainer(model, optimizer, loss, shards=4, seed=0, directory=directory)
+    loaders = 1 if WAY == "lock" else 0
+    if WAY == "lock" and RANK == LATE:
+        ways.LOCK.acquire()
+    trainer.fit(Images(), batch_size=8, epochs=1, loader_workers=loaders)
+    if RANK == 0 and WAY == "evaluates alone":
+        evaluate(model)
+    trainer.evaluate(Images(), batch_size=8)
+
+
+def evaluate(model):
+    ways.begin()
+    while True:
+        model(torch.ones(64, 4)).sum()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Programs that get stuck, each explained with the right rank, function and line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.hangs.planted import PROGRAMS, Planted, explain_all
+
+pytestmark = pytest.mark.slow
+
+SUM = "the sum of gradients"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program, and what must be said of it.
+
+    `where` is the function that the late rank is in, the file, and what its line holds.
+    """
+
+    program: str
+    way: str
+    goal: str
+    where: tuple[str, str, str]
+    remarks: str = ""
+    late: str = "1"
+
+    @property
+    def pattern(self) -> str:
+        function, file, text = self.where
+        goal = re.escape(self.goal)
+        where = rf"`{function}`, {place(file, text)}"
+        remarks = rf" \({self.remarks}\)" if self.remarks else ""
+        return (
+            rf"has been waiting for \d s\. Rank {self.late} has not arrived at {goal}: "
+            rf"it (is in|waits for its loader process \d+, which is in) {where}{remarks}\. "
+        )
+
+
+LOADING = {
+    "asleep": ("sleep_long", "time.sleep(1000)", "asleep"),
+    "lock": ("take_lock", "with LOCK", "waits for a lock or another thread"),
+    "python loop": ("spin_in_python", "", "computing"),
+    "c loop": ("spin_in_c", "sum(itertools", "computing"),
+    "stopped": ("stop_itself", "os.kill", r"stopped by a signal; `kill -CONT \d+` has it go on"),
+    "fifo": ("read_fifo", "open(path)", r"waits to open the FIFO /.*\.fifo"),
+    "input": ("ask", "input(", "waits to read standard input"),
+    "debugger": ("debug", "breakpoint()", "at the prompt of a debugger"),
+    "disk": ("wait_for_disk", "posix_spawn(", "waits for a disk or a network file system"),
+    "file lock": ("read_slowly", "flock(other", "waits for a lock on a file"),
+}
+
+
+def while_loading(program: str, way: str) -> Case:
+    """Plant a way to get stuck while a sample is loaded."""
+    function, text, remark = LOADING[way]
+    return Case(program, way, SUM, (function, "ways.py", text), rf"loading sample \d+; {remark}")
+
+
+SLEEP = ("sleep_long", "ways.py", "time.sleep(1000)")
+ALONE = ("evaluate", "trained.py", "")
+CASES = [
+    while_loading("trained", "lock"),
+    while_loading("trained", "python loop"),
+    while_loading("trained", "input"),
+    while_loading("trained", "debugger"),
+    while_loading("trained", "disk"),
+    while_loading("trained", "file lock"),
+    while_loading("plain", "asleep"),
+    while_loading("plain", "lock"),
+    while_loading("plain", "c loop"),
+    while_loading("plain", "stopped"),
+    while_loading("plain", "fifo"),
+    Case("plain", "init", "`init_process_group`", ("connect", "plain.py", "sleep"), "asleep"),
+    Case("plain", "evaluates alone", "`barrier`", ("evaluate", "plain.py", ""), "computing", "0"),
+    Case("plain", "async", "`all_reduce`", SLEEP, "asleep"),
+]
+MORE_CASES = [
+    *(while_loading("trained", way) for way in ("asleep", "c loop", "stopped", "fifo")),
+    *(while_loading("plain", way) for way in ("python loop", "input", "debugger", "disk")),
+    while_loading("plain", "file lock"),
+    Case(
+        "trained", "evaluates alone", "`evaluate`", ("evaluate", "trained.py", ""), "computing", "0"
+    ),
+]
+
+# Where no rank is late, but all wait: what is said of each.
+APART = {
+    ("plain", "barrier"): (
+        r"Rank 0 is in `barrier` \(`train`, {dist.barrier()  # alone}\); rank 1 is in the sum of "
+        r"gradients \(`train`, {.backward()}\)\."
+    ),
+    ("plain", "batches"): (
+        r"Rank 0 is in the sum of gradients \(`train`, {.backward()}\); rank 1 is in `barrier` "
+        r"\(`train`, {dist.barrier()  # at the end}\)\."
+    ),
+    ("plain", "collectives"): (
+        r"Rank 0 is in `all_reduce of float32 \[4\]` \(`total`, {dist.all_reduce(tensor)}\); "
+        r"rank 1 is in `broadcast of float64 \[2, 3\]` \(`train`, {dist.broadcast(}\)\."
+    ),
+    ("plain", "leaves early"): (
+        r"Rank 1 has not arrived at the sum of gradients: it has come to the end of its program, "
+        r"and waits for its threads and exit handlers\. Rank 0 waits for it, in `train`, "
+        r"{.backward()}\."
+    ),
+}
+
+
+Kinds = list[tuple[str, str]]
+Explained = dict[tuple[str, str], Planted]
+
+
+def name(case: Case) -> str:
+    return f"{case.program}-{case.way}"
+
+
+@pytest.fixture(scope="module")
+def explained(tmp_path_factory: pytest.TempPathFactory) -> Explained:
+    """Explain most of them, several at a time: each takes seconds in which nothing happens."""
+    kinds = [*((case.program, case.way) for case in CASES), *APART]
+    return _explained(kinds, tmp_path_factory.mktemp("planted programs"))
+
+
+def _explained(kinds: Kinds, folder: Path) -> Explained:
+    found = {(program, way): Planted(program, way, 2, folder) for program, way in kinds}
+    explain_all(list(found.values()))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_a_hang_is_explained(case: Case, explained: Explained) -> None:
+    said = explained[case.program, case.way].said
+    assert re.search(case.pattern, said), said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", MORE_CASES, ids=name)
+def test_so_are_the_others(case: Case, tmp_path: Path) -> None:
+    kind = case.program, case.way
+    said = _explained([kind], tmp_path)[kind].said
+    assert re.search(case.pattern, said), said
+
+
+@pytest.mark.parametrize("kind", APART, ids="-".join)
+def test_ranks_that_wait_for_each_other_are_told_of(
+    kind: tuple[str, str], explained: Explained
+) -> None:
+    pattern = re.sub(r"\{(.+?)\}", lambda text: place("plain.py", text[1]), APART[kind])
+    assert re.search(pattern, explained[kind].said), explained[kind].said
+
+
+def place(file: str, text: str) -> str:
+    """Make a pattern of the lines of a program that hold a text."""
+    lines = (PROGRAMS / file).read_text().splitlines()
+    numbers = [str(number) for number, line in enumerate(lines, 1) if text in line]
+    assert numbers, (file, text)
+    return rf"{re.escape(file)}:({'|'.join(numbers)})"

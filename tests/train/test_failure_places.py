@@ -1,0 +1,119 @@
+"""An exception in a step says in which pass it was raised, and over which samples."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import unisono
+from unisono.train.failures import samples_in_words
+
+
+class Fails(torch.autograd.Function):
+    """Fails in its backward pass."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise ArithmeticError("no way back")
+
+
+class FailingSGD(torch.optim.SGD):
+    def step(self, closure=None):
+        raise ArithmeticError("no update")
+
+
+def fit(loss, optimizer=torch.optim.SGD, **options):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    trainer = unisono.Trainer(model, optimizer(model.parameters(), lr=0.1), loss, shards=2, seed=0)
+    data = TensorDataset(torch.randn(40, 4), torch.arange(40))
+    trainer.fit(data, batch_size=20, epochs=1, sampler=in_order, **options)
+
+
+def in_order(epoch, seed):
+    return range(40)
+
+
+def loss_of(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1] % 2)
+
+
+def notes_of(act, *args):
+    with pytest.raises(Exception) as caught:
+        act(*args)
+    return getattr(caught.value, "__notes__", [])
+
+
+def test_the_forward_pass_names_its_samples():
+    def loss(model, batch):
+        if 23 in batch[1]:
+            raise ArithmeticError("bad sample")
+        return loss_of(model, batch)
+
+    assert notes_of(fit, loss) == [
+        "This was in step 1, in the forward pass of shard 1, over samples 21, 23, 25, 27, 29, 31, "
+        "33, 35 and 2 more."
+    ]
+
+
+def test_so_does_the_backward_pass():
+    def loss(model, batch):
+        return F.cross_entropy(Fails.apply(model(batch[0])), batch[1] % 2)
+
+    assert notes_of(fit, loss) == [
+        "This was in step 0, in the backward pass of shard 0, over samples 0, 2, 4, 6, 8, 10, 12, "
+        "14 and 2 more."
+    ]
+
+
+def test_an_update_that_fails_is_told_of():
+    assert notes_of(fit, loss_of, FailingSGD) == [
+        "This was in step 0, in the sum of gradients or the update."
+    ]
+
+
+def test_what_unisono_refuses_says_so_itself():
+    assert notes_of(fit, lambda model, batch: "no loss") == []
+    assert notes_of(fit, lambda model, batch: loss_of(model, batch) * float("nan")) == []
+
+
+def test_between_passes_the_step_is_named():
+    run = unisono.Run(
+        model := nn.Linear(4, 2), torch.optim.SGD(model.parameters(), lr=0.1), shards=1
+    )
+
+    def train():
+        for step in run.steps(TensorDataset(torch.ones(4, 4)), batch_size=2, epochs=1):
+            with step:
+                for batch in step.shards:
+                    step.backward(model(batch[0]).sum())
+                raise ArithmeticError("between")
+
+    assert notes_of(train) == ["This was in step 0."]
+
+
+def test_an_end_is_no_failure():
+    def loss(model, batch):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fit(loss)
+    assert not hasattr(caught.value, "__notes__")
+
+
+@pytest.mark.parametrize(
+    ("indices", "words"),
+    [
+        ([3], "sample 3"),
+        ([3, 1], "samples 3, 1"),
+        (range(8), "samples 0, 1, 2, 3, 4, 5, 6, 7"),
+        (range(9), "samples 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"),
+    ],
+)
+def test_samples_in_words(indices, words):
+    assert samples_in_words(indices) == words
