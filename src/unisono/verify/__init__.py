@@ -8,7 +8,9 @@
       trace         read what was recorded                                          (files)
       …_checks      verdicts, pure functions of traces                              (decisions)
       findings      cause first, exit status, JSON
-      table         what the user sees
+      findings_table   what the user sees
+    command     unisono verify --resume
+      replay        stop the program, start it again, compare every bit
 
 **How is the global batch made the same?** Programs state a batch size per rank, or divide a global
 one by the world size, or let every rank read the global batch and take its slice. So the verifier
