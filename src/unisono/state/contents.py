@@ -127,6 +127,9 @@ def place(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
     Parameters keep their identity, as the optimizer has them already.
     """
     others = [p for p in updated_parameters(model, optimizer).values() if not device.has(p)]
+    if not others and all(map(device.has, (*model.parameters(), *model.buffers()))):
+        move_state(optimizer)
+        return  # as it is, with its hooks: where objects are swapped, those would be lost
     is_swapped = torch.__future__.get_swap_module_params_on_conversion()
     # Where a tensor there cannot take the place of one of the host, the objects are swapped.
     is_compatible = torch._has_compatible_shallow_copy_type(

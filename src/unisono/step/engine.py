@@ -244,6 +244,7 @@ class StepEngine:
         if bad is not None and self._scaling is None:
             self._team.meet(f"bad loss in step {step}")
             shard, value = bad
+            self.exchange.buffers.restore()  # the same on every worker
             raise non_finite(value, step, shard)
         totals = self._records.totals(records)
         if exchange.is_lost:
@@ -359,6 +360,7 @@ class StepEngine:
             return False
         self.is_skipped = not all(heard)
         if self.is_skipped and self._scaling.scale <= SMALLEST:
+            self.exchange.buffers.restore()  # the same on every worker
             raise non_finite_unscaled(self._scaling.scale, step, bad)
         return True
 
@@ -383,6 +385,7 @@ class StepEngine:
         if not self._wait(Phase.SUMMING, self.exchange.are_read, f"norm of step {step}"):
             return False
         if not math.isfinite(self.gradient_norm):
+            self.exchange.buffers.restore()  # the same on every worker
             raise non_finite_norm(self.gradient_norm, step)
         self._clipping.scale(self._totals(present), norm)
         return True
