@@ -97,8 +97,9 @@ class SideProcess:
         if workers:
             # Between its turns a worker stands still for as long as the others take.
             starter = [*unisono_run(workers), "--stall-timeout", "86400"]
-            if workers > 1 and device == "cuda":
-                starter += ["--workers-per-gpu", str(workers)]
+            starter += (
+                ["--workers-per-gpu", str(workers)] if device == "cuda" else ["--gpus", "none"]
+            )
         command = [
             *(*starter, str(PROGRAM), "--side", side, "--workload", workload),
             *("--device", device, "--folder", str(folder), *(["--tiny"] if tiny else [])),

@@ -180,7 +180,7 @@ def test_layers_and_groups_may_come_between_fits(accelerator):
 def test_what_does_not_fit_into_memory_is_named(accelerator):
     trainer = unusual.make("sim")
     accelerator.limit(0, torch.sim.memory_allocated(0) + 3000)
-    with pytest.raises(torch.OutOfMemoryError, match="sim:0"):
+    with pytest.raises(unisono.OutOfMemoryError, match="memory of sim:0 must hold"):
         trainer.fit(unusual.data(40), **unusual.FIT)
     accelerator.limit(0, None)
     trainer.fit(unusual.data(40), **unusual.FIT)

@@ -109,7 +109,7 @@ def test_memory_that_is_not_there_is_explained(device, record):
 def test_more_workers_than_gpus_are_refused_with_the_way_out(device):
     too_many = torch.cuda.device_count() + 1
     with pytest.raises(ValueError, match="workers_per_gpu"):
-        unisono.launch(settings, workers=too_many)
+        unisono.launch(settings, workers=too_many, workers_per_gpu=1)
 
 
 @pytest.mark.needs_accelerator
