@@ -18,6 +18,7 @@ ddp-apart          the script of ``ddp-shared`` without any exchange (``no_sync`
 unisono            shards = workers, the optimizer as in ``ddp``
 unisono-fused      shards = workers, the optimizer as in ``ddp-tuned``
 unisono-fused-gloo the same with ``exchange="gloo"``: like ``ddp-tuned``, through a process group
+unisono-fused-staged  the same with ``exchange="staged"``: replicas, through the host's memory
 …-events           the same with ``directory=``, so that every step is written to its event file
 =================  =========================================================================
 """
@@ -177,6 +178,10 @@ def unisono_fused_gloo(task: Task) -> Timing:
     return _time_unisono(task, exchange="gloo", fused=True)
 
 
+def unisono_fused_staged(task: Task) -> Timing:
+    return _time_unisono(task, exchange="staged", fused=True)
+
+
 def unisono_events(task: Task) -> Timing:
     return _time_unisono(task, task.scratch / "run")
 
@@ -277,6 +282,7 @@ SIDES = {
     "unisono-events": Side("Unisono, event file on", unisono_events, "unisono run"),
     "unisono-fused": Side("Unisono, fused optimizer as tuned", unisono_fused, "unisono run"),
     "unisono-fused-gloo": Side("Unisono on gloo, fused", unisono_fused_gloo, "unisono run"),
+    "unisono-fused-staged": Side("Unisono, staged, fused", unisono_fused_staged, "unisono run"),
     "unisono-fused-events": Side(
         "Unisono, fused, event file on", unisono_fused_events, "unisono run"
     ),

@@ -77,6 +77,7 @@ RATE_TARGETS = (
     RateTarget("cnn64", "unisono-fused", "ddp-tuned", 1.05),
     RateTarget("cnn64", "unisono-fused", "passes", 0.95),
     RateTarget("cnn64", "unisono-fused-gloo", "ddp-tuned", 0.95),
+    RateTarget("cnn64", "unisono-fused-staged", "unisono-fused", 0.8),
     RateTarget("mlp", "unisono-fused", "ddp-tuned", 1.3),
     RateTarget("gpt", "unisono-fused", "ddp-tuned", 1.05),
     RateTarget("gpt", "unisono-fused", "passes", 0.95),
