@@ -360,9 +360,8 @@ def notices() -> set[str]:
 def num_threads(threads: int) -> Iterator[None]:
     """Compute with `threads` threads inside the block; their number is part of a run's identity."""
     before = torch.get_num_threads()
-    if before == threads:
-        yield
-        return
+    # Even if there are as many: after a fork, torch makes its pool of threads anew at the first
+    # call, and autograd's threads for several devices would all make that call at once.
     torch.set_num_threads(threads)
     try:
         yield

@@ -143,6 +143,7 @@ class _Loaded:
 
 @functools.cache
 def _loaded() -> _Loaded:
+    torch.set_num_threads(torch.get_num_threads())  # after a fork torch makes its pool anew: alone
     torch.ones((), requires_grad=True).backward()  # so that nothing starts threads a second time
     loaded = _Loaded()
     torch.utils.rename_privateuse1_backend("sim")
