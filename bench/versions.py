@@ -43,7 +43,7 @@ def main() -> int:
             for name, figure in measure(python, args.only, args.data).items():
                 seen[version].setdefault(name, []).append(figure)
         console.print(f"turn {turn + 1} of {args.turns}", style="dim", highlight=False)
-        if turn + 1 in (args.turns, 3):
+        if turn + 1 >= min(3, args.turns):
             console.print(table(seen))
     return 0
 
