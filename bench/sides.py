@@ -212,7 +212,7 @@ def _time_unisono(
         shards=task.num_workers,
         seed=SEED,
         directory=directory,
-        exchange=exchange,
+        **({} if exchange == "auto" else {"exchange": exchange}),  # older versions have none
         callbacks=[events],
     )
     if directory is not None:
