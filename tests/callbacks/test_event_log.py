@@ -533,6 +533,26 @@ def test_a_step_that_another_has_written_already_is_not_written_again(tmp_path):
         log.on_error(fit, RuntimeError())
 
 
+def test_a_snapshot_has_what_a_lost_leader_has_held_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "_HELD_S", 1000.0)
+    logs, fits = [EventLog(tmp_path / "events.jsonl") for _ in range(2)], [Crew(), Crew()]
+    fits[1].rank, fits[1].is_leader = 1, False
+    facts = {"epoch": 0, "num_samples": 8, "means": {}, "gradient_norm": None, "is_skipped": False}
+    for log, fit in zip(logs, fits, strict=True):
+        log.on_begin(fit)
+        for number in (3, 4):
+            log.on_step_end(fit, SimpleNamespace(number=number, **facts))
+    assert numbers(tmp_path) == []
+    fits[1].step = 5
+    logs[1].on_workers_changed(fits[1], (0,), "worker 1 has joined")
+    # The leader is killed; all are, after the snapshot that the next one takes.
+    fits[1].is_leader = True
+    logs[1].on_snapshot(fits[1])
+    assert numbers(tmp_path) == [3, 4]
+    for log, fit in zip(logs, fits, strict=True):
+        log.on_error(fit, RuntimeError())
+
+
 def hold_back(tmp_path, monkeypatch, told):
     """Have a log hold back a step, before another of which all or only this worker have told."""
     monkeypatch.setattr(journal, "_HELD_S", 1000.0)

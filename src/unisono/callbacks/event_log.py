@@ -155,7 +155,8 @@ class EventLog(Callback):
             until_s = perf_counter() + _TOLD_WITHIN_S
             while None in _times(fit, *self._pending) and perf_counter() < until_s:
                 os.sched_yield()
-        self._write_pending(fit)
+        self._add_pending(fit)
+        self._journal.take_over()  # what a leader that was lost has held back, too
 
     def on_workers_changed(self, fit: Fit, before: Sequence[int], why: str) -> None:
         """Write who computes now."""
