@@ -127,3 +127,35 @@ def test_copies_of_the_cpu_are_made_at_once():
     assert there.tolist() == [1, 1]
     copies.wait()
     assert host().register(there) is None
+
+
+class Clock:
+    """A clock that only sleeping moves on."""
+
+    def __init__(self):
+        self.now_s, self.num_naps = 0.0, 0
+
+    def perf_counter(self):
+        self.now_s += 1e-5  # to look takes a moment
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+        self.num_naps += 1
+
+
+@pytest.mark.parametrize("done_after_s", [0.01, 1.0, 600.0])
+def test_a_device_that_takes_long_is_asked_ever_less_often(accelerator, monkeypatch, done_after_s):
+    clock = Clock()
+    monkeypatch.setattr("unisono.device.time", clock)
+    copies = Device.of("sim", World()).copies()
+    copies.to_host(torch.zeros(1), torch.ones(1, device="sim"))
+
+    class Event:
+        def query(self):
+            return clock.now_s >= done_after_s
+
+    copies._event = Event()
+    copies.wait()
+    assert clock.now_s <= 1.02 * done_after_s + 1e-3
+    assert clock.num_naps < 1_400  # else it would seem to be alive, if it never answers

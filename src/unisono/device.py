@@ -38,6 +38,7 @@ _MEMORY_STATS = (
     "allocated_bytes.all.peak",
 )
 _SPIN_S, _NAP_S = 200e-6, 50e-6
+_NAP_PART = 0.01  # of the time waited so far: a device that never answers costs no processor time
 # torch begins a process, and `fresh_seed` a job, with 64 bits at random; people choose fewer, or a
 # negative number, which torch takes for one just below 2⁶⁴.
 _CHOSEN_BELOW, _CHOSEN_FROM = 2**53, 2**64 - 2**32
@@ -117,7 +118,7 @@ class Device:
         """What of it fixes the bits of a run, in words."""
         if self.is_host:
             return torch.backends.cpu.get_cpu_capability() + " " + platform.machine()
-        said = [f"{self.torch.type} {self._module.get_device_name(self.torch)}"]
+        said = [f"{self.torch.type} {self.model}"]
         capability = self._module.get_device_capability(self.torch)
         said.append("capability " + ".".join(map(str, capability)))
         if find := getattr(self._module, "get_device_properties", None):
@@ -264,14 +265,18 @@ class Copies:
             self._module.current_stream(self._device.torch).wait_stream(self._stream)
 
     def wait(self) -> None:
-        """Wait until all copies are made."""
+        """Wait until all copies are made.
+
+        However long: if the device never answers, the launcher takes this worker for stuck.
+        """
         if self._is_idle:
             return
         # By asking: a thread that waits within the driver hears of no signal.
         begun_at_s = time.perf_counter()
         while not self._event.query():
-            if time.perf_counter() - begun_at_s > _SPIN_S:
-                time.sleep(_NAP_S)
+            waited_s = time.perf_counter() - begun_at_s
+            if waited_s > _SPIN_S:
+                time.sleep(max(_NAP_S, _NAP_PART * waited_s))
         self._is_idle = True
 
     def _copy(self, into: torch.Tensor, source: torch.Tensor) -> None:

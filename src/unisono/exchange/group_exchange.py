@@ -77,6 +77,7 @@ class GroupExchange(ReplicaExchange):
     def gather(self, purpose: str) -> list[Node] | None:
         """See :class:`~.protocol.Exchange`; all sums are here then, so none can be lost."""
         team, pipeline, communicator = self._team, self._pipeline, self._connected()
+        self.copies.wait()  # of buffers, which the others read
         if pipeline is None:
             if not team.meet(purpose):
                 return self._take_over()

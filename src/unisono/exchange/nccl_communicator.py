@@ -1,4 +1,4 @@
-"""The communicator of GPUs that see each other: NCCL. Not yet run on more than one GPU.
+"""The communicator of GPUs that see each other: NCCL. Never run on a GPU.
 
 One group and one stream of its own: sums are added and given on beside the backward pass, in the
 order in which calls were made, without the host. When a member is lost, NCCL would wait for it for

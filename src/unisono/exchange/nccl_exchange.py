@@ -1,4 +1,4 @@
-"""The group exchange of GPUs. Not yet run on more than one GPU."""
+"""The group exchange of GPUs. Never run on a GPU."""
 
 from __future__ import annotations
 

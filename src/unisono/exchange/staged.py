@@ -107,9 +107,11 @@ class StagedExchange(ReplicaExchange):
 
     def unbind(self) -> None:
         """See :class:`~.protocol.Exchange`."""
-        self.copies.wait()
-        self._pinned.release()
-        super().unbind()
+        try:
+            self.copies.wait()
+        finally:
+            self._pinned.release()
+            super().unbind()
 
     @property
     def _copies_parts(self) -> bool:

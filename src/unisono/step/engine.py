@@ -25,6 +25,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono.errors import NonFiniteLossError
 from unisono.exchange.protocol import Exchange
 from unisono.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
 from unisono.plan.seeds import seed_of
@@ -244,8 +245,7 @@ class StepEngine:
         if bad is not None and self._scaling is None:
             self._team.meet(f"bad loss in step {step}")
             shard, value = bad
-            self.exchange.buffers.restore()  # the same on every worker
-            raise non_finite(value, step, shard)
+            raise self._after_nothing(non_finite(value, step, shard))
         totals = self._records.totals(records)
         if exchange.is_lost:
             return totals.means, False
@@ -314,6 +314,11 @@ class StepEngine:
         self._bound.remember()
         self._follow()
 
+    def _after_nothing(self, error: NonFiniteLossError) -> NonFiniteLossError:
+        """Leave buffers as the step found them, the same on every worker, before it fails."""
+        self.exchange.buffers.restore()
+        return error
+
     def _follow(self) -> None:
         """Be ready for what is this worker's now."""
         exchange = self.exchange
@@ -360,8 +365,7 @@ class StepEngine:
             return False
         self.is_skipped = not all(heard)
         if self.is_skipped and self._scaling.scale <= SMALLEST:
-            self.exchange.buffers.restore()  # the same on every worker
-            raise non_finite_unscaled(self._scaling.scale, step, bad)
+            raise self._after_nothing(non_finite_unscaled(self._scaling.scale, step, bad))
         return True
 
     def _clip(self, present: Sequence[bool], step: int) -> bool:
@@ -385,8 +389,7 @@ class StepEngine:
         if not self._wait(Phase.SUMMING, self.exchange.are_read, f"norm of step {step}"):
             return False
         if not math.isfinite(self.gradient_norm):
-            self.exchange.buffers.restore()  # the same on every worker
-            raise non_finite_norm(self.gradient_norm, step)
+            raise self._after_nothing(non_finite_norm(self.gradient_norm, step))
         self._clipping.scale(self._totals(present), norm)
         return True
 

@@ -99,8 +99,7 @@ class Run:
             of these on CPUs, the second elsewhere, or what the variable UNISONO_EXCHANGE names.
             ``"shared"``: workers on CPUs look at one copy of the parameters. ``"staged"``: each
             has a replica, and gradients travel through the host's memory. ``"nccl"``, ``"gloo"``:
-            they travel through a process group, on GPUs or on CPUs; NCCL has not yet been run on
-            more than one GPU.
+            they travel through a process group, on GPUs or on CPUs; never run on GPUs.
         exact: whether results have the same bits in every run on an accelerator: torch chooses
             deterministic kernels while this computes, its switches are put back after, and an
             operation that has none raises :class:`unisono.NondeterministicError`. False: torch's
