@@ -277,12 +277,14 @@ class Trainer:
         Args:
             dataset: as for :meth:`fit`; the same on every worker.
             batch_size: samples of one global batch, all workers together.
-            metrics: torchmetrics objects by name, or a ``MetricCollection``, to compute as well.
-                They are copied: each shard updates copies of its own, whose states are merged. They
-                take a second forward pass.
+            metrics: by name, what to compute as well. A function, such as ``lambda outputs,
+                targets: roc_auc_score(targets, outputs)``, is called once, on one worker, with the
+                rows of the whole dataset in its order, as tensors on the CPU; every worker holds
+                them. torchmetrics objects, or a ``MetricCollection``, are copied: each shard
+                updates copies of its own, whose states are merged. They take a second forward pass.
             forward: for `metrics`: takes (model, batch) of one shard to what they are updated with,
                 a tuple or a dict by name; by default the model is called with the first part of a
-                pair (inputs, targets), and they get (outputs, targets).
+                pair (inputs, targets), and they get (outputs, targets); functions get rows.
             loader_workers, collate_fn, pin_memory: see :meth:`fit`.
             model: another model to evaluate (the one with averaged weights, say), the same on
                 every worker; None: the one that is trained.
@@ -293,7 +295,8 @@ class Trainer:
             ``math.fsum`` does. Besides, the result of each metric: a number, or lists of them.
 
         Raises:
-            TypeError: `metrics` are none of torchmetrics, or the loss returned something else.
+            TypeError: `metrics` are neither functions nor torchmetrics objects, `forward` gives no
+                rows for functions, or the loss returned something else.
             ValueError: a metric has the name of a mean, or the loss is not a scalar.
         """
         run = self.run
