@@ -21,6 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.data.collating import Collate
+from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import AUTO, Device, drawn_without_seed
@@ -244,7 +245,7 @@ class Run:
         self,
         dataset: Any,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         epochs: int | None = None,
         steps: int | None = None,
         shuffle: bool | None = None,
@@ -260,8 +261,10 @@ class Run:
         Args:
             dataset: map-style, or an IterableDataset with a length, which every worker reads
                 whole from its start, if it has no method ``shard(index, num_shards)`` that gives
-                one shard's part; the same on every worker.
-            batch_size: samples of one global batch, all workers together.
+                one shard's part; the same on every worker. Or a DataLoader of torch, from which
+                its dataset, order and `collate_fn`, its batch size (as that of a global batch) and
+                its number of processes are taken.
+            batch_size: samples of one global batch, all workers together; None: the loader's.
             epochs: how many epochs the run has in total.
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
             shuffle: whether each epoch has an order of its own; None: it has, if no sampler is
@@ -281,11 +284,16 @@ class Run:
             MismatchError: the workers do not agree.
             CheckpointError: the newest checkpoint belongs to another run.
         """
-        samples = self.plan(dataset, batch_size, shuffle, sampler)
-        totals = Totals(epochs, steps)
-        return self.begin_loop(
-            LoopPlan(dataset, samples, totals, loader_workers, collate_fn, pin_memory)
+        reading = Reading.of(
+            dataset,
+            batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            loader_workers=loader_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
         )
+        return self.begin_loop(LoopPlan.of(reading, self.plan(reading), Totals(epochs, steps)))
 
     def begin_loop(
         self, plan: LoopPlan, observer: Observer | None = None
@@ -319,16 +327,15 @@ class Run:
         self.last.pop("stopped_at", None)
         self._context.goes_on = True
 
-    def plan(
-        self,
-        dataset: Any,
-        batch_size: int,
-        shuffle: bool | None,
-        sampler: Sampler | None = None,
-    ) -> SamplePlan:
+    def plan(self, reading: Reading) -> SamplePlan:
         """Plan which samples are computed where; raises as :meth:`steps` does."""
         return plan_samples(
-            dataset, batch_size, shuffle, sampler, shards=self.shards, seed=self.seed
+            reading.dataset,
+            reading.batch_size,
+            reading.shuffle,
+            reading.sampler,
+            shards=self.shards,
+            seed=self.seed,
         )
 
     def explained(self, error: Exception, phase: str, batch_size: int) -> Exception:
