@@ -150,8 +150,9 @@ class FitUnderWay:
         """See :class:`Fit`."""
         run, plan = self._run, self._plan.samples
         return {
-            "steps_per_epoch": plan.steps_per_epoch,
-            "num_samples": plan.num_samples,
+            # 0 where nobody knows.
+            "steps_per_epoch": 0 if plan.is_endless else plan.steps_per_epoch,
+            "num_samples": 0 if plan.is_endless else plan.num_samples,
             "batch_size": plan.batch_size,
             "shards": plan.shards,
             "seed": plan.seed,

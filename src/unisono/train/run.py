@@ -36,7 +36,7 @@ from unisono.train.checkpoints import Checkpoints
 from unisono.train.identity import fixed_by
 from unisono.train.loop import steps_of
 from unisono.train.loop_plan import LoopPlan
-from unisono.train.order import plan_samples
+from unisono.train.order import no_epochs, plan_samples
 from unisono.train.out_of_memory import explained
 from unisono.train.run_context import Observer, RunContext
 from unisono.train.run_options import RunOptions
@@ -259,9 +259,10 @@ class Run:
         Collective: every rank calls it and uses every step, in the same order.
 
         Args:
-            dataset: map-style, or an IterableDataset with a length, which every worker reads
-                whole from its start, if it has no method ``shard(index, num_shards)`` that gives
-                one shard's part; the same on every worker. Or a DataLoader of torch, from which
+            dataset: map-style, or an IterableDataset, which every worker reads whole from its
+                start, if it has no method ``shard(index, num_shards)`` that gives one shard's part;
+                the same on every worker. Without a length it has one epoch, and `steps` says when
+                the run ends. Or a DataLoader of torch, from which
                 its dataset, order and `collate_fn`, its batch size (as that of a global batch) and
                 its number of processes are taken.
             batch_size: samples of one global batch, all workers together; None: the loader's.
@@ -293,7 +294,8 @@ class Run:
             collate_fn=collate_fn,
             pin_memory=pin_memory,
         )
-        return self.begin_loop(LoopPlan.of(reading, self.plan(reading), Totals(epochs, steps)))
+        samples = self.plan(reading, may_be_endless=epochs is None)
+        return self.begin_loop(LoopPlan.of(reading, samples, Totals(epochs, steps)))
 
     def begin_loop(
         self, plan: LoopPlan, observer: Observer | None = None
@@ -304,6 +306,9 @@ class Run:
             plan: what it goes over.
             observer: follows the run from here on; None: whoever did before.
         """
+        every = self._context.options.every
+        if plan.samples.is_endless and every is not None and every.epochs is not None:
+            raise no_epochs("checkpoint_every")
         if observer is not None:
             self._context.observer = observer
         if not self.device.is_host:
@@ -327,7 +332,7 @@ class Run:
         self.last.pop("stopped_at", None)
         self._context.goes_on = True
 
-    def plan(self, reading: Reading) -> SamplePlan:
+    def plan(self, reading: Reading, *, may_be_endless: bool = False) -> SamplePlan:
         """Plan which samples are computed where; raises as :meth:`steps` does."""
         return plan_samples(
             reading.dataset,
@@ -336,6 +341,7 @@ class Run:
             reading.sampler,
             shards=self.shards,
             seed=self.seed,
+            may_be_endless=may_be_endless,
         )
 
     def explained(self, error: Exception, phase: str, batch_size: int) -> Exception:

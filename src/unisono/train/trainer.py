@@ -29,6 +29,7 @@ from unisono.train.evaluate import evaluate
 from unisono.train.fit import FitUnderWay
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.metrics import Metrics, outputs_and_targets
+from unisono.train.order import no_epochs
 from unisono.train.passes import PassWatch
 from unisono.train.predict import Predictor, forward_inputs
 from unisono.train.run import Run
@@ -192,9 +193,10 @@ class Trainer:
         phase may end before its totals, give each a trainer and a directory of its own.
 
         Args:
-            dataset: map-style, or an IterableDataset with a length, which every worker reads
-                whole from its start, if it has no method ``shard(index, num_shards)`` that gives
-                one shard's part; the same on every worker. Or a DataLoader of torch, from which
+            dataset: map-style, or an IterableDataset, which every worker reads whole from its
+                start, if it has no method ``shard(index, num_shards)`` that gives one shard's part;
+                the same on every worker. Without a length it has one epoch, and `steps` says when
+                the run ends. Or a DataLoader of torch, from which
                 its dataset, order and `collate_fn`, its batch size (as that of a global batch) and
                 its number of processes are taken.
             batch_size: samples of one global batch, all workers together; None: the loader's.
@@ -237,7 +239,10 @@ class Trainer:
             "pin_memory": pin_memory,
         }
         reading = Reading.of(dataset, batch_size, shuffle=shuffle, sampler=sampler, **how)
-        plan = LoopPlan.of(reading, run.plan(reading), Totals(epochs, steps))
+        samples = run.plan(reading, may_be_endless=epochs is None)
+        if samples.is_endless and self._schedule.counts_epochs:
+            raise no_epochs("schedule_every")
+        plan = LoopPlan.of(reading, samples, Totals(epochs, steps))
         measured = self._metrics(validate_metrics, validate_forward)
         find_means: Callable[[], dict[str, Any]] | None = None
         if validate is not None:
