@@ -231,7 +231,9 @@ class FitUnderWay:
             shards = step.shards
             for batch in self._passes.timed(shards) if self._passes.is_watching else shards:
                 step.backward(self._loss(self.model, batch))
-        if self._passes.is_watching and (advice := self._passes.advice()):
+        if not self._passes.is_watching:
+            return
+        if advice := self._passes.advice(self.end_step - self.step):
             self.say(advice)
 
     def _after(self, step: Step) -> None:

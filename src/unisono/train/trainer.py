@@ -28,6 +28,7 @@ from unisono.train.computing import Computing
 from unisono.train.evaluate import evaluate
 from unisono.train.fit import FitUnderWay
 from unisono.train.loop_plan import LoopPlan
+from unisono.train.loss_function import Loss, check_loss
 from unisono.train.metrics import Metrics, outputs_and_targets
 from unisono.train.order import no_epochs
 from unisono.train.passes import PassWatch
@@ -39,8 +40,6 @@ from unisono.train.sweep import Forward, Sweep
 from unisono.train.totals import Totals
 from unisono.train.validation import Validation
 from unisono.whole import check_whole
-
-Loss = Callable[[nn.Module, Any], Any]
 
 
 class Trainer:
@@ -139,12 +138,7 @@ class Trainer:
         exact: bool = True,
         callbacks: Iterable[Callback] = (),
     ) -> None:
-        if not callable(loss):
-            raise TypeError(
-                f"`loss` must be a function of (model, batch), but is of type "
-                f"{type(loss).__name__}: "
-                f"pass `lambda model, batch: …`, or a function."
-            )
+        check_loss(loss)
         self._computing = Computing(
             precision=precision, channels_last=channels_last, tf32=tf32, compile=compile
         )
