@@ -75,13 +75,13 @@ def spoil(model):
 
 def test_the_first_module_whose_output_is_not_finite_is_named():
     error, _ = failing(Log())
+    place = f"{HERE.relative_to(Path.cwd())}, line {line_of('# line of the middle')}"
     assert str(error) == (
         f"the loss must be finite, but is {error.value} in step 0 for shard 0: the first output "
-        f"that is not finite is that of `middle` of the model (Log), "
-        f"{HERE.relative_to(Path.cwd())}, line {line_of('# line of the middle')}, `return self.last(self.middle(x))  # line of the "
-        f"middle`, whose input is finite; the parameters are still those before step 0: look there "
-        f"for a division by zero or the logarithm or square root of zero or an overflow, or lower "
-        f"the learning rate."
+        f"that is not finite is that of `middle` of the model (Log), {place}, "
+        f"`return self.last(self.middle(x))  # line of the middle`, whose input is finite; the "
+        f"parameters are still those before step 0: look there for a division by zero or the "
+        f"logarithm or square root of zero or an overflow, or lower the learning rate."
     )
     assert (error.module, error.file) == ("middle", str(HERE))
     assert error.line == line_of("# line of the middle")
