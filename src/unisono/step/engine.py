@@ -35,6 +35,7 @@ from unisono.step.clipping import Clipping
 from unisono.step.early import published_early
 from unisono.step.gradients import Gradients, GradientStack
 from unisono.step.loss import (
+    ShardLoss,
     check_differentiable,
     is_known_bad,
     non_finite,
@@ -42,9 +43,10 @@ from unisono.step.loss import (
     non_finite_unscaled,
     read_loss,
 )
+from unisono.step.non_finite import NonFiniteSearch
 from unisono.step.pending import PendingLosses
 from unisono.step.phase_timers import Phase, PhaseTimers
-from unisono.step.records import Form, Records, non_finite_shard
+from unisono.step.records import Form, Record, Records, non_finite_shard
 from unisono.step.refused_operation import RefusedOperations
 from unisono.step.scaling import SMALLEST, LossScaling
 from unisono.step.update import pass_for_stepped, update_of
@@ -68,6 +70,7 @@ class StepEngine:
     Attributes:
         exchange: carries gradients.
         refusals: says where operations are called that torch refuses.
+        non_finite: says what has made a loss, or gradients, not finite.
         gradient_norm: of the last step's gradients, before they were clipped by it; else None.
         is_skipped: whether the last step's gradients were not finite with a scaled loss.
         timers: where the time of the step under way goes on this worker.
@@ -86,6 +89,7 @@ class StepEngine:
         is_deterministic: bool = False,
     ) -> None:
         self.refusals = RefusedOperations(model, is_deterministic)
+        self.non_finite = NonFiniteSearch(model, optimizer)
         self._clipping = clipping or Clipping()
         self._scaling, self.is_skipped = scaling, False
         self._optimizer, self._team, self._seed = optimizer, team, seed
@@ -98,6 +102,8 @@ class StepEngine:
         self.timers = PhaseTimers()
         self.gradient_norm: float | None = None
         self._copied: int | None = None
+        self._read: list[Record] = []  # what the shards of the step have come to, all done
+        self._bad: tuple[int, float] | None = None
         self._step, self._first_shard = 0, 0
         self._follow()
 
@@ -148,7 +154,10 @@ class StepEngine:
         self._bound.remove_placeholders()
 
     def repeat_shard(self, shard: int) -> None:
-        """Prepare for one shard's passes once more, in a step that will fail; see `refusals`."""
+        """Prepare for one shard's passes once more, in a step that will fail.
+
+        See `refusals` and `non_finite`.
+        """
         self._bound.clear_gradients()
         self._device.seed(seed_of("train", self._seed, self._step * self._num_shards + shard))
         self.exchange.buffers.restore()
@@ -179,15 +188,22 @@ class StepEngine:
             self._publish(self._stack.push_nothing(shard))
         else:
             check_differentiable(loss)
-            weight = 1.0 if loss.is_sum else share
-            tensor = loss.tensor if self._scaling is None else self._scaling.scaled(loss.tensor)
-            self._differentiate(shard, tensor, torch.full_like(tensor, weight))
+            self._differentiate(shard, *self._weighted(loss, share))
             self._publish(self._stack.push(shard))
             self._bound.clear_fixed()
             if shard == self._first_shard:
                 self.exchange.buffers.keep()
             self._bound.set_placeholders()
         self.timers.lap(Phase.BACKWARD)
+
+    def differentiate_again(self, returned: Any, num_samples: int, share: float) -> None:
+        """Differentiate one shard's loss in a step that fails; gradients stay in ``.grad``."""
+        torch.autograd.backward(*self._weighted(read_loss(returned, num_samples), share))
+
+    def clear_repeated(self) -> None:
+        """Leave gradients and buffers as they were before shards were computed once more."""
+        self._bound.clear_gradients()
+        self.exchange.buffers.restore()
 
     def skip_shard(self, shard: int) -> None:
         """Take into account that a shard has no samples in this step."""
@@ -215,6 +231,8 @@ class StepEngine:
             if self._copied is not None:
                 self.exchange.memory.snapshots.complete(self._copied)
                 self._copied = None
+            self._read = self._records.read()
+            self._bad = non_finite_shard(self._read)
             self._bound.set_placeholders()  # also where no shard of this worker's had samples
             return None
         # The snapshot is not known to be whole; the one before it still is.
@@ -223,6 +241,13 @@ class StepEngine:
         # Now, while nobody updates: what it reads of the optimizer's state must be this step's.
         self._update = update_of(self._optimizer, self.exchange)
         return [shard for part in more for shard in range(part.lo, part.hi)]
+
+    @property
+    def failing_shard(self) -> int | None:
+        """The first shard whose loss lets the step fail, as it is not finite; once all are done."""
+        if self._bad is None or (self._scaling is not None and self._scaling.scale > SMALLEST):
+            return None
+        return self._bad[0]
 
     def finish(self) -> tuple[dict[str, float], bool]:
         """Sum and update. Collective: every rank calls it once the step's shards are done.
@@ -240,8 +265,7 @@ class StepEngine:
         self._bound.check_untouched()
         self._bound.check_update()
         self._bound.remove_placeholders()
-        records = self._records.read()
-        bad = non_finite_shard(records)
+        records, bad = self._read, self._bad
         if bad is not None and self._scaling is None:
             self._team.meet(f"bad loss in step {step}")
             shard, value = bad
@@ -337,6 +361,11 @@ class StepEngine:
         with published_early(exchange.parameters, stack, exchange):
             torch.autograd.backward(loss, weight)
 
+    def _weighted(self, loss: ShardLoss, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give what to differentiate, and by which factor its gradient counts."""
+        tensor = loss.tensor if self._scaling is None else self._scaling.scaled(loss.tensor)
+        return tensor, torch.full_like(tensor, 1.0 if loss.is_sum else share)
+
     def _divide_sums(self, present: Sequence[bool], weight: float) -> None:
         """Turn sums into means over the true weight."""
         if totals := self._totals(present):
@@ -365,6 +394,10 @@ class StepEngine:
             return False
         self.is_skipped = not all(heard)
         if self.is_skipped and self._scaling.scale <= SMALLEST:
+            sums = zip(self.exchange.pieces, self.exchange.totals, strict=True)
+            self.non_finite.note_gradients(
+                (piece.index, total) for piece, total in sums if present[piece.index]
+            )
             raise self._after_nothing(non_finite_unscaled(self._scaling.scale, step, bad))
         return True
 
@@ -386,6 +419,10 @@ class StepEngine:
         sums = zip(self.exchange.whole, present, strict=True)
         norm = torch.nn.utils.get_total_norm([total for total, is_there in sums if is_there])
         self.gradient_norm = norm.item()
+        if not math.isfinite(self.gradient_norm):  # now, while the sums are to be read
+            self.non_finite.note_gradients(
+                (at, total) for at, total in enumerate(self.exchange.whole) if present[at]
+            )
         if not self._wait(Phase.SUMMING, self.exchange.are_read, f"norm of step {step}"):
             return False
         if not math.isfinite(self.gradient_norm):

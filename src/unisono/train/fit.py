@@ -84,7 +84,8 @@ class FitUnderWay:
     def go_through(self, computing: AbstractContextManager[None]) -> Summary:
         """Compute all steps within `computing`. Collective: every rank calls it."""
         run, plan = self._run, self._plan
-        steps = run.begin_loop(plan, observer=self)
+        loss = functools.partial(self._loss, self.model)
+        steps = run.begin_loop(plan, observer=self, loss=loss)
         self.end_step = plan.totals.end_step(plan.samples, run.position)
         try:
             if not run.is_ahead and run.last.get("stopped_by") not in self._callbacks.names:

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -298,17 +298,22 @@ class Run:
         return self.begin_loop(LoopPlan.of(reading, samples, Totals(epochs, steps)))
 
     def begin_loop(
-        self, plan: LoopPlan, observer: Observer | None = None
+        self,
+        plan: LoopPlan,
+        observer: Observer | None = None,
+        loss: Callable[[Any], Any] | None = None,
     ) -> Generator[Step, None, None]:
         """Begin a loop; see :meth:`steps`.
 
         Args:
             plan: what it goes over.
             observer: follows the run from here on; None: whoever did before.
+            loss: computes a batch's loss, to look for what is not finite; None: not known.
         """
         every = self._context.options.every
         if plan.samples.is_endless and every is not None and every.epochs is not None:
             raise no_epochs("checkpoint_every")
+        self._context.loss = loss
         if observer is not None:
             self._context.observer = observer
         if not self.device.is_host:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -60,6 +61,7 @@ class RunContext:
         scaling: how losses are scaled; None: not at all.
         checkpoints: where they go; None: nowhere.
         observer: who follows the run now.
+        loss: computes a batch's loss; None in loops where the program does that.
         engine: computes the steps of the loop under way; None between loops.
         memory: of the newest loop.
         plan: which samples the epoch under way has.
@@ -85,6 +87,7 @@ class RunContext:
     device: Device
     checkpoints: Checkpoints | None = None
     observer: Observer = field(default_factory=Unobserved)
+    loss: Callable[[Any], Any] | None = None
     engine: StepEngine | None = None
     memory: RunMemory | None = None
     plan: SamplePlan | None = None
