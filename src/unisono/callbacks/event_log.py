@@ -224,7 +224,7 @@ class EventLog(Callback):
         """Write what slows the steps, as the leader has just found it."""
         self._speed = fit.speed
         if self._speed is not None and self._journal is not None:
-            self._journal.note(encode("speed", step=fit.step, **self._speed))
+            self._journal.note(encode("speed", step=fit.step, speed=self._speed))
 
     def _has_a_say(self, fit: Fit, error: BaseException) -> bool:
         """Tell whether this worker writes how the call ends."""

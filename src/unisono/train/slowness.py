@@ -37,6 +37,7 @@ SLOW_BY = 0.08  # of what is usual
 COSTS = 0.05  # of the steps' time: less is not worth telling
 _FLOOR_S = 5e-5  # what one worker does for all, as leader, takes less
 _PART_OF_EXCESS = 0.3  # a phase with so much of it is named
+_PAUSE, _PAUSE_S = 10.0, 1e-3  # times the usual, and beyond that: no step begins so late
 _KNOWN_AT_LEAST = 8  # steps whose delays are known
 _SMALL_S, _SMALL_SHARE = 0.02, 0.3
 
@@ -149,7 +150,7 @@ class _Judgement:
     """What follows from one window. Final."""
 
     def __init__(self, window: StepWindow) -> None:
-        self._window, self._times = window, window.times
+        self._window, self._times = window, _without_pauses(window.times)
         self._delays = np.nan_to_num(self._times[..., _DELAYED])
         # Of the calmer half of the steps: what a phase takes where nobody disturbs it.
         delayed = self._delays.sum(axis=1)
@@ -168,13 +169,17 @@ class _Judgement:
 
     def findings(self) -> Iterator[Finding]:
         """Give what costs time."""
-        if len(self._window.ranks) > 1:
-            known = [*self._uneven(), *self._slow_worker(), *self._busy()]
-            yield from known
-            yield from self._whole_update()
-            if not known:
-                yield from self._alike()
-        yield from self._small()
+        if len(self._window.ranks) < 2:
+            yield from self._small()
+            return
+        busy = list(self._busy())
+        known = [*self._uneven(), *self._slow_worker(), *busy]
+        yield from known
+        yield from self._whole_update()
+        if not known:
+            yield from self._alike()
+        if not busy:  # then meetings take long for that
+            yield from self._small()
 
     def _slow_worker(self) -> Iterator[Finding]:
         window, work = self._window, self._work
@@ -330,6 +335,13 @@ class _Judgement:
     ) -> Finding:
         share = excess_s / self._step_s if self._step_s > 0 else 0.0
         return Finding(cause, excess_s, share, share, sentence, remedy, rank, phases)
+
+
+def _without_pauses(times: Seconds) -> Seconds:
+    """Leave out steps before which there was more than usual, such as an evaluation."""
+    between = times[..., _BETWEEN].max(axis=1)
+    kept: Seconds = times[between <= _PAUSE * np.median(between) + _PAUSE_S]
+    return kept
 
 
 def _weights(window: StepWindow) -> Seconds:
