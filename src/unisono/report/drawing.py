@@ -142,8 +142,8 @@ def _below(view: View, width: int) -> list[Text]:
     """Say what slows the steps, and what the letters mean."""
     lines = []
     if view.slowness:
-        words, whole = f"! {view.slowness[0]}", "! " + "".join(view.slowness)
-        lines.append(_line(whole if len(whole) <= width else words, "yellow"))
+        fitting = (words for words in view.slowness if len(words) + 2 <= width)
+        lines.append(_line(f"! {next(fitting, view.slowness[-1])}", "yellow"))
     steps = "of the last step" if view.num_steps == 1 else f"of the last {view.num_steps:,} steps"
     names = [Text(phase, style) for phase, style in zip(PHASES, STYLES, strict=True)]
     legend = Text("  ").join([*names, Text(steps, "dim")])

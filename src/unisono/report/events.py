@@ -146,7 +146,7 @@ class Checkpoint(Event):
 class SpeedSeen(Event):
     """The leader has looked at what slows the steps."""
 
-    speed: Speed
+    speed: Speed = None
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class End(Event):
     samples_per_second: fields.Seconds
     digest: fields.Text
     stopped_early: fields.Flag
-    speed: Speed  # of the whole fit
+    speed: Speed = None  # of the whole fit
 
 
 _EVENTS: dict[str, type[Event]] = {

@@ -123,6 +123,11 @@ def reader_of(record: type[T]) -> Callable[[Any], T]:
     return read
 
 
+def optional_reader_of(record: type[T]) -> Callable[[Any], T | None]:
+    """Make a reader of such an object that may be missing."""
+    return _optional(reader_of(record))
+
+
 def reader_of_several(record: type[T]) -> Callable[[Any], tuple[T, ...]]:
     """Make a reader of a list of such objects."""
     return _tuple_of(reader_of(record))

@@ -100,7 +100,7 @@ class RunProgress:
                 self.evaluation = event
                 self.num_evaluations += 1
             case SpeedSeen():
-                self.speed = event.speed
+                self.speed = event.speed or self.speed
             case Checkpoint():
                 self.checkpoint = event
                 self.num_checkpoints += 1
@@ -170,5 +170,5 @@ class RunProgress:
         # Several workers may fail of the same; the first word counts.
         if not (isinstance(event, Failure) and isinstance(self.ended, Failure)):
             self.ended = event
-        if isinstance(event, End) and event.speed.seconds is not None:
-            self.speed = event.speed
+        if isinstance(event, End):
+            self.speed = event.speed or self.speed

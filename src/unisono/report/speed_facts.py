@@ -60,4 +60,4 @@ class SpeedFacts:
     machine: Annotated[MachineUse, fields.reader_of(MachineUse)]
 
 
-Speed: TypeAlias = Annotated[SpeedFacts, fields.reader_of(SpeedFacts)]
+Speed: TypeAlias = Annotated[SpeedFacts | None, fields.optional_reader_of(SpeedFacts)]

@@ -65,8 +65,7 @@ class TimeSpent:
             case Evaluation(seconds=float(seconds)):
                 self.evaluation_s += max(seconds, 0.0)
             case SpeedSeen() | End():
-                if event.speed.seconds is not None:
-                    self._now = event.speed
+                self._now = event.speed or self._now
 
     def parts(self, stretches: Sequence[PhaseSpan], fits_s: float) -> list[Part]:
         """Divide the time of a run.

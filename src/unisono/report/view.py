@@ -55,7 +55,7 @@ class View:
     trouble: str = ""  # what has become of workers
     message: str = ""  # the last words, or why nothing moves
     workers: tuple[WorkerLine, ...] = ()  # those who compute, and those who were lost, by rank
-    slowness: tuple[str, ...] = ()  # what slows the steps most, and then what that costs
+    slowness: tuple[str, ...] = ()  # what slows the steps most: in many words, in fewer, in few
     num_steps: int = 0  # over how many times are taken
     is_over: bool = False  # whether nothing more will come
 
@@ -201,7 +201,9 @@ def _slowness(progress: RunProgress) -> tuple[str, ...]:
     told = [one for one in speed.findings if one.cause not in IN_REPORT_ALONE] if speed else []
     if not told or told[0].sentence is None:
         return ()
-    return _line(told[0].sentence), told[0].costs
+    sentence = _line(told[0].sentence)
+    head = sentence.partition(": ")[0].partition(" (")[0]
+    return f"{sentence}{told[0].costs}", f"{head}{told[0].costs}", head
 
 
 def _last_words(progress: RunProgress) -> str:

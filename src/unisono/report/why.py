@@ -16,13 +16,14 @@ _MUCH = {
     "evaluation": (0.2, "validate less often (`validate_every=`)"),
     "between": (0.15, "look at callbacks, and at what the program does between steps"),
 }
+_MAX_FINDINGS = 10  # only a made-up file has more
 _LITTLE = 0.05  # of a core
 
 
 def said(history: History) -> list[str]:
     """Say in sentences what costs time."""
     speed = history.progress.speed
-    found = [one.in_words for one in speed.findings] if speed is not None else []
+    found = [] if speed is None else [one.in_words for one in speed.findings[:_MAX_FINDINGS]]
     found += _of_parts(parts(history))
     if not found:
         found.append(_nothing_found(history))
