@@ -66,6 +66,7 @@ class StepEngine:
         clipping: how gradients are clipped.
         scaling: how losses are scaled; None: not at all.
         is_deterministic: whether torch refuses operations that have no deterministic form.
+        timers: of this worker's phases; None: such as nobody asks for delays.
 
     Attributes:
         exchange: carries gradients.
@@ -87,6 +88,7 @@ class StepEngine:
         clipping: Clipping | None = None,
         scaling: LossScaling | None = None,
         is_deterministic: bool = False,
+        timers: PhaseTimers | None = None,
     ) -> None:
         self.refusals = RefusedOperations(model, is_deterministic)
         self.non_finite = NonFiniteSearch(model, optimizer)
@@ -99,7 +101,7 @@ class StepEngine:
         self._records = Records(exchange.memory.arena.rows)
         is_sliced = exchange.homes is not None
         self._bound = BoundModel(model, optimizer, exchange.fixed, is_sliced=is_sliced)
-        self.timers = PhaseTimers()
+        self.timers = timers or PhaseTimers()
         self.gradient_norm: float | None = None
         self._copied: int | None = None
         self._read: list[Record] = []  # what the shards of the step have come to, all done
@@ -226,6 +228,7 @@ class StepEngine:
         if self._pending.losses:
             for shard, loss in self._pending.read():
                 self._records.write(shard, loss)
+        self.timers.arrive()
         more = self._wait(Phase.BACKWARD, self.exchange.gather, f"gradients of step {step}")
         if more is None:
             if self._copied is not None:

@@ -32,6 +32,7 @@ from unisono.train.memory_watch import MemoryWatch
 from unisono.train.passes import PassWatch
 from unisono.train.run import Run
 from unisono.train.schedule import Schedule
+from unisono.train.speed_report import SpeedReport
 from unisono.train.step import Step
 from unisono.train.surroundings import surroundings
 from unisono.train.tally import Tally
@@ -76,8 +77,10 @@ class FitUnderWay:
         self._kept_step: int | None = None
         self._has_skipped = False
         self._memory, self._has_memory = MemoryWatch(run.device, run.team), not run.device.is_host
+        self._speed: SpeedReport | None = None
         self.end_step = run.position.step
         self.has_ended = False
+        self.speed: Mapping[str, Any] | None = None
         self.model: nn.Module = run.model
         self.optimizer: Optimizer = run.optimizer
 
@@ -171,7 +174,7 @@ class FitUnderWay:
     def times(self, rank: int, step: int) -> Times | None:
         """See :class:`Fit`."""
         times = self._run.team.times(rank, step)
-        return None if times is None else Times._make(times)
+        return None if times is None else Times._make(times[: len(Times._fields)])
 
     def memory(self, rank: int) -> DeviceMemory | None:
         """See :class:`Fit`."""
@@ -213,6 +216,10 @@ class FitUnderWay:
         if signum := self._run.team.is_ended_by:
             # The launcher ends this process in the pause.
             self._fail(interruption(signum))
+
+    def note_speed(self, report: SpeedReport) -> None:
+        """See :class:`Observer`."""
+        self._speed, self.speed = report, report.as_json
 
     def _before(self, step: Step) -> None:
         """Tell callbacks what has changed since the last step, and that one begins."""
@@ -296,6 +303,8 @@ class FitUnderWay:
             if self._validation.newest is None:
                 self._validate(f"step {self.step}")
         summary = self._summary()
+        if summary.slowness:
+            self.say(summary.slowness)
         if self._has_begun:
             self._check_membership()
             self._look_for_checkpoints()
@@ -309,8 +318,12 @@ class FitUnderWay:
         run, tally = self._run, self._tally
 
         def speak() -> bytes:
-            digest = digest_of(run.model, run.optimizer)
-            return json.dumps({"digest": digest, "seconds": tally.seconds(run.position)}).encode()
+            found = {
+                "digest": digest_of(run.model, run.optimizer),
+                "seconds": tally.seconds(run.position),
+                "slowness": "" if self._speed is None else self._speed.line,
+            }
+            return json.dumps(found).encode()
 
         heard = run.joint_calls.hear_leader(speak, "summary")
         samples = tally.samples_until(run.position)

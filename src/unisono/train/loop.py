@@ -22,6 +22,8 @@ from unisono.device import num_threads
 from unisono.exchange.choice import chosen
 from unisono.forbidden import collectives_watched
 from unisono.step.engine import StepEngine
+from unisono.step.phase_timers import PhaseTimers
+from unisono.step.run_delay import RunDelay
 from unisono.train.alternation import open_loop
 from unisono.train.boundary import Boundary
 from unisono.train.compiling import every_shape_compiled
@@ -32,6 +34,7 @@ from unisono.train.mixed_devices import SpeedBalance
 from unisono.train.order import begin_epoch, check_order
 from unisono.train.out_of_memory import memory_explained
 from unisono.train.run_context import RunContext
+from unisono.train.speed_watch import SpeedWatch
 from unisono.train.start import tell_over
 from unisono.train.step import Step
 from unisono.workers.launcher_messages import Live, Passed
@@ -68,9 +71,11 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
     ):
         check_order(run, plan.samples)
         balance = SpeedBalance(run, boundary.engine, plan.samples.batch_size)
+        watch = SpeedWatch(run, boundary, plan)
         while True:
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
+                watch.finish()
                 return
             if not is_over and run.kept.position.batch == 0:
                 begin_epoch(run, plan.samples, is_agreed=is_agreed)
@@ -85,8 +90,10 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             step.check_finished()
             if not step.is_done:
                 boundary.undo()
-            elif balance.is_needed:
+                continue
+            if balance.is_needed:
                 balance.after_step(step.num_samples)
+            watch.after_step(step.num_samples)
 
 
 @contextmanager
@@ -107,8 +114,10 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
             stack.enter_context(deterministic_kernels(run.is_deterministic))
             stack.enter_context(every_shape_compiled())
             stack.enter_context(collectives_watched())
+            timers = PhaseTimers(RunDelay() if run.team.size > 1 else None)
+            stack.callback(timers.close)
             with memory_explained(run, "start of the loop"):
-                run.engine = engine = _engine(run, plan, live)
+                run.engine = engine = _engine(run, plan, live, timers)
             stack.callback(engine.exchange.unbind)
             interrupts = Interrupts()
             if run.checkpoints is not None and run.team.supervisor.is_alone:
@@ -131,7 +140,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
         run.joint_calls.leave_loop(end if has_ended else None)
 
 
-def _engine(run: RunContext, plan: LoopPlan, live: Live | None) -> StepEngine:
+def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers) -> StepEngine:
     """Bind the model to what carries gradients."""
     model, optimizer = run.kept.model, run.kept.optimizer
     exchange = chosen(run.options.exchange, run.device)(
@@ -154,6 +163,7 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None) -> StepEngine:
         clipping=run.options.clipping,
         scaling=run.scaling,
         is_deterministic=run.is_deterministic,
+        timers=timers,
     )
 
 

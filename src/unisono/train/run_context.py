@@ -16,6 +16,7 @@ from unisono.step.engine import StepEngine
 from unisono.step.scaling import LossScaling
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.run_options import RunOptions
+from unisono.train.speed_report import SpeedReport
 from unisono.train.totals import Totals
 from unisono.workers.joint_calls import JointCalls
 from unisono.workers.team import Team
@@ -33,6 +34,9 @@ class Observer(Protocol):
     def before_pause(self) -> None:
         """Called on every worker before all stop between two steps, maybe for good."""
 
+    def note_speed(self, report: SpeedReport) -> None:
+        """Called on the leader now and then, and at the end, with what slows the steps."""
+
 
 class Unobserved:
     """The :class:`Observer` of custom training loops: messages go to the standard error. Final."""
@@ -46,6 +50,11 @@ class Unobserved:
 
     def before_pause(self) -> None:
         """See :class:`Observer`."""
+
+    def note_speed(self, report: SpeedReport) -> None:
+        """See :class:`Observer`."""
+        if report.is_final and report.line:
+            say(report.line)
 
 
 @dataclass(slots=True)
