@@ -35,6 +35,7 @@ from unisono.world import World, world
 if TYPE_CHECKING:
     from unisono import callbacks as callbacks
     from unisono import data as data
+    from unisono.data_parallel.data_parallel import DataParallel
     from unisono.ddp.distributed_sampler import DistributedSampler
     from unisono.ddp.init import init
     from unisono.ddp.module import DistributedDataParallel
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 _register_backend()
 
 _LOADED_ON_FIRST_USE = {
+    "DataParallel": "unisono.data_parallel.data_parallel",
     "DistributedDataParallel": "unisono.ddp.module",
     "DistributedSampler": "unisono.ddp.distributed_sampler",
     "Run": "unisono.train.run",
@@ -59,6 +61,7 @@ __all__ = [
     "CallbackError",
     "CheckpointError",
     "DataFormatError",
+    "DataParallel",
     "DistributedDataParallel",
     "DistributedSampler",
     "DownloadError",
