@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from unisono.errors import CheckpointError, UnisonoError
 from unisono.plan.samples import SamplePlan
@@ -120,7 +121,7 @@ class Boundary:
         return explained(error, self._run, phase, step=step, shard=shard)
 
     @property
-    def loss(self) -> Callable[[Any], Any] | None:
+    def loss(self) -> Callable[[nn.Module, Any], Any] | None:
         """Compute a batch's loss, where the program has given a function for that."""
         return self._run.loss
 

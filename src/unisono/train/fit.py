@@ -87,8 +87,7 @@ class FitUnderWay:
     def go_through(self, computing: AbstractContextManager[None]) -> Summary:
         """Compute all steps within `computing`. Collective: every rank calls it."""
         run, plan = self._run, self._plan
-        loss = functools.partial(self._loss, self.model)
-        steps = run.begin_loop(plan, observer=self, loss=loss)
+        steps = run.begin_loop(plan, observer=self, loss=self._loss)
         self.end_step = plan.totals.end_step(plan.samples, run.position)
         try:
             if not run.is_ahead and run.last.get("stopped_by") not in self._callbacks.names:
@@ -238,7 +237,7 @@ class FitUnderWay:
         with step:
             shards = step.shards
             for batch in self._passes.timed(shards) if self._passes.is_watching else shards:
-                step.backward(self._loss(self.model, batch))
+                step.backward(self._loss(step.model, batch))
         if not self._passes.is_watching:
             return
         if advice := self._passes.advice(self.end_step - self.step):

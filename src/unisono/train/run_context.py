@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from torch import nn
 
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import Device
@@ -78,7 +80,8 @@ class RunContext:
         has_resumed: whether no checkpoint is to be looked for any more.
         has_joined, is_ahead: see :class:`unisono.Run`.
         goes_on: whether :meth:`unisono.Run.go_on` was called after the last stop.
-        device: where this worker computes.
+        device: where this worker computes; the first, if there are several.
+        other_devices: the others.
         is_unseeded: whether random numbers were drawn without a seed before the run was made.
         kinds: by rank, what computes the same bits; empty if all devices do, None before the first
             loop.
@@ -94,9 +97,10 @@ class RunContext:
     fixed: dict[str, Any]
     is_unseeded: bool
     device: Device
+    other_devices: Sequence[Device] = ()
     checkpoints: Checkpoints | None = None
     observer: Observer = field(default_factory=Unobserved)
-    loss: Callable[[Any], Any] | None = None
+    loss: Callable[[nn.Module, Any], Any] | None = None
     engine: StepEngine | None = None
     memory: RunMemory | None = None
     plan: SamplePlan | None = None
