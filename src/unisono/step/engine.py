@@ -44,6 +44,7 @@ from unisono.step.loss import (
 )
 from unisono.step.pending import PendingLosses
 from unisono.step.phase_timers import Phase, PhaseTimers
+from unisono.step.recomputation import Digests, Recomputation, published_digests
 from unisono.step.records import Form, Records, non_finite_shard
 from unisono.step.refused_operation import RefusedOperations
 from unisono.step.scaling import SMALLEST, LossScaling
@@ -204,8 +205,8 @@ class StepEngine:
         step = self._step
         self._bound.check_passes()
         self._team.faults.meet("gradients", step)
-        if self._team.faults.flips(step):
-            self.exchange.flip_a_bit()
+        if damaged := self._team.faults.flips(step):
+            self.exchange.flip_a_bit(damaged)
         # Here, and nowhere else in a plain step, the host waits for the device.
         if self._pending.losses:
             for shard, loss in self._pending.read():
@@ -275,6 +276,16 @@ class StepEngine:
         self.timers.lap(Phase.UPDATING)
         self._team.faults.meet("commit", step)
         return totals.means, True
+
+    def recomputation(self, parts: Sequence[Node]) -> Recomputation:
+        """Begin to compute parts of the step under way again, once :meth:`arrive` gave None."""
+        exchange, bound = self.exchange, self._bound
+        return Recomputation(exchange, bound, self._scaling, self.timers, parts, self._first_shard)
+
+    def published_digests(self) -> list[tuple[int, Digests]]:
+        """Sum up what this worker has published in the step under way, likewise."""
+        exchange = self.exchange
+        return published_digests(exchange, exchange.division.mine, self._first_shard)
 
     def take_snapshot(
         self,

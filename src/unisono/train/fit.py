@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.callbacks.callback import Callbacks, DeviceMemory, Times
+from unisono.callbacks.callback import Audit, Callbacks, DeviceMemory, Times
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary, told
 from unisono.state.digest import digest_of
@@ -211,6 +211,11 @@ class FitUnderWay:
         if signum := self._run.team.is_ended_by:
             # The launcher ends this process in the pause.
             self._fail(interruption(signum))
+
+    def after_audit(self, audit: Audit) -> None:
+        """See :class:`Observer`."""
+        if self._has_begun and not self._is_over:
+            self._callbacks.call("on_audit", self, audit)
 
     def _before(self, step: Step) -> None:
         """Tell callbacks what has changed since the last step, and that one begins."""

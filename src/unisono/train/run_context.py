@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from unisono.callbacks.callback import Audit
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import Device
 from unisono.exchange.run_memory import RunMemory
@@ -32,6 +33,9 @@ class Observer(Protocol):
     def before_pause(self) -> None:
         """Called on every worker before all stop between two steps, maybe for good."""
 
+    def after_audit(self, audit: Audit) -> None:
+        """Called on every worker after a step was audited, or its audit found something."""
+
 
 class Unobserved:
     """The :class:`Observer` of custom training loops: messages go to the standard error. Final."""
@@ -44,6 +48,9 @@ class Unobserved:
         """See :class:`Observer`."""
 
     def before_pause(self) -> None:
+        """See :class:`Observer`."""
+
+    def after_audit(self, audit: Audit) -> None:
         """See :class:`Observer`."""
 
 
@@ -73,6 +80,7 @@ class RunContext:
             loop.
         has_told_slow: whether it was said that samples are not compared.
         has_told_inexact: whether it was said that results may differ from one run to the next.
+        has_told_cost: whether it was said what audits cost.
     """
 
     options: RunOptions
@@ -96,6 +104,7 @@ class RunContext:
     kinds: dict[int, str] | None = None
     has_told_slow: bool = False
     has_told_inexact: bool = False
+    has_told_cost: bool = False
 
     def say(self, line: str) -> None:
         """Show the user one line."""

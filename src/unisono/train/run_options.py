@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from unisono.checkpoint.every import Every
-from unisono.device import AUTO
+from unisono.device import AUTO, Device
 from unisono.exchange.choice import check_exchange
 from unisono.plan.samples import NUM_SEEDS
 from unisono.plan.shards import assign
@@ -47,6 +47,7 @@ class RunOptions:
     device: str | torch.device = AUTO
     exchange: str = AUTO
     exact: bool = True
+    audit_every: int | None = None
     clipping: Clipping = field(init=False)
     every: Every | None = field(init=False, default=None)
 
@@ -62,6 +63,8 @@ class RunOptions:
             if self.resume not in RESUME:
                 raise ValueError(f"`resume` must be one of {RESUME}, but is {self.resume!r}.")
         check_exchange(self.exchange)
+        if self.audit_every is not None:
+            self._set("audit_every", check_whole("audit_every", self.audit_every, at_least=1))
         if self.checkpoint_every is not None:
             if self.directory is None:
                 raise ValueError(
@@ -85,6 +88,18 @@ class RunOptions:
         shards = max(num_devices(), world_size) if self.shards is None else self.shards
         assign(shards, world_size)
         return shards
+
+    def check_audits(self, device: Device) -> None:
+        """Refuse audits of what need not have the same bits again.
+
+        Raises:
+            ValueError: on this device, kernels need not be deterministic.
+        """
+        if self.audit_every is not None and not self.exact and not device.is_host:
+            raise ValueError(
+                f"`exact` must be True where `audit_every` is given, but is False on "
+                f"{device.name}: an audit computes again and compares bits. Leave one of them out."
+            )
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
