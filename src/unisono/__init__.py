@@ -13,6 +13,7 @@ from unisono.c10d.registration import register as _register_backend
 from unisono.errors import (
     CallbackError,
     CheckpointError,
+    CorruptionError,
     DataFormatError,
     DownloadError,
     LoadingError,
@@ -60,6 +61,7 @@ _LOADED_ON_FIRST_USE = {
 __all__ = [
     "CallbackError",
     "CheckpointError",
+    "CorruptionError",
     "DataFormatError",
     "DataParallel",
     "DistributedDataParallel",

@@ -47,6 +47,7 @@ from unisono.step.loss import (
 from unisono.step.non_finite import NonFiniteSearch
 from unisono.step.pending import PendingLosses
 from unisono.step.phase_timers import Phase, PhaseTimers
+from unisono.step.recomputation import Digests, Recomputation, published_digests
 from unisono.step.records import Form, Record, Records, non_finite_shard
 from unisono.step.refused_operation import RefusedOperations
 from unisono.step.scaling import SMALLEST, LossScaling
@@ -284,8 +285,8 @@ class StepEngine:
             for finished in self._several.finished():
                 self._publish(finished)
         self._team.faults.meet("gradients", step)
-        if self._team.faults.flips(step):
-            self.exchange.flip_a_bit()
+        if damaged := self._team.faults.flips(step):
+            self.exchange.flip_a_bit(damaged)
         # Here, and nowhere else in a plain step, the host waits for the device.
         if self._pending.losses:
             for shard, loss in self._pending.read():
@@ -370,6 +371,18 @@ class StepEngine:
         self.timers.lap(Phase.UPDATING)
         self._team.faults.meet("commit", step)
         return totals.means, True
+
+    def recomputation(self, parts: Sequence[Node]) -> Recomputation:
+        """Begin to compute parts of the step under way again, once :meth:`arrive` gave None."""
+        exchange, bound = self.exchange, self._bound
+        if self._several is not None:
+            self._several.is_at_home = True
+        return Recomputation(exchange, bound, self._scaling, self.timers, parts, self._first_shard)
+
+    def published_digests(self) -> list[tuple[int, Digests]]:
+        """Sum up what this worker has published in the step under way, likewise."""
+        exchange = self.exchange
+        return published_digests(exchange, exchange.division.mine, self._first_shard)
 
     def take_snapshot(
         self,

@@ -34,16 +34,17 @@ _POLL_S = 0.001
 
 
 class BoundaryTasks(enum.IntFlag):
-    """What is to be done before the next step."""
+    """What is to be done before the next step; of an audit, in the next step."""
 
     NOTHING = 0
     SNAPSHOT = 1
     CHECKPOINT = 2
     STOP = 4
+    AUDIT = 8
 
 
 class Boundary:
-    """The place between two steps of one loop. Final.
+    """The place between two steps of one loop. Final, but for loops that are audited.
 
     Args:
         run: whose loop it is.

@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.callbacks.callback import Callbacks, DeviceMemory, Times
+from unisono.callbacks.callback import Audit, Callbacks, DeviceMemory, Times
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary, told
 from unisono.state.digest import digest_of
@@ -219,6 +219,11 @@ class FitUnderWay:
     def note_speed(self, report: SpeedReport) -> None:
         """See :class:`Observer`."""
         self._speed, self.speed = report, report.as_json
+
+    def after_audit(self, audit: Audit) -> None:
+        """See :class:`Observer`."""
+        if self._has_begun and not self._is_over:
+            self._callbacks.call("on_audit", self, audit)
 
     def _before(self, step: Step) -> None:
         """Tell callbacks what has changed since the last step, and that one begins."""

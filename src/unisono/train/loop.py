@@ -25,6 +25,8 @@ from unisono.step.engine import StepEngine
 from unisono.step.phase_timers import PhaseTimers
 from unisono.step.run_delay import RunDelay
 from unisono.train.alternation import open_loop
+from unisono.train.audited_boundary import AuditedBoundary
+from unisono.train.audited_step import next_step
 from unisono.train.boundary import Boundary
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.determinism import deterministic_kernels
@@ -70,6 +72,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         ) as opened,
     ):
         check_order(run, plan.samples)
+        make_step = Step if run.options.audit_every is None else next_step
         balance = SpeedBalance(run, boundary.engine, plan.samples.batch_size)
         watch = SpeedWatch(run, boundary, plan)
         while True:
@@ -84,7 +87,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 continue
             if balance.is_needed:
                 balance.before_step()
-            step = Step(boundary, plan.samples, loader, run.kept.position)
+            step = make_step(boundary, plan.samples, loader, run.kept.position)
             yield step
             opened.check_is_inmost()
             step.check_finished()
@@ -124,7 +127,10 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
             interrupts = Interrupts()
             if run.checkpoints is not None and run.team.supervisor.is_alone:
                 interrupts = stack.enter_context(gentle_interrupts(run.say))
-            boundary = Boundary(run, engine, plan.samples, interrupts)
+            if run.options.audit_every is None:
+                boundary = Boundary(run, engine, plan.samples, interrupts)
+            else:
+                boundary = AuditedBoundary(run, engine, plan, interrupts)
             if live is not None and live.loop is not None:
                 boundary.undo()
                 run.team.faults.meet("join", kept.position.step)

@@ -111,6 +111,10 @@ class Run:
             deterministic kernels while this computes, its switches are put back after, and an
             operation that has none raises :class:`unisono.NondeterministicError`. False: torch's
             switches stay as the program has them. On the CPU it changes nothing.
+        audit_every: every so many steps, each worker computes the shards of another again, and
+            replicas are compared, so that bits which memory or a processor got wrong are found: the
+            worker is named and replaced, and the run goes back to where all was right. None: never.
+            A line says once with which interval this takes at most 1 % of the time.
 
     Attributes:
         shards: S.
@@ -146,6 +150,7 @@ class Run:
         devices: Sequence[str | torch.device] | None = None,
         exchange: str = AUTO,
         exact: bool = True,
+        audit_every: int | None = None,
     ) -> None:
         self._set_up(model, optimizer, RunOptions.among(locals()))
 
@@ -164,6 +169,7 @@ class Run:
         self.device, *others = devices_of(options.device, options.devices, self.world)
         name_of_exchange(options.exchange, self.device)  # refuses what does not fit
         check_contents(model, optimizer, self.device)
+        options.check_audits(self.device)
         options.clipping.check_fits(optimizer)
         scaling = LossScaling.of(options.grad_scaler, optimizer)
         self.model, self.optimizer = model, optimizer

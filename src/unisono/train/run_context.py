@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from unisono.callbacks.callback import Audit
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import Device
 from unisono.exchange.run_memory import RunMemory
@@ -39,6 +40,9 @@ class Observer(Protocol):
     def note_speed(self, report: SpeedReport) -> None:
         """Called on the leader now and then, and at the end, with what slows the steps."""
 
+    def after_audit(self, audit: Audit) -> None:
+        """Called on every worker after a step was audited, or its audit found something."""
+
 
 class Unobserved:
     """The :class:`Observer` of custom training loops: messages go to the standard error. Final."""
@@ -57,6 +61,9 @@ class Unobserved:
         """See :class:`Observer`."""
         if report.is_final and report.line:
             say(report.line)
+
+    def after_audit(self, audit: Audit) -> None:
+        """See :class:`Observer`."""
 
 
 @dataclass(slots=True)
@@ -87,6 +94,7 @@ class RunContext:
             loop.
         has_told_slow: whether it was said that samples are not compared.
         has_told_inexact: whether it was said that results may differ from one run to the next.
+        has_told_cost: whether it was said what audits cost.
     """
 
     options: RunOptions
@@ -112,6 +120,7 @@ class RunContext:
     kinds: dict[int, str] | None = None
     has_told_slow: bool = False
     has_told_inexact: bool = False
+    has_told_cost: bool = False
 
     def say(self, line: str) -> None:
         """Show the user one line."""

@@ -19,7 +19,7 @@ from unisono.train.failures import note_place, samples_in_words
 
 
 class Step:
-    """One global batch and the update that it leads to. Made by ``Run.steps``; final.
+    """One global batch and the update that it leads to. Made by ``Run.steps``.
 
     Used as ``with step:``; when the block ends, gradients are summed and parameters updated.
 
@@ -51,6 +51,7 @@ class Step:
         self.is_done = False
         self._boundary, self._engine, self._loader = boundary, boundary.engine, loader
         self.model = self._engine.model
+        self._finish_shard = self._engine.finish_shard
         self._shard_sizes = plan.shard_sizes(self.batch)
         self._waiting: int | None = None
         self._entered = False
@@ -166,7 +167,7 @@ class Step:
         if refusals.is_noting:
             refusals.watch(loss)
         try:
-            self._engine.finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
+            self._finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
         except RuntimeError as error:
             if refusals.begin_again(error):
                 return

@@ -104,6 +104,10 @@ class Trainer:
             deterministic kernels while this computes, its switches are put back after, and an
             operation that has none raises :class:`unisono.NondeterministicError`. False: torch's
             switches stay as the program has them. On the CPU it changes nothing.
+        audit_every: every so many steps, each worker computes the shards of another again, and
+            replicas are compared, so that bits which memory or a processor got wrong are found: the
+            worker is named and replaced, and the run goes back to where all was right. None: never.
+            A line says once with which interval this takes at most 1 % of the time.
         callbacks: what takes notice of the run, see `unisono.callbacks`; progress is always shown,
             and with `directory` there is always an event file.
 
@@ -143,6 +147,7 @@ class Trainer:
         devices: Sequence[str | torch.device] | None = None,
         exchange: str = AUTO,
         exact: bool = True,
+        audit_every: int | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
         check_loss(loss)
