@@ -83,7 +83,7 @@ class Device:
         device = _read_name(name)
         if device.type == HOST:
             return cls(torch.device(HOST))
-        count = _count_of(device.type)
+        count = count_of(device.type)
         if count == 0:
             raise ValueError(
                 f"`device` must be there, but torch finds no {device.type!r} device on this "
@@ -232,8 +232,7 @@ class Device:
 
     @property
     def _generator(self) -> torch.Generator:
-        generator: torch.Generator = self._module.default_generators[self.torch.index]
-        return generator
+        return default_generator(self.torch)
 
 
 class Copies:
@@ -297,6 +296,14 @@ def host() -> Device:
     return Device(torch.device(HOST))
 
 
+def default_generator(device: torch.device) -> torch.Generator:
+    """Give the generator that is drawn from on a device where nobody names one."""
+    if device.type == HOST:
+        return torch.default_generator
+    generator: torch.Generator = torch.get_device_module(device).default_generators[device.index]
+    return generator
+
+
 def is_on_host(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is in the memory of the host."""
     return tensor.device.type == HOST
@@ -312,7 +319,8 @@ def _read_name(name: str | torch.device) -> torch.device:
         ) from error
 
 
-def _count_of(kind: str) -> int:
+def count_of(kind: str) -> int:
+    """Count this machine's devices of a type; 0 where torch knows none."""
     try:
         module = torch.get_device_module(kind)
         return int(module.device_count()) if module.is_available() else 0
