@@ -31,9 +31,11 @@ from unisono.exchange.protocol import Exchange
 from unisono.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
 from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
+from unisono.state.contents import updated_parameters
 from unisono.step.bound_model import BoundModel
 from unisono.step.clipping import Clipping
 from unisono.step.early import published_early
+from unisono.step.gradient_hook import GradientHook, OnGradients
 from unisono.step.gradients import Gradients, GradientStack
 from unisono.step.loss import (
     ShardLoss,
@@ -48,7 +50,7 @@ from unisono.step.non_finite import NonFiniteSearch
 from unisono.step.pending import PendingLosses
 from unisono.step.phase_timers import Phase, PhaseTimers
 from unisono.step.recomputation import Digests, Recomputation, published_digests
-from unisono.step.records import Form, Record, Records, non_finite_shard
+from unisono.step.records import Form, Record, Records, StepTotals, non_finite_shard
 from unisono.step.refused_operation import RefusedOperations
 from unisono.step.scaling import SMALLEST, LossScaling
 from unisono.step.several_devices import Backward, SeveralDevices
@@ -59,7 +61,7 @@ Met = TypeVar("Met")
 
 
 class StepEngine:
-    """Computes the steps of one loop. Final.
+    """Computes the steps of one loop.
 
     Args:
         model, optimizer: the user's, as `exchange` has bound them.
@@ -71,6 +73,7 @@ class StepEngine:
         is_deterministic: whether torch refuses operations that have no deterministic form.
         timers: of this worker's phases; None: such as nobody asks for delays.
         others: devices that this worker computes on beside the exchange's.
+        on_gradients: the program's function between the sum and the update, if it has one.
 
     Attributes:
         exchange: carries gradients.
@@ -81,6 +84,8 @@ class StepEngine:
         is_skipped: whether the last step's gradients were not finite with a scaled loss.
         timers: where the time of the step under way goes on this worker.
     """
+
+    takes_closure = False
 
     def __init__(
         self,
@@ -95,6 +100,7 @@ class StepEngine:
         is_deterministic: bool = False,
         timers: PhaseTimers | None = None,
         others: Sequence[Device] = (),
+        on_gradients: OnGradients | None = None,
     ) -> None:
         self.refusals = RefusedOperations(model, is_deterministic)
         self.non_finite = NonFiniteSearch(model, optimizer)
@@ -110,6 +116,9 @@ class StepEngine:
         self.timers = timers or PhaseTimers()
         self.model = model
         self._several = SeveralDevices(model, optimizer, exchange, others) if others else None
+        self._hook: GradientHook | None = None
+        if on_gradients is not None:
+            self._hook = GradientHook(on_gradients, list(updated_parameters(model, optimizer)))
         self.gradient_norm: float | None = None
         self._copied: int | None = None
         self._read: list[Record] = []  # what the shards of the step have come to, all done
@@ -140,17 +149,21 @@ class StepEngine:
             first_shard: the first one that has samples in this step.
         """
         self._step, self._first_shard = step, first_shard
+        self._prepare(step)
+        self._team.faults.meet("begin", step)
+        self.timers.begin()
+
+    def _prepare(self, step: int) -> None:
+        """Be ready for the passes of all shards."""
         if self.exchange.division.is_outdated:
             self.exchange.divide()
             self._follow()
         self._bound.begin(step)
         self.exchange.buffers.begin()
-        self._team.faults.meet("begin", step)
         self._stack.discard()
         self._pending.losses.clear()
         if self._several is not None:
             self._several.begin()
-        self.timers.begin()
 
     def begin_passes(self, sizes: Sequence[int]) -> Sequence[int]:
         """Give this worker's shards; collectives are refused until :meth:`end_passes`.
@@ -329,6 +342,28 @@ class StepEngine:
                 gradients are with any scale; nothing was updated.
             RuntimeError: something else changed the parameters meanwhile.
         """
+        totals, present = self._sum()
+        if present is None:
+            return totals.means, False
+        self._team.faults.meet("update", self._step)
+        if self._several is not None:
+            self._several.before_update()
+        if self.is_skipped:
+            pass_for_stepped(self._optimizer)
+        else:
+            self._apply(present)
+        return totals.means, self._settle(present)
+
+    def _sum(self) -> tuple[StepTotals, Sequence[bool] | None]:
+        """Sum gradients, scale and clip them. Collective.
+
+        Returns:
+            The sums of records, and for each parameter, whether it has a gradient in this step;
+            None: somebody was lost.
+
+        Raises:
+            NonFiniteLossError, RuntimeError: as :meth:`finish` does.
+        """
         exchange, step = self.exchange, self._step
         self._bound.check_untouched()
         self._bound.check_update()
@@ -340,26 +375,33 @@ class StepEngine:
             raise self._after_nothing(non_finite(value, step, shard))
         totals = self._records.totals(records)
         if exchange.is_lost:
-            return totals.means, False
+            return totals, None
         self._team.faults.meet("sums", step)
         present = exchange.add_up(f"sums of step {step}")
         if totals.form == Form.SUM:
             self._divide_sums(present, totals.weight)
-        if not self._unscale(present, step, bad) or not self._clip(present, step):
-            return totals.means, False
+        if not self._unscale(present, step, bad):
+            return totals, None
+        if self._hook is not None and not self.is_skipped:
+            self._device.seed(seed_of("gradients", self._seed, step))
+            self._hook.call(step, exchange.whole, present)
+        if not self._clip(present, step):
+            return totals, None
         self.timers.lap(Phase.SUMMING)
         if exchange.homes is None and not self._await_sums(step):
-            return totals.means, False
-        self._team.faults.meet("update", step)
-        if self._several is not None:
-            self._several.before_update()
-        if self.is_skipped:
-            pass_for_stepped(self._optimizer)
-        else:
-            self._apply(present)
+            return totals, None
+        return totals, present
+
+    def _settle(self, present: Sequence[bool]) -> bool:
+        """Make the update everybody's. Collective.
+
+        Returns:
+            Whether it is; False if somebody was lost in the midst of it.
+        """
+        exchange, step = self.exchange, self._step
         self._team.faults.meet("updated", step)
         if not self._wait(Phase.UPDATING, exchange.share, f"update of step {step}"):
-            return totals.means, False
+            return False
         self._update.commit()
         exchange.buffers.commit()
         if self._several is not None and not self.is_skipped:
@@ -370,7 +412,7 @@ class StepEngine:
         self._device.seed(seed_of("between", self._seed, step))
         self.timers.lap(Phase.UPDATING)
         self._team.faults.meet("commit", step)
-        return totals.means, True
+        return True
 
     def recomputation(self, parts: Sequence[Node]) -> Recomputation:
         """Begin to compute parts of the step under way again, once :meth:`arrive` gave None."""

@@ -14,13 +14,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 
 from unisono.data.fetch import Fetch
 from unisono.device import num_threads
 from unisono.exchange.choice import chosen
 from unisono.forbidden import collectives_watched
+from unisono.step.closure_engine import ClosureEngine
 from unisono.step.engine import StepEngine
 from unisono.step.phase_timers import PhaseTimers
 from unisono.step.run_delay import RunDelay
@@ -28,6 +29,7 @@ from unisono.train.alternation import open_loop
 from unisono.train.audited_boundary import AuditedBoundary
 from unisono.train.audited_step import next_step
 from unisono.train.boundary import Boundary
+from unisono.train.closure_step import ClosureStep
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.determinism import deterministic_kernels
 from unisono.train.interrupts import Interrupts, gentle_interrupts
@@ -72,7 +74,9 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         ) as opened,
     ):
         check_order(run, plan.samples)
-        make_step = Step if run.options.audit_every is None else next_step
+        make_step: Callable[..., Step] = ClosureStep if run.takes_closure else Step
+        if run.options.audit_every is not None:
+            make_step = next_step
         balance = SpeedBalance(run, boundary.engine, plan.samples.batch_size)
         watch = SpeedWatch(run, boundary, plan)
         while True:
@@ -151,7 +155,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
 def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers) -> StepEngine:
     """Bind the model to what carries gradients."""
     model, optimizer = run.kept.model, run.kept.optimizer
-    exchange = chosen(run.options.exchange, run.device)(
+    exchange = chosen(run.name_of_exchange, run.device)(
         model,
         optimizer,
         shards=plan.samples.shards,
@@ -162,7 +166,8 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTim
         live=live,
     )
     run.memory = exchange.memory
-    return StepEngine(
+    kind = ClosureEngine if run.takes_closure else StepEngine
+    return kind(
         model,
         optimizer,
         exchange,
@@ -173,6 +178,7 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTim
         is_deterministic=run.is_deterministic,
         timers=timers,
         others=run.other_devices,
+        on_gradients=run.options.on_gradients,
     )
 
 

@@ -32,6 +32,7 @@ from unisono.state.contents import check_contents, place
 from unisono.state.position import Position
 from unisono.state.program_state import ExtraState
 from unisono.state.run_state import RunState
+from unisono.step.gradient_hook import OnGradients
 from unisono.step.scaling import LossScaling
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.identity import fixed_by
@@ -115,6 +116,12 @@ class Run:
             replicas are compared, so that bits which memory or a processor got wrong are found: the
             worker is named and replaced, and the run goes back to where all was right. None: never.
             A line says once with which interval this takes at most 1 % of the time.
+        on_gradients: called once a step with (step, mean gradients by name), before they are
+            clipped: changes them in place, or returns others by name. It is called on every worker
+            with the same bits, and must do the same on each; generators are seeded for it.
+        closure: whether the optimizer's ``step`` is called with a closure, which computes all
+            shards again with the parameters as they are then, with the same random numbers. None:
+            if it cannot be called without one, as LBFGS'.
 
     Attributes:
         shards: S.
@@ -151,6 +158,8 @@ class Run:
         exchange: str = AUTO,
         exact: bool = True,
         audit_every: int | None = None,
+        on_gradients: OnGradients | None = None,
+        closure: bool | None = None,
     ) -> None:
         self._set_up(model, optimizer, RunOptions.among(locals()))
 
@@ -167,8 +176,11 @@ class Run:
         self.world = self.team.world
         self.shards, self.seed = options.num_shards(self.world.world_size), options.seed
         self.device, *others = devices_of(options.device, options.devices, self.world)
-        name_of_exchange(options.exchange, self.device)  # refuses what does not fit
         check_contents(model, optimizer, self.device)
+        options.check_closure(optimizer)
+        # Refuses what does not fit.
+        replicas_for = options.replicas_for(optimizer)
+        name_of_exchange(options.exchange, self.device, replicas_for=replicas_for)
         options.check_audits(self.device)
         options.clipping.check_fits(optimizer)
         scaling = LossScaling.of(options.grad_scaler, optimizer)
@@ -186,6 +198,12 @@ class Run:
         }
         if not self.device.is_host:
             fixed["exact"] = options.exact
+        if options.on_gradients is not None:
+            fixed["on_gradients"] = getattr(
+                options.on_gradients, "__qualname__", type(options.on_gradients).__qualname__
+            )
+        if options.takes_closure(optimizer):
+            fixed["closure"] = True
         self._context = RunContext(
             options,
             RunState(model, optimizer, options.resume_options),

@@ -11,6 +11,7 @@ from torch import nn
 from unisono.callbacks.callback import Audit
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import Device
+from unisono.exchange.choice import name_of_exchange
 from unisono.exchange.run_memory import RunMemory
 from unisono.notices import say
 from unisono.plan.samples import SamplePlan
@@ -125,6 +126,17 @@ class RunContext:
     def say(self, line: str) -> None:
         """Show the user one line."""
         self.observer.say(line)
+
+    @property
+    def takes_closure(self) -> bool:
+        """Whether the optimizer is called with a closure."""
+        return self.options.takes_closure(self.kept.optimizer)
+
+    @property
+    def name_of_exchange(self) -> str:
+        """The exchange of this worker's loops."""
+        replicas_for = self.options.replicas_for(self.kept.optimizer)
+        return name_of_exchange(self.options.exchange, self.device, replicas_for=replicas_for)
 
     @property
     def is_deterministic(self) -> bool:

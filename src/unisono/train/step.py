@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from traceback import walk_tb
 from types import TracebackType
 from typing import Any
@@ -175,6 +175,20 @@ class Step:
             raise
         self._waiting = None
         self._done.add(shard)
+
+    def again(self, loss: Callable[[Any], Any]) -> None:
+        """Say how a batch's loss is computed, for optimizers that take a closure.
+
+        They ask for the loss again, with other parameters: then this worker's shards are computed
+        once more, from the same samples and with the same random numbers. To be called within the
+        block; ``Trainer`` does it by itself, and other optimizers do not ask.
+
+        Args:
+            loss: takes a batch to what :meth:`backward` takes, with ``step.model``.
+
+        Raises:
+            TypeError: it is no function.
+        """
 
     def _explain(self, error: Exception, phase: str, shard: int | None = None) -> None:
         """Raise our error in the place of torch's, if that is one of a full memory."""

@@ -24,6 +24,7 @@ from unisono.data.epoch_order import Sampler
 from unisono.device import AUTO
 from unisono.state.digest import digest_of, digest_of_weights
 from unisono.state.weights import check_weights, save_weights
+from unisono.step.gradient_hook import OnGradients
 from unisono.train.computing import Computing
 from unisono.train.evaluate import evaluate
 from unisono.train.fit import FitUnderWay
@@ -108,6 +109,12 @@ class Trainer:
             replicas are compared, so that bits which memory or a processor got wrong are found: the
             worker is named and replaced, and the run goes back to where all was right. None: never.
             A line says once with which interval this takes at most 1 % of the time.
+        on_gradients: called once a step with (step, mean gradients by name), before they are
+            clipped: changes them in place, or returns others by name. It is called on every worker
+            with the same bits, and must do the same on each; generators are seeded for it.
+        closure: whether the optimizer's ``step`` is called with a closure, which computes all
+            shards again with the parameters as they are then, with the same random numbers. None:
+            if it cannot be called without one, as LBFGS'.
         callbacks: what takes notice of the run, see `unisono.callbacks`; progress is always shown,
             and with `directory` there is always an event file.
 
@@ -148,6 +155,8 @@ class Trainer:
         exchange: str = AUTO,
         exact: bool = True,
         audit_every: int | None = None,
+        on_gradients: OnGradients | None = None,
+        closure: bool | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
         check_loss(loss)
