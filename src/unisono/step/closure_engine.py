@@ -77,7 +77,7 @@ class ClosureEngine(StepEngine):
                 self._several.before_update()
                 self._several.update([True] * len(exchange.parameters))
             self._bound.remember()
-            self._prepare(self._step)
+            self.begin_again()
             assert self.compute_again is not None
             with torch.enable_grad():
                 self.compute_again()

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -164,6 +165,17 @@ class StepEngine:
         self._pending.losses.clear()
         if self._several is not None:
             self._several.begin()
+
+    def begin_again(self) -> None:
+        """Be ready for the passes of the step once more; who computes what may be otherwise now."""
+        self._prepare(self._step)
+
+    @contextmanager
+    def seeded(self, stream: str) -> Iterator[None]:
+        """Seed generators for what is computed once in the step; put them back after it."""
+        with self._device.generators_put_back():
+            self._device.seed(seed_of(stream, self._seed, self._step))
+            yield
 
     def begin_passes(self, sizes: Sequence[int]) -> Sequence[int]:
         """Give this worker's shards; collectives are refused until :meth:`end_passes`.

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from unisono.device import Device
 from unisono.errors import CheckpointError, UnisonoError
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
@@ -28,6 +29,7 @@ from unisono.train.out_of_memory import explained
 from unisono.train.run_context import RunContext
 from unisono.workers.barrier import NOTICE_AFTER_S
 from unisono.workers.launcher_messages import NoRecovery
+from unisono.workers.team import Team
 
 COST_AT_MOST = 0.01
 _POLL_S = 0.001
@@ -120,6 +122,16 @@ class Boundary:
     def explained(self, error: Exception, phase: str, step: int, shard: int | None) -> Exception:
         """Explain an error of the step under way if it is one of a full memory."""
         return explained(error, self._run, phase, step=step, shard=shard)
+
+    @property
+    def team(self) -> Team:
+        """The workers."""
+        return self._team
+
+    @property
+    def device(self) -> Device:
+        """Where this worker computes."""
+        return self._run.device
 
     @property
     def loss(self) -> Callable[[nn.Module, Any], Any] | None:

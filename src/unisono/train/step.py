@@ -16,6 +16,7 @@ from unisono.step.non_finite import Cause
 from unisono.step.phase_timers import Phase
 from unisono.train.boundary import Boundary
 from unisono.train.failures import note_place, samples_in_words
+from unisono.train.whole_batch import Embed, Features, WholeBatch, WholeBatchLoss, gathered
 
 
 class Step:
@@ -52,7 +53,8 @@ class Step:
         self._boundary, self._engine, self._loader = boundary, boundary.engine, loader
         self.model = self._engine.model
         self._finish_shard = self._engine.finish_shard
-        self._shard_sizes = plan.shard_sizes(self.batch)
+        self._plan, self._shard_sizes = plan, plan.shard_sizes(self.batch)
+        self._kept: dict[int, Any] = {}  # batches that were read before
         self._waiting: int | None = None
         self._entered = False
         self._taken = False
@@ -107,11 +109,7 @@ class Step:
                 self._done.add(shard)
                 continue
             place = Place(self.epoch, self.batch, shard)
-            try:
-                batch = self._loader.batch(place, self._engine.shards)
-            except RuntimeError as error:
-                self._explain(error, "copy of a batch", shard)
-                raise
+            batch = self._kept.pop(shard) if shard in self._kept else self._read(place)
             # After reading: what a dataset draws never shifts what the model draws.
             self.model = self._engine.start_shard(shard)
             self._waiting = shard
@@ -120,6 +118,13 @@ class Step:
                 self._engine.repeat_shard(shard)
                 yield batch
         self._check_differentiated()
+
+    def _read(self, place: Place) -> Any:
+        try:
+            return self._loader.batch(place, self._engine.shards)
+        except RuntimeError as error:
+            self._explain(error, "copy of a batch", place.shard)
+            raise
 
     def _compute_again(self, shard: int) -> Iterator[Any]:
         """Give one shard's batch out once more, to find what has made its loss not finite."""
@@ -175,6 +180,56 @@ class Step:
             raise
         self._waiting = None
         self._done.add(shard)
+
+    def gather(self, embed: Embed, loss: Callable[[Any], Any]) -> None:
+        """Train on a loss over the features of the whole global batch, such as a contrastive one.
+
+        In the place of a loop over :attr:`shards`. Collective: every rank calls it. Each shard is
+        embedded twice, with the same random numbers; memory holds one shard's graph at a time, and
+        all features.
+
+        Args:
+            embed: takes a batch to a tensor with one row of features for each sample, or to
+                several in a tuple, list or dict; with ``step.model``.
+            loss: takes all features, in the order of the global batch, to what :meth:`backward`
+                takes; the same on every worker. Generators are seeded for it.
+
+        Raises:
+            RuntimeError: the step's shards are taken already.
+            TypeError: `embed` gives something else than rows.
+        """
+        if not self._entered or self._taken:
+            raise RuntimeError(
+                "`step.gather` must be called once, within `with step:`, in the place of a loop "
+                "over `step.shards`."
+            )
+        engine, team, device = self._engine, self._boundary.team, self._boundary.device
+        shards = [shard for shard, size in enumerate(self._shard_sizes) if size]
+        whole = WholeBatchLoss(WholeBatch(self._plan, self.batch, shards), embed, loss)
+
+        def compute(some: Sequence[int]) -> Features:
+            found = {}
+            engine.begin_passes(self._shard_sizes)
+            for shard in some:
+                batch = self._read(Place(self.epoch, self.batch, shard))
+                self._kept[shard] = batch
+                self.model = engine.start_shard(shard)
+                # With a graph, as torch may take other kernels without one.
+                leaves = whole.features_of(batch, self._shard_sizes[shard])
+                found[shard] = [leaf.detach().to(device.torch) for leaf in leaves]
+            engine.end_passes()
+            return Features(found)
+
+        features = gathered(shards, team, device, engine.shards, compute)
+        engine.begin_again()
+        for batch in self.shards:
+            shard = self._waiting
+            assert shard is not None
+            leaves = whole.features_of(batch, self._shard_sizes[shard])
+            if not whole.is_differentiated:
+                with engine.seeded("whole batch"):
+                    whole.differentiate(features, engine.model)
+            self.backward(whole.of_shard(shard, leaves, self.model))
 
     def again(self, loss: Callable[[Any], Any]) -> None:
         """Say how a batch's loss is computed, for optimizers that take a closure.

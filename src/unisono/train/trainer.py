@@ -26,10 +26,10 @@ from unisono.state.digest import digest_of, digest_of_weights
 from unisono.state.weights import check_weights, save_weights
 from unisono.step.gradient_hook import OnGradients
 from unisono.train.computing import Computing
-from unisono.train.evaluate import evaluate
+from unisono.train.evaluate import evaluate, evaluate_whole
 from unisono.train.fit import FitUnderWay
 from unisono.train.loop_plan import LoopPlan
-from unisono.train.loss_function import Loss, check_loss
+from unisono.train.loss_function import Loss, check_embed, check_loss
 from unisono.train.metrics import Metrics, outputs_and_targets
 from unisono.train.order import no_epochs
 from unisono.train.passes import PassWatch
@@ -115,6 +115,10 @@ class Trainer:
         closure: whether the optimizer's ``step`` is called with a closure, which computes all
             shards again with the parameters as they are then, with the same random numbers. None:
             if it cannot be called without one, as LBFGS'.
+        embed: for a loss over the whole global batch, such as a contrastive one: takes (model,
+            batch) of one shard to features, a tensor with one row for each sample or several in a
+            tuple or dict. `loss` then takes (model, features of the global batch), in its order.
+            Each shard is embedded twice, so memory holds one shard's graph at a time.
         callbacks: what takes notice of the run, see `unisono.callbacks`; progress is always shown,
             and with `directory` there is always an event file.
 
@@ -157,9 +161,12 @@ class Trainer:
         audit_every: int | None = None,
         on_gradients: OnGradients | None = None,
         closure: bool | None = None,
+        embed: Loss | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
         check_loss(loss)
+        if embed is not None:
+            check_embed(embed, closure)
         self._computing = Computing(
             precision=precision, channels_last=channels_last, tf32=tf32, compile=compile
         )
@@ -174,11 +181,12 @@ class Trainer:
         self.callbacks = list(Callbacks(list(callbacks), self.directory))
         self._keep_states()
         self._loss = self._computing.of(loss, self.run.device)
+        self._embed = None if embed is None else self._computing.of(embed, self.run.device)
         # Passes are timed in a fork, which no accelerator survives.
         is_timed = self.run.device.is_host and not (
             self.run.team.is_replacement or compile or devices
         )
-        shards_watched = self.run.shards if is_timed else 0
+        shards_watched = self.run.shards if is_timed and embed is None else 0
         self._passes = PassWatch(model, self._loss, self.run.world, shards_watched)
 
     def fit(
@@ -278,7 +286,14 @@ class Trainer:
         if not run.is_ahead:
             run.model.train()
         fit = FitUnderWay(
-            run, plan, self._loss, self._passes, callbacks, validation, self._schedule
+            run,
+            plan,
+            self._loss,
+            self._passes,
+            callbacks,
+            validation,
+            self._schedule,
+            self._embed,
         )
         return fit.go_through(self._computing.under_way())
 
@@ -453,7 +468,10 @@ class Trainer:
         def compute() -> bytes:
             with self._computing.under_way():
                 sweep = self._sweep("evaluate", reading, model)
-                found = evaluate(sweep, self._loss, measured)
+                if self._embed is None:
+                    found = evaluate(sweep, self._loss, measured)
+                else:
+                    found = evaluate_whole(sweep, self._embed, self._loss, measured)
             return json.dumps(found).encode()
 
         means: dict[str, Any] = json.loads(self.run.joint_calls.together("evaluate", compute))
