@@ -91,6 +91,23 @@ def test_callbacks_leave_the_same_on_two_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@needs_two_cores
+@pytest.mark.parametrize(
+    "script",
+    [
+        "contrastive.py",
+        *(
+            pytest.param(script, marks=pytest.mark.long)
+            for script in ("closures.py", "gradients.py", "metrics.py", "streams.py")
+        ),
+    ],
+)
+def test_each_feature_has_one_digest(script: str) -> None:
+    alone = run(f"by_feature/{script}")
+    assert digest(alone) == digest(run(f"by_feature/{script}", workers=2))
+
+
+@pytest.mark.slow
 @needs_mnist
 def test_mnist_runs_on_a_few_real_samples_in_plain_files(tmp_path: Path) -> None:
     write_idx(mnist(MNIST), 500, tmp_path, "train")
