@@ -34,6 +34,7 @@ from unisono.train.out_of_memory import memory_explained
 from unisono.train.run_context import RunContext
 from unisono.train.start import tell_over
 from unisono.train.step import Step
+from unisono.train.unused_parameters import UnusedParameters
 from unisono.workers.launcher_messages import Live, Passed
 from unisono.world import threads_per_worker
 
@@ -68,6 +69,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
     ):
         check_order(run, plan.samples)
         balance = SpeedBalance(run, boundary.engine, plan.samples.batch_size)
+        unused = UnusedParameters(run)
         while True:
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
@@ -85,8 +87,11 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             step.check_finished()
             if not step.is_done:
                 boundary.undo()
-            elif balance.is_needed:
+                continue
+            if balance.is_needed:
                 balance.after_step(step.num_samples)
+            if unused.is_watching:
+                unused.look(boundary.engine.present)
 
 
 @contextmanager

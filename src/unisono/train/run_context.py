@@ -74,6 +74,7 @@ class RunContext:
         kinds: by rank, what computes the same bits; empty if all devices do, None before the first
             loop.
         has_told_slow: whether it was said that samples are not compared.
+        has_told_unused: whether parameters without a gradient were looked for.
         has_told_inexact: whether it was said that results may differ from one run to the next.
     """
 
@@ -98,6 +99,7 @@ class RunContext:
     goes_on: bool = False
     kinds: dict[int, str] | None = None
     has_told_slow: bool = False
+    has_told_unused: bool = False
     has_told_inexact: bool = False
 
     def say(self, line: str) -> None:
