@@ -26,6 +26,7 @@ from unisono.train.alternation import open_loop
 from unisono.train.boundary import Boundary
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.determinism import deterministic_kernels
+from unisono.train.failure_notes import failure_notes
 from unisono.train.interrupts import Interrupts, gentle_interrupts
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.mixed_devices import SpeedBalance
@@ -49,8 +50,13 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         plan: what the loop goes over.
         fetch: reads batches.
     """
+    notes = None if run.checkpoints is None else failure_notes()
+    if notes is not None and run.checkpoints is not None:
+        notes.begin(run.checkpoints.directory, run.team)
     if run.is_over(plan.totals):
         tell_over(run, plan.totals)
+        if notes is not None:
+            notes.end()
         return
     if run.engine is not None:
         raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
@@ -73,6 +79,8 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         while True:
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
+                if notes is not None:
+                    notes.end()
                 return
             if not is_over and run.kept.position.batch == 0:
                 begin_epoch(run, plan.samples, is_agreed=is_agreed)
