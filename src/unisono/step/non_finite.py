@@ -85,6 +85,8 @@ class NonFiniteSearch:
         optimizer: updates its parameters.
 
     Attributes:
+        computing: the model that computes a shard once more: that one, or its copy on another
+            device.
         is_repeating: whether a shard is computed once more now.
         bad_gradients: the positions of parameters whose summed gradients are not finite, among
             those that the optimizer updates.
@@ -92,6 +94,7 @@ class NonFiniteSearch:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
+        self.computing = model
         self._stack = ExitStack()
         self._outputs: ModuleOutputs | None = None
         self._batch: Any = None
@@ -103,7 +106,7 @@ class NonFiniteSearch:
         """Watch the forward pass over a batch that comes next."""
         self._batch, self.is_repeating = batch, True
         with suppress(Exception):
-            self._outputs = self._stack.enter_context(outputs_watched(self._model))
+            self._outputs = self._stack.enter_context(outputs_watched(self.computing))
 
     def take(self, returned: Any, num_samples: int) -> None:
         """Take what the loss function has returned for it."""
@@ -164,7 +167,7 @@ class NonFiniteSearch:
         names = list(updated_parameters(self._model, self._optimizer))
         bad = tuple(names[at] for at in sorted(self.bad_gradients))
         for shard in shards:
-            with suppress(Exception), noted(self._model) as notes:
+            with suppress(Exception), noted(self.computing) as notes:
                 returned = compute(shard)
                 torch.set_anomaly_enabled(False)
                 watch = _Backward(tree_leaves(returned))

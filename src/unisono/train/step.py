@@ -19,7 +19,7 @@ from unisono.train.failures import note_place, samples_in_words
 
 
 class Step:
-    """One global batch and the update that it leads to. Made by ``Run.steps``; final.
+    """One global batch and the update that it leads to. Made by ``Run.steps``.
 
     Used as ``with step:``; when the block ends, gradients are summed and parameters updated.
 
@@ -34,6 +34,8 @@ class Step:
             clipped; infinite where the step is skipped.
         is_skipped: after the block, with ``grad_scaler=``: whether gradients were not finite, so
             that parameters have stayed as they were. The step counts all the same.
+        model: what computes the batch that :attr:`shards` has just given: the run's model, or with
+            ``devices=`` its copy on the batch's device.
         is_done: after the block: whether the step counts. False where a worker was lost in the
             midst of it: the step, and maybe some before it, will come again.
     """
@@ -48,6 +50,8 @@ class Step:
         self.is_skipped = False
         self.is_done = False
         self._boundary, self._engine, self._loader = boundary, boundary.engine, loader
+        self.model = self._engine.model
+        self._finish_shard = self._engine.finish_shard
         self._shard_sizes = plan.shard_sizes(self.batch)
         self._waiting: int | None = None
         self._entered = False
@@ -81,7 +85,7 @@ class Step:
         return self._batches()
 
     def _batches(self) -> Iterator[Any]:
-        more: Sequence[int] | None = self._engine.begin_passes()
+        more: Sequence[int] | None = self._engine.begin_passes(self._shard_sizes)
         while more is not None:
             yield from self._compute(more)
             if self._loader.copies_early:
@@ -109,7 +113,7 @@ class Step:
                 self._explain(error, "copy of a batch", shard)
                 raise
             # After reading: what a dataset draws never shifts what the model draws.
-            self._engine.start_shard(shard)
+            self.model = self._engine.start_shard(shard)
             self._waiting = shard
             yield batch
             if self._engine.refusals.is_noting:
@@ -128,7 +132,7 @@ class Step:
 
     def _read_again(self, shard: int) -> Any:
         """Prepare for a shard's pass in a step that fails, and read its batch, in this process."""
-        self._engine.repeat_shard(shard)
+        self.model = self._engine.repeat_shard(shard)
         return self._loader.batch(Place(self.epoch, self.batch, shard), ())
 
     def backward(self, loss: Any) -> None:
@@ -163,7 +167,7 @@ class Step:
         if refusals.is_noting:
             refusals.watch(loss)
         try:
-            self._engine.finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
+            self._finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
         except RuntimeError as error:
             if refusals.begin_again(error):
                 return
@@ -201,6 +205,7 @@ class Step:
         traceback: TracebackType | None,
     ) -> None:
         self._engine.end_passes()
+        self.model = self._engine.model
         if self._engine.non_finite.is_repeating and isinstance(error, Exception):
             error = None  # the pass before went well; what it has led to is told instead
         if error is not None or self._engine.refusals.is_noting:
@@ -269,7 +274,7 @@ class Step:
     def _compute_loss(self, shard: int) -> Any:
         assert self._boundary.loss is not None
         batch = self._read_again(shard)
-        return self._boundary.loss(batch)
+        return self._boundary.loss(self.model, batch)
 
     def _pass(self, shard: int, returned: Any) -> None:
         num_samples = self._shard_sizes[shard]
