@@ -83,6 +83,7 @@ class StepEngine:
         non_finite: says what has made a loss, or gradients, not finite.
         gradient_norm: of the last step's gradients, before they were clipped by it; else None.
         is_skipped: whether the last step's gradients were not finite with a scaled loss.
+        present: of which parameters the last step had a gradient.
         timers: where the time of the step under way goes on this worker.
     """
 
@@ -121,6 +122,7 @@ class StepEngine:
         if on_gradients is not None:
             self._hook = GradientHook(on_gradients, list(updated_parameters(model, optimizer)))
         self.gradient_norm: float | None = None
+        self.present: Sequence[bool] = ()
         self._copied: int | None = None
         self._read: list[Record] = []  # what the shards of the step have come to, all done
         self._bad: tuple[int, float] | None = None
@@ -389,7 +391,7 @@ class StepEngine:
         if exchange.is_lost:
             return totals, None
         self._team.faults.meet("sums", step)
-        present = exchange.add_up(f"sums of step {step}")
+        self.present = present = exchange.add_up(f"sums of step {step}")
         if totals.form == Form.SUM:
             self._divide_sums(present, totals.weight)
         if not self._unscale(present, step, bad):

@@ -32,6 +32,7 @@ from unisono.train.boundary import Boundary
 from unisono.train.closure_step import ClosureStep
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.determinism import deterministic_kernels
+from unisono.train.failure_notes import failure_notes
 from unisono.train.interrupts import Interrupts, gentle_interrupts
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.mixed_devices import SpeedBalance
@@ -41,6 +42,7 @@ from unisono.train.run_context import RunContext
 from unisono.train.speed_watch import SpeedWatch
 from unisono.train.start import tell_over
 from unisono.train.step import Step
+from unisono.train.unused_parameters import UnusedParameters
 from unisono.workers.launcher_messages import Live, Passed
 from unisono.world import threads_per_worker
 
@@ -55,8 +57,13 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         plan: what the loop goes over.
         fetch: reads batches.
     """
+    notes = None if run.checkpoints is None else failure_notes()
+    if notes is not None and run.checkpoints is not None:
+        notes.begin(run.checkpoints.directory, run.team)
     if run.is_over(plan.totals):
         tell_over(run, plan.totals)
+        if notes is not None:
+            notes.end()
         return
     if run.engine is not None:
         raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
@@ -78,11 +85,13 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         if run.options.audit_every is not None:
             make_step = next_step
         balance = SpeedBalance(run, boundary.engine, plan.samples.batch_size)
-        watch = SpeedWatch(run, boundary, plan)
+        watch, unused = SpeedWatch(run, boundary, plan), UnusedParameters(run)
         while True:
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
                 watch.finish()
+                if notes is not None:
+                    notes.end()
                 return
             if not is_over and run.kept.position.batch == 0:
                 begin_epoch(run, plan.samples, is_agreed=is_agreed)
@@ -101,6 +110,8 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             if balance.is_needed:
                 balance.after_step(step.num_samples)
             watch.after_step(step.num_samples)
+            if unused.is_watching:
+                unused.look(boundary.engine.present)
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from unisono.state.run_state import RunState
 from unisono.step.gradient_hook import OnGradients
 from unisono.step.scaling import LossScaling
 from unisono.train.checkpoints import Checkpoints
+from unisono.train.failure_notes import failure_notes
 from unisono.train.identity import fixed_by
 from unisono.train.loop import steps_of
 from unisono.train.loop_plan import LoopPlan
@@ -222,6 +223,7 @@ class Run:
             self.state[EXTRA_STATE_KEY] = extra_state
         self.checkpoints: Checkpoints | None = None
         if options.directory is not None:
+            failure_notes()
             self.checkpoints = Checkpoints(self.team, Path(options.directory), options, self.say)
             self._context.checkpoints = self.checkpoints
         self.team.supervisor.tell(Ready())

@@ -94,6 +94,7 @@ class RunContext:
         kinds: by rank, what computes the same bits; empty if all devices do, None before the first
             loop.
         has_told_slow: whether it was said that samples are not compared.
+        has_told_unused: whether parameters without a gradient were looked for.
         has_told_inexact: whether it was said that results may differ from one run to the next.
         has_told_cost: whether it was said what audits cost.
     """
@@ -120,6 +121,7 @@ class RunContext:
     goes_on: bool = False
     kinds: dict[int, str] | None = None
     has_told_slow: bool = False
+    has_told_unused: bool = False
     has_told_inexact: bool = False
     has_told_cost: bool = False
 
