@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, get_type_hints
@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 from unisono.report import fields
 
 FORMAT = 1
+_NAMES_AT_MOST = 3
 PHASES = ("loading", "forward", "backward", "waiting", "summing", "updating")
 _phases = attrgetter(*(f"{name}_s" for name in PHASES))
 
@@ -143,6 +144,30 @@ class Checkpoint(Event):
 
 
 @dataclass(frozen=True)
+class StepAudited(Event):
+    """The step before was computed twice, and nothing was wrong."""
+
+    seconds: fields.Seconds
+
+
+@dataclass(frozen=True)
+class FoundWrong(Event):
+    """The audit of the step before has found something; empty ``wrong``: not on whom."""
+
+    wrong: fields.Counts
+    names: fields.Texts
+    shards: fields.Counts
+
+    @property
+    def in_words(self) -> str:
+        """What was found."""
+        whose = _few([f"worker {rank}" for rank in self.wrong]) or "it is not known on whom"
+        where = f" of shards {_few(self.shards)}" if self.shards else ""
+        what = _few(self.names) or "something"
+        return f"the audit of step {max(self.step - 1, 0)} found {what}{where} wrong: {whose}"
+
+
+@dataclass(frozen=True)
 class Failure(Event):
     """A fit has ended with an exception."""
 
@@ -178,6 +203,12 @@ class End(Event):
     stopped_early: fields.Flag
 
 
+def _few(items: Sequence[object]) -> str:
+    more = len(items) - _NAMES_AT_MOST
+    text = ", ".join(map(str, items[:_NAMES_AT_MOST]))
+    return f"{text} and {more} more" if more > 0 else text
+
+
 def _readers_of(event: type[Event]) -> list[tuple[str, Callable[[Any], Any]]]:
     types = get_type_hints(event, include_extras=True)
     return [(field.name, types[field.name].__metadata__[0]) for field in dataclasses.fields(event)]
@@ -190,6 +221,8 @@ _EVENTS: dict[str, type[Event]] = {
     "went_back": WentBack,
     "evaluation": Evaluation,
     "checkpoint": Checkpoint,
+    "audit": StepAudited,
+    "finding": FoundWrong,
     "failure": Failure,
     "interrupted": Interrupted,
     "end": End,

@@ -103,6 +103,7 @@ class AuditedStep(Step):
         division, ranks = self._engine.exchange.division, self._team.membership.ranks
         checked = ranks[checked_by(self._team.position, self._team.size)]
         held = {part.lo: part for parts in division.parts_of.values() for part in parts}
+        self._team.faults.meet("audit", self.number)
         own = self._engine.published_digests()
         again = yield from self._recompute(division.parts_of[checked])
         found = self._tell([*own, *again.items()], self._changes())
