@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.plan.audit import (
-    Finding,
+    Judgement,
     Opinion,
-    Verdict,
     checked_by,
     interval_for,
     is_audited,
@@ -24,16 +23,16 @@ def opinions(*said):
     ]
 
 
-AGREED, UNDECIDED = Verdict(Finding.AGREED), Verdict(Finding.UNDECIDED, (), ("first",))
-UNREPEATABLE = Verdict(Finding.UNREPEATABLE, (), ("first",))
+AGREED, UNDECIDED = Judgement("agreed"), Judgement("undecided", (), ("first",))
+UNREPEATABLE = Judgement("unrepeatable", (), ("first",))
 
 
 def wrong(*ranks, names=("first",)):
-    return Verdict(Finding.WRONG, ranks, names)
+    return Judgement("wrong", ranks, names)
 
 
 @pytest.mark.parametrize(
-    ("said", "verdict"),
+    ("said", "judgement"),
     [
         (["0a"], AGREED),
         (["0a", "1a"], AGREED),
@@ -70,12 +69,12 @@ def wrong(*ranks, names=("first",)):
         (["0a/x", "1a", "2a/x"], wrong(1, names=("second",))),
     ],
 )
-def test_who_is_wrong(said, verdict):
-    assert judge(opinions(*said)) == verdict
+def test_who_is_wrong(said, judgement):
+    assert judge(opinions(*said)) == judgement
 
 
 @pytest.mark.parametrize(
-    ("now", "before", "reference", "verdict"),
+    ("now", "before", "reference", "judgement"),
     [
         (["0a", "1a"], [], None, AGREED),
         (["0a", "1b"], [], None, UNDECIDED),
@@ -96,9 +95,9 @@ def test_who_is_wrong(said, verdict):
         (["0a", "1b"], ["0a", "1b"], "b", wrong(0)),
     ],
 )
-def test_who_keeps_something_wrong(now, before, reference, verdict):
+def test_who_keeps_something_wrong(now, before, reference, judgement):
     known = None if reference is None else {"first": reference}
-    assert judge_kept(opinions(*now), opinions(*before), known) == verdict
+    assert judge_kept(opinions(*now), opinions(*before), known) == judgement
 
 
 @given(st.integers(3, 9), st.data())

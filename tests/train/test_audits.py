@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 
 import pytest
 import torch
@@ -127,9 +128,17 @@ def test_a_run_resumes_from_what_was_audited(monkeypatch, tmp_path):
     with pytest.raises(unisono.CorruptionError, match="goes on from its newest checkpoint"):
         train(6, faults="defect:rank=0,step=4", **options)
     # Step 5, which led to the checkpoint that was due then, is wrong, and so is step 4.
-    assert checkpoints(tmp_path) == ["step-000000000002", "step-000000000004"]
+    until(lambda: checkpoints(tmp_path) == ["step-000000000002", "step-000000000004"])
     monkeypatch.undo()
     assert train(6, **options)[0] == expected
+
+
+def until(holds):
+    """Wait for the thread that writes checkpoints."""
+    deadline_s = time.monotonic() + 30
+    while not holds() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert holds()
 
 
 def checkpoints(directory):
