@@ -69,6 +69,7 @@ class AuditedBoundary(Boundary):
         self._agreed_at_snapshot: _Agreed | None = None
         self._has_to_go_back = False
         self._changed_in: int | None = None
+        self._snapshot_s = 0.0
         self._seconds: list[tuple[float, float]] = []
 
     def begin(self) -> bool:
@@ -198,7 +199,7 @@ class AuditedBoundary(Boundary):
         self._reports.append(Audit(self._kept.position.step - 1, seconds))
 
     def note_cost(self, audit_s: float, step_s: float) -> None:
-        """Say once, when a few audits were timed, what they cost.
+        """Say once, when a few audits were timed, what they cost, each with its snapshot.
 
         Args:
             audit_s: what the audit has added to the step, in seconds.
@@ -206,7 +207,7 @@ class AuditedBoundary(Boundary):
         """
         if self.run.has_told_cost or self._team.is_replacement:
             return
-        self._seconds.append((audit_s, step_s))
+        self._seconds.append((audit_s + self._snapshot_s, step_s))
         position = self._kept.position
         if len(self._seconds) == _TIMED_AUDITS or self._plan.totals.are_reached(position):
             self.run.has_told_cost = True
@@ -246,8 +247,10 @@ class AuditedBoundary(Boundary):
         self._reports.append(audit)
 
     def _snapshot(self, *, wait: bool) -> int | None:
+        start_s = time.perf_counter()
         slot = super()._snapshot(wait=wait)
         self._agreed_at_snapshot = self._agreed
+        self._snapshot_s = time.perf_counter() - start_s
         return slot
 
     def _opinions(self, step: int, *, is_done: bool) -> list[Opinion]:
@@ -301,11 +304,14 @@ class AuditedBoundary(Boundary):
     def _due_once_audited(self) -> BoundaryTasks:
         """Say what is to be done before the next step; only the leader's word counts."""
         due = self._due_next()
+        snapshots = self._memory.snapshots
         known, next_step = self._disputed, self._kept.position.step + 1
         again = known is not None and next_step <= known.step
         more = BoundaryTasks.AUDIT if again and self._team.is_leader else BoundaryTasks.NOTHING
         if self.is_audited:
             due, self._deferred = due | self._deferred, BoundaryTasks.NOTHING
+            if self._recovers and self._team.is_leader and not snapshots.next_is_busy:
+                due |= BoundaryTasks.SNAPSHOT
             return due | more
         if due != BoundaryTasks.SNAPSHOT:  # one of many, which will do after the next audit
             self._deferred |= due
