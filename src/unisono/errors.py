@@ -96,13 +96,32 @@ class NonFiniteLossError(UnisonoError):
         step: the step, counted from 0 over the whole run.
         shard: the shard whose forward pass gave the loss; None for the norm.
         value: the loss, or the norm.
+        module: the name of the first module of the model whose output, or gradient, is not finite,
+            ``""`` for the model itself; None where no module's is, or it is not known.
+        file, line: the program's line that calls it; ``""`` and 0 where it is not known.
+        parameters: the names of those whose values, or gradients, are not finite, as far as known.
     """
 
-    def __init__(self, message: str, *, step: int, shard: int | None, value: float) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        step: int,
+        shard: int | None,
+        value: float,
+        module: str | None = None,
+        file: str = "",
+        line: int = 0,
+        parameters: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.step = step
         self.shard = shard
         self.value = value
+        self.module = module
+        self.file = file
+        self.line = line
+        self.parameters = parameters
 
 
 class CorruptionError(UnisonoError):

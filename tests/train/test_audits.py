@@ -208,6 +208,15 @@ def test_a_program_that_is_not_deterministic_is_told_so():
     assert "loss of shard 0" in raised.value.names
 
 
+def test_a_loss_that_is_not_finite_is_told_in_an_audited_step_as_in_any():
+    def loss(model, batch):
+        total, weight = loss_of(model, batch)
+        return total * (float("nan") if weight == 1 else 1), weight
+
+    with pytest.raises(unisono.NonFiniteLossError, match="shard 2"):
+        train(1, loss=loss)
+
+
 def test_shards_must_be_looped_over_to_the_end():
     model, optimizer = make()
     run = unisono.Run(model, optimizer, shards=1, seed=4, audit_every=2)

@@ -162,6 +162,13 @@ class Fit(Protocol):
     def facts(self) -> Mapping[str, Any]:
         """What the run is, as JSON: identity, versions, machine, command, sizes."""
 
+    @property
+    def speed(self) -> Mapping[str, Any] | None:
+        """What slows the steps, as it was found last: see the event ``speed`` in `docs/events.md`.
+
+        On the leader alone, once it has looked at some steps; else None.
+        """
+
     def pid(self, rank: int) -> int | None:
         """Tell the process of a worker; None if it is not known."""
 

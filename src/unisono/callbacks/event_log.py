@@ -6,6 +6,7 @@
     step         means, learning rates, norm, where each worker's time went; on a device its memory
     evaluation   what a validation found
     checkpoint   one was asked for
+    speed        what slows the steps, now and then
     audit        a step was audited: see `audit_every`
     finding      an audit found something, and the run has gone back
     workers      other workers compute now, and why
@@ -74,6 +75,7 @@ class EventLog(Callback):
         self._pending: tuple[int, dict[str, Any]] | None = None
         self._ended_at_s = 0.0
         self._memory_due_s = math.inf
+        self._speed: Mapping[str, Any] | None = None
 
     def writes_to(self, directory: Path | None) -> Path | None:
         """See :class:`Callback`."""
@@ -138,6 +140,8 @@ class EventLog(Callback):
         self._pending = step.number, facts
         if len(ranks) == 1:
             self._add_pending(fit)  # nobody else has anything to tell
+        if fit.speed is not self._speed:
+            self._note_speed(fit)
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Write what a validation found."""
@@ -196,13 +200,15 @@ class EventLog(Callback):
 
     def on_end(self, fit: Fit, summary: Summary) -> None:
         """Write how the call ended."""
-        facts = {
+        facts: dict[str, Any] = {
             "step": fit.step,
             "seconds": summary.seconds,
             "samples_per_second": summary.samples_per_second,
             "digest": summary.digest,
             "stopped_early": fit.step < fit.end_step,
         }
+        if fit.speed is not None:
+            facts["speed"] = fit.speed
         self._add(fit, "end", fit.step, facts)
         self._close()
 
@@ -224,6 +230,12 @@ class EventLog(Callback):
         journal.cut(fit.step)
         if not (fit.has_joined and path.exists()):
             journal.note(encode("start", format=FORMAT, **_start(fit)))
+
+    def _note_speed(self, fit: Fit) -> None:
+        """Write what slows the steps, as the leader has just found it."""
+        self._speed = fit.speed
+        if self._speed is not None and self._journal is not None:
+            self._journal.note(encode("speed", step=fit.step, speed=self._speed))
 
     def _has_a_say(self, fit: Fit, error: BaseException) -> bool:
         """Tell whether this worker writes how the call ends."""

@@ -7,14 +7,14 @@ unreadable. Events and fields that are not known are passed over. `docs/events.m
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, get_type_hints
+from typing import Any
 
 from unisono.report import fields
+from unisono.report.speed_facts import Speed
 
 FORMAT = 1
 _NAMES_AT_MOST = 3
@@ -58,6 +58,7 @@ class Start(Event):
     folder: fields.Text
     num_parameters: fields.Count
     loader_workers: fields.Count
+    started_unix_s: fields.Seconds
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,13 @@ class FoundWrong(Event):
 
 
 @dataclass(frozen=True)
+class SpeedSeen(Event):
+    """The leader has looked at what slows the steps."""
+
+    speed: Speed = None
+
+
+@dataclass(frozen=True)
 class Failure(Event):
     """A fit has ended with an exception."""
 
@@ -201,17 +209,13 @@ class End(Event):
     samples_per_second: fields.Seconds
     digest: fields.Text
     stopped_early: fields.Flag
+    speed: Speed = None  # of the whole fit
 
 
 def _few(items: Sequence[object]) -> str:
     more = len(items) - _NAMES_AT_MOST
     text = ", ".join(map(str, items[:_NAMES_AT_MOST]))
     return f"{text} and {more} more" if more > 0 else text
-
-
-def _readers_of(event: type[Event]) -> list[tuple[str, Callable[[Any], Any]]]:
-    types = get_type_hints(event, include_extras=True)
-    return [(field.name, types[field.name].__metadata__[0]) for field in dataclasses.fields(event)]
 
 
 _EVENTS: dict[str, type[Event]] = {
@@ -223,11 +227,12 @@ _EVENTS: dict[str, type[Event]] = {
     "checkpoint": Checkpoint,
     "audit": StepAudited,
     "finding": FoundWrong,
+    "speed": SpeedSeen,
     "failure": Failure,
     "interrupted": Interrupted,
     "end": End,
 }
-_READERS = {name: _readers_of(event) for name, event in _EVENTS.items()}
+_READERS = {name: fields.readers_of(event) for name, event in _EVENTS.items()}
 
 
 def read_event(line: bytes) -> Event | None:

@@ -88,9 +88,9 @@ class AuditedStep(Step):
         if self._team.membership != membership:
             # Parts may have been added up by now; the next step is as good.
             self._audited.is_postponed = True
-        else:
+        elif self._engine.failing_shard is None:  # else nobody updates anything
             start_s = perf_counter()
-            self._engine.begin_passes()
+            self._engine.begin_passes(self._shard_sizes)
             try:
                 yield from self._audit()
             finally:
@@ -141,7 +141,7 @@ class AuditedStep(Step):
                 recomputation.skip_shard(shard)
                 continue
             batch = self._loader.batch(Place(self.epoch, self.batch, shard), ())
-            self._engine.start_shard(shard)
+            self.model = self._engine.start_shard(shard)
             self._waiting = shard
             yield batch
         self._check_differentiated()
