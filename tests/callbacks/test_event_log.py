@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.callbacks.test_journal import alone
 from torch.nn import functional as F
@@ -272,7 +272,6 @@ def test_a_run_goes_on_in_a_file_of_hostile_lines(tmp_path):
     assert [step for step in steps if step is not None] == list(range(8))
 
 
-@settings(max_examples=300)
 @given(st.one_of(st.binary(max_size=60), st.one_of(NESTED, OF_A_STEP).map(as_line)))
 def test_no_line_makes_anybody_fall(line):
     place = place_of(line)
