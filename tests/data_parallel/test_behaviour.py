@@ -72,7 +72,6 @@ def test_without_an_accelerator_chunks_are_computed_if_asked_for():
 
 
 def test_gradients_are_added_along_the_tree():
-    seen = []
     model = wrapped(nn.Linear(1, 1, bias=False), shards=6)
     x = torch.tensor([[1e8], [1.0], [-1e8], [1.0], [1.0], [0.3]])
     model(x).sum().backward()
@@ -357,6 +356,17 @@ def test_sparse_gradients_are_added():
     assert model.module.weight.grad.is_sparse
     ours, plain = model.module.weight.grad.to_dense(), module.weight.grad.to_dense()
     torch.testing.assert_close(ours, plain)
+
+
+def test_sparse_gradients_are_added_along_the_tree():
+    model = wrapped(nn.Embedding(1, 1, sparse=True), shards=6)
+    scales = torch.tensor([1e8, 1.0, -1e8, 1.0, 1.0, 0.3])
+    outputs = model(torch.zeros(12, dtype=torch.long)).view(6, 2)
+    (outputs * torch.stack([scales, torch.zeros(6)], 1)).sum().backward()
+    g = [*scales]
+    tree = ((g[0] + g[1]) + (g[2] + g[3])) + (g[4] + g[5])
+    assert model.module.weight.grad.is_coalesced()
+    assert model.module.weight.grad.to_dense().item() == tree.item()
 
 
 def test_gradients_of_gradients():
