@@ -13,6 +13,7 @@ from unisono.c10d.registration import register as _register_backend
 from unisono.errors import (
     CallbackError,
     CheckpointError,
+    CorruptionError,
     DataFormatError,
     DownloadError,
     LoadingError,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from unisono.ddp.distributed_sampler import DistributedSampler
     from unisono.ddp.init import init
     from unisono.ddp.module import DistributedDataParallel
+    from unisono.stages.split import split
     from unisono.state.load import load_model
     from unisono.train.run import Run
     from unisono.train.step import Step
@@ -55,11 +57,13 @@ _LOADED_ON_FIRST_USE = {
     "Trainer": "unisono.train.trainer",
     "init": "unisono.ddp.init",
     "load_model": "unisono.state.load",
+    "split": "unisono.stages.split",
 }
 
 __all__ = [
     "CallbackError",
     "CheckpointError",
+    "CorruptionError",
     "DataFormatError",
     "DataParallel",
     "DistributedDataParallel",
@@ -84,6 +88,7 @@ __all__ = [
     "init",
     "launch",
     "load_model",
+    "split",
     "world",
 ]
 
