@@ -413,6 +413,17 @@ def test_a_batch_smaller_than_the_number_of_devices():
         torch.testing.assert_close(model(x), model.module(x))
 
 
+def test_also_a_single_chunk_has_weights_of_its_own():
+    """Else gradients of two calls would meet at the parameter in any order."""
+    seen = []
+    module = nn.Linear(2, 2)
+    module.register_forward_pre_hook(lambda replica, args: seen.append(replica.weight))
+    model = wrapped(module)
+    model(torch.ones(1, 2)).sum().backward()
+    assert seen[0].grad_fn is not None
+    assert module.weight.grad.tolist() == [[1, 1], [1, 1]]
+
+
 def test_an_own_way_to_cut_and_to_gather():
     class Lists(unisono.DataParallel):
         def scatter(self, inputs, kwargs, device_ids):
@@ -436,6 +447,8 @@ def test_devices_are_checked():
         unisono.DataParallel(module, ["cuda:0"])
     with pytest.raises(TypeError, match=r"`device_ids` must have numbers or names .* has 'gpu0'"):
         unisono.DataParallel(module, ["gpu0"])
+    with pytest.raises(TypeError, match=r"must be a list of devices, but is 'cpu': pass \['cpu'\]"):
+        unisono.DataParallel(module, "cpu")
     with pytest.raises(TypeError, match="`output_device` must have numbers"):
         unisono.DataParallel(module, TWO, output_device="here")
     for shards in (0, -1, 2.5, "two", True):

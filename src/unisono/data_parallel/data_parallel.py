@@ -64,7 +64,11 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
     * With one chunk by `shards`, the module is called with its inputs brought to the device.
 
     Activation checkpointing must be ``use_reentrant=False``: the other kind adds gradients in the
-    order in which devices finish. Run on CPUs and on simulated devices; **never run on GPUs**.
+    order in which devices finish. So does autograd if the module is called three times or more
+    before a backward pass and the loss is on another device than the first: call ``backward``
+    within ``torch.autograd.set_multithreading_enabled(False)`` then.
+
+    Run on CPUs and on simulated devices; **never run on GPUs**.
 
     Args:
         module: on the first device when it is called.
@@ -200,7 +204,7 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
                     _naming(chunk, len(chunks), device),
                 ):
                     output = replicas[chunk][id(self.module)](*inputs[0], **inputs[1])
-                outputs.append(through_gate(output) if len(chunks) > 1 else output)
+                outputs.append(through_gate(output))
         _keep_buffers(original, replicas[0], tensors[0])
         return outputs
 
