@@ -317,7 +317,7 @@ class FitUnderWay:
             found = {
                 "digest": digest_of(run.model, run.optimizer),
                 "seconds": tally.seconds(run.position),
-                "slowness": "" if self._speed is None else self._speed.line,
+                "slowness": "" if self._speed is None else self._speed.in_words,
             }
             return json.dumps(found).encode()
 

@@ -52,8 +52,8 @@ class Unobserved:
 
     def note_speed(self, report: SpeedReport) -> None:
         """See :class:`Observer`."""
-        if report.is_final and report.line:
-            say(report.line)
+        if report.is_final and report.in_words:
+            say(report.in_words)
 
 
 @dataclass(slots=True)

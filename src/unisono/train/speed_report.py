@@ -23,10 +23,10 @@ class SpeedReport:
     is_final: bool = False
 
     @property
-    def line(self) -> str:
-        """What the end of a run says of it; empty where nothing cost enough."""
+    def in_words(self) -> str:
+        """What the end of a run says of it, a line each; empty where nothing cost enough."""
         told = [one for one in self.findings if one.cause in TOLD and one.cost >= COSTS]
-        return told[0].line if told else ""
+        return "\n".join(one.line for one in told)
 
     @property
     def as_json(self) -> dict[str, Any]:
