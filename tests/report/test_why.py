@@ -14,7 +14,7 @@ from tests.report.synthetic import (
 from unisono.report import why
 from unisono.report.events import read_event
 from unisono.report.history import History
-from unisono.report.time_spent import Part
+from unisono.report.time_spent import PartOfTime
 
 ROW = [0.5, 1.0, 2.0, 0.25, 0.125, 0.125]
 
@@ -131,7 +131,7 @@ def test_the_runs_own_findings_come_first():
     ],
 )
 def test_what_takes_much_has_a_remedy(parts, words):
-    said = list(why._of_parts([Part(name, 1.0, share) for name, share in parts.items()]))
+    said = list(why._of_parts([PartOfTime(name, 1.0, share) for name, share in parts.items()]))
     assert len(said) == (words is not None)
     assert words is None or said[0].startswith(words)
 

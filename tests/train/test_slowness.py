@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unisono.machine_load import MachineLoad
 from unisono.train.confirmation import Confirmed
-from unisono.train.machine_load import MachineLoad
-from unisono.train.slowness import COLUMNS, SLOW_BY, Cause, Finding, StepWindow, judge
+from unisono.train.slowdown import Cause, Slowdown
+from unisono.train.slowness import SLOW_BY, judge
+from unisono.train.step_window import COLUMNS, StepWindow
 
 USUAL_MS = {"between": 0.1, "loading": 0.4, "forward": 0.8, "backward": 1.4}
 AFTER_MS = {"summing": 0.1, "updating": 0.2}
@@ -248,7 +250,7 @@ def test_next_to_no_steps_are_no_error(num_steps):
 
 
 def finding(cause, excess_s, rank=None):
-    return Finding(cause, excess_s, 0.1, 0.1, "it is slow", "", rank)
+    return Slowdown(cause, excess_s, 0.1, 0.1, "it is slow", "", rank)
 
 
 A, B = (Cause.WORKER, 1), (Cause.BUSY, None)

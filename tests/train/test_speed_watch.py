@@ -8,8 +8,9 @@ from torch.nn import functional as F
 import unisono
 from unisono.step.phase_timers import DELAYED
 from unisono.train import speed_watch
-from unisono.train.slowness import COLUMNS, TOLD, Cause, Finding
+from unisono.train.slowdown import TOLD, Cause, Slowdown
 from unisono.train.speed_watch import WARMUP_STEPS, WINDOW_STEPS, times_of
+from unisono.train.step_window import COLUMNS
 
 nan = float("nan")
 
@@ -79,7 +80,7 @@ def test_two_windows_are_watched_then_there_is_a_rest():
 
 @pytest.mark.parametrize("cause", list(Cause))
 def test_what_nobody_need_be_told_stands_in_the_file_alone(cause, monkeypatch, capfd):
-    found = (Finding(cause, 1.0, 0.5, 0.5, "it is so", "do that", 1, ("forward",)),)
+    found = (Slowdown(cause, 1.0, 0.5, 0.5, "it is so", "do that", 1, ("forward",)),)
     monkeypatch.setattr(speed_watch, "judge", lambda window: found)
     seen, summary = fit(300)
     (one,) = seen.newest["findings"]

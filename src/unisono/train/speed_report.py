@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.train.slowness import COSTS, TOLD, Finding
+from unisono.train.slowdown import COSTS, TOLD, Slowdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class SpeedReport:
         is_final: whether the loop is over.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[Slowdown, ...]
     facts: dict[str, Any]
     is_final: bool = False
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from unisono.train.machine_load import (
+from unisono.machine_load import (
     LoadLook,
     LoadWatch,
     MachineLoad,
