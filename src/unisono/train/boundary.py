@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
-from unisono.errors import CheckpointError
+from unisono.errors import CheckpointError, UnisonoError
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
 from unisono.step.engine import StepEngine
+from unisono.step.non_finite import Cause, in_json
 from unisono.train.identity import identity
 from unisono.train.interrupts import Interrupts
 from unisono.train.out_of_memory import explained
@@ -31,16 +34,17 @@ _POLL_S = 0.001
 
 
 class BoundaryTasks(enum.IntFlag):
-    """What is to be done before the next step."""
+    """What is to be done before the next step; of an audit, in the next step."""
 
     NOTHING = 0
     SNAPSHOT = 1
     CHECKPOINT = 2
     STOP = 4
+    AUDIT = 8
 
 
 class Boundary:
-    """The place between two steps of one loop. Final.
+    """The place between two steps of one loop. Final, but for loops that are audited.
 
     Args:
         run: whose loop it is.
@@ -116,6 +120,18 @@ class Boundary:
     def explained(self, error: Exception, phase: str, step: int, shard: int | None) -> Exception:
         """Explain an error of the step under way if it is one of a full memory."""
         return explained(error, self._run, phase, step=step, shard=shard)
+
+    @property
+    def loss(self) -> Callable[[nn.Module, Any], Any] | None:
+        """Compute a batch's loss, where the program has given a function for that."""
+        return self._run.loss
+
+    def hear_finding(self, mine: Cause | None) -> Cause | None:
+        """Hear what the workers have found of what is not finite. Collective."""
+        with suppress(UnisonoError):  # somebody is lost; the step fails in any case
+            heard = self._team.gather(in_json(mine), "what is not finite")
+            return self.engine.non_finite.together(heard.values())
+        return None
 
     def plan_next(self) -> None:
         """Say what is to be done after the step under way; only the leader's word counts."""

@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.callbacks.callback import Callbacks, DeviceMemory, Times
+from unisono.callbacks.callback import Audit, Callbacks, DeviceMemory, Times
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary, told
 from unisono.state.digest import digest_of
@@ -87,7 +87,7 @@ class FitUnderWay:
     def go_through(self, computing: AbstractContextManager[None]) -> Summary:
         """Compute all steps within `computing`. Collective: every rank calls it."""
         run, plan = self._run, self._plan
-        steps = run.begin_loop(plan, observer=self)
+        steps = run.begin_loop(plan, observer=self, loss=self._loss)
         self.end_step = plan.totals.end_step(plan.samples, run.position)
         try:
             if not run.is_ahead and run.last.get("stopped_by") not in self._callbacks.names:
@@ -153,8 +153,9 @@ class FitUnderWay:
         """See :class:`Fit`."""
         run, plan = self._run, self._plan.samples
         return {
-            "steps_per_epoch": plan.steps_per_epoch,
-            "num_samples": plan.num_samples,
+            # 0 where nobody knows.
+            "steps_per_epoch": 0 if plan.is_endless else plan.steps_per_epoch,
+            "num_samples": 0 if plan.is_endless else plan.num_samples,
             "batch_size": plan.batch_size,
             "shards": plan.shards,
             "seed": plan.seed,
@@ -219,6 +220,11 @@ class FitUnderWay:
         """See :class:`Observer`."""
         self._speed, self.speed = report, report.as_json
 
+    def after_audit(self, audit: Audit) -> None:
+        """See :class:`Observer`."""
+        if self._has_begun and not self._is_over:
+            self._callbacks.call("on_audit", self, audit)
+
     def _before(self, step: Step) -> None:
         """Tell callbacks what has changed since the last step, and that one begins."""
         if not self._has_begun:
@@ -236,8 +242,10 @@ class FitUnderWay:
         with step:
             shards = step.shards
             for batch in self._passes.timed(shards) if self._passes.is_watching else shards:
-                step.backward(self._loss(self.model, batch))
-        if self._passes.is_watching and (advice := self._passes.advice()):
+                step.backward(self._loss(step.model, batch))
+        if not self._passes.is_watching:
+            return
+        if advice := self._passes.advice(self.end_step - self.step):
             self.say(advice)
 
     def _after(self, step: Step) -> None:

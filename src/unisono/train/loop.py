@@ -25,6 +25,8 @@ from unisono.step.engine import StepEngine
 from unisono.step.phase_timers import PhaseTimers
 from unisono.step.run_delay import RunDelay
 from unisono.train.alternation import open_loop
+from unisono.train.audited_boundary import AuditedBoundary
+from unisono.train.audited_step import next_step
 from unisono.train.boundary import Boundary
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.determinism import deterministic_kernels
@@ -64,12 +66,13 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
     run.has_joined = is_agreed = entry is not None and entry.loop is not None
     with (
         _under_way(run, plan, entry) as boundary,
-        plan.loader(fetch, run.kept.position, run.device) as loader,
+        plan.loader(fetch, run.kept.position, run.device, boundary.engine.device_of) as loader,
         open_loop(
             recovers=run.team.supervisor.can_replace, has_directory=run.checkpoints is not None
         ) as opened,
     ):
         check_order(run, plan.samples)
+        make_step = Step if run.options.audit_every is None else next_step
         balance = SpeedBalance(run, boundary.engine, plan.samples.batch_size)
         watch = SpeedWatch(run, boundary, plan)
         while True:
@@ -84,7 +87,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 continue
             if balance.is_needed:
                 balance.before_step()
-            step = Step(boundary, plan.samples, loader, run.kept.position)
+            step = make_step(boundary, plan.samples, loader, run.kept.position)
             yield step
             opened.check_is_inmost()
             step.check_finished()
@@ -109,7 +112,8 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
     boundary: Boundary | None = None
     try:
         with ExitStack() as stack:
-            stack.enter_context(run.device.generators_put_back())
+            for device in (run.device, *run.other_devices):
+                stack.enter_context(device.generators_put_back())
             stack.enter_context(num_threads(threads_per_worker()))
             stack.enter_context(deterministic_kernels(run.is_deterministic))
             stack.enter_context(every_shape_compiled())
@@ -119,10 +123,14 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
             with memory_explained(run, "start of the loop"):
                 run.engine = engine = _engine(run, plan, live, timers)
             stack.callback(engine.exchange.unbind)
+            stack.callback(engine.drop_copies)
             interrupts = Interrupts()
             if run.checkpoints is not None and run.team.supervisor.is_alone:
                 interrupts = stack.enter_context(gentle_interrupts(run.say))
-            boundary = Boundary(run, engine, plan.samples, interrupts)
+            if run.options.audit_every is None:
+                boundary = Boundary(run, engine, plan.samples, interrupts)
+            else:
+                boundary = AuditedBoundary(run, engine, plan, interrupts)
             if live is not None and live.loop is not None:
                 boundary.undo()
                 run.team.faults.meet("join", kept.position.step)
@@ -164,6 +172,7 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTim
         scaling=run.scaling,
         is_deterministic=run.is_deterministic,
         timers=timers,
+        others=run.other_devices,
     )
 
 

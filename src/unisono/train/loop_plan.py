@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from unisono.data.collating import Collate
+from unisono.data.data_reading import Reading
 from unisono.data.fetch import Fetch, fetcher
 from unisono.data.loader import Loader
 from unisono.device import Device
@@ -39,6 +41,18 @@ class LoopPlan:
     def __post_init__(self) -> None:
         check_whole("loader_workers", self.loader_workers, at_least=0)
 
+    @classmethod
+    def of(cls, reading: Reading, samples: SamplePlan, totals: Totals) -> LoopPlan:
+        """Plan a loop over what a program reads."""
+        return cls(
+            reading.dataset,
+            samples,
+            totals,
+            reading.loader_workers,
+            reading.collate_fn,
+            reading.pin_memory,
+        )
+
     def fetch(self) -> Fetch:
         """Make the function that reads batches; raises as :func:`fetcher` does."""
         return fetcher(
@@ -49,13 +63,23 @@ class LoopPlan:
             shards=self.samples.shards,
         )
 
-    def loader(self, fetch: Fetch, position: Position, device: Device) -> Loader:
-        """Make the loader of a loop that begins at `position`, with batches on `device`."""
+    def loader(
+        self,
+        fetch: Fetch,
+        position: Position,
+        device: Device,
+        device_of: Callable[[int], Device] | None = None,
+    ) -> Loader:
+        """Make the loader of a loop that begins at `position`, with batches on `device`.
+
+        `device_of` is that of :class:`Loader`.
+        """
         return Loader(
             fetch,
             self.samples,
             num_processes=int(self.loader_workers),
             num_batches=self.totals.num_batches(self.samples, position),
             device=device,
+            device_of=device_of,
             pin_memory=bool(self.pin_memory),
         )

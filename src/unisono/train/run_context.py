@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import nn
+
+from unisono.callbacks.callback import Audit
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import Device
 from unisono.exchange.run_memory import RunMemory
@@ -36,6 +40,9 @@ class Observer(Protocol):
     def note_speed(self, report: SpeedReport) -> None:
         """Called on the leader now and then, and at the end, with what slows the steps."""
 
+    def after_audit(self, audit: Audit) -> None:
+        """Called on every worker after a step was audited, or its audit found something."""
+
 
 class Unobserved:
     """The :class:`Observer` of custom training loops: messages go to the standard error. Final."""
@@ -55,6 +62,9 @@ class Unobserved:
         if report.is_final and report.in_words:
             say(report.in_words)
 
+    def after_audit(self, audit: Audit) -> None:
+        """See :class:`Observer`."""
+
 
 @dataclass(slots=True)
 class RunContext:
@@ -69,6 +79,7 @@ class RunContext:
         scaling: how losses are scaled; None: not at all.
         checkpoints: where they go; None: nowhere.
         observer: who follows the run now.
+        loss: computes a batch's loss; None in loops where the program does that.
         engine: computes the steps of the loop under way; None between loops.
         memory: of the newest loop.
         plan: which samples the epoch under way has.
@@ -76,12 +87,14 @@ class RunContext:
         has_resumed: whether no checkpoint is to be looked for any more.
         has_joined, is_ahead: see :class:`unisono.Run`.
         goes_on: whether :meth:`unisono.Run.go_on` was called after the last stop.
-        device: where this worker computes.
+        device: where this worker computes; the first, if there are several.
+        other_devices: the others.
         is_unseeded: whether random numbers were drawn without a seed before the run was made.
         kinds: by rank, what computes the same bits; empty if all devices do, None before the first
             loop.
         has_told_slow: whether it was said that samples are not compared.
         has_told_inexact: whether it was said that results may differ from one run to the next.
+        has_told_cost: whether it was said what audits cost.
     """
 
     options: RunOptions
@@ -92,8 +105,10 @@ class RunContext:
     fixed: dict[str, Any]
     is_unseeded: bool
     device: Device
+    other_devices: Sequence[Device] = ()
     checkpoints: Checkpoints | None = None
     observer: Observer = field(default_factory=Unobserved)
+    loss: Callable[[nn.Module, Any], Any] | None = None
     engine: StepEngine | None = None
     memory: RunMemory | None = None
     plan: SamplePlan | None = None
@@ -105,6 +120,7 @@ class RunContext:
     kinds: dict[int, str] | None = None
     has_told_slow: bool = False
     has_told_inexact: bool = False
+    has_told_cost: bool = False
 
     def say(self, line: str) -> None:
         """Show the user one line."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
 from unisono.checkpoint.every import Every
-from unisono.device import AUTO
+from unisono.device import AUTO, Device
 from unisono.exchange.choice import check_exchange
 from unisono.plan.samples import NUM_SEEDS
 from unisono.plan.shards import assign
@@ -45,8 +45,10 @@ class RunOptions:
     clip_value: float | None = None
     grad_scaler: torch.amp.GradScaler | None = None
     device: str | torch.device = AUTO
+    devices: Sequence[str | torch.device] | None = None
     exchange: str = AUTO
     exact: bool = True
+    audit_every: int | None = None
     clipping: Clipping = field(init=False)
     every: Every | None = field(init=False, default=None)
 
@@ -62,6 +64,8 @@ class RunOptions:
             if self.resume not in RESUME:
                 raise ValueError(f"`resume` must be one of {RESUME}, but is {self.resume!r}.")
         check_exchange(self.exchange)
+        if self.audit_every is not None:
+            self._set("audit_every", check_whole("audit_every", self.audit_every, at_least=1))
         if self.checkpoint_every is not None:
             if self.directory is None:
                 raise ValueError(
@@ -77,14 +81,35 @@ class RunOptions:
         return cls(**{name: arguments[name] for name in names} | others)
 
     def num_shards(self, world_size: int) -> int:
-        """Give S: what was asked for, or else one shard for each core or worker.
+        """Give S: what was asked for, or else one shard for each core, worker or device.
 
         Raises:
-            ValueError: there are more workers than shards.
+            ValueError: there are more workers, or more of their devices, than shards.
         """
-        shards = max(num_devices(), world_size) if self.shards is None else self.shards
+        each = 1 if self.devices is None else max(len(self.devices), 1)
+        devices = world_size * each
+        shards = max(num_devices(), devices) if self.shards is None else self.shards
         assign(shards, world_size)
+        if shards < devices:
+            workers = "" if world_size == 1 else f" of {world_size} workers"
+            raise ValueError(
+                f"`shards` must be at least the number of `devices`{workers} ({devices}), or one "
+                f"has nothing to do, but is {shards}: pass `shards={devices}`, or name fewer "
+                f"devices."
+            )
         return shards
+
+    def check_audits(self, device: Device) -> None:
+        """Refuse audits of what need not have the same bits again.
+
+        Raises:
+            ValueError: on this device, kernels need not be deterministic.
+        """
+        if self.audit_every is not None and not self.exact and not device.is_host:
+            raise ValueError(
+                f"`exact` must be True where `audit_every` is given, but is False on "
+                f"{device.name}: an audit computes again and compares bits. Leave one of them out."
+            )
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
