@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import unisono
 from unisono.step.phase_timers import DELAYED
 from unisono.train import speed_watch
-from unisono.train.slowdown import TOLD, Cause, Slowdown
+from unisono.train.slowdown import TOLD, Slowdown, SlowdownCause
 from unisono.train.speed_watch import WARMUP_STEPS, WINDOW_STEPS, times_of
 from unisono.train.step_window import COLUMNS
 
@@ -78,7 +78,7 @@ def test_two_windows_are_watched_then_there_is_a_rest():
     assert summary.slowness == ""  # one worker has nobody to wait for
 
 
-@pytest.mark.parametrize("cause", list(Cause))
+@pytest.mark.parametrize("cause", list(SlowdownCause))
 def test_what_nobody_need_be_told_stands_in_the_file_alone(cause, monkeypatch, capfd):
     found = (Slowdown(cause, 1.0, 0.5, 0.5, "it is so", "do that", 1, ("forward",)),)
     monkeypatch.setattr(speed_watch, "judge", lambda window: found)

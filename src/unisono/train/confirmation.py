@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from unisono.train.slowdown import COSTS, Cause, Slowdown
+from unisono.train.slowdown import COSTS, Slowdown, SlowdownCause
 
-_Key = tuple[Cause, int | None]
+_Key = tuple[SlowdownCause, int | None]
 
 
 class Confirmed:

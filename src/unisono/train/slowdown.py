@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 COSTS = 0.05  # of the steps' time: less is not worth telling
 
 
-class Cause(enum.Enum):
+class SlowdownCause(enum.Enum):
     """What costs time; the value is its name in the event file."""
 
     WORKER = "slow worker"
@@ -20,7 +20,13 @@ class Cause(enum.Enum):
     SMALL = "small batches"
 
 
-TOLD = (Cause.WORKER, Cause.UNEVEN, Cause.DEVICES, Cause.BUSY, Cause.WHOLE_UPDATE)
+TOLD = (
+    SlowdownCause.WORKER,
+    SlowdownCause.UNEVEN,
+    SlowdownCause.DEVICES,
+    SlowdownCause.BUSY,
+    SlowdownCause.WHOLE_UPDATE,
+)
 """What is worth a line at the end of a run; the rest stands in the report."""
 
 
@@ -39,7 +45,7 @@ class Slowdown:
         phases: in which of :data:`COLUMNS` that worker is slow, the slowest first.
     """
 
-    cause: Cause
+    cause: SlowdownCause
     excess_s: float
     of_step: float
     cost: float
@@ -49,7 +55,7 @@ class Slowdown:
     phases: tuple[str, ...] = ()
 
     @property
-    def key(self) -> tuple[Cause, int | None]:
+    def key(self) -> tuple[SlowdownCause, int | None]:
         """What makes two findings the same."""
         return self.cause, self.rank
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unisono.train.slowdown import COSTS, Cause, Slowdown, milliseconds
+from unisono.train.slowdown import COSTS, Slowdown, SlowdownCause, milliseconds
 from unisono.train.step_window import COLUMNS, Seconds, StepWindow, median_of
 
 _BETWEEN, _LOADING, _FORWARD, _BACKWARD, _WAITING, _SUMMING, _UPDATING, _DELAYED = range(8)
@@ -102,7 +102,9 @@ class _Judgement:
             f"{milliseconds(excess_s)} more than {than}"
         )
         remedy = _remedy(phases[0], window)
-        yield self._finding(Cause.WORKER, excess_s, sentence, remedy, rank=rank, phases=phases)
+        yield self._finding(
+            SlowdownCause.WORKER, excess_s, sentence, remedy, rank=rank, phases=phases
+        )
 
     def _uneven(self) -> Iterator[Slowdown]:
         window, weights = self._window, self._weights
@@ -130,7 +132,7 @@ class _Judgement:
         machine = self._window.machine
         why = "" if machine is None else f" ({machine.in_words})"
         yield Slowdown(
-            Cause.BUSY,
+            SlowdownCause.BUSY,
             excess_s,
             excess_s / step_s,
             excess_s / step_s,
@@ -154,7 +156,7 @@ class _Judgement:
             "an element-wise optimizer without hooks, such as `torch.optim.AdamW`, is shared among "
             "the workers"
         )
-        yield self._finding(Cause.WHOLE_UPDATE, excess_s, sentence, remedy)
+        yield self._finding(SlowdownCause.WHOLE_UPDATE, excess_s, sentence, remedy)
 
     def _alike(self) -> Iterator[Slowdown]:
         waiting = self._times[..., _WAITING].mean(axis=0)
@@ -167,7 +169,7 @@ class _Judgement:
             f"{milliseconds(step_s)}, as now one comes last, now another"
         )
         share = excess_s / step_s
-        yield Slowdown(Cause.ALIKE, excess_s, share, share, sentence, self._even_batch())
+        yield Slowdown(SlowdownCause.ALIKE, excess_s, share, share, sentence, self._even_batch())
 
     def _even_batch(self) -> str:
         """Say which batch would give each shard as many samples, if that matters."""
@@ -189,7 +191,7 @@ class _Judgement:
             f"{milliseconds(excess_s)} beside {milliseconds(passes_s)} of loading and passes"
         )
         remedy = "a larger `batch_size` has fewer steps, with other results"
-        yield self._finding(Cause.SMALL, excess_s, sentence, remedy)
+        yield self._finding(SlowdownCause.SMALL, excess_s, sentence, remedy)
 
     def _expected(self, at: int) -> Seconds:
         """Give the time of each column that the other workers make one expect of a worker."""
@@ -220,7 +222,7 @@ class _Judgement:
 
     def _finding(
         self,
-        cause: Cause,
+        cause: SlowdownCause,
         excess_s: float,
         sentence: str,
         remedy: str,
@@ -232,7 +234,7 @@ class _Judgement:
         return Slowdown(cause, excess_s, share, share, sentence, remedy, rank, phases)
 
 
-def _told_division(window: StepWindow, excess_s: float) -> tuple[Cause, float, str, str]:
+def _told_division(window: StepWindow, excess_s: float) -> tuple[SlowdownCause, float, str, str]:
     """Say how the shards are divided, and what to do about it."""
     counts = ", ".join(map(str, window.shards))
     num_workers = len(window.ranks)
@@ -241,12 +243,17 @@ def _told_division(window: StepWindow, excess_s: float) -> tuple[Cause, float, s
             f"the devices differ in speed, and {sum(window.shards)} shards cannot be divided more "
             f"evenly than {counts}"
         )
-        return Cause.DEVICES, excess_s, sentence, "more `shards` divide more evenly"
+        return SlowdownCause.DEVICES, excess_s, sentence, "more `shards` divide more evenly"
     fitting = -(-sum(window.shards) // num_workers) * num_workers
     sentence = (
         f"{sum(window.shards)} shards do not divide evenly among {num_workers} workers ({counts})"
     )
-    return Cause.UNEVEN, excess_s, sentence, f"`shards={fitting}` divides evenly, with other bits"
+    return (
+        SlowdownCause.UNEVEN,
+        excess_s,
+        sentence,
+        f"`shards={fitting}` divides evenly, with other bits",
+    )
 
 
 def _told_phases(phases: tuple[str, ...]) -> str:
