@@ -92,6 +92,34 @@ def test_who_is_slow_now_and_then_is_not_called_slow():
     assert slow_workers(judge(window(with_waiting(times)))) == []
 
 
+@pytest.mark.parametrize(("share", "is_named"), [(0.6, False), (0.9, True)])
+def test_who_is_slow_comes_last_in_nearly_all_steps(share, is_named):
+    times = spent()
+    until = int(share * len(times))
+    times[:until, 0, COLUMNS.index("forward")] += 5e-3
+    times[until:, 1, COLUMNS.index("forward")] += 5e-3
+    assert bool(slow_workers(judge(window(with_waiting(times))))) == is_named
+
+
+def test_the_phase_is_named_though_another_one_is_delayed():
+    """Worker 1 waits for a core in most steps, while it loads."""
+    times = spent(forward=(1, 0.6e-3))
+    times[:40, 1, COLUMNS.index("loading")] += 3e-3
+    times[:40, 1, COLUMNS.index("delayed")] = 3e-3
+    (found,) = slow_workers(judge(window(with_waiting(times))))
+    assert found.phases == ("forward",)
+    assert found.excess_s == pytest.approx(0.6e-3, rel=0.25)
+
+
+def test_a_busy_machine_is_as_busy_whatever_is_between_steps():
+    times = spent(late_in=0.5)
+    first = [one.of_step for one in judge(window(times)) if one.cause is SlowdownCause.BUSY]
+    times[::10, :, COLUMNS.index("between")] += 0.5
+    again = [one.of_step for one in judge(window(times)) if one.cause is SlowdownCause.BUSY]
+    assert first == pytest.approx(again, rel=0.1)
+    assert first[0] > 0.2
+
+
 @pytest.mark.parametrize(("part", "is_named"), [(0.5 * SLOW_BY, False), (2 * SLOW_BY, True)])
 def test_a_little_longer_than_the_others_is_not_slow(part, is_named):
     usual_s = sum({**USUAL_MS, **AFTER_MS}.values()) * 1e-3
