@@ -25,7 +25,7 @@ from unisono.report.text import (
     plural,
     value,
 )
-from unisono.report.time_spent import Part
+from unisono.report.time_spent import PartOfTime
 
 
 def report(history: History) -> str:
@@ -183,7 +183,7 @@ def _why(history: History) -> Iterator[str]:
     yield table(map(_part_row, why.parts(history)), ["Part of the time", "", ""])
 
 
-def _part_row(part: Part) -> str:
+def _part_row(part: PartOfTime) -> str:
     return (
         f"<td>{in_page(part.name)}<small>{in_page(part.explained)}</small></td>"
         f'<td class="number">{in_page(duration(part.seconds))}</td>'

@@ -319,8 +319,8 @@ class FitUnderWay:
             if self._validation.newest is None:
                 self._validate(f"step {self.step}")
         summary = self._summary()
-        if summary.slowness:
-            self.say(summary.slowness)
+        for line in summary.slowness.splitlines():
+            self.say(line)
         if self._has_begun:
             self._check_membership()
             self._look_for_checkpoints()
@@ -337,7 +337,7 @@ class FitUnderWay:
             found = {
                 "digest": digest_of(run.model, run.optimizer),
                 "seconds": tally.seconds(run.position),
-                "slowness": "" if self._speed is None else self._speed.line,
+                "slowness": "" if self._speed is None else self._speed.in_words,
             }
             return json.dumps(found).encode()
 

@@ -60,8 +60,9 @@ class Unobserved:
 
     def note_speed(self, report: SpeedReport) -> None:
         """See :class:`Observer`."""
-        if report.is_final and report.line:
-            say(report.line)
+        if report.is_final:
+            for line in report.in_words.splitlines():
+                say(line)
 
     def after_audit(self, audit: Audit) -> None:
         """See :class:`Observer`."""
