@@ -90,7 +90,7 @@ class Step:
             yield from self._compute(more)
             if self._loader.copies_early:
                 # While the device computes the last shard, and before others are waited for.
-                self._loader.take_early()
+                self._loader.take_early(self._engine.device_of)
                 self._engine.timers.lap(Phase.LOADING)
             # Whoever was lost meanwhile has left shards, which the others compute now.
             more = self._engine.arrive()
@@ -106,7 +106,8 @@ class Step:
                 continue
             place = Place(self.epoch, self.batch, shard)
             try:
-                batch = self._loader.batch(place, self._engine.shards)
+                device = self._engine.device_of(shard)
+                batch = self._loader.batch(place, self._engine.shards, device)
             except RuntimeError as error:
                 self._explain(error, "copy of a batch", shard)
                 raise
