@@ -583,6 +583,19 @@ def test_a_parameter_outside_of_the_model_is_refused():
         trainer.fit(DATA, batch_size=8, steps=1)
 
 
+def test_compiled_models_are_refused():
+    with pytest.raises(ValueError, match="compiles the model for one device, but `devices` names"):
+        made(devices=CPUS, shards=2, compile=True)
+
+    def compiled():
+        model = Net()
+        model.last.compile()
+        return model
+
+    with pytest.raises(ValueError, match="`last` is compiled by torch"):
+        train(CPUS, model=compiled)
+
+
 class Locked(Net):
     def __init__(self):
         super().__init__()
