@@ -13,6 +13,7 @@ from unisono.c10d.registration import register as _register_backend
 from unisono.errors import (
     CallbackError,
     CheckpointError,
+    CorruptionError,
     DataFormatError,
     DownloadError,
     LoadingError,
@@ -35,9 +36,11 @@ from unisono.world import World, world
 if TYPE_CHECKING:
     from unisono import callbacks as callbacks
     from unisono import data as data
+    from unisono.data_parallel.data_parallel import DataParallel
     from unisono.ddp.distributed_sampler import DistributedSampler
     from unisono.ddp.init import init
     from unisono.ddp.module import DistributedDataParallel
+    from unisono.stages.split import split
     from unisono.state.load import load_model
     from unisono.train.run import Run
     from unisono.train.step import Step
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 _register_backend()
 
 _LOADED_ON_FIRST_USE = {
+    "DataParallel": "unisono.data_parallel.data_parallel",
     "DistributedDataParallel": "unisono.ddp.module",
     "DistributedSampler": "unisono.ddp.distributed_sampler",
     "Run": "unisono.train.run",
@@ -53,12 +57,15 @@ _LOADED_ON_FIRST_USE = {
     "Trainer": "unisono.train.trainer",
     "init": "unisono.ddp.init",
     "load_model": "unisono.state.load",
+    "split": "unisono.stages.split",
 }
 
 __all__ = [
     "CallbackError",
     "CheckpointError",
+    "CorruptionError",
     "DataFormatError",
+    "DataParallel",
     "DistributedDataParallel",
     "DistributedSampler",
     "DownloadError",
@@ -81,6 +88,7 @@ __all__ = [
     "init",
     "launch",
     "load_model",
+    "split",
     "world",
 ]
 

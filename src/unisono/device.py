@@ -241,8 +241,7 @@ class Device:
 
     @property
     def _generator(self) -> torch.Generator:
-        generator: torch.Generator = self._module.default_generators[self.torch.index]
-        return generator
+        return default_generator(self.torch)
 
 
 class Copies:
@@ -321,6 +320,14 @@ class Copies:
 def host() -> Device:
     """Give the CPU."""
     return Device(torch.device(HOST))
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """Give the generator that is drawn from on a device where nobody names one."""
+    if device.type == HOST:
+        return torch.default_generator
+    generator: torch.Generator = torch.get_device_module(device).default_generators[device.index]
+    return generator
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
