@@ -583,6 +583,7 @@ def test_a_parameter_outside_of_the_model_is_refused():
         trainer.fit(DATA, batch_size=8, steps=1)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")  # of torch's own, when it is imported
 def test_compiled_models_are_refused():
     with pytest.raises(ValueError, match="compiles the model for one device, but `devices` names"):
         made(devices=CPUS, shards=2, compile=True)
@@ -607,7 +608,7 @@ def test_a_model_that_cannot_be_copied_is_refused_with_the_reason():
         train(CPUS, model=Locked)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")
 def test_a_scripted_model_is_refused():
     def scripted():
         return torch.jit.script(nn.Sequential(nn.Linear(6, 3)))
