@@ -57,7 +57,6 @@ def main():
     # `shards` decides the bits and is at least the number of devices of all workers.
     trainer = unisono.Trainer(model, optimizer, loss, shards=8, devices=args.devices)
     trainer.fit(TensorDataset(inputs, labels), batch_size=64, epochs=args.epochs)
-    print(f"digest {trainer.digest()}")
 
 
 if __name__ == "__main__":
