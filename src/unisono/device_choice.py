@@ -35,7 +35,7 @@ def devices_of(
             f"a worker computes on one `device` or on several `devices`, but `device={device!r}` "
             f"and `devices={list(devices)}` are given: leave one of them out."
         )
-    names = _read(devices)
+    names = read_names(devices)
     kind = names[0].type
     if Device.is_hosts(kind):
         return [Device.of(name, world) for name in names]
@@ -48,7 +48,13 @@ def devices_of(
     return found
 
 
-def _read(devices: Any) -> list[torch.device]:
+def read_names(devices: Any) -> list[torch.device]:
+    """Read the names of devices of one type.
+
+    Raises:
+        TypeError: it is no list of names of devices.
+        ValueError: there is none, or they are of several types.
+    """
     if isinstance(devices, (str, torch.device)) or not isinstance(devices, Sequence):
         raise TypeError(
             f"`devices` must be a list of devices, such as {_EXAMPLE}, but is {devices!r}."

@@ -119,9 +119,11 @@ class Boundary:
         self.is_between_steps = False
         self._team.note_step(step)
 
-    def explained(self, error: Exception, phase: str, step: int, shard: int | None) -> Exception:
+    def explained(
+        self, error: Exception, phase: str, step: int, shard: int | None, device: Device
+    ) -> Exception:
         """Explain an error of the step under way if it is one of a full memory."""
-        return explained(error, self._run, phase, step=step, shard=shard)
+        return explained(error, self._run, phase, step=step, shard=shard, device=device)
 
     @property
     def team(self) -> Team:

@@ -35,6 +35,7 @@ def explained(
     step: int | None = None,
     shard: int | None = None,
     batch_size: int | None = None,
+    device: Device | None = None,
 ) -> Exception:
     """Explain an error if it is one of a full memory.
 
@@ -44,6 +45,7 @@ def explained(
         phase: what this worker was in; see :mod:`unisono.train.shortage`.
         step, shard: where.
         batch_size: of the batches; None: of the run's.
+        device: whose memory; None: the first of this worker's.
 
     Returns:
         Our error, whose cause it is; or itself.
@@ -51,7 +53,7 @@ def explained(
     if not is_out_of_memory(error):
         return error
     try:
-        shortage = _measured(run, phase, step, shard, batch_size)
+        shortage = _measured(run, device or run.device, phase, step, shard, batch_size)
     except Exception:
         return error
     ours = OutOfMemoryError(
@@ -80,9 +82,14 @@ def memory_explained(run: RunContext, phase: str) -> Iterator[None]:
 
 
 def _measured(
-    run: RunContext, phase: str, step: int | None, shard: int | None, batch_size: int | None
+    run: RunContext,
+    device: Device,
+    phase: str,
+    step: int | None,
+    shard: int | None,
+    batch_size: int | None,
 ) -> Shortage:
-    device, plan = run.device, run.plan
+    plan = run.plan
     allocated = device.memory()
     free, total = device.room()
     if batch_size is None and plan is not None:
@@ -93,7 +100,7 @@ def _measured(
         phase=phase,
         step=step,
         shard=shard,
-        needed=_needed(run),
+        needed=_needed(run, device),
         peak=None if allocated is None else allocated[2],
         total=total,
         free=free,
@@ -111,13 +118,17 @@ def _num_sharing(run: RunContext) -> int:
     here, name = run.team.world.local_world_size, run.options.device
     if run.device.is_host:
         return 1
+    if run.options.devices is not None:
+        name = run.options.devices[0]
     if name != AUTO and torch.device(name).index is not None:
         return here
     return min(workers_per_gpu(), here)
 
 
-def _needed(run: RunContext) -> dict[str, int]:
+def _needed(run: RunContext, device: Device) -> dict[str, int]:
     model, optimizer = run.kept.model, run.kept.optimizer
+    if run.engine is not None:
+        model = run.engine.model_on(device)
     held = [*model.parameters(), *model.buffers()]
     state = [
         value
@@ -126,13 +137,14 @@ def _needed(run: RunContext) -> dict[str, int]:
         for value in of_one.values()
     ]
     needed = {
-        "parameters": _bytes(held, run.device),
+        "parameters": _bytes(held, device),
         "gradients": 0,
-        "optimizer state": _bytes(state, run.device),
+        "optimizer state": _bytes(state, device),
     }
     if run.engine is not None:
-        needed["gradients"] = run.engine.gradient_bytes
-        if exchange := run.engine.exchange.device_bytes:
+        needed["gradients"] = run.engine.gradient_bytes(device)
+        exchange = run.engine.exchange.device_bytes
+        if exchange and device is run.device:
             needed["the exchange's buffers"] = exchange
     return {name: size for name, size in needed.items() if size}
 

@@ -227,7 +227,8 @@ class Run:
             self.checkpoints = Checkpoints(self.team, Path(options.directory), options, self.say)
             self._context.checkpoints = self.checkpoints
         self.team.supervisor.tell(Ready())
-        context().tell_device(self.device.name, self.device.model)
+        names = dict.fromkeys(device.name for device in (self.device, *others))
+        context().tell_device(" + ".join(names), self.device.model)
 
     @property
     def position(self) -> Position:

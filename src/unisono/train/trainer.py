@@ -172,6 +172,12 @@ class Trainer:
         )
         scaler = self._computing.scaler(grad_scaler)
         self.run = Run.of(model, optimizer, RunOptions.among(locals(), grad_scaler=scaler))
+        if compile and devices is not None and len(devices) > 1:
+            raise ValueError(
+                "`compile=True` compiles the model for one device, but `devices` names "
+                f"{len(devices)}: leave `compile` out, or start a worker for each device "
+                "(`unisono run`)."
+            )
         self.run.fixed.update(self._computing.fixed_on(self.run.device))
         self._computing.prepare(model)
         self._schedule = Schedule(schedule, schedule_every, optimizer, schedule_monitor)
