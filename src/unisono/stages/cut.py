@@ -40,9 +40,15 @@ class Stages:
 
     def place(self, model: nn.Module) -> None:
         """Have every parameter and buffer of a model on its device, as the objects they are."""
-        homes = homes_of_buffers(model)
+        units, homes = units_of(model), homes_of_buffers(model)
+        for unit in units:
+            if unit.name not in self.of_units:
+                raise ValueError(
+                    f"a split model must keep its layers, but `{unit.name}` has come since: call "
+                    f"`unisono.split` again, before the optimizer is made."
+                )
         # The first unit that has a parameter moves it last.
-        for unit in reversed(units_of(model)):
+        for unit in reversed(units):
             _move(model, unit, self.device_of(unit))
         for (first, name), *others in homes.values():
             for module, other in others:

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from unisono.device import HOST, count_of
+from unisono.device_choice import places_of
 from unisono.stages.balance import assigned, divide
 from unisono.stages.cut import Stages, cut, join
 from unisono.stages.units import Unit, units_of
 from unisono.state.contents import check_unwrapped
+from unisono.world import world
 
 BALANCES = ("memory", "time")
 Devices = Sequence["str | torch.device"]
@@ -43,8 +44,9 @@ def split(
         model: the whole model, before or after its optimizer is made. Layers that only move data
             or have no parameters are computed where their inputs are. A parameter that several
             layers have is with the first of them, and is copied where another one needs it.
-        devices: torch's names, in order, such as ``["cuda:0", "cuda:1"]``; of one type. One device
-            puts a model together again.
+        devices: torch's names, in order, such as ``["cuda:0", "cuda:1"]``; of one type. Without
+            numbers (``["cuda"] * 2``) each worker has two of its own. One device puts a model
+            together again.
         balance: ``"memory"``: the fullest device has as little as possible, counted in bytes of
             parameters, gradients and two more copies for an optimizer such as Adam. Or a dict:
             by device (or its number in `devices`) names of layers, or of what several are within,
@@ -58,7 +60,7 @@ def split(
         ValueError: a device is not there, the model has fewer parts than there are devices, a layer
             is named on no device, or it is compiled, TorchScript, wrapped or without shapes.
     """
-    there = _read_devices(devices)
+    there = places_of(devices, world())
     check_can_be_cut(model)
     join(model)
     units = units_of(model)
@@ -93,46 +95,6 @@ def check_can_be_cut(model: nn.Module) -> None:
                 f"a model must run in Python to be split, but `{name or 'model'}` is {what}: "
                 f"split the plain model."
             )
-
-
-def _read_devices(devices: Devices) -> tuple[torch.device, ...]:
-    if isinstance(devices, (str, torch.device)) or not isinstance(devices, Sequence):
-        raise TypeError(
-            f"`devices` must be a list of devices, but is {devices!r}: pass "
-            f'`["cuda:0", "cuda:1"]`, say.'
-        )
-    found = tuple(map(_read_device, devices))
-    if not found:
-        raise ValueError('`devices` must name at least one device, but is empty: pass `["cpu"]`.')
-    kinds = sorted({device.type for device in found})
-    if len(kinds) > 1:
-        raise ValueError(
-            f"`devices` must be of one type, since random numbers and rounding differ between "
-            f"types, but are of {' and '.join(kinds)}: name devices of one of them."
-        )
-    return found
-
-
-def _read_device(name: str | torch.device) -> torch.device:
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError) as error:
-        raise TypeError(
-            f'`devices` must name devices of torch, such as "cuda:1", but has {name!r}.'
-        ) from error
-    count = count_of(device.type)
-    if count == 0:
-        raise ValueError(
-            f"`devices` must be there, but torch finds no {device.type!r} device on this machine."
-        )
-    if device.type == HOST:
-        return torch.device(HOST)
-    if device.index is None or device.index >= count:
-        raise ValueError(
-            f"`devices` must name devices by their numbers, from {device.type}:0 to "
-            f"{device.type}:{count - 1}, but has {str(device)!r}."
-        )
-    return device
 
 
 def _assign(

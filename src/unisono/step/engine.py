@@ -32,7 +32,7 @@ from unisono.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
 from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
 from unisono.step.bound_model import BoundModel
-from unisono.step.clipping import Clipping
+from unisono.step.clipping import Clipping, total_norm
 from unisono.step.early import published_early
 from unisono.step.gradients import Gradients, GradientStack
 from unisono.step.loss import (
@@ -403,14 +403,14 @@ class StepEngine:
     def _differentiate(self, shard: int, loss: torch.Tensor, weight: torch.Tensor) -> None:
         exchange, stack = self.exchange, self._stack
         if shard != stack.last_shard or not exchange.takes_early:
-            torch.autograd.backward(loss, weight)
+            self._device.backward(loss, weight)
             return
         with published_early(exchange.parameters, stack, exchange):
-            torch.autograd.backward(loss, weight)
+            self._device.backward(loss, weight)
 
     def _divide_sums(self, present: Sequence[bool], weight: float) -> None:
         """Turn sums into means over the true weight."""
-        if totals := self._totals(present):
+        for totals in self._device.groups(self._totals(present)):
             torch._foreach_div_(totals, weight)
 
     def _apply(self, present: Sequence[bool]) -> None:
@@ -429,7 +429,9 @@ class StepEngine:
         """
         if self._scaling is None:
             return True
-        mine = b"finite" if self._scaling.unscale(self._totals(present)) else b""
+        groups = self._device.groups(self._totals(present))
+        are_finite = [self._scaling.unscale(totals) for totals in groups]
+        mine = b"finite" if all(are_finite) else b""
         vote = functools.partial(self.exchange.agree, mine)
         heard = self._wait(Phase.SUMMING, vote, f"scale of step {step}")
         if heard is None:
@@ -449,19 +451,21 @@ class StepEngine:
             self.gradient_norm = None if self._clipping.norm is None else math.inf
             return True
         if self._clipping.value is not None:
-            self._clipping.clip_values(self._totals(present))
+            for totals in self._device.groups(self._totals(present)):
+                self._clipping.clip_values(totals)
         if self._clipping.norm is None:
             return True
         if not self._await_sums(step):
             return False
         sums = zip(self.exchange.whole, present, strict=True)
-        norm = torch.nn.utils.get_total_norm([total for total, is_there in sums if is_there])
+        norm = total_norm([total for total, is_there in sums if is_there])
         self.gradient_norm = norm.item()
         if not self._wait(Phase.SUMMING, self.exchange.are_read, f"norm of step {step}"):
             return False
         if not math.isfinite(self.gradient_norm):
             raise self._after_nothing(non_finite_norm(self.gradient_norm, step))
-        self._clipping.scale(self._totals(present), norm)
+        for totals in self._device.groups(self._totals(present)):
+            self._clipping.scale(totals, norm.to(totals[0].device))
         return True
 
     def _await_sums(self, step: int) -> bool:

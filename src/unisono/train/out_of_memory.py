@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from unisono.device import AUTO, Device
+from unisono.device import AUTO, Device, count_of
 from unisono.errors import OutOfMemoryError
 from unisono.train.run_context import RunContext
 from unisono.train.shortage import Shortage, in_words
@@ -51,7 +52,7 @@ def explained(
     if not is_out_of_memory(error):
         return error
     try:
-        shortage = _measured(run, phase, step, shard, batch_size)
+        shortage = _measured(run, full_one(run.device, error), phase, step, shard, batch_size)
     except Exception:
         return error
     ours = OutOfMemoryError(
@@ -80,9 +81,14 @@ def memory_explained(run: RunContext, phase: str) -> Iterator[None]:
 
 
 def _measured(
-    run: RunContext, phase: str, step: int | None, shard: int | None, batch_size: int | None
+    run: RunContext,
+    device: Device,
+    phase: str,
+    step: int | None,
+    shard: int | None,
+    batch_size: int | None,
 ) -> Shortage:
-    device, plan = run.device, run.plan
+    plan = run.plan
     allocated = device.memory()
     free, total = device.room()
     if batch_size is None and plan is not None:
@@ -93,7 +99,7 @@ def _measured(
         phase=phase,
         step=step,
         shard=shard,
-        needed=_needed(run),
+        needed=_needed(run, device),
         peak=None if allocated is None else allocated[2],
         total=total,
         free=free,
@@ -103,6 +109,8 @@ def _measured(
         precision=run.fixed.get("precision"),
         workers_per_device=_num_sharing(run),
         is_host=device.is_host,
+        num_devices=count_of(device.torch.type),
+        is_split=run.device.is_divided,
     )
 
 
@@ -116,7 +124,16 @@ def _num_sharing(run: RunContext) -> int:
     return min(workers_per_gpu(), here)
 
 
-def _needed(run: RunContext) -> dict[str, int]:
+def full_one(device: Device, error: Exception) -> Device:
+    """Say which of the devices of a split model is full, as torch's error says or by its room."""
+    for part in device.parts:
+        names = rf"{re.escape(part.name)}\b|\bGPU {part.torch.index}\b"
+        if re.search(names, str(error)):
+            return part
+    return min(device.parts, key=lambda part: part.room()[0] or 0)
+
+
+def _needed(run: RunContext, device: Device) -> dict[str, int]:
     model, optimizer = run.kept.model, run.kept.optimizer
     held = [*model.parameters(), *model.buffers()]
     state = [
@@ -126,14 +143,16 @@ def _needed(run: RunContext) -> dict[str, int]:
         for value in of_one.values()
     ]
     needed = {
-        "parameters": _bytes(held, run.device),
+        "parameters": _bytes(held, device),
         "gradients": 0,
-        "optimizer state": _bytes(state, run.device),
+        "optimizer state": _bytes(state, device),
     }
     if run.engine is not None:
-        needed["gradients"] = run.engine.gradient_bytes
+        whole = [p.nbytes for p in run.engine.exchange.parameters]
+        share = _bytes(run.engine.exchange.parameters, device) / (sum(whole) or 1)
+        needed["gradients"] = round(share * run.engine.gradient_bytes)
         if exchange := run.engine.exchange.device_bytes:
-            needed["the exchange's buffers"] = exchange
+            needed["the exchange's buffers"] = round(share * exchange)
     return {name: size for name, size in needed.items() if size}
 
 

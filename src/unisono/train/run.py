@@ -24,10 +24,9 @@ from unisono.data.collating import Collate
 from unisono.data.epoch_order import Sampler
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import AUTO, drawn_without_seed
-from unisono.device_choice import devices_of
 from unisono.exchange.choice import name_of_exchange
 from unisono.plan.samples import SamplePlan
-from unisono.state.contents import check_contents, place
+from unisono.state.contents import check_contents
 from unisono.state.position import Position
 from unisono.state.program_state import ExtraState
 from unisono.state.run_state import RunState
@@ -37,9 +36,10 @@ from unisono.train.identity import fixed_by
 from unisono.train.loop import steps_of
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.order import plan_samples
-from unisono.train.out_of_memory import explained
+from unisono.train.out_of_memory import explained, memory_explained
 from unisono.train.run_context import Observer, RunContext
 from unisono.train.run_options import RunOptions
+from unisono.train.split_model import devices_of_run, place_on
 from unisono.train.start import start
 from unisono.train.step import Step
 from unisono.train.totals import Totals
@@ -160,7 +160,7 @@ class Run:
         self.team = self.joint_calls.team
         self.world = self.team.world
         self.shards, self.seed = options.num_shards(self.world.world_size), options.seed
-        self.device, *others = devices_of(options.device, options.devices, self.world)
+        self.device, *others = devices_of_run(model, options, self.world)
         name_of_exchange(options.exchange, self.device)  # refuses what does not fit
         check_contents(model, optimizer, self.device)
         options.clipping.check_fits(optimizer)
@@ -169,8 +169,6 @@ class Run:
         is_unseeded = drawn_without_seed()
         if options.exact:
             self.device.fix_workspaces()
-        if not self.device.is_host:
-            place(model, optimizer, self.device)
         fixed = {
             "clip_norm": options.clip_norm,
             "clip_value": options.clip_value,
@@ -190,6 +188,8 @@ class Run:
             self.device,
             others,
         )
+        with memory_explained(self._context, "move of the model"):
+            place_on(model, optimizer, self.device)
         if scaling is not None:
             self.state[SCALER_KEY] = options.grad_scaler
         extra_state = ExtraState(model)
@@ -309,7 +309,7 @@ class Run:
         if not self.device.is_host:
             # Since the run was made the program may have moved it, or added layers and groups.
             check_contents(self.model, self.optimizer, self.device)
-            place(self.model, self.optimizer, self.device)
+            place_on(self.model, self.optimizer, self.device)
         start(self._context, plan)
         return steps_of(self._context, plan, plan.fetch())
 

@@ -33,6 +33,7 @@ from unisono.train.predict import Predictor, forward_inputs
 from unisono.train.run import Run
 from unisono.train.run_options import RunOptions
 from unisono.train.schedule import KEY, Schedule
+from unisono.train.split_model import over_cuts
 from unisono.train.sweep import Forward, Sweep
 from unisono.train.totals import Totals
 from unisono.train.validation import Validation
@@ -163,7 +164,7 @@ class Trainer:
             self.run.state[KEY] = schedule
         self.callbacks = list(Callbacks(list(callbacks), self.directory))
         self._keep_states()
-        self._loss = self._computing.of(loss, self.run.device)
+        self._loss = over_cuts(model, self._computing.of(loss, self.run.device))
         # Passes are timed in a fork, which no accelerator survives.
         is_timed = self.run.device.is_host and not (
             self.run.team.is_replacement or compile or devices
@@ -372,7 +373,7 @@ class Trainer:
         loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
         predictor = Predictor(
             self._sweep("predict", dataset, plan, model, loader_workers, collate_fn, pin_memory),
-            self._computing.of(forward, self.run.device),
+            over_cuts(self.run.model, self._computing.of(forward, self.run.device)),
             None if path is None else Path(path),
             run.say,
         )
@@ -461,7 +462,8 @@ class Trainer:
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
         if metrics is None:
             return None
-        return Metrics(metrics, self._computing.of(forward, self.run.device))
+        computed = self._computing.of(forward, self.run.device)
+        return Metrics(metrics, over_cuts(self.run.model, computed, to_first=True))
 
     def _model_or(self, model: nn.Module | None) -> nn.Module:
         if model is None:
