@@ -47,7 +47,7 @@ def devices_of(
 
 def places_of(devices: Sequence[str | torch.device], world: World) -> list[torch.device]:
     """Find torch's devices, accelerators with their numbers; see :func:`devices_of`."""
-    names = _read(devices)
+    names = read_names(devices)
     kind = names[0].type
     if Device.is_hosts(kind):
         return [torch.device(kind)] * len(names)
@@ -56,7 +56,13 @@ def places_of(devices: Sequence[str | torch.device], world: World) -> list[torch
     return places
 
 
-def _read(devices: Any) -> list[torch.device]:
+def read_names(devices: Any) -> list[torch.device]:
+    """Read the names of devices of one type.
+
+    Raises:
+        TypeError: it is no list of names of devices.
+        ValueError: there is none, or they are of several types.
+    """
     if isinstance(devices, (str, torch.device)) or not isinstance(devices, Sequence):
         raise TypeError(
             f"`devices` must be a list of devices, such as {_EXAMPLE}, but is {devices!r}."

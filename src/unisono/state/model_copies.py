@@ -11,7 +11,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import chain
-from types import BuiltinFunctionType, FunctionType, NoneType
+from types import BuiltinFunctionType, FunctionType, NoneType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -85,6 +85,10 @@ class ModelCopies:
             (p.requires_grad, *(p._backward_hooks or ()), *(p._post_accumulate_grad_hooks or ()))
             for p in self._parameters
         ]
+
+
+class _Empty:
+    """All that its objects have is their ``__dict__``."""
 
 
 class _Copy:
@@ -226,8 +230,8 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
         parts: Any = chain(value.keys(), value.values())
     elif isinstance(value, (list, tuple, set, frozenset)):
         parts = value
-    elif type(value).__module__ == "builtins" or not hasattr(value, "__dict__"):
-        return False
-    else:
+    elif type(value) is SimpleNamespace or type(value).__basicsize__ == _Empty.__basicsize__:
         parts = vars(value).values()
+    else:
+        return False  # it may hold more than Python sees, as a `functools.partial` does
     return all(_is_plain(part, depth + 1) for part in parts)

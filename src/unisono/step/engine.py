@@ -117,11 +117,36 @@ class StepEngine:
         """Say which of this worker's devices computes a shard."""
         return self._device if self._several is None else self._several.device_of(shard)
 
+    def found_in(self, error: BaseException, shard: int | None) -> tuple[Device, int | None]:
+        """Say on which device, and in which shard's pass, torch has raised an error.
+
+        Args:
+            error: what was raised.
+            shard: whose pass was issued last; None: outside of passes.
+        """
+        return (
+            (self._device, shard) if self._several is None else self._several.found_in(error, shard)
+        )
+
+    def computed_with(self, shard: int) -> Sequence[int]:
+        """List the shards whose losses are differentiated together with that of one."""
+        return [shard] if self._several is None else self._several.computed_with(shard)
+
     @property
-    def gradient_bytes(self) -> int:
+    def has_several_devices(self) -> bool:
+        """Whether this worker computes on several devices."""
+        return self._several is not None
+
+    def model_on(self, device: Device) -> nn.Module:
+        """Give the model that computes on one of this worker's devices."""
+        return self.model if self._several is None else self._several.replica_on(device).model
+
+    def gradient_bytes(self, device: Device) -> int:
         """What gradients take while a backward pass is under way, beside published parts."""
-        one_set = sum(parameter.nbytes for parameter in self.exchange.parameters)
-        return one_set * (1 + self._stack.depth)
+        if self._several is not None:
+            return self._several.replica_on(device).gradient_bytes
+        there = [p.nbytes for p in self.exchange.parameters if device.has(p)]
+        return sum(there) * (1 + self._stack.depth)
 
     def begin(self, step: int, first_shard: int) -> None:
         """Start a step.
@@ -380,6 +405,7 @@ class StepEngine:
 
     def drop_copies(self) -> None:
         """Forget the copies of the model on further devices; the next step makes others."""
+        self.refusals.model = self.model
         if self._several is not None:
             self._several.drop()
 

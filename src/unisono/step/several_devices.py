@@ -16,6 +16,7 @@ On CPUs one thread computes all: each loss is differentiated before the next sha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -197,6 +198,34 @@ class SeveralDevices:
             self._send([[replica.parameters[at] for at in changed] for replica in self._replicas])
         else:
             self._send([[*replica.parameters, *replica.fixed] for replica in self._replicas])
+
+    def found_in(self, error: BaseException, shard: int | None) -> tuple[Device, int | None]:
+        """Say where an error comes from that torch raises for passes of several devices.
+
+        Args:
+            error: torch names the device that it is about, if it is about one.
+            shard: whose pass was issued last; None: outside of passes.
+
+        Returns:
+            The device, and the shard that it computes now.
+        """
+        named = re.search(rf"\b(?:GPU |{self._home.device.torch.type}:)(\d+)", str(error))
+        devices = [self._home.device, *self._others]
+        for at, device in enumerate(devices):
+            if named is not None and device.torch.index == int(named[1]):
+                others = next((each for each in self._rounds if shard in each), [])
+                return device, next((v for v in others if self._place_of[v] == at), None)
+        return self._home.device if shard is None else self.device_of(shard), shard
+
+    def computed_with(self, shard: int) -> list[int]:
+        """List the shards whose losses are differentiated together with that of one."""
+        if self._computes_in_turn:
+            return [shard]
+        return next(each for each in self._rounds if shard in each)
+
+    def replica_on(self, device: Device) -> DeviceReplica:
+        """Give the replica of a device; the first one where there is none yet."""
+        return next((r for r in self._replicas if r.device is device), self._home)
 
     def drop(self) -> None:
         """Forget the copies; the next step makes others."""

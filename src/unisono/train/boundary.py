@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from unisono.device import Device
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
@@ -110,9 +111,11 @@ class Boundary:
         self.is_between_steps = False
         self._team.note_step(step)
 
-    def explained(self, error: Exception, phase: str, step: int, shard: int | None) -> Exception:
+    def explained(
+        self, error: Exception, phase: str, step: int, shard: int | None, device: Device
+    ) -> Exception:
         """Explain an error of the step under way if it is one of a full memory."""
-        return explained(error, self._run, phase, step=step, shard=shard)
+        return explained(error, self._run, phase, step=step, shard=shard, device=device)
 
     def plan_next(self) -> None:
         """Say what is to be done after the step under way; only the leader's word counts."""

@@ -36,6 +36,7 @@ def explained(
     step: int | None = None,
     shard: int | None = None,
     batch_size: int | None = None,
+    device: Device | None = None,
 ) -> Exception:
     """Explain an error if it is one of a full memory.
 
@@ -45,6 +46,7 @@ def explained(
         phase: what this worker was in; see :mod:`unisono.train.shortage`.
         step, shard: where.
         batch_size: of the batches; None: of the run's.
+        device: whose memory; None: the first of this worker's.
 
     Returns:
         Our error, whose cause it is; or itself.
@@ -52,7 +54,8 @@ def explained(
     if not is_out_of_memory(error):
         return error
     try:
-        shortage = _measured(run, full_one(run.device, error), phase, step, shard, batch_size)
+        full = full_one(device or run.device, error)
+        shortage = _measured(run, full, phase, step, shard, batch_size)
     except Exception:
         return error
     ours = OutOfMemoryError(
@@ -119,6 +122,8 @@ def _num_sharing(run: RunContext) -> int:
     here, name = run.team.world.local_world_size, run.options.device
     if run.device.is_host:
         return 1
+    if run.options.devices is not None:
+        name = run.options.devices[0]
     if name != AUTO and torch.device(name).index is not None:
         return here
     return min(workers_per_gpu(), here)
@@ -135,6 +140,8 @@ def full_one(device: Device, error: Exception) -> Device:
 
 def _needed(run: RunContext, device: Device) -> dict[str, int]:
     model, optimizer = run.kept.model, run.kept.optimizer
+    if run.engine is not None:
+        model = run.engine.model_on(device)
     held = [*model.parameters(), *model.buffers()]
     state = [
         value
@@ -148,11 +155,12 @@ def _needed(run: RunContext, device: Device) -> dict[str, int]:
         "optimizer state": _bytes(state, device),
     }
     if run.engine is not None:
-        whole = [p.nbytes for p in run.engine.exchange.parameters]
-        share = _bytes(run.engine.exchange.parameters, device) / (sum(whole) or 1)
-        needed["gradients"] = round(share * run.engine.gradient_bytes)
-        if exchange := run.engine.exchange.device_bytes:
-            needed["the exchange's buffers"] = round(share * exchange)
+        needed["gradients"] = run.engine.gradient_bytes(device)
+        exchange = run.engine.exchange.device_bytes
+        if exchange and device in run.device.parts:
+            parameters = run.engine.exchange.parameters
+            whole = sum(parameter.nbytes for parameter in parameters)
+            needed["the exchange's buffers"] = exchange * _bytes(parameters, device) // (whole or 1)
     return {name: size for name, size in needed.items() if size}
 
 

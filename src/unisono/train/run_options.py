@@ -11,6 +11,7 @@ import torch
 
 from unisono.checkpoint.every import Every
 from unisono.device import AUTO
+from unisono.device_choice import read_names
 from unisono.exchange.choice import check_exchange
 from unisono.plan.samples import NUM_SEEDS
 from unisono.plan.shards import assign
@@ -62,6 +63,8 @@ class RunOptions:
             self._set("keep", check_whole("keep", self.keep, at_least=1))
             if self.resume not in RESUME:
                 raise ValueError(f"`resume` must be one of {RESUME}, but is {self.resume!r}.")
+        if self.devices is not None:
+            self._set("devices", tuple(read_names(self.devices)))
         check_exchange(self.exchange)
         if self.checkpoint_every is not None:
             if self.directory is None:
@@ -83,7 +86,7 @@ class RunOptions:
         Raises:
             ValueError: there are more workers, or more of their devices, than shards.
         """
-        each = 1 if self.devices is None else max(len(self.devices), 1)
+        each = 1 if self.devices is None else len(self.devices)
         devices = world_size * each
         shards = max(num_devices(), devices) if self.shards is None else self.shards
         assign(shards, world_size)

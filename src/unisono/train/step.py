@@ -9,11 +9,14 @@ from types import TracebackType
 from typing import Any
 
 from unisono.data.loader import Loader, Place
+from unisono.notices import listed
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
 from unisono.step.phase_timers import Phase
 from unisono.train.boundary import Boundary
 from unisono.train.failures import note_place, samples_in_words
+
+_MIXED = "all tensors to be on the same device"  # as torch says it
 
 
 class Step:
@@ -155,7 +158,8 @@ class Step:
 
     def _explain(self, error: Exception, phase: str, shard: int | None = None) -> None:
         """Raise our error in the place of torch's, if that is one of a full memory."""
-        ours = self._boundary.explained(error, phase, self.number, shard)
+        device, shard = self._engine.found_in(error, shard)
+        ours = self._boundary.explained(error, phase, self.number, shard, device)
         if ours is not error:
             raise ours
 
@@ -189,6 +193,7 @@ class Step:
             if isinstance(error, RuntimeError):
                 is_in_a_pass = self._waiting is not None
                 self._explain(error, "forward pass" if is_in_a_pass else "step", self._waiting)
+                self._note_devices(error)
             note_place(error, self._place(error))
             return
         missing = [shard for shard in self._engine.shards if shard not in self._done]
@@ -232,11 +237,26 @@ class Step:
             return f"in step {self.number}"
         codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
         what = "backward" if Step.backward.__code__ in codes else "forward"
+        if what == "backward" and len(together := self._engine.computed_with(shard)) > 1:
+            return f"in step {self.number}, in the backward passes of {listed('shard', together)}"
         samples = ""
         with contextlib.suppress(Exception):  # a sampler may raise; the error that is told counts
             numbers = self._loader.indices(Place(self.epoch, self.batch, shard))
             samples = f", over {samples_in_words(numbers)}"
-        return f"in step {self.number}, in the {what} pass of shard {shard}{samples}"
+        where = ""
+        if self._engine.has_several_devices:
+            where = f" on {self._engine.device_of(shard).name}"
+        return f"in step {self.number}, in the {what} pass of shard {shard}{where}{samples}"
+
+    def _note_devices(self, error: RuntimeError) -> None:
+        """Say what helps if a program has mixed this worker's devices."""
+        if self._engine.has_several_devices and _MIXED in str(error):
+            error.add_note(
+                "With `devices=`, each batch, and the model that computes it, is on one of several "
+                "devices: compute with the model that the loss is given (in a loop of your own, "
+                "with `step.model`), keep tensors that the loss needs as buffers of the model, and "
+                "make others on the device of the batch."
+            )
 
     def _check_differentiated(self) -> None:
         if self._waiting is not None:
