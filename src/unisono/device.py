@@ -178,20 +178,9 @@ class Device:
             for part in self.parts:
                 default_generator(part.torch).manual_seed(seed)
 
-    @contextmanager
-    def generators_put_back(self) -> Iterator[None]:
+    def generators_put_back(self) -> AbstractContextManager[None]:
         """Leave every default generator as it was, whatever happens inside."""
-        with generators_put_back():
-            if self.is_host:
-                yield
-                return
-            generators = [default_generator(part.torch) for part in self.parts]
-            states = [generator.get_state() for generator in generators]
-            try:
-                yield
-            finally:
-                for generator, state in zip(generators, states, strict=True):
-                    generator.set_state(state)
+        return generators_put_back([part.torch for part in self.parts])
 
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
         """Compute in `dtype` what torch knows to be safe in it, inside the block."""
@@ -399,6 +388,12 @@ def default_generator(device: torch.device) -> torch.Generator:
     return generator
 
 
+def finish(device: torch.device) -> None:
+    """Wait for all that a device has been given to do."""
+    if device.type != HOST:
+        torch.get_device_module(device).synchronize(device)
+
+
 def is_on_host(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is in the memory of the host."""
     return tensor.device.type == HOST
@@ -465,13 +460,17 @@ class HostGenerators(NamedTuple):
 
 
 @contextmanager
-def generators_put_back() -> Iterator[None]:
-    """Leave every default generator as it was, whatever happens inside."""
+def generators_put_back(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Leave every default generator as it was, those of some devices too, whatever happens."""
     before = HostGenerators.now()
+    generators = [default_generator(device) for device in devices if device.type != HOST]
+    states = [generator.get_state() for generator in generators]
     try:
         yield
     finally:
         before.put_back()
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
 
 
 def drawn_without_seed() -> bool:

@@ -192,8 +192,8 @@ def test_loss_functions_of_the_program_follow(accelerator):
         ((None, ["cpu"]), TypeError, "`model` must be a torch.nn.Module"),
         ((nn.Linear(2, 2), "cpu"), TypeError, "`devices` must be a list of devices"),
         ((nn.Linear(2, 2), []), ValueError, "at least one device"),
-        ((nn.Linear(2, 2), ["gpu"]), TypeError, "has 'gpu'"),
-        ((nn.Linear(2, 2), [3.5]), TypeError, "has 3.5"),
+        ((nn.Linear(2, 2), ["gpu"]), TypeError, "one is 'gpu'"),
+        ((nn.Linear(2, 2), [3.5]), TypeError, "one is 3.5"),
         ((nn.Linear(2, 2), ["cpu", "cuda:0"]), ValueError, "must be there|of one type"),
         ((nn.Linear(2, 2), ["cpu", "cpu"]), ValueError, "1 parts .* for 2 devices"),
         ((nn.ReLU(), ["cpu"]), ValueError, "0 parts"),
@@ -208,9 +208,14 @@ def test_wrong_arguments_are_refused(arguments, error, words):
 
 def test_devices_have_numbers_that_are_there(accelerator):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    for name in ("sim", "sim:7"):
-        with pytest.raises(ValueError, match="from sim:0 to sim:3"):
+    for name, words in (
+        ("sim", "a number, or none"),
+        ("sim:7", "would need sim:7 and there are 4"),
+    ):
+        with pytest.raises(ValueError, match=words):
             split(model, ["sim:0", name])
+    split(model, ["sim"] * 2)
+    assert [str(layer.weight.device) for layer in model] == ["sim:0", "sim:1"]
     with pytest.raises(ValueError, match="of one type"):
         split(model, ["cpu", "sim:0"])
 
@@ -220,3 +225,34 @@ def test_scripted_models_are_refused():
         model = nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.Linear(2, 2)))
     with pytest.raises(ValueError, match="`1` is TorchScript"):
         split(model, ["cpu", "cpu"])
+
+
+class Shared(nn.Module):
+    """Two layers with statistics in common."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other, self.out = nn.BatchNorm1d(4), nn.BatchNorm1d(4), nn.Linear(4, 40)
+        self.other.running_mean = self.one.running_mean
+
+    def forward(self, x):
+        return self.out(self.other(self.one(x)))
+
+
+def test_layers_with_one_buffer_are_on_one_device(accelerator):
+    model = Shared()
+    with pytest.raises(
+        ValueError, match=r"`one\.running_mean` is a buffer of `one` and of `other`"
+    ):
+        split(model, ["sim:0", "sim:1"], {0: ["one"], 1: ["other", "out"]})
+    assert stages_of(model) is None
+    split(model, ["sim:0", "sim:1"])
+    assert model.one.running_mean is model.other.running_mean
+    assert str(model.other.running_mean.device) == "sim:0"
+
+
+def test_a_layer_that_has_come_since_is_refused(accelerator):
+    model = split(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), ["sim:0", "sim:1"])
+    model.append(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="`2` has come since: call"):
+        stages_of(model).place(model)

@@ -95,6 +95,29 @@ class StageForward:
             self._module.forward = self._before
 
 
+def check_buffers(model: nn.Module, stages: Stages) -> None:
+    """Refuse layers on several devices that have one buffer, which passes may change.
+
+    Raises:
+        ValueError: there are such; names them.
+    """
+    stage_of = {
+        id(module): (unit.name, stages.of_units[unit.name])
+        for unit in units_of(model)
+        if unit.module is not None
+        for module in unit.module.modules()
+    }
+    for name, homes in homes_of_buffers(model).items():
+        found = [stage_of[id(module)] for module, _ in homes if id(module) in stage_of]
+        others = [other for other, stage in found if stage != found[0][1]]
+        if others:
+            raise ValueError(
+                f"layers that have one buffer must be on one device, but `{name}` is a buffer of "
+                f"`{found[0][0]}` and of `{others[0]}`, which are on two: name both for one device "
+                f"in `balance`."
+            )
+
+
 def cut(model: nn.Module, stages: Stages) -> None:
     """Cut a model that is whole, and move its parts to their devices."""
     stages.place(model)
