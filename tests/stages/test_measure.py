@@ -9,7 +9,7 @@ from tests.stages.models import CNN, GPT, UNet
 from torch import nn
 
 from unisono.stages.cut import stages_of
-from unisono.stages.measure import Sample
+from unisono.stages.measure import UnitCosts
 from unisono.stages.split import split
 from unisono.stages.units import units_of
 
@@ -35,7 +35,7 @@ class Backwards(nn.Module):
 def test_units_are_in_the_order_in_which_they_compute():
     model = Backwards()
     units = units_of(model)
-    sample = Sample(model, units, torch.ones(2, 4))
+    sample = UnitCosts(model, units, torch.ones(2, 4))
     found = [units[at].name for at in sample.order]
     assert found == ["shift", "first", "never", "middle", "last"]
 
@@ -44,14 +44,14 @@ def test_units_are_in_the_order_in_which_they_compute():
     "example", [torch.ones(2, 4), (torch.ones(2, 4), 2), {"x": torch.ones(2, 4)}]
 )
 def test_examples_are_tensors_tuples_or_dicts(example):
-    Sample(Backwards(), units_of(Backwards()), example)
+    UnitCosts(Backwards(), units_of(Backwards()), example)
 
 
 def test_activations_are_those_that_the_backward_pass_keeps():
     model = nn.Sequential(
         nn.Linear(4, 6), nn.Tanh(), nn.Flatten(), nn.Linear(6, 2), nn.Linear(2, 1)
     )
-    sample = Sample(model, units_of(model), torch.ones(8, 4, requires_grad=True))
+    sample = UnitCosts(model, units_of(model), torch.ones(8, 4, requires_grad=True))
     # Each linear layer keeps its input; the first one's is the sample. `tanh` keeps its output.
     assert sample.activation_bytes == [(4 + 6) * 8 * 4, 0, 2 * 8 * 4]
 
@@ -85,7 +85,7 @@ def test_times_are_those_of_both_passes_and_of_every_call():
             return self.layers[1](self.layers[2](self.layers[1](self.layers[0](x + 0))))
 
     model = Twice()
-    sample = Sample(model, units_of(model), torch.ones(2, 4))
+    sample = UnitCosts(model, units_of(model), torch.ones(2, 4))
     assert sample.times_ns(lambda: Ticking.clock) == [20, 8, 8]
 
 
@@ -100,7 +100,7 @@ def test_a_sample_changes_nothing(make):
     versions = [gradient._version for gradient in gradients]
     state = torch.random.get_rng_state()
     kept = inputs.clone()
-    Sample(model, units_of(model), inputs).times_ns()
+    UnitCosts(model, units_of(model), inputs).times_ns()
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
@@ -120,7 +120,7 @@ def test_activations_move_the_cut():
 
 def test_times_say_where_the_cut_is(monkeypatch):
     costs = {"0": 1, "1": 1, "2": 9, "3": 1}
-    monkeypatch.setattr(Sample, "times_ns", lambda sample: [*costs.values()])
+    monkeypatch.setattr(UnitCosts, "times_ns", lambda sample: [*costs.values()])
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in costs))
     split(model, ["cpu", "cpu"], "time", example=torch.ones(1, 8))
     assert stages_of(model).of_units == {"0": 0, "1": 0, "2": 1, "3": 1}

@@ -24,7 +24,7 @@ _REPEATS = 4  # of which the shortest counts
 _Call = tuple[int, tuple[Any, ...], dict[str, Any]]
 
 
-class Sample:
+class UnitCosts:
     """One call of a model, with what its units were called with. Final.
 
     Args:

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from unisono.device_choice import places_of
 from unisono.stages.balance import assigned, divide
 from unisono.stages.cut import Stages, check_buffers, cut, join
-from unisono.stages.measure import Sample
+from unisono.stages.measure import UnitCosts
 from unisono.stages.units import Unit, units_of
 from unisono.state.contents import check_unwrapped
 from unisono.world import world
@@ -137,7 +137,7 @@ def _assign(
         )
     order, costs = list(range(len(units))), [unit.num_bytes for unit in units]
     if example is not None:
-        sample = Sample(model, units, example)
+        sample = UnitCosts(model, units, example)
         order, more = sample.order, sample.activation_bytes
         costs = sample.times_ns() if balance == "time" else list(map(operator.add, costs, more))
     names = [units[at].name for at in order]
