@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -56,6 +57,7 @@ class Job:
         stall_timeout_s: how long a worker that others wait for may stand still, in seconds.
         backend: what runs the program's gloo process groups: gloo or unisono.
         seed: where random generators start that no caller brings; the same on every worker.
+        started_unix_s: when the user asked for it, in seconds since 1970.
         master_port: at which ranks meet where the program does not say it; None without a network.
     """
 
@@ -75,6 +77,7 @@ class Job:
     stall_timeout_s: float
     backend: str
     seed: int = field(default_factory=fresh_seed)
+    started_unix_s: float = field(default_factory=time.time)
     master_port: int | None = None
 
     @property
