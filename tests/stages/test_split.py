@@ -6,7 +6,7 @@ import importlib
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.stages.models import CNN, GPT, MODELS, trained
+from tests.stages.models import CNN, GPT, MODELS, Dense, trained
 from torch import nn
 
 from unisono.stages.cut import stages_of
@@ -42,24 +42,6 @@ def test_layers_may_be_on_any_device_in_any_order(accelerator):
     }
     found = trained(GPT, ["sim:0", "sim:1"], balance=balance)
     assert found == trained(GPT, ["cpu"])
-
-
-class Dense(nn.Module):
-    """Uses each activation on both sides of every cut, more than twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(16, 16)
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
-        self.out = nn.Linear(16, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        every = [torch.sin(self.first(x[:, 0].flatten(1)[:, :16]))]
-        for layer in self.layers:
-            every.append(torch.tanh(layer(sum(every) * every[0]) + every[0] * every[-1]))
-        return self.out(sum(every))
-
-    batch = staticmethod(CNN.batch)
 
 
 def test_gradients_are_added_up_in_the_order_of_one_device(accelerator):

@@ -271,7 +271,7 @@ class StepEngine:
 
     def differentiate_again(self, returned: Any, num_samples: int, share: float) -> None:
         """Differentiate one shard's loss in a step that fails; gradients stay in ``.grad``."""
-        torch.autograd.backward(*self._weighted(read_loss(returned, num_samples), share))
+        self._device.backward(*self._weighted(read_loss(returned, num_samples), share))
 
     def clear_repeated(self) -> None:
         """Leave gradients and buffers as they were before shards were computed once more."""

@@ -40,7 +40,7 @@ from unisono.train.order import no_epochs, plan_samples
 from unisono.train.out_of_memory import explained, memory_explained
 from unisono.train.run_context import Observer, RunContext
 from unisono.train.run_options import RunOptions
-from unisono.train.split_model import devices_of_run, place_on
+from unisono.train.split_model import check_split_before, devices_of_run, place_on
 from unisono.train.start import start
 from unisono.train.step import Step
 from unisono.train.totals import Totals
@@ -330,6 +330,7 @@ class Run:
         self._context.loss = loss
         if observer is not None:
             self._context.observer = observer
+        check_split_before(self.model, self.device)
         if not self.device.is_host:
             # Since the run was made the program may have moved it, or added layers and groups.
             check_contents(self.model, self.optimizer, self.device)

@@ -50,6 +50,26 @@ def check_not_split_within(model: Any) -> None:
             )
 
 
+def check_not_compiled(model: nn.Module, is_compiled: bool) -> None:
+    """Refuse to compile a split model, which crosses cuts in Python, with ValueError."""
+    if is_compiled and stages_of(model) is not None:
+        raise ValueError(
+            "`compile` must be off for a split model, whose activations go from device to device "
+            "in Python, but is on: leave it out."
+        )
+
+
+def check_split_before(model: nn.Module, device: Device) -> None:
+    """Refuse a model that was split since its run was made, on `device`, with ValueError."""
+    stages = stages_of(model)
+    there = {device.torch} if stages is None else set(stages.devices)
+    if there != {part.torch for part in device.parts}:
+        raise ValueError(
+            f"a model must be split before its run or trainer is made, but was split after that, "
+            f"when it was to be computed on {device.name}: make the run after."
+        )
+
+
 def place_on(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
     """Have a model where it is to be computed, and the optimizer's state with it.
 
