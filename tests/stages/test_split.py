@@ -35,13 +35,15 @@ def test_the_cpu_several_times_is_the_cpu(name):
     assert trained(MODELS[name], ["cpu", "cpu"]) == trained(MODELS[name], ["cpu"])
 
 
-def test_layers_may_be_on_any_device_in_any_order(accelerator):
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["GPT", "Recomputed", "RecomputedReentrant"])
+def test_layers_may_be_on_any_device_in_any_order(name, accelerator):
     balance = {
         "sim:0": ["embedding", "position", "blocks.1", "blocks.2.out", "head"],
         "sim:1": ["blocks", "norm"],
     }
-    found = trained(GPT, ["sim:0", "sim:1"], balance=balance)
-    assert found == trained(GPT, ["cpu"])
+    found = trained(MODELS[name], ["sim:0", "sim:1"], balance=balance)
+    assert found == trained(MODELS[name], ["cpu"])
 
 
 def test_gradients_are_added_up_in_the_order_of_one_device(accelerator):

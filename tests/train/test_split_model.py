@@ -258,6 +258,29 @@ def test_options_that_do_not_fit_are_refused(options, words):
         unisono.Trainer(model, make_optimizer(model), loss_of, **options)
 
 
+def test_casts_do_not_depend_on_the_cut(accelerator):
+    def make():
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10))
+        model[2].weight = model[1].weight
+        return model
+
+    for precision in ("bf16", "fp16"):
+        with pytest.raises(ValueError, match="`2` has `weight` in common with `1`: name both for"):
+            trainer_of(make, ["sim:0", "sim:1"], {0: ["1"], 1: ["2", "3"]}, precision=precision)
+    options = {"precision": "bf16"}
+    expected = fitted(make_images(make), ["sim:0"], **options)
+    together = {0: ["1", "2"], 1: ["3"]}
+    assert fitted(make_images(make), ["sim:0", "sim:1"], together, **options) == expected
+    apart = {0: ["1"], 1: ["2", "3"]}
+    found = fitted(make_images(make), ["sim:0", "sim:1"], apart)
+    assert found == fitted(make_images(make), ["sim:0"])
+
+
+def make_images(make):
+    make.batch = CNN.batch
+    return make
+
+
 def test_the_whole_model_is_to_be_split():
     model = nn.Sequential(unisono.split(CNN(), ["cpu", "cpu"]), nn.Linear(10, 10))
     with pytest.raises(ValueError, match="split as a whole, but only its part `0` is"):

@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 from unisono.device import AUTO, Device
 from unisono.device_choice import devices_of
 from unisono.stages.crossing import crossing
-from unisono.stages.cut import stages_of
+from unisono.stages.cut import check_casts, stages_of
 from unisono.state.contents import place
+from unisono.train.computing import Computing
 from unisono.train.run_options import RunOptions
 from unisono.world import World
 
@@ -50,9 +51,15 @@ def check_not_split_within(model: Any) -> None:
             )
 
 
-def check_not_compiled(model: nn.Module, is_compiled: bool) -> None:
-    """Refuse to compile a split model, which crosses cuts in Python, with ValueError."""
-    if is_compiled and stages_of(model) is not None:
+def check_computing(model: nn.Module, computing: Computing) -> None:
+    """Refuse ways to compute passes that do not go with cuts.
+
+    Raises:
+        ValueError: the model is split, and is to be compiled, or rounding would depend on the cut.
+    """
+    if computing.precision != "fp32":
+        check_casts(model)
+    if computing.compile and stages_of(model) is not None:
         raise ValueError(
             "`compile` must be off for a split model, whose activations go from device to device "
             "in Python, but is on: leave it out."

@@ -36,7 +36,7 @@ from unisono.train.predict import Predictor, forward_inputs
 from unisono.train.run import Run
 from unisono.train.run_options import RunOptions
 from unisono.train.schedule import KEY, Schedule
-from unisono.train.split_model import check_not_compiled, over_cuts
+from unisono.train.split_model import check_computing, over_cuts
 from unisono.train.sweep import Forward, Sweep
 from unisono.train.totals import Totals
 from unisono.train.validation import Validation
@@ -158,7 +158,7 @@ class Trainer:
         scaler = self._computing.scaler(grad_scaler)
         self.run = Run.of(model, optimizer, RunOptions.among(locals(), grad_scaler=scaler))
         self.run.fixed.update(self._computing.fixed_on(self.run.device))
-        check_not_compiled(model, compile)
+        check_computing(model, self._computing)
         self._computing.prepare(model)
         self._schedule = Schedule(schedule, schedule_every, optimizer, schedule_monitor)
         self.run.fixed["schedule"] = self._schedule.name
