@@ -1,6 +1,7 @@
 """Trainer and Run with a model that is split over several devices."""
 
 import importlib
+import io
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
+from unisono import callbacks
 from unisono.device import Device
 from unisono.step.clipping import total_norm
 
@@ -128,6 +130,26 @@ def test_loops_of_ones_own_bring_targets_to_the_outputs(accelerator):
         return {name: value.tolist() for name, value in model.state_dict().items()}
 
     assert loop(["sim:0", "sim:1"]) == loop(["sim:3"])
+
+
+def test_averages_and_files_of_weights_are_the_same(accelerator, tmp_path):
+    found = []
+    for devices in (["sim:0"], ["sim:2", "sim:1"]):
+        average = callbacks.EMA(0.9)
+        trainer = trainer_of(GPT, devices, callbacks=[average])
+        trainer.fit(data(GPT), batch_size=BATCH_SIZE, epochs=1)
+        averaged = average.model(trainer.run.model)
+        means = trainer.evaluate(data(GPT), batch_size=BATCH_SIZE, model=averaged)
+        trainer.save(tmp_path / "weights.safetensors", model=averaged)
+        file = io.BytesIO()
+        torch.save(averaged, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False).eval()
+        tokens = data(GPT)[0][0][None].to(devices[0])
+        outputs = loaded(tokens)
+        found.append((means, (tmp_path / "weights.safetensors").read_bytes(), outputs.tolist()))
+        assert str(outputs.device) == devices[-1]
+    assert found[0] == found[1]
 
 
 class Large(nn.Sequential):
