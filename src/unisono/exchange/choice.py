@@ -57,6 +57,11 @@ def name_of_exchange(name: str, device: Device, *, replicas_for: str = "") -> st
             f"{said} must have gradients in the host's memory, but this worker computes on "
             f'{device.name}: leave it out, or pass `exchange="staged"`.'
         )
+    if name == NCCL and device.is_divided:
+        raise ValueError(
+            f"{said} must have one GPU for each worker, but this one has a split model on "
+            f'{device.name}: leave it out, or pass `exchange="staged"`.'
+        )
     if name == NCCL and not distributed.is_nccl_available():
         raise ValueError(
             f"{said} must have a torch that is built with NCCL, but this one is not: leave it "

@@ -34,7 +34,7 @@ from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
 from unisono.state.contents import updated_parameters
 from unisono.step.bound_model import BoundModel
-from unisono.step.clipping import Clipping
+from unisono.step.clipping import Clipping, total_norm
 from unisono.step.early import published_early
 from unisono.step.gradient_hook import GradientHook, OnGradients
 from unisono.step.gradients import Gradients, GradientStack
@@ -166,8 +166,8 @@ class StepEngine:
         """What gradients take while a backward pass is under way, beside published parts."""
         if self._several is not None:
             return self._several.replica_on(device).gradient_bytes
-        one_set = sum(parameter.nbytes for parameter in self.exchange.parameters)
-        return one_set * (1 + self._stack.depth)
+        there = [p.nbytes for p in self.exchange.parameters if device.has(p)]
+        return sum(there) * (1 + self._stack.depth)
 
     def begin(self, step: int, first_shard: int) -> None:
         """Start a step.
@@ -298,7 +298,7 @@ class StepEngine:
 
     def differentiate_again(self, returned: Any, num_samples: int, share: float) -> None:
         """Differentiate one shard's loss in a step that fails; gradients stay in ``.grad``."""
-        torch.autograd.backward(*self._weighted(read_loss(returned, num_samples), share))
+        self._device.backward(*self._weighted(read_loss(returned, num_samples), share))
 
     def clear_repeated(self) -> None:
         """Leave gradients and buffers as they were before shards were computed once more."""
@@ -530,10 +530,10 @@ class StepEngine:
     def _differentiate(self, shard: int, loss: torch.Tensor, weight: torch.Tensor) -> None:
         exchange, stack = self.exchange, self._stack
         if shard != stack.last_shard or not exchange.takes_early:
-            torch.autograd.backward(loss, weight)
+            self._device.backward(loss, weight)
             return
         with published_early(exchange.parameters, stack, exchange):
-            torch.autograd.backward(loss, weight)
+            self._device.backward(loss, weight)
 
     def _weighted(self, loss: ShardLoss, share: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Give what to differentiate, and by which factor its gradient counts."""
@@ -542,7 +542,7 @@ class StepEngine:
 
     def _divide_sums(self, present: Sequence[bool], weight: float) -> None:
         """Turn sums into means over the true weight."""
-        if totals := self._totals(present):
+        for totals in self._device.groups(self._totals(present)):
             torch._foreach_div_(totals, weight)
 
     def _apply(self, present: Sequence[bool]) -> None:
@@ -561,7 +561,9 @@ class StepEngine:
         """
         if self._scaling is None:
             return True
-        mine = b"finite" if self._scaling.unscale(self._totals(present)) else b""
+        groups = self._device.groups(self._totals(present))
+        are_finite = [self._scaling.unscale(totals) for totals in groups]
+        mine = b"finite" if all(are_finite) else b""
         vote = functools.partial(self.exchange.agree, mine)
         heard = self._wait(Phase.SUMMING, vote, f"scale of step {step}")
         if heard is None:
@@ -585,13 +587,14 @@ class StepEngine:
             self.gradient_norm = None if self._clipping.norm is None else math.inf
             return True
         if self._clipping.value is not None:
-            self._clipping.clip_values(self._totals(present))
+            for totals in self._device.groups(self._totals(present)):
+                self._clipping.clip_values(totals)
         if self._clipping.norm is None:
             return True
         if not self._await_sums(step):
             return False
         sums = zip(self.exchange.whole, present, strict=True)
-        norm = torch.nn.utils.get_total_norm([total for total, is_there in sums if is_there])
+        norm = total_norm([total for total, is_there in sums if is_there])
         self.gradient_norm = norm.item()
         if not math.isfinite(self.gradient_norm):  # now, while the sums are to be read
             self.non_finite.note_gradients(
@@ -601,7 +604,8 @@ class StepEngine:
             return False
         if not math.isfinite(self.gradient_norm):
             raise self._after_nothing(non_finite_norm(self.gradient_norm, step))
-        self._clipping.scale(self._totals(present), norm)
+        for totals in self._device.groups(self._totals(present)):
+            self._clipping.scale(totals, norm.to(totals[0].device))
         return True
 
     def _await_sums(self, step: int) -> bool:

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from unisono.device import AUTO, Device
+from unisono.device import AUTO, Device, count_of
 from unisono.errors import OutOfMemoryError
 from unisono.train.run_context import RunContext
 from unisono.train.shortage import Shortage, in_words
@@ -53,7 +54,8 @@ def explained(
     if not is_out_of_memory(error):
         return error
     try:
-        shortage = _measured(run, device or run.device, phase, step, shard, batch_size)
+        full = full_one(device or run.device, error)
+        shortage = _measured(run, full, phase, step, shard, batch_size)
     except Exception:
         return error
     ours = OutOfMemoryError(
@@ -110,6 +112,8 @@ def _measured(
         precision=run.fixed.get("precision"),
         workers_per_device=_num_sharing(run),
         is_host=device.is_host,
+        num_devices=count_of(device.torch.type),
+        is_split=run.device.is_divided,
     )
 
 
@@ -123,6 +127,15 @@ def _num_sharing(run: RunContext) -> int:
     if name != AUTO and torch.device(name).index is not None:
         return here
     return min(workers_per_gpu(), here)
+
+
+def full_one(device: Device, error: Exception) -> Device:
+    """Say which of the devices of a split model is full, as torch's error says or by its room."""
+    for part in device.parts:
+        names = rf"{re.escape(part.name)}\b|\bGPU {part.torch.index}\b"
+        if re.search(names, str(error)):
+            return part
+    return min(device.parts, key=lambda part: part.room()[0] or 0)
 
 
 def _needed(run: RunContext, device: Device) -> dict[str, int]:
@@ -144,8 +157,10 @@ def _needed(run: RunContext, device: Device) -> dict[str, int]:
     if run.engine is not None:
         needed["gradients"] = run.engine.gradient_bytes(device)
         exchange = run.engine.exchange.device_bytes
-        if exchange and device is run.device:
-            needed["the exchange's buffers"] = exchange
+        if exchange and device in run.device.parts:
+            parameters = run.engine.exchange.parameters
+            whole = sum(parameter.nbytes for parameter in parameters)
+            needed["the exchange's buffers"] = exchange * _bytes(parameters, device) // (whole or 1)
     return {name: size for name, size in needed.items() if size}
 
 

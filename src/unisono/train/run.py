@@ -25,10 +25,9 @@ from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import AUTO, drawn_without_seed
-from unisono.device_choice import devices_of
 from unisono.exchange.choice import name_of_exchange
 from unisono.plan.samples import SamplePlan
-from unisono.state.contents import check_contents, place
+from unisono.state.contents import check_contents
 from unisono.state.position import Position
 from unisono.state.program_state import ExtraState
 from unisono.state.run_state import RunState
@@ -40,9 +39,10 @@ from unisono.train.identity import fixed_by
 from unisono.train.loop import steps_of
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.order import no_epochs, plan_samples
-from unisono.train.out_of_memory import explained
+from unisono.train.out_of_memory import explained, memory_explained
 from unisono.train.run_context import Observer, RunContext
 from unisono.train.run_options import RunOptions
+from unisono.train.split_model import check_split_before, devices_of_run, place_on
 from unisono.train.start import start
 from unisono.train.step import Step
 from unisono.train.totals import Totals
@@ -176,7 +176,7 @@ class Run:
         self.team = self.joint_calls.team
         self.world = self.team.world
         self.shards, self.seed = options.num_shards(self.world.world_size), options.seed
-        self.device, *others = devices_of(options.device, options.devices, self.world)
+        self.device, *others = devices_of_run(model, options, self.world)
         check_contents(model, optimizer, self.device)
         options.check_closure(optimizer)
         # Refuses what does not fit.
@@ -189,8 +189,6 @@ class Run:
         is_unseeded = drawn_without_seed()
         if options.exact:
             self.device.fix_workspaces()
-        if not self.device.is_host:
-            place(model, optimizer, self.device)
         fixed = {
             "clip_norm": options.clip_norm,
             "clip_value": options.clip_value,
@@ -216,6 +214,8 @@ class Run:
             self.device,
             others,
         )
+        with memory_explained(self._context, "move of the model"):
+            place_on(model, optimizer, self.device)
         if scaling is not None:
             self.state[SCALER_KEY] = options.grad_scaler
         extra_state = ExtraState(model)
@@ -351,10 +351,11 @@ class Run:
         self._context.loss = loss
         if observer is not None:
             self._context.observer = observer
+        check_split_before(self.model, self.device)
         if not self.device.is_host:
             # Since the run was made the program may have moved it, or added layers and groups.
             check_contents(self.model, self.optimizer, self.device)
-            place(self.model, self.optimizer, self.device)
+            place_on(self.model, self.optimizer, self.device)
         start(self._context, plan)
         return steps_of(self._context, plan, plan.fetch())
 

@@ -37,6 +37,7 @@ from unisono.train.predict import Predictor, forward_inputs
 from unisono.train.run import Run
 from unisono.train.run_options import RunOptions
 from unisono.train.schedule import KEY, Schedule
+from unisono.train.split_model import check_computing, over_cuts
 from unisono.train.sweep import Forward, Sweep
 from unisono.train.totals import Totals
 from unisono.train.validation import Validation
@@ -179,6 +180,7 @@ class Trainer:
                 "(`unisono run`)."
             )
         self.run.fixed.update(self._computing.fixed_on(self.run.device))
+        check_computing(model, self._computing)
         self._computing.prepare(model)
         self._schedule = Schedule(schedule, schedule_every, optimizer, schedule_monitor)
         self.run.fixed["schedule"] = self._schedule.name
@@ -186,8 +188,10 @@ class Trainer:
             self.run.state[KEY] = schedule
         self.callbacks = list(Callbacks(list(callbacks), self.directory))
         self._keep_states()
-        self._loss = self._computing.of(loss, self.run.device)
-        self._embed = None if embed is None else self._computing.of(embed, self.run.device)
+        self._loss = over_cuts(model, self._computing.of(loss, self.run.device))
+        self._embed = None
+        if embed is not None:
+            self._embed = over_cuts(model, self._computing.of(embed, self.run.device))
         # Passes are timed in a fork, which no accelerator survives.
         is_timed = self.run.device.is_host and not (
             self.run.team.is_replacement or compile or devices
@@ -410,7 +414,7 @@ class Trainer:
         )
         predictor = Predictor(
             self._sweep("predict", reading.in_dataset_order(), model),
-            self._computing.of(forward, self.run.device),
+            over_cuts(self.run.model, self._computing.of(forward, self.run.device)),
             None if path is None else Path(path),
             run.say,
         )
@@ -506,7 +510,8 @@ class Trainer:
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
         if metrics is None:
             return None
-        return Metrics(metrics, self._computing.of(forward, self.run.device))
+        computed = self._computing.of(forward, self.run.device)
+        return Metrics(metrics, over_cuts(self.run.model, computed, to_first=True))
 
     def _model_or(self, model: nn.Module | None) -> nn.Module:
         if model is None:
