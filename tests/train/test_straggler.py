@@ -67,11 +67,14 @@ def test_it_is_named_under_another_launcher(job, tmp_path):  # noqa: F811
 
 @pytest.mark.parametrize("phase", ["loading", "backward"])
 def test_the_end_of_the_run_says_so(phase, tmp_path, capfd):
-    """It takes twice as long, so that it costs more than a twentieth of the run, however busy."""
-    said = unisono.launch(train, tmp_path, 1, phase, "busy", 1.0, workers=2)
+    """It takes several times as long, so that it costs much of the run, however busy."""
+    said = unisono.launch(train, tmp_path, 1, phase, "busy", 3.0, workers=2)
     assert len({slowness for _, slowness in said}) == 1
-    (line,) = [one for one in said[0][1].splitlines() if "is slow" in one]
-    assert line.startswith("worker 1 is slow in ")
+    lines = said[0][1].splitlines()
+    slow = [line for line in lines if line.startswith("worker 1 is slow in ")]
+    if not slow and any("for a free core" in line for line in lines):
+        pytest.skip("the machine is too busy to tell how long a worker takes")
+    (line,) = slow
     assert " ms more than the others, which costs " in line
     assert line in capfd.readouterr().out.splitlines()
 
