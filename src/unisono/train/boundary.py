@@ -22,7 +22,7 @@ from unisono.errors import CheckpointError, UnisonoError
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
 from unisono.step.engine import StepEngine
-from unisono.step.non_finite import Cause, in_json
+from unisono.step.non_finite import NonFiniteCause, in_json
 from unisono.train.identity import identity
 from unisono.train.interrupts import Interrupts
 from unisono.train.out_of_memory import explained
@@ -140,7 +140,7 @@ class Boundary:
         """Compute a batch's loss, where the program has given a function for that."""
         return self._run.loss
 
-    def hear_finding(self, mine: Cause | None) -> Cause | None:
+    def hear_finding(self, mine: NonFiniteCause | None) -> NonFiniteCause | None:
         """Hear what the workers have found of what is not finite. Collective."""
         with suppress(UnisonoError):  # somebody is lost; the step fails in any case
             heard = self._team.gather(in_json(mine), "what is not finite")

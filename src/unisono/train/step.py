@@ -14,7 +14,7 @@ from unisono.errors import NonFiniteLossError
 from unisono.notices import listed
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
-from unisono.step.non_finite import Cause
+from unisono.step.non_finite import NonFiniteCause
 from unisono.step.phase_timers import Phase
 from unisono.train.boundary import Boundary
 from unisono.train.failures import note_place, samples_in_words
@@ -336,10 +336,10 @@ class Step:
         if (refused := refusals.explained(error)) is not None:
             raise refused from error
 
-    def _find(self, error: NonFiniteLossError) -> Cause | None:
+    def _find(self, error: NonFiniteLossError) -> NonFiniteCause | None:
         """Find what has made a loss, or gradients, not finite. Collective."""
         search = self._engine.non_finite
-        finding: Cause | None = None
+        finding: NonFiniteCause | None = None
         with contextlib.suppress(Exception):  # what is raised here counts less
             if search.is_repeating and error.shard is not None:
                 place = Place(self.epoch, self.batch, error.shard)
