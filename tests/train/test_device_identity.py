@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from tests.warm import processes
 from torch import nn
 
 import unisono
@@ -170,11 +171,10 @@ SAID = (
 
 
 def said_elsewhere(**variables):
-    answer = subprocess.run(
+    answer = processes.run(
         [sys.executable, "-c", SAID],
+        popen=subprocess.Popen if variables else processes.start,  # those are read with torch
         env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
         check=True,
     )
     return answer.stdout.split("\n")[:2]
