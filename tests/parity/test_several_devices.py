@@ -51,12 +51,6 @@ def test_devices_in_one_process_have_the_bits_of_one_cpu(accelerator, devices):
     assert cases.train(*CASES[0], STEPS, devices=devices) == on_one(CASES[0])
 
 
-@pytest.mark.parametrize("devices", [["cpu"] * 2, ["sim"] * 2, ["sim"] * 4])
-def test_buffers_are_those_of_the_first_shard_with_samples_wherever_it_is(accelerator, devices):
-    case = OTHER_CASES[-1]
-    assert cases.train(*case, STEPS, devices=devices) == on_one(case)
-
-
 def test_two_workers_with_two_devices_each_have_the_bits_of_one_cpu():
     check(CASES[:1], "sim", 2, 2)
 

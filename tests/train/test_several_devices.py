@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 import unisono
 from unisono.callbacks import Callback
 from unisono.device import Copies
+from unisono.step import crossings
 from unisono.step.crossings import SMALL_BYTES
 
 DATA = TensorDataset(
@@ -285,6 +286,59 @@ def test_passes_backward_draw_what_they_draw_on_one_device(accelerator, devices,
     assert train(devices, model=model).digest() == train(devices[:1], model=model).digest()
 
 
+@pytest.mark.parametrize("devices", [SIMS, ["sim:2", "sim:0", "sim:3"]])
+def test_a_device_without_a_number_is_that_of_the_batch(accelerator, devices):
+    def weighted(model, batch):
+        weight = torch.tensor([1.0, 2.0, 3.0], device=batch[0].device.type)
+        return F.cross_entropy(model(batch[0]), batch[1], weight=weight)
+
+    check(devices, weighted)
+
+
+class Momentum(Net):
+    """Has a layer that no gradient reaches and a hook of the optimizer changes, as in MoCo."""
+
+    def __init__(self):
+        super().__init__()
+        self.slow = nn.Linear(6, 3).requires_grad_(False)
+        self.unused = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return super().forward(x) + self.slow(x) + self.unused(x).detach()
+
+
+class Decays(torch.optim.SGD):
+    """Changes parameters without a gradient, past autograd's sight."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.mul_(0.99)
+
+
+@pytest.mark.parametrize("devices", [CPUS, SIMS])
+@pytest.mark.parametrize("kind", ["hook", "class"])
+def test_copies_have_whatever_an_optimizer_of_ones_own_changes(accelerator, devices, kind):
+    def digest(**where):
+        torch.manual_seed(3)
+        model = Momentum()
+        make = torch.optim.SGD if kind == "hook" else Decays
+        optimizer = make(model.parameters(), lr=0.1, foreach=True)
+
+        def follow(*_):
+            with torch.no_grad():
+                model.slow.weight.data.lerp_(model.last.weight[:, :6], 0.1)
+
+        if kind == "hook":
+            optimizer.register_step_post_hook(follow)
+        trainer = unisono.Trainer(model, optimizer, plain, shards=4, **where)
+        trainer.fit(DATA, batch_size=8, steps=6)
+        return trainer.digest()
+
+    assert digest(devices=devices) == digest(device="cpu")
+
+
 # A loop of one's own
 
 
@@ -534,6 +588,28 @@ def test_tensors_that_are_large_travel_alone(accelerator, monkeypatch):
     sizes = [num_bytes for _, into, num_bytes in seen.copied if into == "sim:1"]
     assert len(sizes) == 2
     assert sizes[0] > SMALL_BYTES > sizes[1]
+
+
+def test_what_is_copied_late_is_not_changed_before(accelerator, monkeypatch):
+    """In an epoch's last batch two devices have nothing to do, and nobody waits for them."""
+    monkeypatch.setattr(crossings, "SMALL_BYTES", 100)
+    expected = train(None, model=Flat, steps=16)
+    found = train(["sim"] * 4, model=Flat, steps=16)
+    assert found.digest() == expected.digest()
+
+
+class Channels(Net):
+    """Has statistics that one sample is enough for."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.Sequential(nn.Unflatten(1, (1, 8)), nn.BatchNorm1d(1), nn.Flatten())
+
+
+@pytest.mark.parametrize("devices", [CPUS, SIMS, ["sim"] * 3])
+def test_buffers_are_kept_where_the_first_shard_with_samples_is_not_the_first(accelerator, devices):
+    # The last batch of an epoch has samples for shards 3 and 4 alone.
+    check(devices, model=Channels, batch_size=12, shards=5, steps=12)
 
 
 def test_the_host_waits_for_all_devices_at_once(accelerator):
