@@ -77,6 +77,14 @@ def test_digits_gives_the_same_digest_on_two_workers_and_learns() -> None:
     assert f"test accuracy {validation_accuracy(alone):.2%}" in together
 
 
+@pytest.mark.slow
+def test_several_devices_give_the_digest_of_one() -> None:
+    names = [["cpu"], ["cpu"] * 3]
+    outputs = [run("several_devices.py", "--devices", *each) for each in names]
+    outputs.append(run("several_devices.py", "--devices", "cpu", "cpu", workers=2))
+    assert len(set(map(digest, outputs))) == 1
+
+
 @pytest.mark.long
 @needs_two_cores
 def test_callbacks_leave_the_same_on_two_workers(tmp_path: Path) -> None:

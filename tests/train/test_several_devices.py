@@ -437,6 +437,45 @@ def test_an_exception_in_a_backward_pass_names_the_shards_of_all_devices(acceler
     assert "in the backward passes of shards 0, 2." in "\n".join(info.value.__notes__)
 
 
+def put(x):
+    return torch.zeros_like(x).put_(torch.arange(x.numel(), device=x.device), x)
+
+
+class PutBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return put(gradient)
+
+
+class Refused(Net):
+    """Has an operation without a deterministic form in one of its passes, on one device."""
+
+    def __init__(self, is_backward, at):
+        super().__init__()
+        self.is_backward, self.at = is_backward, at
+
+    def forward(self, x):
+        hidden = super().forward(x)
+        if x.device.index != self.at:
+            return hidden
+        return PutBackward.apply(hidden) if self.is_backward else put(hidden)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_refused_operations_are_named_wherever_they_are(accelerator, is_backward, at):
+    with pytest.raises(unisono.NondeterministicError, match=r"`put_` has none") as info:
+        train(SIMS, model=lambda: Refused(is_backward, at))
+    # In a backward pass the last shard of the round is computed once more, which may have none.
+    is_found = not is_backward or at == 1
+    assert info.value.file == (__file__ if is_found else "")
+    assert info.value.module == ("" if is_found else None)
+
+
 # What travels
 
 
@@ -583,6 +622,20 @@ def test_a_parameter_outside_of_the_model_is_refused():
         trainer.fit(DATA, batch_size=8, steps=1)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")  # of torch's own, when it is imported
+def test_compiled_models_are_refused():
+    with pytest.raises(ValueError, match="compiles the model for one device, but `devices` names"):
+        made(devices=CPUS, shards=2, compile=True)
+
+    def compiled():
+        model = Net()
+        model.last.compile()
+        return model
+
+    with pytest.raises(ValueError, match="`last` is compiled by torch"):
+        train(CPUS, model=compiled)
+
+
 class Locked(Net):
     def __init__(self):
         super().__init__()
@@ -594,7 +647,7 @@ def test_a_model_that_cannot_be_copied_is_refused_with_the_reason():
         train(CPUS, model=Locked)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")
 def test_a_scripted_model_is_refused():
     def scripted():
         return torch.jit.script(nn.Sequential(nn.Linear(6, 3)))

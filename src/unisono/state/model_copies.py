@@ -41,6 +41,7 @@ class ModelCopies:
     """
 
     def __init__(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
+        _check_not_compiled(model)
         self._modules, self._parameters = [*model.modules()], [*model.parameters()]
         self._copies = [_Copy(model, device) for device in devices]
         self.models = [made.model for made in self._copies]
@@ -85,6 +86,16 @@ class ModelCopies:
             (p.requires_grad, *(p._backward_hooks or ()), *(p._post_accumulate_grad_hooks or ()))
             for p in self._parameters
         ]
+
+
+def _check_not_compiled(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+            raise ValueError(
+                f"with several `devices`, a model must be the plain one, of which each device gets "
+                f"a copy, but `{name or 'model'}` is compiled by torch: leave `torch.compile` out, "
+                f"or start a worker for each device (`unisono run`)."
+            )
 
 
 class _Empty:

@@ -222,9 +222,8 @@ class SeveralDevices:
 
     def computed_with(self, shard: int) -> list[int]:
         """List the shards whose losses are differentiated together with that of one."""
-        if self._computes_in_turn:
-            return [shard]
-        return next(each for each in self._rounds if shard in each)
+        rounds = [] if self._computes_in_turn or self.is_at_home else self._rounds
+        return next((each for each in rounds if shard in each), [shard])
 
     def replica_on(self, device: Device) -> DeviceReplica:
         """Give the replica of a device; the first one where there is none yet."""

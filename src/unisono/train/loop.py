@@ -66,7 +66,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
     run.has_joined = is_agreed = entry is not None and entry.loop is not None
     with (
         _under_way(run, plan, entry) as boundary,
-        plan.loader(fetch, run.kept.position, run.device, boundary.engine.device_of) as loader,
+        plan.loader(fetch, run.kept.position, run.device) as loader,
         open_loop(
             recovers=run.team.supervisor.can_replace, has_directory=run.checkpoints is not None
         ) as opened,

@@ -96,7 +96,8 @@ class Run:
             workers alike, with torch's bits. Its state is the run's, as ``run.state`` is.
         device: where each worker computes: ``"auto"``: one GPU for each, or the CPU where there is
             none; or torch's name, such as ``"cpu"`` or ``"cuda"`` (``"cuda:1"``: for all workers
-            the same one). The model is moved there, here and now; batches come there.
+            the same one). The model is moved there, here and now; batches come there. A model that
+            :func:`unisono.split` has put on several devices is computed there: leave this out.
         devices: several for each worker, instead of one `device`, which compute the worker's shards
             at the same time, each with a copy of the model; results do not depend on it. Either all
             have numbers (``["cuda:0", "cuda:1"]``: the same for all workers), or none (``["cuda"] *
@@ -207,7 +208,8 @@ class Run:
             self.checkpoints = Checkpoints(self.team, Path(options.directory), options, self.say)
             self._context.checkpoints = self.checkpoints
         self.team.supervisor.tell(Ready())
-        context().tell_device(self.device.name, self.device.model)
+        names = dict.fromkeys(device.name for device in (self.device, *others))
+        context().tell_device(" + ".join(names), self.device.model)
 
     @property
     def position(self) -> Position:

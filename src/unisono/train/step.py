@@ -93,7 +93,7 @@ class Step:
             yield from self._compute(more)
             if self._loader.copies_early:
                 # While the device computes the last shard, and before others are waited for.
-                self._loader.take_early()
+                self._loader.take_early(self._engine.device_of)
                 self._engine.timers.lap(Phase.LOADING)
             # Whoever was lost meanwhile has left shards, which the others compute now.
             more = self._engine.arrive()
@@ -111,7 +111,8 @@ class Step:
                 continue
             place = Place(self.epoch, self.batch, shard)
             try:
-                batch = self._loader.batch(place, self._engine.shards)
+                device = self._engine.device_of(shard)
+                batch = self._loader.batch(place, self._engine.shards, device)
             except RuntimeError as error:
                 self._explain(error, "copy of a batch", shard)
                 raise
@@ -136,7 +137,8 @@ class Step:
     def _read_again(self, shard: int) -> Any:
         """Prepare for a shard's pass in a step that fails, and read its batch, in this process."""
         self.model = self._engine.repeat_shard(shard)
-        return self._loader.batch(Place(self.epoch, self.batch, shard), ())
+        device = self._engine.device_of(shard)
+        return self._loader.batch(Place(self.epoch, self.batch, shard), (), device)
 
     def backward(self, loss: Any) -> None:
         """Differentiate one shard's loss; once for each batch of :attr:`shards`.
