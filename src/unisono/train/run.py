@@ -98,7 +98,8 @@ class Run:
             workers alike, with torch's bits. Its state is the run's, as ``run.state`` is.
         device: where each worker computes: ``"auto"``: one GPU for each, or the CPU where there is
             none; or torch's name, such as ``"cpu"`` or ``"cuda"`` (``"cuda:1"``: for all workers
-            the same one). The model is moved there, here and now; batches come there.
+            the same one). The model is moved there, here and now; batches come there. A model that
+            :func:`unisono.split` has put on several devices is computed there: leave this out.
         devices: several for each worker, instead of one `device`, which compute the worker's shards
             at the same time, each with a copy of the model; results do not depend on it. Either all
             have numbers (``["cuda:0", "cuda:1"]``: the same for all workers), or none (``["cuda"] *
