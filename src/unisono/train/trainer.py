@@ -279,12 +279,14 @@ class Trainer:
         if samples.is_endless and self._schedule.counts_epochs:
             raise no_epochs("schedule_every")
         plan = LoopPlan.of(reading, samples, Totals(epochs, steps))
-        measured = self._metrics(validate_metrics, validate_forward)
+        metrics: dict[str, Any] = {"metrics": validate_metrics, "forward": validate_forward}
+        self._metrics(**metrics)
         find_means: Callable[[], dict[str, Any]] | None = None
         if validate is not None:
-            validated = reading.of_another(validate).in_dataset_order()
-            run.plan(validated)
-            find_means = functools.partial(self._evaluate, validated, measured, None)
+            run.plan(reading.of_another(validate).in_dataset_order())
+            find_means = functools.partial(
+                self._validate, validate, reading.of_another(validate), metrics
+            )
         callbacks = Callbacks(self._all_callbacks(), self.directory)
         validation = Validation(run, find_means, validate_every)
         if self._schedule.needs_validation:
@@ -472,6 +474,18 @@ class Trainer:
     def directory(self) -> Path | None:
         """Where checkpoints are kept; from the first `fit` on the same on every worker."""
         return None if self.run.checkpoints is None else self.run.checkpoints.directory
+
+    def _validate(self, dataset: Any, reading: Reading, metrics: dict[str, Any]) -> dict[str, Any]:
+        if dataset is not reading.dataset:  # a DataLoader, which says itself how it is read
+            return self.evaluate(dataset, **metrics)
+        return self.evaluate(
+            dataset,
+            batch_size=reading.batch_size,
+            loader_workers=reading.loader_workers,
+            collate_fn=reading.collate_fn,
+            pin_memory=reading.pin_memory,
+            **metrics,
+        )
 
     def _evaluate(
         self, reading: Reading, measured: Metrics | None, model: nn.Module | None
