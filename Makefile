@@ -13,9 +13,9 @@ demo: .venv/ready          ## train a small CNN on two workers, on the CPU
 	$(BIN)/unisono run --gpus none -n 2 examples/digits.py
 
 test: fast                 ## every test, in about ten minutes on two cores
-	$(BIN)/python -m pytest -q -m "slow and not long and not gpu"
+	$(BIN)/python -m pytest -q $(TWO) -m "slow and not long and not gpu"
 
-fast: .venv/ready          ## the quick tests, in a minute
+fast: .venv/ready          ## the quick tests, in a minute on two cores
 	$(BIN)/python -m pytest -q $(TWO) -m "not slow and not long and not gpu"
 
 chaos: .venv/ready         ## kill 200 workers on each exchange and 20 launchers, run 30 random programs; SEED=7 chooses the same again
