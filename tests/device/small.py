@@ -127,20 +127,23 @@ def _in_processes(work: Callable[[int], object], world_size: int) -> list[object
 
 
 def several_devices_in_one_process() -> None:
-    """Two of them have no samples in an epoch's last batch."""
+    """In an epoch's last batch two of them, or the first, have no samples."""
     inputs, labels = cases.images().tensors
     data = TensorDataset(inputs[:50], labels[:50])
 
-    def digest(**where: object) -> str:
+    def digest(shards: int, batch_size: int, **where: object) -> str:
         torch.manual_seed(1)
         model = cases.Cnn(norm=True)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, foreach=True)
-        trainer = unisono.Trainer(model, optimizer, cases.classify, shards=4, **where)
-        trainer.fit(data, batch_size=8, steps=16)
+        trainer = unisono.Trainer(model, optimizer, cases.classify, shards=shards, **where)
+        trainer.fit(data, batch_size=batch_size, steps=10)
         return trainer.digest()
 
     with mock.patch.object(crossings, "SMALL_BYTES", 200):  # some travel alone, some together
-        assert digest(devices=["sim"] * 4) == digest(device="cpu")
+        for sizes in ((4, 8), (5, 12)):
+            expected = digest(*sizes, device="cpu")
+            assert digest(*sizes, devices=["sim"] * 4) == expected
+            assert digest(*sizes, devices=["cpu"] * 2) == expected
 
 
 def nothing_is_under_way_when_a_loop_fails() -> None:
