@@ -26,6 +26,7 @@ def trained(model, device_ids, shards, **options):
     return bits_of(module), losses, torch.rand(2).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [2, 3, 4, 8])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_number_of_devices_changes_no_bit(model, shards, accelerator):
