@@ -21,6 +21,7 @@ at         where in a step
 begin      when it begins; without ``at``, here
 shard      before the forward pass of a shard
 gradients  the own shards are done; before the others are met
+audit      in a step that is audited: before another's shards are computed again
 sums       all shards are done; before they are added up
 update     the own sums are done; before the optimizer
 updated    the own update is done; before the second meeting
@@ -56,6 +57,7 @@ PLACES = (
     "begin",
     "shard",
     "gradients",
+    "audit",
     "sums",
     "update",
     "updated",
