@@ -84,6 +84,15 @@ def test_a_gpt_in_two_has_one_digest():
     assert "2 workers; blocks of worker 0 on cpu" in halves
 
 
+@needs_sim
+@pytest.mark.slow
+def test_a_gpt_in_two_is_on_two_simulated_devices():
+    devices = ("--devices", "sim:0,sim:1")
+    halves = run("gpt_in_two.py", *devices, workers=2)
+    assert "2 workers; blocks of worker 0 on sim:0, sim:0, sim:1, sim:1" in halves
+    assert last(halves) == last(run("gpt_in_two.py", "--devices", "cpu"))
+
+
 @pytest.mark.slow
 def test_without_the_repository_the_way_out_is_told(tmp_path):
     folder = tmp_path / "a folder" / "examples" / "devices"

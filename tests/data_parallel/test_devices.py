@@ -186,6 +186,7 @@ def travelled(call, *args):
     return [size // MIB for size in mode.num_bytes if size > device_copies.QUICK_BYTES]
 
 
+@pytest.mark.slow
 def test_only_what_the_optimizer_changed_travels(accelerator):
     module, model = large()
     x = torch.ones(4, 1)
@@ -200,6 +201,7 @@ def test_only_what_the_optimizer_changed_travels(accelerator):
         assert travelled(model, x) == []
 
 
+@pytest.mark.slow
 def test_gradients_of_a_device_travel_once(accelerator):
     module, _ = large()
     for shards in (2, 4):
@@ -224,6 +226,7 @@ def swap_elements(parameter):
     parameter.data[:2] = parameter.data[:2].flip(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [write_data, replace_data, change_one_element, swap_elements])
 @pytest.mark.parametrize("name", ["trained", "frozen"])
 def test_changes_that_torch_does_not_count_travel(change, name, accelerator):
@@ -238,6 +241,7 @@ def test_changes_that_torch_does_not_count_travel(change, name, accelerator):
         assert copied.tensor.cpu().equal(own.cpu())
 
 
+@pytest.mark.slow
 def test_after_an_uncounted_change_what_is_trained_travels_unasked(accelerator):
     module, model = large()
     x = torch.ones(4, 1)
@@ -263,6 +267,7 @@ def test_fused_optimizers_are_not_counted():
     assert parameter._version == before
 
 
+@pytest.mark.slow
 def test_a_pass_of_inference_leaves_nothing_that_training_cannot_use(accelerator):
     module, model = large()
     with torch.inference_mode():

@@ -26,9 +26,8 @@ def trained(model, device_ids, shards, **options):
     return bits_of(module), losses, torch.rand(2).tolist()
 
 
-@pytest.mark.parametrize(
-    "shards", [3, 8, *(pytest.param(shards, marks=pytest.mark.slow) for shards in (2, 4))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [2, 3, 4, 8])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_number_of_devices_changes_no_bit(model, shards, accelerator):
     first, *others = [trained(model, ids, shards) for ids in ON_CPUS + ON_SIM]

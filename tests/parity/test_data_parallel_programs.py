@@ -80,6 +80,7 @@ def trained(seed, device_ids, shards):
     return [each.tolist() for each in (*model.state_dict().values(), *gradients, torch.rand(3))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed",
     [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 60))],
