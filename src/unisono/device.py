@@ -164,6 +164,18 @@ class Device:
             finally:
                 self._generator.set_state(state)
 
+    def generators(self) -> torch.Tensor:
+        """Tell where torch's default generators stand, of the host and of the device, as bytes."""
+        state = torch.default_generator.get_state()
+        return state if self.is_host else torch.cat([state, self._generator.get_state()])
+
+    def set_generators(self, state: torch.Tensor) -> None:
+        """Have torch's default generators where :meth:`generators` has found others."""
+        num_bytes = torch.default_generator.get_state().numel()
+        torch.default_generator.set_state(state[:num_bytes])
+        if not self.is_host:
+            self._generator.set_state(state[num_bytes:].clone())
+
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
         """Compute in `dtype` what torch knows to be safe in it, inside the block."""
         return torch.autocast(self.torch.type, dtype)

@@ -104,6 +104,26 @@ class Parts:
         self._room = room
         self._slots: dict[int, list[torch.Tensor]] = {}
 
+    def publish_some(self, part: Node, gradients: Gradients, indices: Sequence[int]) -> None:
+        """Copy the gradients of some parameters into a part's slot; others do the rest.
+
+        Args:
+            part: which one.
+            gradients: of all parameters.
+            indices: of those that count.
+
+        Raises:
+            TypeError: a gradient is sparse.
+        """
+        slots, flags = self._slots_of(part), self._room.flags[part.lo]
+        there = [(index, one) for index in indices if (one := gradients[index]) is not None]
+        present = {index for index, _ in there}
+        for index in indices:
+            flags[1 + index] = _PRESENT if index in present else _ABSENT
+        if there:
+            with torch.no_grad():
+                _copy([slots[index] for index, _ in there], [one for _, one in there])
+
     def publish(self, part: Node, gradients: Gradients) -> None:
         """Copy a part into its slot.
 

@@ -66,6 +66,8 @@ class Exchange(ABC):
             with whole parameters and the state that its own optimizer has.
         have_all: whether every worker has the whole state; else the leader alone updates, and has
             the optimizer's state.
+        of_stage: which parameters' gradients this worker publishes, where it computes one stage of
+            a model; None: all of them.
         pieces: what this worker adds up: pieces of the parameters, or all of them whole.
         totals: the sums over `pieces`, as vectors.
         whole: the sums of all parameters, as those lie; see :meth:`all_sums`.
@@ -73,6 +75,7 @@ class Exchange(ABC):
 
     homes: Homes | None = None
     have_all = True
+    of_stage: Sequence[int] | None = None
     pieces: Sequence[Piece]
     totals: Sequence[torch.Tensor]
     whole: list[torch.Tensor]
@@ -146,7 +149,10 @@ class Exchange(ABC):
         Raises:
             TypeError: a gradient is sparse.
         """
-        self._parts.publish(part, gradients)
+        if self.of_stage is None:
+            self._parts.publish(part, gradients)
+        else:
+            self._parts.publish_some(part, gradients, self.of_stage)
 
     @property
     def takes_early(self) -> bool:

@@ -44,17 +44,15 @@ def limit_of(stage: int, num_stages: int, in_flight: int | None = None) -> int:
     return max(1, at_most - stage)
 
 
-def due_after(index: int, num_shards: int, limit: int) -> range:
-    """Say which shards a stage differentiates behind a forward pass, before the next one.
+def num_due(num_open: int, limit: int, *, is_last: bool) -> int:
+    """Say how many shards a stage differentiates behind a forward pass, the oldest first.
 
     Args:
-        index: of the shard whose forward pass it has computed, counted from 0.
-        num_shards: how many it computes in a step.
+        num_open: how many it has begun and not differentiated, with that one.
         limit: see :func:`limit_of`.
+        is_last: whether it was the last forward pass of the step.
     """
-    if index == num_shards - 1:
-        return range(max(0, num_shards - limit), num_shards)
-    return range(max(0, index + 1 - limit), max(0, index + 2 - limit))
+    return num_open if is_last else max(0, num_open + 1 - limit)
 
 
 def passes_of(
@@ -63,10 +61,13 @@ def passes_of(
     """List all passes of a stage in a step, in their order; arguments as of :func:`limit_of`."""
     limit = limit_of(stage, num_stages, in_flight)
     passes: list[StagePass] = []
+    num_open = 0
     for index in range(num_shards):
         passes.append(StagePass(index, is_backward=False))
-        due = due_after(index, num_shards, limit)
-        passes += [StagePass(one, is_backward=True) for one in due]
+        num_open += 1
+        for _ in range(num_due(num_open, limit, is_last=index == num_shards - 1)):
+            passes.append(StagePass(index + 1 - num_open, is_backward=True))
+            num_open -= 1
     return passes
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -71,6 +72,7 @@ class StepEngine:
         gradient_norm: of the last step's gradients, before they were clipped by it; else None.
         is_skipped: whether the last step's gradients were not finite with a scaled loss.
         timers: where the time of the step under way goes on this worker.
+        is_staged: whether this worker computes a part of the model alone.
     """
 
     def __init__(
@@ -100,6 +102,16 @@ class StepEngine:
         self._copied: int | None = None
         self._step, self._first_shard = 0, 0
         self._follow()
+
+    is_staged = False
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Have the program's operations seen within a step's block, where that is needed."""
+        return nullcontext()
+
+    def abandon(self) -> None:
+        """Leave a step that cannot be finished. Collective."""
+        raise NotImplementedError("a step is abandoned where workers compute stages of a model")
 
     @property
     def shards(self) -> range:

@@ -16,12 +16,16 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from unisono.data.fetch import Fetch
 from unisono.device import num_threads
 from unisono.exchange.choice import chosen
+from unisono.exchange.protocol import Exchange
 from unisono.forbidden import collectives_watched
+from unisono.stages.stage_worker import StageWorker
 from unisono.step.engine import StepEngine
+from unisono.step.staged_engine import StagedEngine
 from unisono.train.alternation import open_loop
 from unisono.train.boundary import Boundary
 from unisono.train.compiling import every_shape_compiled
@@ -36,6 +40,9 @@ from unisono.train.start import tell_over
 from unisono.train.step import Step
 from unisono.workers.launcher_messages import Live, Passed
 from unisono.world import threads_per_worker
+
+# Beside the memory of a loop and those of loops within it.
+_PIPE_KEY = 1 << 31
 
 
 def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, None, None]:
@@ -76,6 +83,8 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 begin_epoch(run, plan.samples, is_agreed=is_agreed)
             is_agreed = False
             if not boundary.act() or run.is_over(plan.totals):
+                # Who has joined there, in the place of a lost stage, comes behind that, too.
+                is_agreed = boundary.engine.is_staged
                 continue
             if balance.is_needed:
                 balance.before_step()
@@ -85,6 +94,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             step.check_finished()
             if not step.is_done:
                 boundary.undo()
+                is_agreed = boundary.engine.is_staged
             elif balance.is_needed:
                 balance.after_step(step.num_samples)
 
@@ -145,15 +155,31 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None) -> StepEngine:
         live=live,
     )
     run.memory = exchange.memory
-    return StepEngine(
+    options: dict[str, Any] = {
+        "seed": plan.samples.seed,
+        "team": run.team,
+        "clipping": run.options.clipping,
+        "scaling": run.scaling,
+        "is_deterministic": run.is_deterministic,
+    }
+    if run.team.num_stages == 1:
+        return StepEngine(model, optimizer, exchange, **options)
+    return StagedEngine(model, optimizer, exchange, stages=_stages(run, exchange), **options)
+
+
+def _stages(run: RunContext, exchange: Exchange) -> StageWorker:
+    """Cut the model into the stages of a replica."""
+    model = run.kept.model
+    own = {id(parameter) for parameter in model.parameters()}
+    others = [p for p in (*exchange.parameters, *exchange.fixed) if id(p) not in own]
+    return StageWorker(
         model,
-        optimizer,
-        exchange,
-        seed=plan.samples.seed,
-        team=run.team,
-        clipping=run.options.clipping,
-        scaling=run.scaling,
-        is_deterministic=run.is_deterministic,
+        others,
+        run.team,
+        run.device,
+        key=exchange.memory.arena.key + _PIPE_KEY,
+        balance=run.options.balance,
+        in_flight=run.options.shards_in_flight,
     )
 
 

@@ -29,6 +29,7 @@ from unisono.plan.samples import SamplePlan
 from unisono.state.contents import check_contents, place
 from unisono.state.position import Position
 from unisono.state.program_state import ExtraState
+from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.run_state import RunState
 from unisono.step.scaling import LossScaling
 from unisono.train.checkpoints import Checkpoints
@@ -138,6 +139,8 @@ class Run:
         device: str | torch.device = AUTO,
         exchange: str = AUTO,
         exact: bool = True,
+        balance: Balance = BY_MEMORY,
+        shards_in_flight: int | None = None,
     ) -> None:
         self._set_up(model, optimizer, RunOptions.among(locals()))
 
@@ -152,7 +155,8 @@ class Run:
         self.joint_calls = context().join()
         self.team = self.joint_calls.team
         self.world = self.team.world
-        self.shards, self.seed = options.num_shards(self.world.world_size), options.seed
+        self.shards = options.num_shards(self.world.world_size, self.team.num_stages)
+        self.seed = options.seed
         self.device = Device.of(options.device, self.world)
         name_of_exchange(options.exchange, self.device)  # refuses what does not fit
         check_contents(model, optimizer, self.device)

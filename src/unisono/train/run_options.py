@@ -14,6 +14,7 @@ from unisono.device import AUTO
 from unisono.exchange.choice import check_exchange
 from unisono.plan.samples import NUM_SEEDS
 from unisono.plan.shards import assign
+from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.step.clipping import Clipping
 from unisono.whole import check_whole
 from unisono.world import num_devices
@@ -47,6 +48,8 @@ class RunOptions:
     device: str | torch.device = AUTO
     exchange: str = AUTO
     exact: bool = True
+    balance: Balance = BY_MEMORY
+    shards_in_flight: int | None = None
     clipping: Clipping = field(init=False)
     every: Every | None = field(init=False, default=None)
 
@@ -62,6 +65,9 @@ class RunOptions:
             if self.resume not in RESUME:
                 raise ValueError(f"`resume` must be one of {RESUME}, but is {self.resume!r}.")
         check_exchange(self.exchange)
+        if self.shards_in_flight is not None:
+            in_flight = check_whole("shards_in_flight", self.shards_in_flight, at_least=1)
+            self._set("shards_in_flight", in_flight)
         if self.checkpoint_every is not None:
             if self.directory is None:
                 raise ValueError(
@@ -76,14 +82,18 @@ class RunOptions:
         names = [option.name for option in fields(cls) if option.init]
         return cls(**{name: arguments[name] for name in names} | others)
 
-    def num_shards(self, world_size: int) -> int:
+    def num_shards(self, world_size: int, num_stages: int = 1) -> int:
         """Give S: what was asked for, or else one shard for each core or worker.
+
+        Args:
+            world_size: how many workers there are.
+            num_stages: how many of them compute shards together.
 
         Raises:
             ValueError: there are more workers than shards.
         """
         shards = max(num_devices(), world_size) if self.shards is None else self.shards
-        assign(shards, world_size)
+        assign(shards, world_size // num_stages)
         return shards
 
     def _set(self, name: str, value: Any) -> None:

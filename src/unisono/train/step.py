@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from traceback import walk_tb
 from types import TracebackType
 from typing import Any
 
 from unisono.data.loader import Loader, Place
 from unisono.plan.samples import SamplePlan
+from unisono.stages.pipe import ReplicaBrokenError
 from unisono.state.position import Position
 from unisono.step.phase_timers import Phase
 from unisono.train.boundary import Boundary
@@ -53,6 +55,7 @@ class Step:
         self._done: set[int] = set()
         self._have_all_arrived = False
         self._is_finished = False
+        self._watched = ExitStack()
 
     @property
     def loss(self) -> float:
@@ -169,6 +172,8 @@ class Step:
         first = next(shard for shard, size in enumerate(self._shard_sizes) if size)
         self._boundary.begin_step(self.number)
         self._engine.begin(self.number, first)
+        if self._engine.is_staged:
+            self._watched.enter_context(self._engine.watched())
         self._entered = True
         return self
 
@@ -177,8 +182,25 @@ class Step:
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:
+    ) -> bool:
+        self._watched.close()
         self._engine.end_passes()
+        if isinstance(error, ReplicaBrokenError):
+            self._abandon()
+            return True
+        try:
+            self._finish(error)
+        except ReplicaBrokenError:
+            self._abandon()
+        return False
+
+    def _abandon(self) -> None:
+        """Leave a step that cannot be finished, as a worker with a stage of the model was lost."""
+        self._engine.abandon()
+        self._is_finished = True
+        self._boundary.go_back()
+
+    def _finish(self, error: BaseException | None) -> None:
         if error is not None or self._engine.refusals.is_noting:
             self._explain_refusal(error)
         if error is not None:

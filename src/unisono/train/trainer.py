@@ -21,6 +21,7 @@ from unisono.data.collating import Collate
 from unisono.data.epoch_order import Sampler
 from unisono.device import AUTO
 from unisono.plan.samples import SamplePlan
+from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.digest import digest_of, digest_of_weights
 from unisono.state.weights import check_weights, save_weights
 from unisono.train.computing import Computing
@@ -135,6 +136,8 @@ class Trainer:
         device: str | torch.device = AUTO,
         exchange: str = AUTO,
         exact: bool = True,
+        balance: Balance = BY_MEMORY,
+        shards_in_flight: int | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
         if not callable(loss):
@@ -159,6 +162,7 @@ class Trainer:
         self._loss = self._computing.of(loss, self.run.device)
         # Passes are timed in a fork, which no accelerator survives.
         is_timed = self.run.device.is_host and not (self.run.team.is_replacement or compile)
+        is_timed = is_timed and self.run.team.num_stages == 1
         shards_watched = self.run.shards if is_timed else 0
         self._passes = PassWatch(model, self._loss, self.run.world, shards_watched)
 
