@@ -118,7 +118,7 @@ def test_modules_of_the_root_import_no_package():
 
 
 # Everything that a batch and its gradients come through.
-ON_THE_WAY = ("plan", "data", "state", "exchange", "step", "train", "callbacks")
+ON_THE_WAY = ("plan", "data", "state", "stages", "exchange", "step", "train", "callbacks")
 OF_A_DEVICE = {"cuda", "cpu", "numpy", "pin_memory"}
 
 
@@ -218,6 +218,7 @@ def test_public_names_are_these():
         "init",
         "launch",
         "load_model",
+        "split",
         "world",
     ]
     assert all(getattr(unisono, name) is not None for name in unisono.__all__)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from unisono.ddp.distributed_sampler import DistributedSampler
     from unisono.ddp.init import init
     from unisono.ddp.module import DistributedDataParallel
+    from unisono.stages.split import split
     from unisono.state.load import load_model
     from unisono.train.run import Run
     from unisono.train.step import Step
@@ -53,6 +54,7 @@ _LOADED_ON_FIRST_USE = {
     "Trainer": "unisono.train.trainer",
     "init": "unisono.ddp.init",
     "load_model": "unisono.state.load",
+    "split": "unisono.stages.split",
 }
 
 __all__ = [
@@ -81,6 +83,7 @@ __all__ = [
     "init",
     "launch",
     "load_model",
+    "split",
     "world",
 ]
 

@@ -14,11 +14,10 @@ import functools
 import os
 import platform
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -80,10 +79,10 @@ class Device:
         """
         if name == AUTO:
             name = "cuda" if torch.cuda.is_available() else HOST
-        device = _read_name(name)
+        device = read_name(name)
         if device.type == HOST:
             return cls(torch.device(HOST))
-        count = _count_of(device.type)
+        count = count_of(device.type)
         if count == 0:
             raise ValueError(
                 f"`device` must be there, but torch finds no {device.type!r} device on this "
@@ -102,6 +101,16 @@ class Device:
                 f'`device="cpu"`.'
             )
         return cls(torch.device(device.type, index))
+
+    @staticmethod
+    def is_hosts(kind: str) -> bool:
+        """Tell whether a type of device is the CPU."""
+        return kind == HOST
+
+    def use(self) -> None:
+        """Make it torch's current device, for tensors that a program makes without a number."""
+        if not self.is_host:
+            self._module.set_device(self.torch)
 
     @property
     def name(self) -> str:
@@ -244,8 +253,7 @@ class Device:
 
     @property
     def _generator(self) -> torch.Generator:
-        generator: torch.Generator = self._module.default_generators[self.torch.index]
-        return generator
+        return default_generator(self.torch)
 
 
 class Copies:
@@ -257,10 +265,15 @@ class Copies:
     Args:
         device: which.
         module: torch's, for its type; None for the CPU.
+
+    Attributes:
+        device: torch's.
+        are_direct: whether there is no device but the CPU.
     """
 
     def __init__(self, device: Device, module: Any) -> None:
         self._device, self._module = device, module
+        self.device, self.are_direct = device.torch, module is None
         self._is_idle = True
         if module is not None:
             self._stream = module.Stream(device.torch)
@@ -273,6 +286,18 @@ class Copies:
     def to_device(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """Copy to the device, before everything that it is given to do from now on."""
         self._copy(into, source)
+        if self._module is not None:
+            self._module.current_stream(self._device.torch).wait_stream(self._stream)
+
+    def to_other(self, into: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy from this device to another one, before everything that that is given from now on.
+
+        What this device is given from now on does not wait; see :meth:`before_changes`.
+        """
+        self._copy(into, source)
+
+    def before_changes(self) -> None:
+        """Have this device change what was copied from only after all copies are made."""
         if self._module is not None:
             self._module.current_stream(self._device.torch).wait_stream(self._stream)
 
@@ -309,22 +334,37 @@ def host() -> Device:
     return Device(torch.device(HOST))
 
 
+def default_generator(device: torch.device) -> torch.Generator:
+    """Give the generator that is drawn from on a device where nobody names one."""
+    if device.type == HOST:
+        return torch.default_generator
+    generator: torch.Generator = torch.get_device_module(device).default_generators[device.index]
+    return generator
+
+
 def is_on_host(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is in the memory of the host."""
     return tensor.device.type == HOST
 
 
-def _read_name(name: str | torch.device) -> torch.device:
+def read_name(name: str | torch.device, argument: str = "device") -> torch.device:
+    """Read torch's name of a device, given as an argument of the name `argument`.
+
+    Raises:
+        TypeError: it names none.
+    """
     try:
         return torch.device(name)
     except (RuntimeError, TypeError) as error:
+        must = 'be "auto" or name a device' if argument == "device" else "name devices"
         raise TypeError(
-            f'`device` must be "auto" or name a device of torch, such as "cuda" or "cuda:1", but '
-            f"is {name!r}."
+            f'`{argument}` must {must} of torch, such as "cuda" or "cuda:1", but '
+            f"{'is' if argument == 'device' else 'one is'} {name!r}."
         ) from error
 
 
-def _count_of(kind: str) -> int:
+def count_of(kind: str) -> int:
+    """Count the accelerators of a type that torch finds here."""
     try:
         module = torch.get_device_module(kind)
         return int(module.device_count()) if module.is_available() else 0
@@ -338,20 +378,43 @@ def seed_generators(seed: int) -> None:
     seed_python_and_numpy(seed)
 
 
+class HostGenerators(NamedTuple):
+    """The states of Python's, numpy's and torch's default generators, but for accelerators'."""
+
+    torch: torch.Tensor
+    python: Any
+    numpy: Any
+
+    @classmethod
+    def now(cls) -> HostGenerators:
+        """Read them."""
+        return cls(torch.default_generator.get_state(), random.getstate(), np.random.get_state())
+
+    def are_now(self) -> bool:
+        """Tell whether nothing has been drawn since they were read."""
+        now = HostGenerators.now()
+        (_, words, *place), (_, words_now, *place_now) = self.numpy, now.numpy
+        return (
+            torch.equal(self.torch, now.torch)
+            and self.python == now.python
+            and (place == place_now and np.array_equal(words, words_now))
+        )
+
+    def put_back(self) -> None:
+        """Have the generators go on from here."""
+        torch.default_generator.set_state(self.torch)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+
+
 @contextmanager
 def generators_put_back() -> Iterator[None]:
     """Leave every default generator as it was, whatever happens inside."""
-    numpy = sys.modules.get("numpy")
-    torch_state = torch.default_generator.get_state()
-    python_state = random.getstate()
-    numpy_state = numpy.random.get_state() if numpy else None
+    before = HostGenerators.now()
     try:
         yield
     finally:
-        torch.default_generator.set_state(torch_state)
-        random.setstate(python_state)
-        if numpy:
-            numpy.random.set_state(numpy_state)
+        before.put_back()
 
 
 def drawn_without_seed() -> bool:

@@ -242,14 +242,16 @@ def train(
     steps: int = STEPS,
     device: str = "cpu",
     directory: str | None = None,
+    devices: list[str] | None = None,
 ) -> str:
-    """Train one case in this worker; returns the digest."""
+    """Train one case in this worker, on one device or on several; returns the digest."""
     make_model, make_data, loss = (MODELS | OTHER_MODELS)[model]
     torch.manual_seed(11)
     module = make_model()
     made = (OPTIMIZERS | OTHER_OPTIMIZERS)[optimizer](module)
+    where = {"device": device} if devices is None else {"devices": devices}
     trainer = unisono.Trainer(
-        module, made, loss, shards=shards, seed=5, device=device, directory=directory
+        module, made, loss, shards=shards, seed=5, directory=directory, **where
     )
     trainer.fit(make_data(), batch_size=BATCH_SIZE, steps=steps)
     return trainer.digest()

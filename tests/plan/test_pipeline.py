@@ -61,9 +61,7 @@ def test_nobody_waits_for_ever_and_no_more_are_in_flight_than_may_be(
     assert most[0] == min(num_shards, num_stages, in_flight or num_stages)
 
 
-@given(
-    st.integers(1, 12), st.integers(1, 5), st.sampled_from([(1.0, 1.0), (1.0, 2.0), (3.0, 1.0)])
-)
+@given(st.integers(1, 12), st.integers(1, 5), st.sampled_from([(1.0, 1.0), (1.0, 2.0), (3.0, 1.0)]))
 def test_a_step_is_as_short_as_stages_allow(num_shards, num_stages, times):
     seconds = dict(zip((False, True), times, strict=True))
     length, _ = length_of_passes(schedule(num_shards, num_stages), seconds)

@@ -72,7 +72,7 @@ class EarlyBatch:
     """
 
     def __init__(self, place: Place, device: Device, take: Callable[[], Any]) -> None:
-        self.place = place
+        self.place, self.device = place, device
         try:
             batch = take()
         except Exception as error:
@@ -101,6 +101,7 @@ class Loader:
         num_processes: how many prefetch; 0: the worker reads for itself.
         num_batches: how many global batches the run has in total.
         device: where batches are given out.
+        device_of: where that of a shard is, if there are several of the same type.
         pin_memory: give batches for the CPU out in pinned memory, where there is a GPU.
 
     Attributes:
@@ -115,10 +116,12 @@ class Loader:
         num_processes: int,
         num_batches: int,
         device: Device,
+        device_of: Callable[[int], Device] | None = None,
         pin_memory: bool = False,
     ) -> None:
         self._pins = pin_memory and device.is_host and can_pin()
-        self._device, self._moves = device, not device.is_host
+        self._device_of = device_of or (lambda shard: device)
+        self._moves = not device.is_host
         self._fetch, self._plan = fetch, plan
         self._num_processes, self._num_batches = num_processes, num_batches
         # Two: reading ahead is in the next epoch before the worker is.
@@ -140,11 +143,11 @@ class Loader:
         """
         if self._early is not None and place.shard in shards:
             early, self._early = self._early, None
-            if early.place == place:
+            if early.place == place and early.device is self._device_of(place.shard):
                 return early.give()
         batch = self._batch(place, shards)
         if self._moves:
-            return self._device.move(batch)
+            return self._device_of(place.shard).move(batch)
         return pin(batch) if self._pins else batch
 
     def take_early(self) -> None:
@@ -155,7 +158,8 @@ class Loader:
         ahead = self._ahead
         if self._early is None and ahead is not None and ahead.is_ready:
             place, _ = ahead.under_way[0]
-            self._early = EarlyBatch(place, self._device, functools.partial(self._take, ahead))
+            device = self._device_of(place.shard)
+            self._early = EarlyBatch(place, device, functools.partial(self._take, ahead))
 
     def _batch(self, place: Place, shards: Sequence[int]) -> Any:
         if self._num_processes == 0 or place.shard not in shards:

@@ -76,12 +76,16 @@ def take_over(held: Held, ranks: Sequence[int]) -> tuple[Held, Held]:
     new: Held = {}
     for position, rank in enumerate(ranks):
         first, last = (len(lost) * part // len(ranks) for part in (position, position + 1))
-        new[rank] = _runs(lost[first:last])
+        new[rank] = runs_of(lost[first:last])
     return {rank: [*held.get(rank, []), *new[rank]] for rank in ranks}, new
 
 
-def _runs(shards: Sequence[int]) -> list[range]:
-    """Join neighbours."""
+def runs_of(shards: Sequence[int]) -> list[range]:
+    """Join neighbours.
+
+    Args:
+        shards: ascending.
+    """
     runs: list[range] = []
     for shard in shards:
         if runs and runs[-1].stop == shard:

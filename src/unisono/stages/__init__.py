@@ -1,1 +1,1 @@
-"""A model cut into stages, each computed elsewhere."""
+"""A model in stages: consecutive parts of it, each on a device of its own."""

@@ -244,8 +244,9 @@ class StagePipe:
                     missing=(rank,),
                     waited_s=waited_s,
                 )
-            shown.look(waited_s, lambda: f"the stages: waits for {what} of stage {stage} "
-                                         f"from rank {rank}")
+            shown.look(
+                waited_s, lambda: f"the stages: waits for {what} of stage {stage} from rank {rank}"
+            )
             futex.wait(end.address, end.count, _SLEEP_AT_MOST_S)
 
     def _check_others(self, end: _End, what: str) -> None:

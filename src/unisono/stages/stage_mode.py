@@ -103,7 +103,7 @@ class StageMode(TorchFunctionMode):
         self._moved.clear()
         self._crossings = crossings
         self.place, self.is_active, self._is_apart = 0, True, False
-        self._region: int | None = None
+        self._region: object = None
 
     def end(self, returned: Any) -> Any:
         """End it.
@@ -267,7 +267,7 @@ class StageMode(TorchFunctionMode):
                 begun on another stage.
         """
         region = _checkpointed_region()
-        if region is not None and region == self._region:
+        if region is not None and region is self._region:
             raise RuntimeError(
                 "a function that is checkpointed must be computed by one stage as a whole, but "
                 "another stage begins within it: pass `balance` with its layers in one stage, or "
@@ -279,7 +279,9 @@ class StageMode(TorchFunctionMode):
             self._crossings.take_on(self.place)
         self.place = stage
 
-    def _cross(self, notes: list[tuple[torch.Tensor, Held | None]], *, is_use: bool = False) -> None:
+    def _cross(
+        self, notes: list[tuple[torch.Tensor, Held | None]], *, is_use: bool = False
+    ) -> None:
         """Bring values to the place that it does not have."""
         place, mine = self.place, self._stage
         for tensor, found in notes:
@@ -360,9 +362,7 @@ class StageMode(TorchFunctionMode):
         try:
             if changed and _name(func) in _RESHAPING:
                 with torch.no_grad():
-                    result = func(
-                        *with_tensors(args, stand_ins), **with_tensors(kwargs, stand_ins)
-                    )
+                    result = func(*with_tensors(args, stand_ins), **with_tensors(kwargs, stand_ins))
             else:
                 with torch.set_grad_enabled(torch.is_grad_enabled() and not changed):
                     result = self._stand_ins.compute(func, args, kwargs, tensors, stand_ins)
@@ -377,8 +377,10 @@ class StageMode(TorchFunctionMode):
         if changed and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             for tensor in changed:
                 stand_in = stand_ins[id(tensor)]
-                if stand_in.is_floating_point() and stand_in.is_leaf and id(tensor) not in (
-                    self._buffers
+                if (
+                    stand_in.is_floating_point()
+                    and stand_in.is_leaf
+                    and id(tensor) not in (self._buffers)
                 ):
                     stand_in.requires_grad_()
         for tensor in changed:
@@ -467,7 +469,7 @@ class StageMode(TorchFunctionMode):
         return made
 
 
-def _checkpointed_region() -> int | None:
+def _checkpointed_region() -> object:
     """Tell the innermost function that torch's checkpoint is calling from others, if there is one.
 
     Without reentering, that is; it notes what is saved for the backward pass.
@@ -475,7 +477,7 @@ def _checkpointed_region() -> int | None:
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     if not hooks or "checkpoint" not in getattr(hooks[0], "__qualname__", ""):
         return None
-    return id(hooks[0])
+    return hooks[0]
 
 
 class _NoHook:

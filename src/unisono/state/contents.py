@@ -60,7 +60,7 @@ def check_contents(model: nn.Module, optimizer: Optimizer, device: Device) -> No
         raise TypeError(
             f"`model` must be a torch.nn.Module, but is of type {type(model).__name__}."
         )
-    _check_unwrapped(model)
+    check_unwrapped(model)
     check_optimizer(optimizer, on_host=device.is_host)
     named = named_parameters(model, optimizer)
     for name, parameter in named.items():
@@ -130,25 +130,30 @@ def place(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
     if not others and all(map(device.has, (*model.parameters(), *model.buffers()))):
         move_state(optimizer)
         return  # as it is, with its hooks: where objects are swapped, those would be lost
-    is_swapped = torch.__future__.get_swap_module_params_on_conversion()
-    # Where a tensor there cannot take the place of one of the host, the objects are swapped.
-    is_compatible = torch._has_compatible_shallow_copy_type(
-        torch.empty(0, device=HOST), torch.empty(0, device=device.torch)
-    )
-    torch.__future__.set_swap_module_params_on_conversion(is_swapped or not is_compatible)
-    try:
-        model.to(device.torch)
-        for parameter in others:
-            if not device.has(parameter):
-                nn.ParameterList([parameter]).to(device.torch)
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(is_swapped)
+    move_in_place(model, device.torch)
+    for parameter in others:
+        if not device.has(parameter):
+            move_in_place(nn.ParameterList([parameter]), device.torch)
     if not all(map(device.has, updated_parameters(model, optimizer).values())):
         raise ValueError(
             "an optimizer must have the model's parameters, but moving the model has replaced "
             "them: move the model first, then make the optimizer."
         )
     move_state(optimizer)
+
+
+def move_in_place(module: nn.Module, device: torch.device) -> None:
+    """Move a module to a device; its parameters stay the objects that they are."""
+    is_swapped = torch.__future__.get_swap_module_params_on_conversion()
+    # Where a tensor there cannot take the place of one of the host, the objects are swapped.
+    is_compatible = torch._has_compatible_shallow_copy_type(
+        torch.empty(0, device=HOST), torch.empty(0, device=device)
+    )
+    torch.__future__.set_swap_module_params_on_conversion(is_swapped or not is_compatible)
+    try:
+        module.to(device)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(is_swapped)
 
 
 def _check_tensor(kind: str, name: str, tensor: torch.Tensor, device: Device) -> None:
@@ -183,7 +188,8 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
-def _check_unwrapped(model: nn.Module) -> None:
+def check_unwrapped(model: nn.Module) -> None:
+    """Refuse a model that is wrapped, or has a part that is, in DDP or FSDP; raises ValueError."""
     for name, module in model.named_modules():
         wrapper = _wrapper_of(module)
         if wrapper:

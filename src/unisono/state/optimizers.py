@@ -60,6 +60,15 @@ def is_surrounded(optimizer: optim.Optimizer) -> bool:
     )
 
 
+def changes_what_has_gradients(optimizer: optim.Optimizer) -> bool:
+    """Tell whether ``step()`` is known to change nothing but parameters that have gradients.
+
+    So do torch's own optimizers, if no code of others runs with them.
+    """
+    is_torchs = type(optimizer).__module__.startswith(f"{optim.__name__}.")
+    return is_torchs and not is_surrounded(optimizer)
+
+
 def bare_step(optimizer: optim.Optimizer) -> Callable[[], object]:
     """Find what ``step()`` of an element-wise optimizer does in the end.
 

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from unisono.device import Device
 from unisono.errors import NonFiniteLossError
 from unisono.exchange.protocol import Exchange
 from unisono.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
@@ -48,6 +49,7 @@ from unisono.step.phase_timers import Phase, PhaseTimers
 from unisono.step.records import Form, Records, non_finite_shard
 from unisono.step.refused_operation import RefusedOperations
 from unisono.step.scaling import SMALLEST, LossScaling
+from unisono.step.several_devices import Backward, SeveralDevices
 from unisono.step.update import pass_for_stepped, update_of
 from unisono.workers.team import Team
 
@@ -65,9 +67,11 @@ class StepEngine:
         clipping: how gradients are clipped.
         scaling: how losses are scaled; None: not at all.
         is_deterministic: whether torch refuses operations that have no deterministic form.
+        others: devices that this worker computes on beside the exchange's.
 
     Attributes:
         exchange: carries gradients.
+        model: the user's.
         refusals: says where operations are called that torch refuses.
         gradient_norm: of the last step's gradients, before they were clipped by it; else None.
         is_skipped: whether the last step's gradients were not finite with a scaled loss.
@@ -86,6 +90,7 @@ class StepEngine:
         clipping: Clipping | None = None,
         scaling: LossScaling | None = None,
         is_deterministic: bool = False,
+        others: Sequence[Device] = (),
     ) -> None:
         self.refusals = RefusedOperations(model, is_deterministic)
         self._clipping = clipping or Clipping()
@@ -97,6 +102,8 @@ class StepEngine:
         self._records = Records(exchange.memory.arena.rows)
         is_sliced = exchange.homes is not None
         self._bound = BoundModel(model, optimizer, exchange.fixed, is_sliced=is_sliced)
+        self.model = model
+        self._several = SeveralDevices(model, optimizer, exchange, others) if others else None
         self.timers = PhaseTimers()
         self.gradient_norm: float | None = None
         self._copied: int | None = None
@@ -114,9 +121,13 @@ class StepEngine:
         raise NotImplementedError("a step is abandoned where workers compute stages of a model")
 
     @property
-    def shards(self) -> range:
-        """Those that this worker computes, as long as nobody is lost."""
-        return self.exchange.division.shards
+    def shards(self) -> Sequence[int]:
+        """Those that this worker computes, as long as nobody is lost, in the order it does so."""
+        return self.exchange.division.shards if self._several is None else self._several.shards
+
+    def device_of(self, shard: int) -> Device:
+        """Say which of this worker's devices computes a shard."""
+        return self._device if self._several is None else self._several.device_of(shard)
 
     @property
     def gradient_bytes(self) -> int:
@@ -140,30 +151,54 @@ class StepEngine:
         self._team.faults.meet("begin", step)
         self._stack.discard()
         self._pending.losses.clear()
+        if self._several is not None:
+            self._several.begin()
         self.timers.begin()
 
-    def begin_passes(self) -> Sequence[int]:
-        """Give this worker's shards; collectives are refused until :meth:`end_passes`."""
+    def begin_passes(self, sizes: Sequence[int]) -> Sequence[int]:
+        """Give this worker's shards; collectives are refused until :meth:`end_passes`.
+
+        Args:
+            sizes: how many samples each shard of the step has.
+        """
         forbid(IN_A_PASS)
+        if self._several is not None:
+            self._several.begin_passes(sizes)
         return self.shards
 
     def end_passes(self) -> None:
         """Allow collectives again."""
         forbid("")
+        if self._several is not None:
+            self._several.end_passes()
 
-    def start_shard(self, shard: int) -> None:
-        """Prepare generators and buffers for one shard's forward pass, once it has been read."""
+    def start_shard(self, shard: int) -> nn.Module:
+        """Prepare generators and buffers for one shard's forward pass, once it has been read.
+
+        Returns:
+            The model that is to compute it: the user's, or its copy on another device.
+        """
         self.timers.lap(Phase.LOADING)
         self._team.faults.meet("shard", self._step)
-        self._device.seed(seed_of("train", self._seed, self._step * self._num_shards + shard))
-        self.exchange.buffers.restore()
+        seed = seed_of("train", self._seed, self._step * self._num_shards + shard)
+        model = self.model
+        if self._several is None:
+            self._device.seed(seed)
+            self.exchange.buffers.restore()
+        else:
+            self.refusals.model = model = self._several.start(shard, seed)
         self._bound.remove_placeholders()
+        return model
 
     def repeat_shard(self, shard: int) -> None:
         """Prepare for one shard's passes once more, in a step that will fail; see `refusals`."""
         self._bound.clear_gradients()
-        self._device.seed(seed_of("train", self._seed, self._step * self._num_shards + shard))
-        self.exchange.buffers.restore()
+        seed = seed_of("train", self._seed, self._step * self._num_shards + shard)
+        if self._several is None:
+            self._device.seed(seed)
+            self.exchange.buffers.restore()
+        else:
+            self._several.repeat(shard, seed)
 
     def finish_shard(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
         """Differentiate one shard's loss and take its gradients.
@@ -188,22 +223,41 @@ class StepEngine:
             self._pending.losses.append((shard, loss))
         if self._scaling is None and is_known_bad(loss):
             # Everybody will read the record and raise the same error; nobody updates anything.
-            self._publish(self._stack.push_nothing(shard))
+            if self._several is None:
+                self._publish(self._stack.push_nothing(shard))
+            else:
+                self._add_to_round(shard, None)
         else:
             check_differentiable(loss)
             weight = 1.0 if loss.is_sum else share
             tensor = loss.tensor if self._scaling is None else self._scaling.scaled(loss.tensor)
-            self._differentiate(shard, tensor, torch.full_like(tensor, weight))
-            self._publish(self._stack.push(shard))
-            self._bound.clear_fixed()
-            if shard == self._first_shard:
-                self.exchange.buffers.keep()
-            self._bound.set_placeholders()
+            weights = torch.full_like(tensor, weight)
+            if self._several is None:
+                self._differentiate(shard, tensor, weights)
+                self._publish(self._stack.push(shard))
+                self._bound.clear_fixed()
+                if shard == self._first_shard:
+                    self.exchange.buffers.keep()
+                self._bound.set_placeholders()
+            else:
+                self._add_to_round(shard, (tensor, weights))
         self.timers.lap(Phase.BACKWARD)
+
+    def _add_to_round(self, shard: int, backward: Backward | None) -> None:
+        """Differentiate a loss together with those of other devices, once they are all there."""
+        assert self._several is not None
+        done = self._several.add(shard, backward)
+        if self._first_shard in done:
+            self._several.keep_buffers(self._first_shard)
+        if done:
+            self._bound.set_placeholders()
 
     def skip_shard(self, shard: int) -> None:
         """Take into account that a shard has no samples in this step."""
-        self._publish(self._stack.push_nothing(shard))
+        if self._several is None:
+            self._publish(self._stack.push_nothing(shard))
+        else:
+            self._several.skip(shard)
         self._records.write(shard, None)
 
     def arrive(self) -> list[int] | None:
@@ -215,6 +269,9 @@ class StepEngine:
         """
         step = self._step
         self._bound.check_passes()
+        if self._several is not None:
+            for finished in self._several.finished():
+                self._publish(finished)
         self._team.faults.meet("gradients", step)
         if self._team.faults.flips(step):
             self.exchange.flip_a_bit()
@@ -234,6 +291,8 @@ class StepEngine:
         self._stack = GradientStack(self.exchange.parameters, more)
         # Now, while nobody updates: what it reads of the optimizer's state must be this step's.
         self._update = update_of(self._optimizer, self.exchange)
+        if self._several is not None:
+            return self._several.take_over(more)
         return [shard for part in more for shard in range(part.lo, part.hi)]
 
     def finish(self) -> tuple[dict[str, float], bool]:
@@ -271,6 +330,8 @@ class StepEngine:
         if exchange.homes is None and not self._await_sums(step):
             return totals.means, False
         self._team.faults.meet("update", step)
+        if self._several is not None:
+            self._several.before_update()
         if self.is_skipped:
             pass_for_stepped(self._optimizer)
         else:
@@ -280,6 +341,8 @@ class StepEngine:
             return totals.means, False
         self._update.commit()
         exchange.buffers.commit()
+        if self._several is not None and not self.is_skipped:
+            self._several.update(present)
         if self._scaling is not None:
             self._scaling.update(is_skipped=self.is_skipped)
         self._bound.remember()
@@ -322,9 +385,15 @@ class StepEngine:
         """Put back what the exchange has of the newest snapshot. Collective."""
         self._copied = None
         self._bound.clear_gradients()
+        self.drop_copies()
         self.exchange.load()
         self._bound.remember()
         self._follow()
+
+    def drop_copies(self) -> None:
+        """Forget the copies of the model on further devices; the next step makes others."""
+        if self._several is not None:
+            self._several.drop()
 
     def _after_nothing(self, error: NonFiniteLossError) -> NonFiniteLossError:
         """Leave buffers as the step found them, the same on every worker, before it fails."""
@@ -335,6 +404,8 @@ class StepEngine:
         """Be ready for what is this worker's now."""
         exchange = self.exchange
         self._stack = GradientStack(exchange.parameters, exchange.division.mine)
+        if self._several is not None:
+            self._several.divide()
         self._update = update_of(self._optimizer, exchange)
 
     def _publish(self, finished: tuple[Node, Gradients] | None) -> None:

@@ -102,7 +102,7 @@ class GradientStack:
         self._stack.append(gradients)
         for _ in range(self._additions[shard]):
             right, left = self._stack.pop(), self._stack.pop()
-            self._stack.append(_add(left, right))
+            self._stack.append(add_gradients(left, right))
         part = self._part_ending.get(shard)
         return None if part is None else (part, self._stack.pop())
 
@@ -115,7 +115,8 @@ class _Early(NamedTuple):
     total: torch.Tensor
 
 
-def _add(left: Gradients, right: Gradients) -> Gradients:
+def add_gradients(left: Gradients, right: Gradients) -> Gradients:
+    """Add those of two sub-trees, in the memory of the left ones."""
     both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
     if both:
         with torch.no_grad():

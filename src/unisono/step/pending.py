@@ -6,7 +6,8 @@ of all shards are copied together, when the shards' passes have been issued.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -40,9 +41,25 @@ class PendingLosses:
         tensors = [number.tensor for _, loss in losses for number in loss.on_device]
         if self._host.numel() != len(tensors):
             self._host = pinned(torch.empty(len(tensors), dtype=torch.float64, device=HOST))
+        order: Sequence[int] = range(len(tensors))
         if tensors:  # a program may have brought all to the host
-            self._copies.to_host(self._host, torch.stack(tensors))
+            together, order = _together(tensors, self._copies.device)
+            self._copies.to_host(self._host, together)
             self._copies.wait()
-        numbers = iter(self._host.tolist())
+        read = dict(zip(order, self._host.tolist(), strict=True))
+        numbers = iter([read[at] for at in range(len(tensors))])
         for shard, loss in losses:
             yield shard, loss.with_numbers(numbers)
+
+
+def _together(
+    tensors: Sequence[torch.Tensor], device: torch.device
+) -> tuple[torch.Tensor, Sequence[int]]:
+    """Make one vector of numbers on a device, and say which number is where."""
+    places = defaultdict(list)
+    for at, tensor in enumerate(tensors):
+        places[tensor.device].append(at)
+    if len(places) == 1:
+        return torch.stack([*tensors]), range(len(tensors))
+    stacks = [torch.stack([tensors[at] for at in each]) for each in places.values()]
+    return torch.cat([stack.to(device) for stack in stacks]), sum(places.values(), [])

@@ -70,11 +70,12 @@ class RefusedOperations:
         is_needed: whether torch is to choose deterministic kernels and refuse what has none.
 
     Attributes:
+        model: which computes now.
         is_noting: whether a shard is computed once more, as its backward pass was refused.
     """
 
     def __init__(self, model: nn.Module, is_needed: bool) -> None:
-        self._model, self._is_needed = model, is_needed
+        self.model, self._is_needed = model, is_needed
         self._stack = ExitStack()
         self._notes: _Notes | None = None
         self._refused: BaseException | None = None  # in a backward pass
@@ -96,7 +97,7 @@ class RefusedOperations:
             self._refused = error
             # A model may take no hooks; then the operation is named alone.
             with suppress(Exception):
-                self._notes = self._stack.enter_context(_noted(self._model))
+                self._notes = self._stack.enter_context(_noted(self.model))
                 self.is_noting = True
             return self.is_noting
         if self._notes is not None:
@@ -126,7 +127,7 @@ class RefusedOperations:
             return _explained(self._refused, self._place, is_backward=True)
         if error is None or not self._is_needed or not _is_refusal(error):
             return None
-        return _explained(error, _place_in(error, self._model), is_backward=False)
+        return _explained(error, _place_in(error, self.model), is_backward=False)
 
 
 @contextmanager

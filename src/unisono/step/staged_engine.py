@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from unisono.exchange.protocol import Exchange
 from unisono.plan.pipeline import num_due
@@ -87,18 +88,19 @@ class StagedEngine(StepEngine):
         super().begin(step, first_shard)
         self._landed.clear()
 
-    def begin_passes(self) -> Sequence[int]:
+    def begin_passes(self, sizes: Sequence[int]) -> Sequence[int]:
         """See :class:`StepEngine`; raises ReplicaBrokenError if somebody was lost."""
         if not self._team.can_compute:
             raise ReplicaBrokenError
         self._stages.begin()
         self._is_in_passes = True
-        return super().begin_passes()
+        return super().begin_passes(sizes)
 
-    def start_shard(self, shard: int) -> None:
+    def start_shard(self, shard: int) -> nn.Module:
         """See :class:`StepEngine`."""
-        super().start_shard(shard)
+        model = super().start_shard(shard)
         self._flight = self._stages.start()
+        return model
 
     def finish_shard(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
         """See :class:`StepEngine`; backward passes are made that are due."""

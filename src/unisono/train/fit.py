@@ -229,7 +229,7 @@ class FitUnderWay:
         with step:
             shards = step.shards
             for batch in self._passes.timed(shards) if self._passes.is_watching else shards:
-                step.backward(self._loss(self.model, batch))
+                step.backward(self._loss(step.model, batch))
         if self._passes.is_watching and (advice := self._passes.advice()):
             self.say(advice)
 

@@ -68,7 +68,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
     run.has_joined = is_agreed = entry is not None and entry.loop is not None
     with (
         _under_way(run, plan, entry) as boundary,
-        plan.loader(fetch, run.kept.position, run.device) as loader,
+        plan.loader(fetch, run.kept.position, run.device, boundary.engine.device_of) as loader,
         open_loop(
             recovers=run.team.supervisor.can_replace, has_directory=run.checkpoints is not None
         ) as opened,
@@ -112,7 +112,8 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
     boundary: Boundary | None = None
     try:
         with ExitStack() as stack:
-            stack.enter_context(run.device.generators_put_back())
+            for device in (run.device, *run.other_devices):
+                stack.enter_context(device.generators_put_back())
             stack.enter_context(num_threads(threads_per_worker()))
             stack.enter_context(deterministic_kernels(run.is_deterministic))
             stack.enter_context(every_shape_compiled())
@@ -120,6 +121,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
             with memory_explained(run, "start of the loop"):
                 run.engine = engine = _engine(run, plan, live)
             stack.callback(engine.exchange.unbind)
+            stack.callback(engine.drop_copies)
             interrupts = Interrupts()
             if run.checkpoints is not None and run.team.supervisor.is_alone:
                 interrupts = stack.enter_context(gentle_interrupts(run.say))
@@ -161,6 +163,7 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None) -> StepEngine:
         "clipping": run.options.clipping,
         "scaling": run.scaling,
         "is_deterministic": run.is_deterministic,
+        "others": run.other_devices,
     }
     if run.team.num_stages == 1:
         return StepEngine(model, optimizer, exchange, **options)

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from torch.optim import Optimizer
 from unisono.data.collating import Collate
 from unisono.data.epoch_order import Sampler
 from unisono.data.fingerprint import Fingerprints
-from unisono.device import AUTO, Device, drawn_without_seed
+from unisono.device import AUTO, drawn_without_seed
+from unisono.device_choice import devices_of
 from unisono.exchange.choice import name_of_exchange
 from unisono.plan.samples import SamplePlan
 from unisono.state.contents import check_contents, place
@@ -40,6 +41,7 @@ from unisono.train.order import plan_samples
 from unisono.train.out_of_memory import explained
 from unisono.train.run_context import Observer, RunContext
 from unisono.train.run_options import RunOptions
+from unisono.train.stage_checks import check_stages
 from unisono.train.start import start
 from unisono.train.step import Step
 from unisono.train.totals import Totals
@@ -96,6 +98,11 @@ class Run:
         device: where each worker computes: ``"auto"``: one GPU for each, or the CPU where there is
             none; or torch's name, such as ``"cpu"`` or ``"cuda"`` (``"cuda:1"``: for all workers
             the same one). The model is moved there, here and now; batches come there.
+        devices: several for each worker, instead of one `device`, which compute the worker's shards
+            at the same time, each with a copy of the model; results do not depend on it. Either all
+            have numbers (``["cuda:0", "cuda:1"]``: the same for all workers), or none (``["cuda"] *
+            2``: each worker has two of its own); ``["cpu"] * 2`` computes one after the other. The
+            first one has the model. In the loop's body compute with ``step.model``.
         exchange: how gradients become one sum; results do not depend on it. ``"auto"``: the first
             of these on CPUs, the second elsewhere, or what the variable UNISONO_EXCHANGE names.
             ``"shared"``: workers on CPUs look at one copy of the parameters. ``"staged"``: each
@@ -108,7 +115,7 @@ class Run:
 
     Attributes:
         shards: S.
-        device: where this worker computes.
+        device: where this worker computes; of several devices the first.
         has_joined: whether this worker has joined the newest loop under way, in the place of one
             that was lost.
         is_ahead: whether the run goes on from a checkpoint of a later loop than the newest one,
@@ -137,6 +144,7 @@ class Run:
         clip_value: float | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         device: str | torch.device = AUTO,
+        devices: Sequence[str | torch.device] | None = None,
         exchange: str = AUTO,
         exact: bool = True,
         balance: Balance = BY_MEMORY,
@@ -157,8 +165,9 @@ class Run:
         self.world = self.team.world
         self.shards = options.num_shards(self.world.world_size, self.team.num_stages)
         self.seed = options.seed
-        self.device = Device.of(options.device, self.world)
+        self.device, *others = devices_of(options.device, options.devices, self.world)
         name_of_exchange(options.exchange, self.device)  # refuses what does not fit
+        check_stages(self.team, model, self.device, options.exchange, 1 + len(others))
         check_contents(model, optimizer, self.device)
         options.clipping.check_fits(optimizer)
         scaling = LossScaling.of(options.grad_scaler, optimizer)
@@ -185,6 +194,7 @@ class Run:
             fixed,
             is_unseeded,
             self.device,
+            others,
         )
         if scaling is not None:
             self.state[SCALER_KEY] = options.grad_scaler

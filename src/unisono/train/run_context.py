@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -67,7 +68,8 @@ class RunContext:
         has_resumed: whether no checkpoint is to be looked for any more.
         has_joined, is_ahead: see :class:`unisono.Run`.
         goes_on: whether :meth:`unisono.Run.go_on` was called after the last stop.
-        device: where this worker computes.
+        device: where this worker computes; the first, if there are several.
+        other_devices: the others.
         is_unseeded: whether random numbers were drawn without a seed before the run was made.
         kinds: by rank, what computes the same bits; empty if all devices do, None before the first
             loop.
@@ -83,6 +85,7 @@ class RunContext:
     fixed: dict[str, Any]
     is_unseeded: bool
     device: Device
+    other_devices: Sequence[Device] = ()
     checkpoints: Checkpoints | None = None
     observer: Observer = field(default_factory=Unobserved)
     engine: StepEngine | None = None

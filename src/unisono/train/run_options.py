@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -46,6 +46,7 @@ class RunOptions:
     clip_value: float | None = None
     grad_scaler: torch.amp.GradScaler | None = None
     device: str | torch.device = AUTO
+    devices: Sequence[str | torch.device] | None = None
     exchange: str = AUTO
     exact: bool = True
     balance: Balance = BY_MEMORY
@@ -83,17 +84,26 @@ class RunOptions:
         return cls(**{name: arguments[name] for name in names} | others)
 
     def num_shards(self, world_size: int, num_stages: int = 1) -> int:
-        """Give S: what was asked for, or else one shard for each core or worker.
+        """Give S: what was asked for, or else one shard for each core, worker or device.
 
         Args:
             world_size: how many workers there are.
             num_stages: how many of them compute shards together.
 
         Raises:
-            ValueError: there are more workers than shards.
+            ValueError: there are more workers, or more of their devices, than shards.
         """
-        shards = max(num_devices(), world_size) if self.shards is None else self.shards
+        each = 1 if self.devices is None else max(len(self.devices), 1)
+        devices = world_size * each
+        shards = max(num_devices(), devices) if self.shards is None else self.shards
         assign(shards, world_size // num_stages)
+        if self.devices is not None and shards < devices:
+            workers = "" if world_size == 1 else f" of {world_size} workers"
+            raise ValueError(
+                f"`shards` must be at least the number of `devices`{workers} ({devices}), or one "
+                f"has nothing to do, but is {shards}: pass `shards={devices}`, or name fewer "
+                f"devices."
+            )
         return shards
 
     def _set(self, name: str, value: Any) -> None:

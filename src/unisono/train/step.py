@@ -34,6 +34,8 @@ class Step:
             clipped; infinite where the step is skipped.
         is_skipped: after the block, with ``grad_scaler=``: whether gradients were not finite, so
             that parameters have stayed as they were. The step counts all the same.
+        model: what computes the batch that :attr:`shards` has just given: the run's model, or with
+            ``devices=`` its copy on the batch's device.
         is_done: after the block: whether the step counts. False where a worker was lost in the
             midst of it: the step, and maybe some before it, will come again.
     """
@@ -48,6 +50,7 @@ class Step:
         self.is_skipped = False
         self.is_done = False
         self._boundary, self._engine, self._loader = boundary, boundary.engine, loader
+        self.model = self._engine.model
         self._shard_sizes = plan.shard_sizes(self.batch)
         self._waiting: int | None = None
         self._entered = False
@@ -82,7 +85,7 @@ class Step:
         return self._batches()
 
     def _batches(self) -> Iterator[Any]:
-        more: Sequence[int] | None = self._engine.begin_passes()
+        more: Sequence[int] | None = self._engine.begin_passes(self._shard_sizes)
         while more is not None:
             yield from self._compute(more)
             if self._loader.copies_early:
@@ -108,7 +111,7 @@ class Step:
                 self._explain(error, "copy of a batch", shard)
                 raise
             # After reading: what a dataset draws never shifts what the model draws.
-            self._engine.start_shard(shard)
+            self.model = self._engine.start_shard(shard)
             self._waiting = shard
             yield batch
             if self._engine.refusals.is_noting:
@@ -185,6 +188,7 @@ class Step:
     ) -> bool:
         self._watched.close()
         self._engine.end_passes()
+        self.model = self._engine.model
         if isinstance(error, ReplicaBrokenError):
             self._abandon()
             return True

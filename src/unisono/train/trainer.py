@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,12 @@ class Trainer:
         device: where each worker computes: ``"auto"``: one GPU for each, or the CPU where there is
             none; or torch's name, such as ``"cpu"`` or ``"cuda"`` (``"cuda:1"``: for all workers
             the same one). The model is moved there, here and now; batches come there.
+        devices: several for each worker, instead of one `device`, which compute the worker's shards
+            at the same time, each with a copy of the model; results do not depend on it. Either all
+            have numbers (``["cuda:0", "cuda:1"]``: the same for all workers), or none (``["cuda"] *
+            2``: each worker has two of its own); ``["cpu"] * 2`` computes one after the other. The
+            first one has the model; validation and prediction use it alone. `loss` must compute
+            with the model that it is given.
         exchange: how gradients become one sum; results do not depend on it. ``"auto"``: the first
             of these on CPUs, the second elsewhere, or what the variable UNISONO_EXCHANGE names.
             ``"shared"``: workers on CPUs look at one copy of the parameters. ``"staged"``: each
@@ -134,6 +140,7 @@ class Trainer:
         schedule_every: str = "epoch",
         schedule_monitor: str = "loss",
         device: str | torch.device = AUTO,
+        devices: Sequence[str | torch.device] | None = None,
         exchange: str = AUTO,
         exact: bool = True,
         balance: Balance = BY_MEMORY,
@@ -161,8 +168,8 @@ class Trainer:
         self._keep_states()
         self._loss = self._computing.of(loss, self.run.device)
         # Passes are timed in a fork, which no accelerator survives.
-        is_timed = self.run.device.is_host and not (self.run.team.is_replacement or compile)
-        is_timed = is_timed and self.run.team.num_stages == 1
+        is_alone = not (self.run.team.is_replacement or compile or devices)
+        is_timed = self.run.device.is_host and is_alone and self.run.team.num_stages == 1
         shards_watched = self.run.shards if is_timed else 0
         self._passes = PassWatch(model, self._loss, self.run.world, shards_watched)
 

@@ -1,0 +1,132 @@
+"""A model that is cut: which stage each of its units is on, and what that does to its modules.
+
+In place: parameters, names and state dicts stay. A module whose parts are on several devices, or
+that is a unit, has a ``forward`` of its own, which calls the one of its class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from unisono.stages.crossing import crossing
+from unisono.stages.units import Unit, is_divided, units_of
+from unisono.state.contents import move_in_place
+from unisono.state.model_buffers import homes_of_buffers
+
+
+class Stages:
+    """Where the parts of a model are. Final.
+
+    Args:
+        devices: of the stages, in order.
+        of_units: by the name of each unit, its stage.
+
+    Attributes:
+        devices: of the stages, in order.
+        of_units: by the name of each unit, its stage.
+    """
+
+    def __init__(self, devices: Sequence[torch.device], of_units: Mapping[str, int]) -> None:
+        self.devices, self.of_units = tuple(devices), dict(of_units)
+
+    def device_of(self, unit: Unit) -> torch.device:
+        """Give the device of a unit."""
+        return self.devices[self.of_units[unit.name]]
+
+    def place(self, model: nn.Module) -> None:
+        """Have every parameter and buffer of a model on its device, as the objects they are."""
+        homes = homes_of_buffers(model)
+        # The first unit that has a parameter moves it last.
+        for unit in reversed(units_of(model)):
+            _move(model, unit, self.device_of(unit))
+        for (first, name), *others in homes.values():
+            for module, other in others:
+                module._buffers[other] = first._buffers[name]
+
+
+class StageForward:
+    """What a module of a cut model is called by. Final.
+
+    Args:
+        module: which.
+        stages: of the model.
+        stage: of a unit; None: its parts are on several.
+        is_alone: see :class:`Unit`.
+
+    Attributes:
+        stages: of the model.
+    """
+
+    def __init__(
+        self, module: nn.Module, stages: Stages, stage: int | None, *, is_alone: bool
+    ) -> None:
+        self._module, self.stages = module, stages
+        self._stage, self._is_alone = stage, is_alone
+        self._before = vars(module).get("forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module where it is."""
+        forward = self._before or type(self._module).forward.__get__(self._module)
+        given = (args, kwargs)
+        with crossing(self.stages.devices, given) as under_way:
+            if self._stage is None:
+                return under_way.bring(forward(*args, **kwargs), None)
+            device = self.stages.devices[self._stage]
+            under_way.enter(device)
+            args, kwargs = under_way.bring(given, device)
+            with under_way.set_aside() if self._is_alone else nullcontext():
+                return forward(*args, **kwargs)
+
+    def take_off(self) -> None:
+        """Have the module called as before."""
+        del self._module.forward
+        if self._before is not None:
+            self._module.forward = self._before
+
+
+def cut(model: nn.Module, stages: Stages) -> None:
+    """Cut a model that is whole, and move its parts to their devices."""
+    stages.place(model)
+    units = {id(unit.module): unit for unit in units_of(model) if unit.module is not None}
+    for module in model.modules():
+        unit = units.get(id(module))
+        if unit is not None:
+            _put_on(module, stages, stages.of_units[unit.name], is_alone=unit.is_alone)
+        elif module is model or is_divided(module):
+            _put_on(module, stages, None, is_alone=False)
+
+
+def join(model: nn.Module) -> None:
+    """Undo :func:`cut`; parameters and buffers stay where they are."""
+    for module in model.modules():
+        if isinstance(forward := vars(module).get("forward"), StageForward):
+            forward.take_off()
+
+
+def stages_of(model: nn.Module) -> Stages | None:
+    """Find how a model is cut; None: it is not."""
+    forward = vars(model).get("forward")
+    return forward.stages if isinstance(forward, StageForward) else None
+
+
+def _move(model: nn.Module, unit: Unit, device: torch.device) -> None:
+    if all(tensor.device == device for tensor in unit.tensors.values()):
+        return  # as it is, with its hooks: where objects are swapped, those would be lost
+    if unit.module is not None:
+        move_in_place(unit.module, device)
+    for parameter in unit.parameters.values():
+        if parameter.device != device:
+            move_in_place(nn.ParameterList([parameter]), device)
+    for full_name, buffer in unit.buffers.items():
+        name, _, key = full_name.rpartition(".")
+        if unit.module is None:
+            model.get_submodule(name)._buffers[key] = buffer.to(device)
+
+
+def _put_on(module: nn.Module, stages: Stages, stage: int | None, *, is_alone: bool) -> None:
+    module.forward = StageForward(module, stages, stage, is_alone=is_alone)

@@ -1,0 +1,109 @@
+"""Where a model is cut: tables, and brute force."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.stages.balance import assigned, divide
+
+
+@pytest.mark.parametrize(
+    ("costs", "num_stages", "expected"),
+    [
+        ([5], 1, [0]),
+        ([1, 1, 1, 1], 2, [0, 0, 1, 1]),
+        ([3, 1, 4, 1, 5, 9], 3, [0, 0, 0, 1, 1, 2]),
+        ([9, 1, 1, 1], 2, [0, 1, 1, 1]),
+        ([1, 1, 1, 9], 2, [0, 0, 0, 1]),
+        ([0, 0, 7], 3, [0, 1, 2]),
+        ([7, 0, 0], 3, [0, 1, 2]),
+        ([0, 0, 0], 2, [0, 1, 1]),
+    ],
+)
+def test_units_are_divided(costs, num_stages, expected):
+    assert divide(costs, [str(n) for n in range(len(costs))], num_stages) == expected
+
+
+costs_and_stages = st.lists(st.integers(0, 9), min_size=1, max_size=9).flatmap(
+    lambda costs: st.tuples(st.just(costs), st.integers(1, len(costs)))
+)
+
+
+def largest(costs, stage_of):
+    return max(
+        sum(cost for cost, stage in zip(costs, stage_of, strict=True) if stage == each)
+        for each in set(stage_of)
+    )
+
+
+@given(costs_and_stages)
+def test_stages_are_consecutive_and_none_is_empty(drawn):
+    costs, num_stages = drawn
+    stage_of = divide(costs, ["a.b"] * len(costs), num_stages)
+    assert stage_of == sorted(stage_of)
+    assert set(stage_of) == set(range(num_stages))
+    assert len(stage_of) == len(costs)
+
+
+@given(costs_and_stages)
+def test_no_division_has_a_cheaper_costliest_stage(drawn):
+    costs, num_stages = drawn
+    best = min(
+        largest(costs, [sum(at >= start for start in starts) for at in range(len(costs))])
+        for starts in itertools.combinations(range(1, len(costs)), num_stages - 1)
+    )
+    names = [f"block.{n}" for n in range(len(costs))]
+    assert largest(costs, divide(costs, names, num_stages)) == best
+
+
+def test_cuts_lie_between_blocks_where_that_is_as_good():
+    names = ["embed", "blocks.0.a", "blocks.0.b", "blocks.1.a", "blocks.1.b", "head"]
+    assert divide([4, 2, 2, 2, 2, 4], names, 2) == [0, 0, 0, 1, 1, 1]
+    # Within the first block or behind it: both have a stage of 9 at most.
+    assert divide([4, 3, 0, 3, 2, 4], names, 2) == [0, 0, 0, 1, 1, 1]
+    assert divide([9, 0, 0, 3, 2, 4], names, 2) == [0, 1, 1, 1, 1, 1]
+
+
+def test_a_model_has_a_unit_for_each_device():
+    with pytest.raises(ValueError, match="2 parts that can be computed apart for 3 devices"):
+        divide([1, 1], ["a", "b"], 3)
+
+
+NAMES = ["embed", "pos", "blocks.0.a", "blocks.0.b", "blocks.1.a", "mask", "head"]
+NEEDED = [name != "mask" for name in NAMES]
+STAGES = {0: 0, 1: 1, "sim:0": 0, "sim:1": 1}
+
+
+def assign(balance):
+    return assigned(balance, STAGES, NAMES, NEEDED)
+
+
+def test_names_say_where_units_are():
+    first, second = ["embed", "pos", "blocks.0"], ["blocks.1", "head"]
+    assert assign({"sim:0": first, "sim:1": second}) == [0, 0, 0, 0, 1, 1, 1]
+    assert assign({0: first, 1: second}) == [0, 0, 0, 0, 1, 1, 1]
+    assert assign({"sim:0": [""], "sim:1": ["blocks", "head"]}) == [0, 0, 1, 1, 1, 0, 1]
+    assert assign({0: ["blocks", ""], 1: ["blocks.0.b"]}) == [0, 0, 0, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("balance", "error", "words"),
+    [
+        (
+            {0: ["embed", "pos"], 1: ["head"]},
+            ValueError,
+            "`blocks.0.a`, `blocks.0.b`, `blocks.1.a`:",
+        ),
+        ({"sim:2": ["embed"]}, ValueError, "`sim:0`, `sim:1`, but has 'sim:2'"),
+        ({0: "embed"}, TypeError, r"write `\['embed'\]`"),
+        ({0: ["embet"]}, ValueError, "did you mean `embed`"),
+        ({0: ["blocks.0.a.weight"]}, ValueError, "a part of `blocks.0.a`"),
+        ({0: ["", "head"], 1: ["head"]}, ValueError, "names `head` for two devices"),
+        ({0: ["bl"]}, ValueError, "has no 'bl'"),
+    ],
+)
+def test_wrong_names_are_refused(balance, error, words):
+    with pytest.raises(error, match=words):
+        assign(balance)
