@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 
 from unisono.device import Device
 from unisono.stages.pipe import MessageKind, StagePipe
@@ -121,7 +122,7 @@ class Flight:
                         gradients.append(gradient)
         if roots:
             with watched:
-                torch.autograd.backward(roots, gradients)
+                _run_backward(roots, gradients)
         for stage in sorted(self._earlier):
             self._pipe.send(stage, self._number, MessageKind.BACKWARD)
             for source, arrival in self._received:
@@ -135,6 +136,22 @@ class Flight:
         """Have the earlier stages make no backward pass either."""
         for stage in sorted(self._earlier):
             self._pipe.send(stage, self._number, MessageKind.NO_BACKWARD)
+
+
+def _run_backward(roots: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+    """Do what `torch.autograd.backward` does, without leaving the mode that sees operations.
+
+    That function is one of those that a mode takes over, so what is called in it is not seen.
+    """
+    _engine_run_backward(  # type: ignore[no-untyped-call]
+        tuple(roots),
+        tuple(gradients),
+        False,  # retain_graph
+        False,  # create_graph
+        (),  # inputs
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 class _Arrival:
