@@ -19,6 +19,7 @@ at         where in a step
 =========  =======================================================================================
 begin      when it begins; without ``at``, here
 shard      before the forward pass of a shard
+backward   before the backward pass of a shard, where workers compute stages of a model
 gradients  the own shards are done; before the others are met
 sums       all shards are done; before they are added up
 update     the own sums are done; before the optimizer
@@ -46,6 +47,7 @@ DEEDS = ("kill", "stop", "raise", "exit", "segv")
 PLACES = (
     "begin",
     "shard",
+    "backward",
     "gradients",
     "sums",
     "update",

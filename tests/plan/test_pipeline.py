@@ -67,13 +67,16 @@ def test_a_step_is_as_short_as_stages_allow(num_shards, num_stages, times):
     length, _ = length_of_passes(schedule(num_shards, num_stages), seconds)
     busy = num_shards * sum(times)
     assert length == busy + (num_stages - 1) * sum(times)
-    assert expected_bubble(num_shards, num_stages) == pytest.approx(1 - busy / length)
+    formula = (num_stages - 1) / (num_shards + num_stages - 1)
+    assert 1 - busy / length == pytest.approx(formula)
+    assert expected_bubble(num_shards, num_stages) == pytest.approx(formula)
 
 
 @given(st.integers(1, 12), st.integers(1, 5))
 def test_with_one_shard_in_flight_stages_take_turns(num_shards, num_stages):
     length, _ = length_of_passes(schedule(num_shards, num_stages, 1), BACKWARD_TAKES_TWICE)
     assert length == num_shards * num_stages * 3
+    assert expected_bubble(num_shards, num_stages, 1) == pytest.approx(1 - 1 / num_stages)
 
 
 def test_two_stages_and_eight_shards_are_1_78_times_as_fast_as_in_turns():

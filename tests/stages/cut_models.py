@@ -11,8 +11,8 @@ import sys
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import TensorDataset
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import TensorDataset
 
 import unisono
 
@@ -132,10 +132,8 @@ class Routed(nn.Module):
 def images_loss(model, batch):
     """Mean over samples, with how many are right."""
     logits = model(batch[0])
-    return {
-        "loss": F.cross_entropy(logits, batch[1]),
-        "right": (logits.argmax(1) == batch[1]).float().mean(),
-    }
+    right = (logits.argmax(1) == batch[1]).float().mean()
+    return {"loss": F.cross_entropy(logits, batch[1]), "right": right}
 
 
 def gpt_loss(model, batch):
@@ -179,7 +177,7 @@ def make(name):
 NAMES = ("images", "gpt", "recomputed", "unet", "routed")
 
 
-def train(name, *, epochs=2, kind="adam", shards=5, **options):
+def train(name, *, epochs=2, kind="adam", shards=5, batch_size=BATCH_SIZE, **options):
     """Train; gives what must not depend on stages and workers."""
     model, loss, data = make(name)
     of_kind = {
@@ -191,8 +189,9 @@ def train(name, *, epochs=2, kind="adam", shards=5, **options):
     if balance is not None:
         options["balance"] = {int(stage): names for stage, names in balance.items()}
     trainer = unisono.Trainer(model, optimizer, loss, shards=shards, seed=3, **options)
-    summary = trainer.fit(data, batch_size=BATCH_SIZE, epochs=epochs, validate=data)
-    return {"digest": trainer.digest(), "means": summary.means, "validation": summary.validation}
+    summary = trainer.fit(data, batch_size=batch_size, epochs=epochs, validate=data)
+    digest, means = trainer.digest(), summary.means
+    return {"digest": digest, "means": means, "validation": summary.validation}
 
 
 if __name__ == "__main__":

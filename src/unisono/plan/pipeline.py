@@ -16,10 +16,11 @@ added up in another order than without stages.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class StagePass(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StagePass:
     """One stage's forward or backward pass of the shard at position `index` among a worker's."""
 
     index: int
@@ -71,9 +72,15 @@ def passes_of(
     return passes
 
 
-def expected_bubble(num_shards: int, num_stages: int) -> float:
-    """Give the part of a step's passes in which a stage has nothing to do, if all are equal."""
-    return (num_stages - 1) / (num_shards + num_stages - 1)
+def expected_bubble(num_shards: int, num_stages: int, in_flight: int | None = None) -> float:
+    """Give the part of a step's passes in which stages have nothing to do, if all are equal.
+
+    With enough shards in flight it is (stages − 1) / (shards + stages − 1). A backward pass counts
+    as two forward passes.
+    """
+    passes = [passes_of(stage, num_shards, num_stages, in_flight) for stage in range(num_stages)]
+    length, _ = length_of_passes(passes, {False: 1.0, True: 2.0})
+    return 1 - 3 * num_shards / length
 
 
 def length_of_passes(

@@ -16,7 +16,7 @@ import torch
 from torch.autograd.graph import _engine_run_backward
 
 from unisono.device import Device
-from unisono.stages.pipe import MessageKind, StagePipe
+from unisono.stages.pipe import Message, MessageKind, StagePipe
 
 
 class Flight:
@@ -25,11 +25,13 @@ class Flight:
     Args:
         pipe: between the stages of the replica.
         number: of the shard, counted over all that were in flight since the pipe was restarted.
+        shard: the same in the step.
         device: where this stage computes.
     """
 
-    def __init__(self, pipe: StagePipe, number: int, device: Device) -> None:
+    def __init__(self, pipe: StagePipe, number: int, shard: int, device: Device) -> None:
         self._pipe, self._number, self._device = pipe, number, device
+        self._shard = shard
         self._earlier: set[int] = set()
         self._later: set[int] = set()
         self._sent: list[tuple[int, torch.Tensor]] = []
@@ -46,7 +48,7 @@ class Flight:
     def receive(self, stage: int) -> torch.Tensor:
         """Wait for a value of an earlier stage."""
         self._earlier.add(stage)
-        tensor = self._pipe.receive(stage, self._number, MessageKind.VALUE).tensor
+        tensor = self._receive(stage, MessageKind.VALUE).tensor
         assert tensor is not None
         if not tensor.requires_grad:
             return tensor
@@ -78,7 +80,7 @@ class Flight:
         """Have the generators where an earlier stage has left them."""
         self._earlier.add(stage)
         before = self.generators()
-        state = self._pipe.receive(stage, self._number, MessageKind.GENERATORS).tensor
+        state = self._receive(stage, MessageKind.GENERATORS).tensor
         assert state is not None
         self._device.set_generators(state)
         self._corrected = (before, state)
@@ -110,13 +112,13 @@ class Flight:
             Whether it was made; not if the loss is not finite.
         """
         for stage in sorted(self._later, reverse=True):
-            begun = self._pipe.receive(stage, self._number, MessageKind.BACKWARD)
+            begun = self._receive(stage, MessageKind.BACKWARD)
             if begun.kind == MessageKind.NO_BACKWARD:
                 self.skip()
                 return False
             for to, tensor in self._sent:
                 if to == stage:
-                    gradient = self._pipe.receive(stage, self._number, MessageKind.GRADIENT).tensor
+                    gradient = self._receive(stage, MessageKind.GRADIENT).tensor
                     if gradient is not None:
                         roots.append(tensor)
                         gradients.append(gradient)
@@ -132,6 +134,9 @@ class Flight:
                     self._pipe.send(stage, self._number, kind, found)
         return True
 
+    def _receive(self, stage: int, kind: MessageKind) -> Message:
+        return self._pipe.receive(stage, self._number, kind, self._shard)
+
     def skip(self) -> None:
         """Have the earlier stages make no backward pass either."""
         for stage in sorted(self._earlier):
@@ -143,7 +148,7 @@ def _run_backward(roots: list[torch.Tensor], gradients: list[torch.Tensor]) -> N
 
     That function is one of those that a mode takes over, so what is called in it is not seen.
     """
-    _engine_run_backward(  # type: ignore[no-untyped-call]
+    _engine_run_backward(
         tuple(roots),
         tuple(gradients),
         False,  # retain_graph
@@ -170,7 +175,8 @@ class _Arrival:
         """Have a value's gradient found here; it may be changed in place, as no leaf may be."""
         with torch.enable_grad():
             anchor = torch.empty(0, device=tensor.device, requires_grad=True)
-            arrived: torch.Tensor = _Entry.apply(anchor, [tensor], self)  # type: ignore[no-untyped-call]
+            entry: Any = _Entry
+            arrived: torch.Tensor = entry.apply(anchor, [tensor], self)
         return arrived
 
     def stand_for(self, parameter: torch.Tensor) -> torch.Tensor:
@@ -192,6 +198,6 @@ class _Entry(torch.autograd.Function):
         return box[0]
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         ctx.arrival.take(gradient)
         return None, None, None

@@ -11,8 +11,8 @@ Nobody waits for room: when a slot comes again, its reader has long sent the gra
 before. What a lost worker had sent stays there. After a change of the membership all count from
 where the counters stand.
 
-Invariant: every wait ends, also when the other one was lost (:class:`ReplicaBrokenError`), has left,
-or takes too long.
+Invariant: every wait ends, also when the other one was lost (:class:`ReplicaBrokenError`), has
+left, or takes too long.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from unisono.workers import futex
 from unisono.workers.barrier import TIMEOUT_S
 from unisono.workers.control_block import Departure
 from unisono.workers.memory import ALIGNMENT_BYTES, aligned
+from unisono.workers.stage_wait import stage_wait_in_words
 from unisono.workers.team import Team
 from unisono.workers.waiting import ShownWait
 
@@ -63,12 +64,7 @@ class MessageKind(enum.IntEnum):
     NO_GRADIENT = 5
 
 
-_IN_WORDS = {
-    MessageKind.VALUE: "the activations",
-    MessageKind.GENERATORS: "the activations",
-    MessageKind.BACKWARD: "the gradients",
-    MessageKind.GRADIENT: "the gradients",
-}
+_ACTIVATIONS = (MessageKind.VALUE, MessageKind.GENERATORS)
 
 
 class ReplicaBrokenError(BaseException):
@@ -177,8 +173,14 @@ class StagePipe:
         end.used += size
         futex.add_and_wake(end.address)
 
-    def receive(self, stage: int, shard: int, kind: MessageKind) -> Message:
+    def receive(self, stage: int, shard: int, kind: MessageKind, name: int) -> Message:
         """Wait for the next message of a stage, which is about this shard.
+
+        Args:
+            stage: which.
+            shard: as for :meth:`send`.
+            kind: what it will be.
+            name: the number of the shard in the step, for words.
 
         Raises:
             ReplicaBrokenError: a worker of the replica was lost before it had sent it.
@@ -187,7 +189,8 @@ class StagePipe:
         """
         end = self._in[stage]
         if end.sent == end.count:
-            self._wait(stage, end, shard, kind)
+            words = "activations" if kind in _ACTIVATIONS else "gradients"
+            self._wait(end, stage_wait_in_words(words, stage, name, self._replica[stage]))
         futex.acquire(end.address)
         at = end.place(shard, self._slot_bytes, self._num_slots)
         head = self._memory.read(at, _HEADER_BYTES)
@@ -215,7 +218,7 @@ class StagePipe:
         pair = self._first_pair + source * self._num_stages + destination
         return pair * self._pair_bytes
 
-    def _wait(self, stage: int, end: _End, shard: int, kind: MessageKind) -> None:
+    def _wait(self, end: _End, what: str) -> None:
         begun_s = time.perf_counter()
         until_s = begun_s + self._spin_s
         while end.sent == end.count and time.perf_counter() < until_s:
@@ -223,30 +226,24 @@ class StagePipe:
         if end.sent == end.count:
             shown = ShownWait()
             try:
-                self._sleep(stage, end, shard, kind, shown)
+                self._sleep(end, what, shown)
             finally:
                 shown.close()
         self.waited_s += time.perf_counter() - begun_s
 
-    def _sleep(
-        self, stage: int, end: _End, shard: int, kind: MessageKind, shown: ShownWait
-    ) -> None:
+    def _sleep(self, end: _End, what: str, shown: ShownWait) -> None:
         begun_s = time.monotonic()
-        what = _IN_WORDS.get(kind, "the gradients")
-        rank = self._replica[stage]
         while end.sent == end.count:
-            self._check_others(end, f"{what} of stage {stage}")
+            self._check_others(end, what)
             waited_s = time.monotonic() - begun_s
             if waited_s >= TIMEOUT_S:
                 raise WaitTimeoutError(
-                    f"stage {self.stage} has waited {waited_s:.0f} s for {what} of stage {stage}: "
-                    f"look at what rank {rank} does there.",
-                    missing=(rank,),
+                    f"stage {self.stage} has waited {waited_s:.0f} s for {what}: look at what that "
+                    f"rank does there.",
+                    missing=(),
                     waited_s=waited_s,
                 )
-            shown.look(
-                waited_s, lambda: f"the stages: waits for {what} of stage {stage} from rank {rank}"
-            )
+            shown.look(waited_s, lambda: what)
             futex.wait(end.address, end.count, _SLEEP_AT_MOST_S)
 
     def _check_others(self, end: _End, what: str) -> None:

@@ -24,11 +24,21 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from unisono.device import HOST
 from unisono.stages.held import Held, forget, held, note, tensors_in, with_tensors
+from unisono.stages.operations import (
+    ANYWHERE,
+    DEVICES,
+    HOOKS,
+    INDEXING,
+    REFUSED,
+    RESHAPING,
+    changed_by,
+    checkpointed_region,
+    name_of_operation,
+)
 from unisono.stages.stand_ins import StandIns
 
 _Tensor = torch.Tensor
@@ -167,9 +177,9 @@ class StageMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._again is not None:
             return self._compute_again(func, args, kwargs, self._again)
-        if not self.is_active or func in _ANYWHERE:
+        if not self.is_active or func in ANYWHERE:
             return func(*args, **kwargs)
-        if func in _DEVICES:
+        if func in DEVICES:
             return func(torch.empty(0, device=self._device) if args[0].is_meta else args[0])
         tensors: list[torch.Tensor] = []
         tensors_in(args, tensors)
@@ -179,20 +189,27 @@ class StageMode(TorchFunctionMode):
         furthest = max([-1, *[self._home(t, found) for t, found in notes if found is not None]])
         if furthest < 0:
             return self._alike(func, args, kwargs)
-        if func in _REFUSED:
-            raise RuntimeError(_REFUSED[func])
+        if func in REFUSED:
+            raise RuntimeError(
+                f"gradients must be left to the run where a model is cut into stages, since each "
+                f"stage has a part of the graph, but `{name_of_operation(func)}` was called in the "
+                f"loss function: return the loss."
+            )
         if furthest > self.place:
             self._move_to(furthest)
         if kwargs.get("generator") is not None:
             raise RuntimeError(
-                "random numbers must come from torch's default generator where a model is cut "
-                f"into stages, but `{_name(func)}` was given another one: leave `generator` out."
+                f"random numbers must come from torch's default generator where a model is cut "
+                f"into stages, but `{name_of_operation(func)}` was given another one: leave "
+                f"`generator` out."
             )
         if self._moved:
             self._check_views(notes)
-        self._is_apart, self._region = True, _checkpointed_region()
-        if self.place != self._stage and func in _HOOKS:
-            return _NoHook()
+        self._is_apart, self._region = True, checkpointed_region()
+        if func in HOOKS:
+            self._check_hook(notes[0][1])
+            if self.place != self._stage:
+                return _NoHook()
         self._cross(notes, is_use=True)
         if self.place == self._stage:
             return self._here(func, args, kwargs, notes)
@@ -266,7 +283,7 @@ class StageMode(TorchFunctionMode):
             RuntimeError: a checkpointed function, which is to be computed again as a whole, has
                 begun on another stage.
         """
-        region = _checkpointed_region()
+        region = checkpointed_region()
         if region is not None and region is self._region:
             raise RuntimeError(
                 "a function that is checkpointed must be computed by one stage as a whole, but "
@@ -333,16 +350,16 @@ class StageMode(TorchFunctionMode):
             args, kwargs = with_tensors(args, others), with_tensors(kwargs, others)
         alike = [(t, t._version) for t, found in notes if found is None]
         result = func(*args, **kwargs)
-        changed = _changed_by(func, args=args, kwargs=kwargs)
+        changed = changed_by(func, args=args, kwargs=kwargs)
         by_value = {id(others.get(id(tensor), tensor)): tensor for tensor, _ in notes}
         for value in changed:
             self._change(by_value.get(id(value), value))
         for tensor, version in alike:
             if tensor._version != version and held(tensor) is None:
                 raise RuntimeError(
-                    f"what all stages have must be changed by all of them alike, but `{_name(func)}`"
-                    f" has changed a tensor of shape {tuple(tensor.shape)} in stage {self._stage} "
-                    f"alone: write it with functions that say so, such as `copy_`."
+                    f"what all stages have must be changed by all of them alike, but "
+                    f"`{name_of_operation(func)}` has changed a tensor of shape "
+                    f"{tuple(tensor.shape)} in stage {self._stage} alone: write it with functions that say so, such as `copy_`."
                 )
         return self._noted_result(result, by_value)
 
@@ -354,13 +371,13 @@ class StageMode(TorchFunctionMode):
         notes: list[tuple[torch.Tensor, Held | None]],
     ) -> Any:
         """Compute the shapes of an operation of another stage."""
-        if func in _INDEXING:
+        if func in INDEXING:
             args, notes = self._with_positions(args, notes)
         stand_ins = {id(tensor): self._stand_in(tensor, found) for tensor, found in notes}
         tensors = [tensor for tensor, _ in notes]
-        changed = _changed_by(func, args=args, kwargs=kwargs)
+        changed = changed_by(func, args=args, kwargs=kwargs)
         try:
-            if changed and _name(func) in _RESHAPING:
+            if changed and name_of_operation(func) in RESHAPING:
                 with torch.no_grad():
                     result = func(*with_tensors(args, stand_ins), **with_tensors(kwargs, stand_ins))
             else:
@@ -369,7 +386,7 @@ class StageMode(TorchFunctionMode):
         except (RuntimeError, NotImplementedError) as error:
             raise RuntimeError(
                 f"stage {self._stage} must know the shapes of what stage {self.place} computes "
-                f"without its values, but `{_name(func)}` cannot be known without them "
+                f"without its values, but `{name_of_operation(func)}` cannot be known without them "
                 f"({_first_line(error)}): return tensors instead of numbers from a loss function, "
                 f"and take `.item()`, masks that select rows, and decisions on values out of the "
                 f"model."
@@ -429,8 +446,17 @@ class StageMode(TorchFunctionMode):
         if stand_in is not None:
             found.value, found.stand_in = None, None if stand_in is tensor else stand_in
 
+    def _check_hook(self, found: Held | None) -> None:
+        """Refuse hooks that would see a part of a gradient."""
+        if found is not None and found.holders[0] != self.place:
+            raise RuntimeError(
+                f"a hook must be registered in the stage that computes the tensor, as it sees the "
+                f"whole gradient only there, but stage {self.place} registers one for a tensor of "
+                f"stage {found.holders[0]}: register it where the tensor is made."
+            )
+
     def _check_views(self, notes: list[tuple[torch.Tensor, Held | None]]) -> None:
-        """Refuse views, made before, of what a later stage has changed: they show the old values."""
+        """Refuse views, made before, of what a later stage has changed: they are out of date."""
         for tensor, found in notes:
             if found is not None and (found.is_parameter or found.newest == self.place):
                 continue
@@ -469,27 +495,11 @@ class StageMode(TorchFunctionMode):
         return made
 
 
-def _checkpointed_region() -> object:
-    """Tell the innermost function that torch's checkpoint is calling from others, if there is one.
-
-    Without reentering, that is; it notes what is saved for the backward pass.
-    """
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    if not hooks or "checkpoint" not in getattr(hooks[0], "__qualname__", ""):
-        return None
-    return hooks[0]
-
-
 class _NoHook:
     """What registering a hook gives where there is no gradient. Final."""
 
     def remove(self) -> None:
         """Nothing is to be removed."""
-
-
-def _name(func: Callable[..., Any]) -> str:
-    name = getattr(func, "__name__", str(func))
-    return f"{func.__self__.__name__}" if name in ("__get__", "__set__") else name  # type: ignore[attr-defined]
 
 
 def _casts() -> bool:
@@ -503,7 +513,7 @@ def _first_line(error: BaseException) -> str:
 def _warn_gradients(stand_in: torch.Tensor) -> None:
     """Refuse gradients that would come to a stand-in instead of to the value that crossed."""
     if stand_in.is_meta and stand_in.requires_grad:
-        stand_in.register_hook(_refuse_gradient)
+        stand_in.register_hook(_refuse_gradient)  # type: ignore[no-untyped-call]
 
 
 def _refuse_gradient(gradient: torch.Tensor) -> None:
@@ -511,90 +521,3 @@ def _refuse_gradient(gradient: torch.Tensor) -> None:
         "a `torch.autograd.Function` must get values of its own stage, but was given a tensor of "
         "an earlier one: have it in a layer (a module of its own) of the later stage."
     )
-
-
-def _changed_by(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[torch.Tensor]:
-    """List the tensors that an operation changes in place."""
-    if func in _STATISTICS:
-        return _STATISTICS[func](args, kwargs)
-    name = getattr(func, "__name__", "")
-    changed: list[torch.Tensor] = []
-    is_in_place = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
-    if (is_in_place or kwargs.get("inplace") is True) and args:
-        tensors_in(args[0], changed)
-    elif kwargs.get("inplace") is True and "input" in kwargs:
-        tensors_in(kwargs["input"], changed)
-    if "out" in kwargs:
-        tensors_in(kwargs["out"], changed)
-    return changed
-
-
-def _running_statistics(first: int, training: int) -> Callable[[Any, Any], list[torch.Tensor]]:
-    """Find the running mean and variance among the arguments of a normalization.
-
-    Args:
-        first: the position of the mean.
-        training: that of the switch that has them updated.
-    """
-
-    def find(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        given = dict(enumerate(args))
-        is_updated = given.get(training, kwargs.get("training", kwargs.get("use_input_stats")))
-        mean = given.get(first, kwargs.get("running_mean"))
-        variance = given.get(first + 1, kwargs.get("running_var"))
-        return [one for one in (mean, variance) if one is not None] if is_updated else []
-
-    return find
-
-
-_STATISTICS: dict[Any, Callable[[Any, Any], list[torch.Tensor]]] = {
-    F.batch_norm: _running_statistics(1, 5),
-    F.instance_norm: _running_statistics(1, 5),
-    torch.batch_norm: _running_statistics(3, 5),
-    torch.instance_norm: _running_statistics(3, 5),
-}
-_IN_PLACE = {
-    "__setitem__",
-    *(
-        f"__i{name}__"
-        for name in (
-            *("add", "sub", "mul", "truediv", "floordiv", "div", "mod", "pow"),
-            *("and", "or", "xor", "lshift", "rshift", "matmul"),
-        )
-    ),
-}
-_RESHAPING = {
-    *("squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_", "resize_"),
-    *("resize_as_", "as_strided_", "detach_", "requires_grad_"),
-}
-_INDEXING = {_Tensor.__getitem__, _Tensor.__setitem__}
-_HOOKS = {_Tensor.register_hook, _Tensor.retain_grad}
-
-
-def _getters(*names: str) -> set[Any]:
-    return {getattr(_Tensor, name).__get__ for name in names}
-
-
-_ANYWHERE = {
-    *_getters("shape", "dtype", "layout", "ndim", "requires_grad", "is_leaf", "_version"),
-    *_getters("grad", "_base", "output_nr", "is_quantized", "is_sparse", "is_nested", "grad_fn"),
-    *_getters("itemsize", "nbytes"),
-    *(_Tensor.size, _Tensor.dim, _Tensor.stride, _Tensor.numel, _Tensor.is_floating_point),
-    *(_Tensor.is_complex, _Tensor.is_contiguous, _Tensor.element_size, _Tensor.__len__),
-    *(_Tensor.__hash__, _Tensor.ndimension, _Tensor.is_signed, _Tensor.nelement),
-    *(_Tensor.storage_offset, _Tensor.is_conj, _Tensor.is_neg, _Tensor.is_inference),
-    *(torch.is_floating_point, torch.is_complex, torch.numel, torch.is_grad_enabled),
-    *(_Tensor.requires_grad_, _Tensor.__repr__),
-}
-_DEVICES = {
-    *_getters("device", "is_cuda", "is_cpu", "is_meta", "is_mps", "is_xpu"),
-    _Tensor.get_device,
-}
-_REFUSED = {
-    one: "gradients must be found when a shard's loss is returned where a model is cut into stages,"
-    " since each stage has a part of the graph, but were asked for within the loss function: leave "
-    "the loss to the run."
-    for one in (_Tensor.backward, torch.autograd.grad, torch.autograd.backward)
-}

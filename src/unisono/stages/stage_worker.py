@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -25,7 +25,7 @@ from unisono.stages.stage_mode import StageMode
 from unisono.stages.units import units_of
 from unisono.workers.team import Team
 
-Balance = str | Mapping[int, Sequence[str]]
+Balance = str | Mapping[Any, Sequence[str]]
 BY_MEMORY = "memory"
 
 
@@ -99,9 +99,9 @@ class StageWorker:
             self._mode.is_active = False
             self._hooks.close()
 
-    def start(self) -> Flight:
+    def start(self, shard: int) -> Flight:
         """Begin a shard's forward pass."""
-        flight = Flight(self._pipe, self._num_flights, self._device)
+        flight = Flight(self._pipe, self._num_flights, shard, self._device)
         self._num_flights += 1
         for module, stage in self._units:
             self._hooks.callback(
@@ -160,8 +160,9 @@ def stages_of(
     units = units_of(model)
     names = [unit.name for unit in units]
     if isinstance(balance, Mapping):
-        known = {stage: stage for stage in range(num_stages)}
-        stages = assigned(balance, known, names, [bool(unit.parameters) for unit in units])
+        known: dict[Hashable, int] = {stage: stage for stage in range(num_stages)}
+        named: dict[Hashable, Sequence[str]] = {**balance}
+        stages = assigned(named, known, names, [bool(unit.parameters) for unit in units])
     elif balance == BY_MEMORY:
         stages = divide([unit.num_bytes for unit in units], names, num_stages)
     else:

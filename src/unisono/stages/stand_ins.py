@@ -58,6 +58,8 @@ class StandIns:
             tensors: those among them, in their order.
             stand_ins: of all of them, by their ids.
         """
+        key: Hashable = None
+        known: _Result | None = None
         try:
             key = (
                 func,
@@ -68,7 +70,7 @@ class StandIns:
             )
             known = self._known.get(key)
         except TypeError:  # something has no hash
-            key = known = None
+            key = None
         given = [stand_ins[id(tensor)] for tensor in tensors]
         if known is None:
             result = func(*with_tensors(args, stand_ins), **with_tensors(kwargs, stand_ins))

@@ -99,7 +99,7 @@ class StagedEngine(StepEngine):
     def start_shard(self, shard: int) -> nn.Module:
         """See :class:`StepEngine`."""
         model = super().start_shard(shard)
-        self._flight = self._stages.start()
+        self._flight = self._stages.start(shard)
         return model
 
     def finish_shard(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
@@ -173,6 +173,7 @@ class StagedEngine(StepEngine):
         self.timers.lap(Phase.BACKWARD)
 
     def _differentiate_one(self, landed: _Landed, flight: Flight) -> None:
+        self._team.faults.meet("backward", self._step)
         buffers = self.exchange.buffers
         buffers.set_to(landed.buffers)
         self._bound.remove_placeholders()

@@ -28,6 +28,7 @@ from unisono.step.engine import StepEngine
 from unisono.step.staged_engine import StagedEngine
 from unisono.train.alternation import open_loop
 from unisono.train.boundary import Boundary
+from unisono.train.bubble import tell_bubble
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.determinism import deterministic_kernels
 from unisono.train.interrupts import Interrupts, gentle_interrupts
@@ -78,6 +79,8 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         while True:
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
+                if isinstance(boundary.engine, StagedEngine):
+                    tell_bubble(run, boundary.engine)
                 return
             if not is_over and run.kept.position.batch == 0:
                 begin_epoch(run, plan.samples, is_agreed=is_agreed)

@@ -27,10 +27,10 @@ from unisono.device import AUTO, drawn_without_seed
 from unisono.device_choice import devices_of
 from unisono.exchange.choice import name_of_exchange
 from unisono.plan.samples import SamplePlan
+from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.contents import check_contents, place
 from unisono.state.position import Position
 from unisono.state.program_state import ExtraState
-from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.run_state import RunState
 from unisono.step.scaling import LossScaling
 from unisono.train.checkpoints import Checkpoints
