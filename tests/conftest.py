@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -74,9 +75,12 @@ gc.disable()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compute on the CPU on machines with GPUs, too: the others are for ``pytest -m gpu``."""
+    """Compute on the CPU also where there are GPUs, and hear Ctrl-C also in the background."""
     if config.option.markexpr != "gpu":
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So a shell starts what runs in its background; Ctrl-C is what many tests are about.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -196,6 +196,7 @@ def test_public_names_are_these():
         "CallbackError",
         "CheckpointError",
         "DataFormatError",
+        "DataParallel",
         "DistributedDataParallel",
         "DistributedSampler",
         "DownloadError",

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.faults import (
+    DAMAGED,
     DEEDS,
     FAULTS_VARIABLE,
     PLACES,
@@ -37,6 +38,8 @@ from unisono.faults import (
         ("kill:rank=0,at=join", (Fault("kill", 0, None, "join"),)),
         ("kill:rank=0,at=join,step=3", (Fault("kill", 0, 3, "join"),)),
         ("flip:rank=1,step=90", (Fault("flip", 1, 90),)),
+        ("flip:rank=1,step=9,of=buffer", (Fault("flip", 1, 9, of="buffer"),)),
+        ("defect:rank=0,step=4,of=replica", (Fault("defect", 0, 4, of="replica"),)),
         ("disk-full:checkpoint=2", (Fault("disk-full", checkpoint=2),)),
     ],
 )
@@ -53,6 +56,8 @@ def test_tables_are_understood(text, expected):
         ("kill:step=1", "kill must have a `rank`"),
         ("kill:step=1,at=join", "kill must have a `rank`"),
         ("flip:rank=1", "flip must have a `step`"),
+        ("flip:rank=1,step=2,of=loss", "`of` must be one of gradient, replica, buffer.*'loss'"),
+        ("defect:rank=1", "defect must have a `step`"),
         ("disk-full:", "disk-full must have a `checkpoint`"),
         ("disk-full:checkpoint=0", "`checkpoint` must be a whole number of at least 1.*'0'"),
         ("disk-full:checkpoint=1,rank=0", "each once, but is 'rank=0'"),
@@ -90,13 +95,15 @@ FAULTS = st.one_of(
         st.sampled_from([place for place in PLACES if place != "start"]),
     ),
     st.builds(Fault, st.sampled_from(DEEDS), NUMBERS, st.none(), st.just("start")),
-    st.builds(Fault, st.just("flip"), NUMBERS, NUMBERS),
+    st.builds(
+        Fault, st.sampled_from(["flip", "defect"]), NUMBERS, NUMBERS, of=st.sampled_from(DAMAGED)
+    ),
     st.builds(lambda number: Fault("disk-full", checkpoint=number), st.integers(1, 99)),
 )
 
 
 def written(fault):
-    fields = ((key, getattr(fault, key)) for key in ("rank", "step", "at", "checkpoint"))
+    fields = ((key, getattr(fault, key)) for key in ("rank", "step", "at", "checkpoint", "of"))
     return f"{fault.kind}:" + ",".join(f"{k}={v}" for k, v in fields if v not in (None, ""))
 
 
@@ -160,7 +167,7 @@ def test_each_happens_once_and_others_meet_nothing():
         with pytest.raises(RuntimeError):
             faults.meet("begin", 3)
     faults.meet("begin", 3)
-    assert [faults.flips(2), faults.flips(3), faults.flips(3)] == [False, True, False]
+    assert [faults.flips(2), faults.flips(3), faults.flips(3)] == ["", "gradient", ""]
     other = Faults.from_environment(table, 0, 0)
     other.meet("begin", 3)
     assert not other.flips(3)
@@ -200,3 +207,8 @@ def test_a_stopped_process_is_there_and_goes_on_when_it_is_told_to():
         assert os.WIFSTOPPED(status)
         process.send_signal(signal.SIGCONT)
         assert process.wait() == 5
+
+
+def test_a_defect_comes_again_in_every_step():
+    faults = Faults.from_environment({FAULTS_VARIABLE: "defect:rank=1,step=3,of=buffer"}, 1, 0)
+    assert [faults.flips(step) for step in range(2, 6)] == ["", "buffer", "buffer", "buffer"]

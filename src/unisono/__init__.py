@@ -13,6 +13,7 @@ from unisono.c10d.registration import register as _register_backend
 from unisono.errors import (
     CallbackError,
     CheckpointError,
+    CorruptionError,
     DataFormatError,
     DownloadError,
     LoadingError,
@@ -35,6 +36,7 @@ from unisono.world import World, world
 if TYPE_CHECKING:
     from unisono import callbacks as callbacks
     from unisono import data as data
+    from unisono.data_parallel.data_parallel import DataParallel
     from unisono.ddp.distributed_sampler import DistributedSampler
     from unisono.ddp.init import init
     from unisono.ddp.module import DistributedDataParallel
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 _register_backend()
 
 _LOADED_ON_FIRST_USE = {
+    "DataParallel": "unisono.data_parallel.data_parallel",
     "DistributedDataParallel": "unisono.ddp.module",
     "DistributedSampler": "unisono.ddp.distributed_sampler",
     "Run": "unisono.train.run",
@@ -60,7 +63,9 @@ _LOADED_ON_FIRST_USE = {
 __all__ = [
     "CallbackError",
     "CheckpointError",
+    "CorruptionError",
     "DataFormatError",
+    "DataParallel",
     "DistributedDataParallel",
     "DistributedSampler",
     "DownloadError",

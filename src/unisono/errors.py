@@ -9,6 +9,7 @@ Mistakes of the caller are ``ValueError`` and ``TypeError``; what the world does
     ├── MismatchError          the workers do not run the same program
     ├── RendezvousError        the ranks of a process group could not come to share a memory
     ├── NonFiniteLossError     a loss, or the norm of the gradients, is NaN or infinite
+    ├── CorruptionError        an audit found wrong numbers, and nobody can be replaced
     ├── NondeterministicError  an operation has no deterministic form (also a RuntimeError)
     ├── OutOfMemoryError       a pass or an update needs more memory (also a MemoryError)
     ├── LoadingError           a sample cannot be read, or a loader process has died
@@ -95,13 +96,50 @@ class NonFiniteLossError(UnisonoError):
         step: the step, counted from 0 over the whole run.
         shard: the shard whose forward pass gave the loss; None for the norm.
         value: the loss, or the norm.
+        module: the name of the first module of the model whose output, or gradient, is not finite,
+            ``""`` for the model itself; None where no module's is, or it is not known.
+        file, line: the program's line that calls it; ``""`` and 0 where it is not known.
+        parameters: the names of those whose values, or gradients, are not finite, as far as known.
     """
 
-    def __init__(self, message: str, *, step: int, shard: int | None, value: float) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        step: int,
+        shard: int | None,
+        value: float,
+        module: str | None = None,
+        file: str = "",
+        line: int = 0,
+        parameters: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.step = step
         self.shard = shard
         self.value = value
+        self.module = module
+        self.file = file
+        self.line = line
+        self.parameters = parameters
+
+
+class CorruptionError(UnisonoError):
+    """An audit found that what workers computed or keep is wrong; the run must not go on so.
+
+    Attributes:
+        ranks: the workers that are wrong; empty where it cannot be told which are.
+        step: the audited step, counted from 0 over the whole run.
+        names: what is wrong, such as ``"gradient of `fc.weight`"`` or ``"parameter fc.weight"``.
+    """
+
+    def __init__(
+        self, message: str, *, ranks: tuple[int, ...] = (), step: int, names: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+        self.step = step
+        self.names = names
 
 
 class NondeterministicError(UnisonoError, RuntimeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -12,6 +13,8 @@ from typing import NoReturn
 
 import pytest
 import torch
+
+STACKS_AFTER_S = 60.0
 
 
 def in_a_fork(function: Callable[[], object]) -> None:
@@ -45,6 +48,7 @@ def in_a_fork(function: Callable[[], object]) -> None:
 
 
 def _run_and_exit(function: Callable[[], object], writing: int) -> NoReturn:
+    faulthandler.dump_traceback_later(STACKS_AFTER_S, file=2)  # what pytest cannot see from there
     try:
         # A fork makes torch's pool of threads anew when it is asked for first. Autograd's threads,
         # one a device, ask at once, and one that comes in between ends the process (torch 2.13).

@@ -56,7 +56,7 @@ class Recorder:
         self.note(AFTER[at])
         self._faults.meet(at, step)
 
-    def flips(self, step: int) -> bool:
+    def flips(self, step: int) -> str:
         return self._faults.flips(step)
 
     def note(self, phase: str) -> None:

@@ -274,15 +274,63 @@ def test_after_a_sample_that_cannot_be_read_the_stream_begins_again():
     assert read(fetch, [(0, 0, 0)]) == [[0, 3]]
 
 
-class Endless(IterableDataset):
+class Unmeasured(IterableDataset):
+    """The stream, without a length."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
     def __iter__(self):
-        return iter(range(9))
+        return iter(self.stream)
 
 
-@pytest.mark.parametrize("dataset", [Endless(), ChainDataset([Endless()])])
-def test_a_stream_without_a_length_is_refused_with_the_remedy(dataset):
-    with pytest.raises(TypeError, match=r"without `__len__`: give it one .* or read it into a lis"):
-        augmenting.make().fit(dataset, batch_size=10, steps=3)
+STEPS = N // augmenting.BATCH_SIZE
+"""That an epoch's samples are enough for, without its short last batch."""
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_a_stream_without_a_length_trains_for_steps(stream, loader_workers):
+    expected = train(stream, steps=STEPS)
+    assert train(Unmeasured(stream), loader_workers, steps=STEPS) == expected
+
+
+def test_a_run_on_a_stream_without_a_length_goes_on(stream, tmp_path):
+    for steps in (3, STEPS):
+        trainer = augmenting.make(directory=tmp_path / "run")
+        trainer.fit(Unmeasured(stream), batch_size=augmenting.BATCH_SIZE, steps=steps)
+        assert (trainer.run.position.epoch, trainer.run.position.batch) == (0, steps)
+    whole = augmenting.make()
+    whole.fit(stream, batch_size=augmenting.BATCH_SIZE, steps=STEPS)
+    assert trainer.digest() == whole.digest()
+    in_one_program = augmenting.make()
+    for steps in (2, STEPS):
+        in_one_program.fit(Unmeasured(stream), batch_size=augmenting.BATCH_SIZE, steps=steps)
+    assert in_one_program.digest() == whole.digest()
+
+
+def test_a_stream_without_a_length_that_ends_too_early_says_so(stream):
+    with pytest.raises(unisono.LoadingError, match=f"after {N} it ends there: let it begin again"):
+        train(Unmeasured(stream), steps=STEPS + 1)
+
+
+@pytest.mark.parametrize("dataset", [Unmeasured([1]), ChainDataset([Unmeasured([1])])])
+def test_a_stream_without_a_length_is_refused_where_epochs_are_counted(dataset):
+    trainer = augmenting.make()
+    for use in (
+        lambda: trainer.fit(dataset, batch_size=10, epochs=3),
+        lambda: trainer.fit(dataset, batch_size=10, epochs=3, steps=4),
+        lambda: trainer.evaluate(dataset, batch_size=10),
+        lambda: trainer.predict(dataset, batch_size=10),
+        lambda: trainer.fit([0] * 20, batch_size=10, epochs=1, validate=dataset),
+    ):
+        with pytest.raises(TypeError, match=r"without `__len__`: train with `steps=` alone"):
+            use()
+
+
+def test_intervals_in_epochs_are_refused_where_none_ends(tmp_path):
+    trainer = augmenting.make(directory=tmp_path, checkpoint_every="1 epoch")
+    with pytest.raises(ValueError, match="`checkpoint_every` must be in steps"):
+        trainer.fit(Unmeasured([1]), batch_size=10, steps=4)
 
 
 @pytest.mark.parametrize(
@@ -306,6 +354,7 @@ def train_on_streams(path):
     return [
         *digests,
         *(train(dataset, n, steps=7) for dataset, n in ((plain, 0), (dealt, 0), (dealt, 2))),
+        train(Unmeasured(plain), steps=STEPS),
     ]
 
 

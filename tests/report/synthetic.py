@@ -71,6 +71,29 @@ def step_line(step, *, ranks, phases, seconds, begun_s=None, time_unix_s=BEGAN_U
     }
 
 
+def speed_found(rank, *, seconds, is_final=False):
+    """What a run has found that slows it: one worker."""
+    return {
+        "is_final": is_final,
+        "findings": [
+            {
+                "cause": "slow worker",
+                "rank": rank,
+                "phases": ["backward", "forward"],
+                "excess_s": 0.0047,
+                "of_step": 0.3,
+                "cost": 0.28,
+                "sentence": f"worker {rank} is slow in its passes: 10.4 ms a step, 4.7 ms more",
+                "remedy": "look at what else runs on its core",
+            }
+        ],
+        "seconds": seconds,
+        "snapshots_s": 0.02,
+        "disk_s": 0.01,
+        "machine": {"cores": 4, "busy": 3.9, "workers": 3.1, "stolen": 0.0, "throttled": 0.0},
+    }
+
+
 def run_lines(
     *, num_steps=300, num_workers=4, slow=2, lost_at=120, fails=False, ends=True, **header
 ):
@@ -102,6 +125,9 @@ def run_lines(
                 "joined": [1],
                 "why": ["a replacement for worker 1 has come"],
             }
+        if step == 64:
+            at = {"time_unix_s": BEGAN_UNIX_S + now_s, "step": step}
+            yield {"event": "speed", **at, "speed": speed_found(slow, seconds=now_s)}
         ranks = [
             rank
             for rank in range(num_workers)
@@ -165,6 +191,7 @@ def run_lines(
             "samples_per_second": num_steps * 64 / now_s,
             "digest": "0123456789abcdef" * 4,
             "stopped_early": False,
+            "speed": speed_found(slow, seconds=now_s, is_final=True),
         }
 
 

@@ -26,8 +26,8 @@ def test_every_example_can_be_read(line):
 
 
 def test_every_kind_has_an_example():
-    kinds = ["start", "step", "evaluation", "checkpoint", "workers", "went_back", "failure"]
-    kinds += ["interrupted", "end"]
+    kinds = ["start", "step", "evaluation", "checkpoint", "speed", "workers", "went_back"]
+    kinds += ["failure", "interrupted", "end"]
     assert [json.loads(line)["event"] for line in examples()] == kinds
 
 
@@ -54,7 +54,7 @@ def test_all_that_a_run_writes_is_described(tmp_path):
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     written = {event["event"]: event.keys() for event in map(json.loads, lines)}
     told = {event["event"]: event.keys() for event in map(json.loads, examples())}
-    assert written.keys() == told.keys() - {"workers", "went_back", "interrupted"}
+    assert written.keys() == told.keys() - {"speed", "workers", "went_back", "interrupted"}
     for kind, names in written.items():
         assert names == told[kind], kind
     missing = {name for names in written.values() for name in names if f"`{name}`" not in PAGE}

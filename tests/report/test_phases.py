@@ -5,15 +5,11 @@ from tests.report.synthetic import step_line, to_bytes
 
 from unisono.report import phases
 from unisono.report.events import PHASES, read_event
-from unisono.report.phases import MAX_WORKERS, PhaseTimes, Spent, slowest
+from unisono.report.phases import MAX_WORKERS, PhaseTimes
 
 
 def step(number, **change):
     return read_event(to_bytes(step_line(number, **change)))
-
-
-def spent(computing_s, num_steps=1):
-    return Spent([0.0, computing_s * num_steps, 0.0, 0.0, 0.0, 0.0], num_steps)
 
 
 def test_what_is_beyond_the_phases_is_between():
@@ -55,8 +51,6 @@ def test_each_crew_counts_for_its_workers():
         times.add(step(0, ranks=ranks, phases=rows, seconds=6))
     totals = {rank: (one.phases_s, one.num_steps) for rank, one in times.by_rank.items()}
     assert totals == {0: ([4.0] * 6, 3), 1: ([7.0 + 12.0] * 6, 5)}
-    assert {rank: one.num_steps for rank, one in times.together.items()} == {0: 3, 1: 3}
-    assert times.together[1].phases_s == [7.0] * 6
 
 
 def test_no_more_crews_are_kept_than_a_real_run_has(monkeypatch):
@@ -71,21 +65,6 @@ def test_a_step_without_columns_is_passed_over():
     times = PhaseTimes()
     times.add(read_event(b'{"event":"step","step":0,"ranks":[0,1]}'))
     assert times.stretches == []
-
-
-@pytest.mark.parametrize(
-    ("by_rank", "result"),
-    [
-        ({}, None),
-        ({0: spent(1)}, None),
-        ({0: spent(0), 1: spent(0)}, None),
-        ({0: spent(1), 1: spent(3, num_steps=7)}, (1, 3.0)),
-        ({0: spent(2), 1: spent(1), 2: spent(1), 3: spent(1)}, (0, 2.0)),
-        ({0: spent(6), 1: spent(1), 2: spent(2)}, (0, 4.0)),
-    ],
-)
-def test_the_slowest_computes_longest_a_step(by_rank, result):
-    assert slowest(by_rank) == result
 
 
 def test_phases_are_in_the_order_of_a_step():

@@ -15,7 +15,7 @@ def test_of_no_events_nothing_is_known():
     assert made.progress.latest is None
     assert (made.progress.num_done, made.num_steps) == (0, 0)
     assert made.steps_per_s is None
-    assert made.slow() is None
+    assert made.slow_rank is None
 
 
 def test_steps_are_counted_as_done():
@@ -89,26 +89,34 @@ def test_times_are_not_of_steps_that_come_again():
     assert (made.progress.num_done, made.num_steps) == (2, 1)
 
 
-def test_who_is_slow_is_found():
+def found(rank, cause="slow worker"):
+    """What a run has found of its speed."""
+    return {"findings": [{"cause": cause, "rank": rank, "sentence": "x", "cost": 0.1}]}
+
+
+@pytest.mark.parametrize(
+    ("speed", "rank"),
+    [
+        (found(1), 1),
+        (found(9), None),  # it is not there any more
+        (found(None, "busy machine"), None),
+        ({"findings": []}, None),
+    ],
+)
+def test_a_worker_is_slow_that_the_run_has_found_to_be(speed, rank):
+    made = status_of(start_line(num_workers=2), step(0, 1), event("speed", 1, speed=speed))
+    assert made.slow_rank == rank
+
+
+def test_times_alone_make_no_worker_slow():
     slow = [0.001, 0.004, 0.008, 0.0, 0.0005, 0.0005]
-    made = status_of(
-        start_line(num_workers=4), step(0, 1, ranks=range(4), rows=[ROW, slow, ROW, ROW])
-    )
-    rank, times = made.slow()
-    assert rank == 1
-    assert times == pytest.approx(13 / 7)
+    assert status_of(start_line(num_workers=2), step(0, 1, rows=[ROW, slow])).slow_rank is None
 
 
-def test_whoever_has_more_shards_is_not_slow_for_that():
-    twice = [0.002, 0.004, 0.008, 0.0, 0.0005, 0.0005]
-    made = status_of(start_line(num_workers=2, shards=3), step(0, 1, rows=[twice, ROW]))
-    assert made.slow()[1] == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("shards", [None, 0, 1, 2**53])
-def test_shards_that_cannot_be_are_of_no_account(shards):
-    made = status_of(start_line(num_workers=2, shards=shards), step(0, 1))
-    assert made.slow()[1] == pytest.approx(1.0)
+def test_nobody_is_slow_any_more_where_nothing_is_found_or_another_fit_begins():
+    first = [start_line(num_workers=2), event("speed", 1, speed=found(1))]
+    assert status_of(*first, event("speed", 2, speed={"findings": []})).slow_rank is None
+    assert status_of(*first, start_line(num_workers=2, step=1)).slow_rank is None
 
 
 def test_a_worker_lost_in_a_step_has_no_times():
@@ -128,7 +136,7 @@ def test_shares_add_up():
 def test_a_whole_run_is_followed():
     made = status_of(*run_lines(num_steps=300))
     assert made.progress.num_done == 300
-    assert made.slow()[0] == 2
+    assert made.slow_rank == 2
     assert made.progress.evaluation.step == 300
     assert made.progress.checkpoint.step == 300
     assert isinstance(made.progress.ended, End)

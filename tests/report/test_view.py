@@ -54,7 +54,8 @@ def test_a_run_under_way_is_told():
     assert (first.rank, first.pid, first.num_done, first.state) == (0, 4000, 200, "running")
     assert first.work_s == pytest.approx(0.008)  # of ten milliseconds two were waiting
     assert first.shares["backward"] == pytest.approx(0.4)
-    assert second.times_slow is None
+    assert not second.is_slow
+    assert found.slowness == ()
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_the_last_words_of_a_run_that_ended():
     assert found.message.startswith("300 steps in ")
     assert found.message.endswith(" s, digest 0123456789abcdef")
     assert found.workers[0].state == "ended"
-    assert found.workers[2].times_slow == pytest.approx(1.7, abs=0.1)
+    assert [worker.is_slow for worker in found.workers] == [False, False, True, False]
     assert "to go" not in " ".join(found.position)
 
 

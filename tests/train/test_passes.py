@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import math
 import os
 import resource
 import signal
@@ -21,8 +22,9 @@ import unisono
 from unisono.train import passes
 
 
-def fit(shards, slower_by, monkeypatch, steps=12):
+def fit(shards, slower_by, monkeypatch, steps=12, worth_s=0.0):
     monkeypatch.setattr(passes, "SLOWER_BY", slower_by)
+    monkeypatch.setattr(passes, "WORTH_S", worth_s)
     generator = torch.Generator().manual_seed(0)
     data = TensorDataset(
         torch.randn(64, 4, generator=generator), torch.randint(0, 2, (64,), generator=generator)
@@ -44,6 +46,20 @@ def test_more_shards_than_workers_are_told_once(monkeypatch, capsys):
     assert "`shards=1` is faster here, with other bits" in said[0]
 
 
+def test_nothing_is_measured_in_a_run_that_is_over_soon(monkeypatch, capsys):
+    monkeypatch.setattr(passes, "in_a_fork", lambda measure, timeout_s: pytest.fail("measured"))
+    fit(4, 0.0, monkeypatch, worth_s=passes.WORTH_S)
+    assert "passes of a step" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("together_s", "is_said"), [(0.9, False), (0.4, True)])
+def test_what_saves_little_time_in_all_is_not_said(monkeypatch, together_s, is_said):
+    monkeypatch.setattr(passes, "in_a_fork", lambda measure, timeout_s: together_s)
+    monkeypatch.setattr(passes, "SLOWER_BY", 1.0)
+    said = watch_of(monkeypatch, [2] * 8, steps_to_go=100)  # a step's passes take a second
+    assert (said[-1] is not None) is is_said
+
+
 @pytest.mark.parametrize(("shards", "slower_by"), [(1, 0.0), (4, float("inf"))])
 def test_nothing_is_said_where_nothing_is_lost(shards, slower_by, monkeypatch, capsys):
     fit(shards, slower_by, monkeypatch)
@@ -52,7 +68,7 @@ def test_nothing_is_said_where_nothing_is_lost(shards, slower_by, monkeypatch, c
 
 def test_measuring_changes_no_bit(monkeypatch):
     measured = fit(4, 0.0, monkeypatch)
-    monkeypatch.setattr(passes.PassWatch, "advice", lambda self: None)
+    monkeypatch.setattr(passes.PassWatch, "advice", lambda self, steps_to_go: None)
     assert fit(4, 0.0, monkeypatch) == measured
 
 
@@ -85,7 +101,7 @@ def test_reading_and_waiting_for_the_others_do_not_count_as_a_pass(monkeypatch):
     assert together == [10 * 5 * 1.0 + 1.0]  # ten times what the five passes of a step last
 
 
-def watch_of(monkeypatch, passes_in_step, slow_s=0.0):
+def watch_of(monkeypatch, passes_in_step, slow_s=0.0, steps_to_go=math.inf):
     """Watch steps with so many passes each, on a clock that only passes and others move."""
     now_s = [0.0]
     monkeypatch.setattr(passes.time, "perf_counter", lambda: now_s[0])
@@ -95,7 +111,7 @@ def watch_of(monkeypatch, passes_in_step, slow_s=0.0):
         for _batch in watch.timed(iter([torch.ones(1)] * num_passes)):
             now_s[0] += 0.5
         now_s[0] += slow_s
-        said.append(watch.advice())
+        said.append(watch.advice(steps_to_go))
         now_s[0] += slow_s
     return said
 

@@ -1,11 +1,13 @@
 """The barrier with ranks as threads: the control is the same, only the processes are missing."""
 
+import itertools
 import os
 import threading
 
 import pytest
 
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+from unisono.workers import barrier as barriers
 from unisono.workers import futex
 from unisono.workers.barrier import Barrier
 from unisono.workers.control_block import MAILBOX_BYTES, ControlBlock, Departure
@@ -221,16 +223,19 @@ def test_a_wait_ends_when_its_time_is_up_and_names_who_is_missing(control_of):
     assert e.value.missing == (2,)
 
 
-@pytest.mark.slow
-def test_a_long_wait_is_told_once_by_one_rank(control_of):
+def test_a_long_wait_is_told_once_by_one_rank(control_of, monkeypatch):
     control = control_of(3)
-    said = []
+    said, looks = [], itertools.count()
+    monkeypatch.setattr(barriers, "_SLEEP_AT_MOST_S", 1e-3)
+
+    def look():
+        if said and next(looks) == 20:
+            Barrier(control, 2).arrive()
 
     def work(rank):
-        if rank != 2:
-            meet(Barrier(control, rank, timeout_s=0.5, notice_after_s=0.05, say=said.append))
+        meet(Barrier(control, rank, notice_after_s=0.01, say=said.append, look=look))
 
-    as_ranks(3, work)
+    as_ranks(2, work)
     assert len(said) == 1
     assert "rank 0" in said[0]
     assert "rank 2" in said[0]

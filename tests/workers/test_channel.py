@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.descriptors import none_stay_open
 
 from unisono.workers import channel as channel_module
 from unisono.workers.channel import Channel
@@ -61,20 +61,14 @@ def test_descriptors_go_with_their_own_message_and_close_on_exec(pair: Pair) -> 
         os.close(fd)
 
 
-def num_open() -> int:
-    gc.collect()  # what earlier tests have left
-    return len(os.listdir("/proc/self/fd"))
-
-
 @pytest.mark.parametrize("num_bytes", [32_000, 32_767, 32_768, 33_000, 1 << 23])
 def test_a_message_of_any_length_arrives_at_once(pair: Pair, num_bytes: int) -> None:
     left, right = pair
-    before = num_open()
     payload = os.urandom(num_bytes)
-    left.send(ProgramDone(payload))  # nobody reads yet
-    left.send(NoRecovery("x" * num_bytes))
-    assert right.receive_ready() == [ProgramDone(payload), NoRecovery("x" * num_bytes)]
-    assert num_open() == before
+    with none_stay_open():
+        left.send(ProgramDone(payload))  # nobody reads yet
+        left.send(NoRecovery("x" * num_bytes))
+        assert right.receive_ready() == [ProgramDone(payload), NoRecovery("x" * num_bytes)]
 
 
 @pytest.mark.parametrize("packet_bytes", [8, 1 << 15])
@@ -140,11 +134,10 @@ def test_an_end_that_left_messages_unread_is_a_connection_error_for_the_sender(p
 def test_what_is_no_message_is_refused_and_its_descriptors_are_closed(packet: bytes) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     receiver = Channel(theirs)
-    before = num_open()
-    socket.send_fds(ours, [packet], [0, 1])
-    with pytest.raises(ValueError):
-        receiver.receive()
-    assert num_open() == before
+    with none_stay_open():
+        socket.send_fds(ours, [packet], [0, 1])
+        with pytest.raises(ValueError):
+            receiver.receive()
     ours.close()
     receiver.close()
 

@@ -1,11 +1,11 @@
 """Other processes and their memory: what is there, and what is not there any more."""
 
-import gc
 import os
 import subprocess
 import sys
 
 import pytest
+from tests.descriptors import none_stay_open
 
 from unisono.workers.proc import NotThereError, host_name, open_memory, started_at
 
@@ -55,8 +55,5 @@ def test_memory_is_opened_by_its_place(memory):
     ],
 )
 def test_what_is_something_else_is_not_opened(memory, pid, fd, name, size, words):
-    gc.collect()  # what earlier tests have left
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(NotThereError, match=words):
+    with none_stay_open(), pytest.raises(NotThereError, match=words):
         open_memory(pid or os.getpid(), memory if fd is None else fd, name, size)
-    assert len(os.listdir("/proc/self/fd")) == before

@@ -53,6 +53,24 @@ class DeviceMemory(NamedTuple):
     peak: int
 
 
+class Audit(NamedTuple):
+    """What an audit found: see `audit_every` of :class:`unisono.Run`.
+
+    Attributes:
+        step: the audited step, counted from 0.
+        seconds: what it added to the step on this worker.
+        wrong: the workers that were wrong, and have been replaced; empty where all were right.
+        names: what they had wrong, such as ``"gradient of `fc.weight`"``.
+        shards: the shards that have it wrong; empty for what belongs to none.
+    """
+
+    step: int
+    seconds: float
+    wrong: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    shards: tuple[int, ...] = ()
+
+
 class DoneStep(Protocol):
     """A step that is done, as callbacks see it."""
 
@@ -142,6 +160,13 @@ class Fit(Protocol):
     @property
     def facts(self) -> Mapping[str, Any]:
         """What the run is, as JSON: identity, versions, machine, command, sizes."""
+
+    @property
+    def speed(self) -> Mapping[str, Any] | None:
+        """What slows the steps, as it was found last: see the event ``speed`` in `docs/events.md`.
+
+        On the leader alone, once it has looked at some steps; else None.
+        """
 
     def pid(self, rank: int) -> int | None:
         """Tell the process of a worker; None if it is not known."""
@@ -257,6 +282,12 @@ class Callback:
 
     def on_epoch_end(self, fit: Fit) -> None:
         """After the last step of an epoch, its validation and its schedule; ``fit.epoch`` ended."""
+
+    def on_audit(self, fit: Fit, audit: Audit) -> None:
+        """After an audit, with ``audit_every=``: before the next step, or at the end.
+
+        Where it found something, the run has gone back already, to ``fit.step``.
+        """
 
     def on_snapshot(self, fit: Fit) -> None:
         """Before the state of the run is kept in memory, as it is many times a minute.

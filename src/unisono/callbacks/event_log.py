@@ -6,6 +6,9 @@
     step         means, learning rates, norm, where each worker's time went; on a device its memory
     evaluation   what a validation found
     checkpoint   one was asked for
+    speed        what slows the steps, now and then
+    audit        a step was audited: see `audit_every`
+    finding      an audit found something, and the run has gone back
     workers      other workers compute now, and why
     went_back    steps come again; their lines are removed
     failure      `fit` ended with an exception
@@ -30,7 +33,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from unisono.callbacks.callback import Callback, DeviceMemory, DoneStep, Fit, Times
+from unisono.callbacks.callback import Audit, Callback, DeviceMemory, DoneStep, Fit, Times
 from unisono.callbacks.journal import Journal
 from unisono.callbacks.rates import rates_of
 from unisono.callbacks.summary import Summary
@@ -41,7 +44,7 @@ NAME = "events.jsonl"
 FORMAT = 1
 
 # The order of what belongs to one step.
-_FRACTIONS = {"step": 0.0, "evaluation": 0.25, "checkpoint": 0.5, "end": 0.75}
+_FRACTIONS = {"step": 0.0, "audit": 0.125, "evaluation": 0.25, "checkpoint": 0.5, "end": 0.75}
 
 # How long to wait for times before a line is written without them. Whoever has not told of them is
 # late for the next step, too, so waiting takes no time; unless it has died.
@@ -72,6 +75,7 @@ class EventLog(Callback):
         self._pending: tuple[int, dict[str, Any]] | None = None
         self._ended_at_s = 0.0
         self._memory_due_s = math.inf
+        self._speed: Mapping[str, Any] | None = None
 
     def writes_to(self, directory: Path | None) -> Path | None:
         """See :class:`Callback`."""
@@ -136,6 +140,8 @@ class EventLog(Callback):
         self._pending = step.number, facts
         if len(ranks) == 1:
             self._add_pending(fit)  # nobody else has anything to tell
+        if fit.speed is not self._speed:
+            self._note_speed(fit)
 
     def on_validation(self, fit: Fit, means: Mapping[str, Any], seconds: float) -> None:
         """Write what a validation found."""
@@ -145,6 +151,15 @@ class EventLog(Callback):
     def on_checkpoint(self, fit: Fit, step: int) -> None:
         """Write that a checkpoint was asked for."""
         self._add(fit, "checkpoint", step, {"step": step})
+
+    def on_audit(self, fit: Fit, audit: Audit) -> None:
+        """Write that a step was audited, or what its audit found."""
+        facts = {"step": audit.step + 1, "seconds": audit.seconds}
+        if not audit.names:
+            self._add(fit, "audit", audit.step + 1, facts)
+        elif self._journal is not None and fit.is_leader:
+            found = {"wrong": audit.wrong, "names": audit.names, "shards": audit.shards}
+            self._journal.note(encode("finding", **{**facts, **found}))
 
     def on_snapshot(self, fit: Fit) -> None:
         """Write all lines: if all workers are lost, the run continues from here."""
@@ -185,13 +200,15 @@ class EventLog(Callback):
 
     def on_end(self, fit: Fit, summary: Summary) -> None:
         """Write how the call ended."""
-        facts = {
+        facts: dict[str, Any] = {
             "step": fit.step,
             "seconds": summary.seconds,
             "samples_per_second": summary.samples_per_second,
             "digest": summary.digest,
             "stopped_early": fit.step < fit.end_step,
         }
+        if fit.speed is not None:
+            facts["speed"] = fit.speed
         self._add(fit, "end", fit.step, facts)
         self._close()
 
@@ -213,6 +230,12 @@ class EventLog(Callback):
         journal.cut(fit.step)
         if not (fit.has_joined and path.exists()):
             journal.note(encode("start", format=FORMAT, **_start(fit)))
+
+    def _note_speed(self, fit: Fit) -> None:
+        """Write what slows the steps, as the leader has just found it."""
+        self._speed = fit.speed
+        if self._speed is not None and self._journal is not None:
+            self._journal.note(encode("speed", step=fit.step, speed=self._speed))
 
     def _has_a_say(self, fit: Fit, error: BaseException) -> bool:
         """Tell whether this worker writes how the call ends."""

@@ -1,4 +1,4 @@
-"""The number of a dataset's samples, and whether they are read by number or one after another."""
+"""How many samples a dataset has, if that is known, and whether they are read by number."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from itertools import islice
 from typing import Any
 
 from torch.utils.data import IterableDataset
+
+from unisono.plan.samples import ENDLESS
 
 _NAMED_AT_MOST = 8
 
@@ -17,7 +19,7 @@ def is_stream(dataset: Any) -> bool:
 
 
 def length_of(dataset: Any) -> int:
-    """Count a dataset's samples.
+    """Count a dataset's samples; :data:`ENDLESS` for a stream that does not say how many it has.
 
     Raises:
         TypeError: it has no length or gives no samples, so no sample plan can be made for it.
@@ -26,12 +28,8 @@ def length_of(dataset: Any) -> int:
     if is_stream(dataset):
         try:
             return len(dataset)
-        except TypeError as error:
-            raise TypeError(
-                f"the dataset must have a length, as epochs are counted, but {kind} is an "
-                f"IterableDataset without `__len__`: give it one that says how many samples it "
-                f"gives each time, or read it into a list."
-            ) from error
+        except TypeError:
+            return ENDLESS
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise TypeError(
             f"the dataset must have `__getitem__` and `__len__`, but {kind} does not: pass a "

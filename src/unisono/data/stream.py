@@ -26,6 +26,7 @@ import torch
 from unisono.data.collating import Collator, said
 from unisono.device import num_threads
 from unisono.errors import LoadingError
+from unisono.plan.samples import ENDLESS
 
 _END = object()
 
@@ -116,6 +117,12 @@ class StreamPass:
     def _of_another_length(self, what: str) -> LoadingError:
         done = len(range(self._shard, self.next, self._num_shards))
         whole = len(range(self._shard, self._length, self._num_shards))
+        if self._length == ENDLESS:
+            return LoadingError(
+                f"a stream without a length must give samples as long as the run goes on, but "
+                f"after {done} it {what}: let it begin again from its start, train for fewer "
+                f"`steps`, or give it a `__len__` to have epochs."
+            )
         of = f" of shard {self._shard} of {self._num_shards}" if self._num_shards > 1 else ""
         return LoadingError(
             f"a stream must give as many samples as its length says, {whole}{of}, but after {done} "

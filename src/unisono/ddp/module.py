@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ from unisono.ddp.averaging import mean_in_order, sums_in_order
 from unisono.ddp.hook import Hook, InOrder, average
 from unisono.ddp.lifetime import free_group_last
 from unisono.ddp.models import check_equal, describe
-from unisono.ddp.names import PREFIX, is_without_prefix
+from unisono.ddp.names import name_as_wrapped, name_part_as_wrapped
 
 _TorchDDP: Any = TorchDDP  # which has no types
 _BUILTIN_HOOKS = {
@@ -199,36 +198,15 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
         Which of the two is meant is told by which finds more of the model's names (then shapes).
         Arguments, result and errors are torch's.
         """
-        if isinstance(state_dict, Mapping) and is_without_prefix(
-            state_dict, self.module.state_dict()
-        ):
-            state_dict = _with_prefix(state_dict)
-        return super().load_state_dict(state_dict, *args, **kwargs)
+        renamed = name_as_wrapped(state_dict, self.module)
+        return super().load_state_dict(renamed, *args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Do the same as a part of a larger module, given a dict that is ours to change."""
-        if prefix:
-            ours = [name for name in state_dict if name.startswith(prefix)]
-            given = {name.removeprefix(prefix): state_dict[name] for name in ours}
-            if is_without_prefix(given, self.module.state_dict()):
-                for name in ours:
-                    del state_dict[name]
-                state_dict.update((prefix + PREFIX + name, value) for name, value in given.items())
+        name_part_as_wrapped(state_dict, prefix, self.module)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def __getstate__(self) -> dict[str, Any]:
         attributes: dict[str, Any] = super().__getstate__()
         attributes.pop("_in_order", None)  # made anew with the reducer
         return attributes
-
-
-def _with_prefix(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Put ``module.`` before all names, also in the versions that torch keeps beside them."""
-    renamed = OrderedDict((PREFIX + name, value) for name, value in state_dict.items())
-    versions = getattr(state_dict, "_metadata", None)
-    if versions is not None:
-        module = PREFIX.removesuffix(".")
-        renamed._metadata = {  # type: ignore[attr-defined]
-            f"{PREFIX}{name}" if name else module: value for name, value in versions.items()
-        }
-    return renamed

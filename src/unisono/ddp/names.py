@@ -1,18 +1,36 @@
-"""Tells a model's own state dict from that of the DDP around it.
+"""Tells a model's own state dict from that of the DDP or DataParallel around it.
 
-DDP keeps its model under the name ``module``, so its state dicts have ``module.fc.weight`` where
-the model's have ``fc.weight``. The model may have parts called ``module`` itself, so the reading
-that finds more of the model counts.
+Both keep their model under the name ``module``, so their state dicts have ``module.fc.weight``
+where the model's have ``fc.weight``. The model may have parts called ``module`` itself, so the
+reading that finds more of the model counts.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 PREFIX = "module."
+
+
+def name_as_wrapped(state_dict: Any, model: torch.nn.Module) -> Any:
+    """Put ``module.`` before the names of a state dict that is the model's own."""
+    if isinstance(state_dict, Mapping) and is_without_prefix(state_dict, model.state_dict()):
+        return _with_prefix(state_dict)
+    return state_dict
+
+
+def name_part_as_wrapped(state_dict: dict[str, Any], prefix: str, model: torch.nn.Module) -> None:
+    """Do so in place with the part of a larger module's state dict that begins with `prefix`."""
+    ours = [name for name in state_dict if name.startswith(prefix)] if prefix else []
+    given = {name.removeprefix(prefix): state_dict[name] for name in ours}
+    if is_without_prefix(given, model.state_dict()):
+        for name in ours:
+            del state_dict[name]
+        state_dict.update((prefix + PREFIX + name, value) for name, value in given.items())
 
 
 def is_without_prefix(given: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
@@ -45,3 +63,15 @@ def _found(given: Iterable[tuple[str, Any]], model: Mapping[str, Any]) -> tuple[
 
 def _shape(value: object) -> tuple[int, ...] | None:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def _with_prefix(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Put ``module.`` before all names, also in the versions that torch keeps beside them."""
+    renamed = OrderedDict((PREFIX + name, value) for name, value in state_dict.items())
+    versions = getattr(state_dict, "_metadata", None)
+    if versions is not None:
+        module = PREFIX.removesuffix(".")
+        renamed._metadata = {  # type: ignore[attr-defined]
+            f"{PREFIX}{name}" if name else module: value for name, value in versions.items()
+        }
+    return renamed

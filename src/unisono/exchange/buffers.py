@@ -46,7 +46,7 @@ class Buffers:
     def bind(self, arena: Arena) -> None:
         """Move the buffers into the block, with the values they have."""
         self.bind_beside()
-        self.now = 0
+        self.now, self._regions = 0, arena.buffers
         if self.slots:
             self._shared = (arena.buffers[0].everything(), arena.buffers[1].everything())
 
@@ -152,6 +152,26 @@ class Buffers:
             self._collect()
             self.now = 1 - self.now
             self._values.take(self._shared[self.now], are_here=self._is_kept_here)
+
+    def values(self) -> dict[str, torch.Tensor]:
+        """Give the buffers by name, as the pass before has left them."""
+        self._collect()
+        return dict(zip(self._names, self._tensors, strict=True))
+
+    def kept(self) -> dict[str, torch.Tensor]:
+        """View by name what was published for the next step, once it has been copied."""
+        regions = self._regions
+        return dict(zip(self._names, regions[1 - self.now].tensors(), strict=True))
+
+    def flip_a_bit(self) -> None:
+        """Damage, for tests, what is published for the next step, if this worker has done so.
+
+        Else what its own passes start from.
+        """
+        if self._shared is not None and self._is_kept_here:
+            self._shared[1 - self.now][2] ^= 1
+        elif self._shared is not None:
+            self._values.flip_a_bit()
 
     def _collect(self) -> None:
         """Take back the values of buffers that the forward pass replaced by new tensors.
@@ -310,6 +330,14 @@ class BufferValues:
             for view, their_view in zip(views, their_views, strict=True):
                 view.copy_(their_view, non_blocking=True)
             _copy(tensors, views)
+
+    def flip_a_bit(self) -> None:
+        """Damage what was noted, for tests."""
+        if self._is_host:
+            self._start_bytes[2] ^= 1
+        else:
+            _, _, started = next(lists for lists in self._lists if lists[0])
+            started[0].view(-1).view(torch.uint8)[2:3].bitwise_xor_(1)
 
     def restore(self) -> None:
         """Set the values to what was noted."""

@@ -118,16 +118,15 @@ class GroupExchange(ReplicaExchange):
         """See :class:`~.protocol.Exchange`; :meth:`gather` has done so."""
         return self._present
 
-    def flip_a_bit(self) -> None:
-        """See :class:`~.protocol.Exchange`."""
-        self._own.memory(self.division.mine[0].lo).flat(0, 4, torch.uint8)[2] ^= 1
-        if self._pipeline is not None:
-            self._pipeline.is_outdated = True
-
     def unbind(self) -> None:
         """See :class:`~.protocol.Exchange`."""
         self._close()
         super().unbind()
+
+    def _flip_published(self) -> None:
+        self._own.memory(self.division.mine[0].lo).flat(0, 4, torch.uint8)[2] ^= 1
+        if self._pipeline is not None:
+            self._pipeline.is_outdated = True
 
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
         arena = self.memory.arena

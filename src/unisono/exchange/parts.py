@@ -164,6 +164,11 @@ class Parts:
         """Read which parameters the part in slot `lo` has gradients for; see :func:`presence`."""
         return bytes(self._room.flags[lo])
 
+    def read(self, part: Node) -> list[torch.Tensor | None]:
+        """View a part as it is in its slot: a tensor for each parameter that has a gradient."""
+        there = presence(self.flags(part.lo))
+        return [slot if t else None for slot, t in zip(self._slots_of(part), there, strict=True)]
+
     def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """View pieces of the part in slot `lo`, as vectors."""
         region = self._room.gradients[lo]

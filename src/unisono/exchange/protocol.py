@@ -68,6 +68,7 @@ class Exchange(ABC):
             the optimizer's state.
         of_stage: which parameters' gradients this worker publishes, where it computes one stage of
             a model; None: all of them.
+        has_replicas: whether each worker has parameters of its own, so that they can be compared.
         pieces: what this worker adds up: pieces of the parameters, or all of them whole.
         totals: the sums over `pieces`, as vectors.
         whole: the sums of all parameters, as those lie; see :meth:`all_sums`.
@@ -76,6 +77,7 @@ class Exchange(ABC):
     homes: Homes | None = None
     have_all = True
     of_stage: Sequence[int] | None = None
+    has_replicas = False
     pieces: Sequence[Piece]
     totals: Sequence[torch.Tensor]
     whole: list[torch.Tensor]
@@ -291,8 +293,31 @@ class Exchange(ABC):
             snapshots = self.memory.snapshots
             self._take_optimizer(snapshots.facts(0), snapshots.extra(0))
 
-    def flip_a_bit(self) -> None:
-        """Damage what this worker has published of the step under way, for tests."""
+    def common(self) -> dict[str, torch.Tensor]:
+        """View by name what all workers use the one copy of, if they do."""
+        return {}
+
+    def published(self, part: Node) -> list[Sequence[torch.Tensor | None]]:
+        """View each copy of a part of this worker's that somebody adds up, before anybody does."""
+        return [self._parts.read(part)]
+
+    def flip_a_bit(self, of: str = "gradient") -> None:
+        """Damage something of this worker's in the step under way, for tests.
+
+        Args:
+            of: ``"gradient"``: what it has published; ``"replica"``: a parameter; ``"buffer"``:
+                see :meth:`Buffers.flip_a_bit`.
+        """
+        self.copies.wait()
+        if of == "buffer":
+            self.buffers.flip_a_bit()
+        elif of == "replica":
+            parameter = next(p for p in self.parameters if p.numel()).data
+            parameter.as_strided((1,), (1,)).view(torch.uint8)[2:3].bitwise_xor_(1)
+        else:
+            self._flip_published()
+
+    def _flip_published(self) -> None:
         region = self.memory.arena.gradients[self.division.mine[0].lo]
         region.everything()[2] ^= 1
 

@@ -19,6 +19,8 @@ from unisono.workers.launcher_messages import Live
 class ReplicaExchange(Exchange):
     """An exchange of replicas; arguments as of :class:`Exchange`. Abstract: it knows no sums."""
 
+    has_replicas = True
+
     def all_sums(self, purpose: str) -> bool:
         """See :class:`Exchange`; they are all here."""
         return True

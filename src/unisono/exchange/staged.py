@@ -98,12 +98,12 @@ class StagedExchange(ReplicaExchange):
         """See :class:`~.protocol.Exchange`; all parts and sums have been read when all met."""
         return True
 
-    def flip_a_bit(self) -> None:
-        """See :class:`~.protocol.Exchange`; also where this worker itself reads."""
-        self.copies.wait()
-        super().flip_a_bit()
-        if not self.device.is_host:
-            self._own[self.division.mine[0].lo].everything()[2] ^= 1
+    def published(self, part: Node) -> list[Sequence[torch.Tensor | None]]:
+        """See :class:`~.protocol.Exchange`; this worker reads one, the others another."""
+        copies = super().published(part)
+        if self._copies_parts:
+            copies.append(Parts(self.memory.arena).read(part))
+        return copies
 
     def unbind(self) -> None:
         """See :class:`~.protocol.Exchange`."""
@@ -112,6 +112,11 @@ class StagedExchange(ReplicaExchange):
         finally:
             self._pinned.release()
             super().unbind()
+
+    def _flip_published(self) -> None:
+        super()._flip_published()
+        if not self.device.is_host:  # also where this worker itself reads
+            self._own[self.division.mine[0].lo].everything()[2] ^= 1
 
     @property
     def _copies_parts(self) -> bool:

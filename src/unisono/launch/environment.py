@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from unisono.callbacks.cell import environment_of_workers
 from unisono.launch.job import Job
-from unisono.workers.launcher_link import COMMAND_VARIABLE
+from unisono.workers.launcher_link import COMMAND_VARIABLE, STARTED_VARIABLE
 from unisono.world import STAGES_VARIABLE
 
 ADDRESS = "127.0.0.1"
@@ -48,6 +48,7 @@ def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict
         **kept,
         **{name: str(job.threads) for name in _THREAD_VARIABLES},
         "UNISONO_THREADS": str(job.threads),
+        STARTED_VARIABLE: str(job.started_unix_s),
         "RANK": str(rank),
         "WORLD_SIZE": str(job.num_workers),
         "LOCAL_RANK": str(rank),

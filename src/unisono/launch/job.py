@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -57,6 +58,7 @@ class Job:
         backend: what runs the program's gloo process groups: gloo or unisono.
         stages: how many workers compute one replica of the model together.
         seed: where random generators start that no caller brings; the same on every worker.
+        started_unix_s: when the user asked for it, in seconds since 1970.
         master_port: at which ranks meet where the program does not say it; None without a network.
     """
 
@@ -77,6 +79,7 @@ class Job:
     backend: str
     stages: int = 1
     seed: int = field(default_factory=fresh_seed)
+    started_unix_s: float = field(default_factory=time.time)
     master_port: int | None = None
 
     @property

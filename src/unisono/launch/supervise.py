@@ -99,7 +99,7 @@ class _Supervision:
         self._channels: dict[int, Channel] = {}
         self._pids: dict[int, int] = {}
         self._spared: set[int] = set()
-        self._stalled: dict[int, str] = {}
+        self._condemned: dict[int, str] = {}
         self._has_groups = False
         self._incarnations = dict.fromkeys(range(job.num_workers), -1)
         self._watch = StallWatch(self._control, job.stall_timeout_s)
@@ -223,7 +223,7 @@ class _Supervision:
             gathering=gathering,
         ):
             say(stalled.message)
-            self._stalled[stalled.rank] = stalled.how
+            self._condemned[stalled.rank] = stalled.how
             self._server.signal([stalled.rank], signal.SIGKILL)
 
     def _look_for_hangs(self) -> None:
@@ -279,8 +279,8 @@ class _Supervision:
     def _exited(self, rank: int, exit_code: int) -> None:
         """Judge the end of a worker: may the others continue without it?"""
         self._forget_channel(rank)
-        stood_still = self._stalled.pop(rank, "")
-        how = stood_still if exit_code == -signal.SIGKILL else ""
+        condemned = self._condemned.pop(rank, "")
+        how = condemned if exit_code == -signal.SIGKILL else ""
         how = how or self._deaths.how(exit_code)
         pid = self._pids.pop(rank, None)
         is_spare = exit_code != 0 and rank not in self.state.done and self._is_spare(rank)
@@ -335,6 +335,11 @@ class _Supervision:
                 self._take(policy.failed(self.state, failure, time.monotonic()))
             case messages.ShowProgress():
                 self._outputs.show(message)
+            case messages.ComputesWrong(convict, pid, how):
+                # Everybody says so, and a replacement may be there by then.
+                if self._pids.get(convict) == pid and convict not in self._condemned:
+                    self._condemned[convict] = how
+                    self._server.signal([convict], signal.SIGKILL)
             case messages.ComputesOn():
                 self._devices.hear(rank, message)
             case messages.GroupRequest():

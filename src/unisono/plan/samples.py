@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 import torch
 
 NUM_SEEDS = 1 << 64  # of a generator of torch
+ENDLESS = 1 << 62
+"""How many samples a stream has that does not say it: one epoch is the whole run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +64,25 @@ class SamplePlan:
             )
 
     @property
+    def is_endless(self) -> bool:
+        """Whether nobody knows how many samples there are."""
+        return self.num_samples == ENDLESS
+
+    @property
     def steps_per_epoch(self) -> int:
         """How many global batches an epoch has, a short last one included."""
         return -(-self.num_samples // self.batch_size)
 
     def order(self, epoch: int) -> torch.Tensor:
-        """Give the dataset's indices in the order of `epoch`: int64 of shape (num_samples,)."""
+        """Give the dataset's indices in the order of `epoch`: int64 of shape (num_samples,).
+
+        Where there is no end, none: a stream has its own order.
+        """
         if self.order_of is not None:
             return self.order_of(epoch)
         generator = torch.Generator()  # on the host, whatever torch's default device is
+        if self.is_endless:
+            return torch.empty(0, dtype=torch.int64, device=generator.device)
         if not self.shuffle:
             return torch.arange(self.num_samples, device=generator.device)
         generator.manual_seed((self.seed + epoch) % NUM_SEEDS)
@@ -100,6 +112,9 @@ class SamplePlan:
     def shard_indices(self, order: torch.Tensor, batch: int, shard: int) -> torch.Tensor:
         """Cut one shard's indices out of the epoch's order; shape (samples,), maybe none."""
         stop = self.bounds(batch)[1]
+        if self.is_endless:
+            first = self.first_position(batch, shard)
+            return torch.arange(first, stop, self.shards, device=order.device)
         return order[min(self.first_position(batch, shard), stop) : stop : self.shards]
 
     def shard_size(self, batch: int, shard: int) -> int:

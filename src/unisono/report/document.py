@@ -76,8 +76,8 @@ def _figure_html(figure: Figure, number: int) -> str:
     note = f"<p>{in_page(figure.note)}</p>" if figure.note else ""
     kind = ' class="wide"' if figure.is_wide else ""
     plot = (
-        f'<div class="plot{" long" if figure.is_long else ""}" role="img" '
-        f'aria-label="{in_page(figure.title)}" style="height:{figure.height_px}px"></div>'
+        f'<div class="plot" role="img" aria-label="{in_page(figure.title)}" '
+        f'style="height:{figure.height_px}px"></div>'
     )
     return (
         f"<figure{kind}><figcaption><h3>{in_page(figure.title)}</h3>{note}"

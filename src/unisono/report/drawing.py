@@ -139,13 +139,11 @@ def _progress(view: View, width: int, has_unicode: bool) -> list[Text]:
 
 
 def _below(view: View, width: int) -> list[Text]:
-    """Say who is slow, and what the letters mean."""
+    """Say what slows the steps, and what the letters mean."""
     lines = []
-    slow = next((worker for worker in view.workers if worker.times_slow), None)
-    if slow is not None and slow.times_slow is not None:
-        words = f"! worker {slow.rank} computes {min(slow.times_slow, 999):.1f} times as long"
-        whole = f"{words} as the others"
-        lines.append(_line(whole if len(whole) <= width else words, "yellow"))
+    if view.slowness:
+        fitting = (words for words in view.slowness if len(words) + 2 <= width)
+        lines.append(_line(f"! {next(fitting, view.slowness[-1])}", "yellow"))
     steps = "of the last step" if view.num_steps == 1 else f"of the last {view.num_steps:,} steps"
     names = [Text(phase, style) for phase, style in zip(PHASES, STYLES, strict=True)]
     legend = Text("  ").join([*names, Text(steps, "dim")])

@@ -7,14 +7,13 @@ unreadable. Events and fields that are not known are passed over. `docs/events.m
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, get_type_hints
+from typing import Any
 
 from unisono.report import fields
+from unisono.report.speed_facts import Speed
 
 FORMAT = 1
 PHASES = ("loading", "forward", "backward", "waiting", "summing", "updating")
@@ -57,6 +56,7 @@ class Start(Event):
     folder: fields.Text
     num_parameters: fields.Count
     loader_workers: fields.Count
+    started_unix_s: fields.Seconds
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,13 @@ class Checkpoint(Event):
 
 
 @dataclass(frozen=True)
+class SpeedSeen(Event):
+    """The leader has looked at what slows the steps."""
+
+    speed: Speed = None
+
+
+@dataclass(frozen=True)
 class Failure(Event):
     """A fit has ended with an exception."""
 
@@ -176,11 +183,7 @@ class End(Event):
     samples_per_second: fields.Seconds
     digest: fields.Text
     stopped_early: fields.Flag
-
-
-def _readers_of(event: type[Event]) -> list[tuple[str, Callable[[Any], Any]]]:
-    types = get_type_hints(event, include_extras=True)
-    return [(field.name, types[field.name].__metadata__[0]) for field in dataclasses.fields(event)]
+    speed: Speed = None  # of the whole fit
 
 
 _EVENTS: dict[str, type[Event]] = {
@@ -190,11 +193,12 @@ _EVENTS: dict[str, type[Event]] = {
     "went_back": WentBack,
     "evaluation": Evaluation,
     "checkpoint": Checkpoint,
+    "speed": SpeedSeen,
     "failure": Failure,
     "interrupted": Interrupted,
     "end": End,
 }
-_READERS = {name: _readers_of(event) for name, event in _EVENTS.items()}
+_READERS = {name: fields.readers_of(event) for name, event in _EVENTS.items()}
 
 
 def read_event(line: bytes) -> Event | None:

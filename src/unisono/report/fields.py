@@ -7,9 +7,10 @@ describes events with these types.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 MAX_NUMBER = 2**53  # beyond it a JSON reader may not tell neighbours apart
 MAX_RANKS = 4096
@@ -103,6 +104,33 @@ def _flag(value: Any) -> bool:
     if not isinstance(value, bool | None):
         raise ValueError("is not true or false")
     return bool(value)
+
+
+def readers_of(record: type[Any]) -> list[tuple[str, Callable[[Any], Any]]]:
+    """List the fields of a dataclass that is annotated with these types, each with its reader."""
+    types = get_type_hints(record, include_extras=True)
+    return [(one.name, types[one.name].__metadata__[0]) for one in dataclasses.fields(record)]
+
+
+def reader_of(record: type[T]) -> Callable[[Any], T]:
+    """Make a reader of an object within a line, or of none, as such a dataclass."""
+    readers = readers_of(record)
+
+    def read(value: Any) -> T:
+        found = _object(value)
+        return record(*[reader(found.get(name)) for name, reader in readers])
+
+    return read
+
+
+def optional_reader_of(record: type[T]) -> Callable[[Any], T | None]:
+    """Make a reader of such an object that may be missing."""
+    return _optional(reader_of(record))
+
+
+def reader_of_several(record: type[T]) -> Callable[[Any], tuple[T, ...]]:
+    """Make a reader of a list of such objects."""
+    return _tuple_of(reader_of(record))
 
 
 Step: TypeAlias = Annotated[int, _count]  # every line must have one

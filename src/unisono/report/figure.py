@@ -40,7 +40,6 @@ class Figure:
     height_px: int = 280
     keys: tuple[Key, ...] = ()  # its legend
     is_wide: bool = False  # whether it takes the whole width of the page
-    is_long: bool = False  # whether it is pushed from side to side where the page is narrow
 
 
 def series_colour(number: int) -> str:

@@ -18,6 +18,7 @@ from unisono.report.memory_use import MemoryUse
 from unisono.report.phases import PhaseTimes
 from unisono.report.run_progress import RunProgress
 from unisono.report.series import Series
+from unisono.report.time_spent import TimeSpent
 from unisono.report.windows import Windows
 
 MAX_METRICS = 12
@@ -58,6 +59,7 @@ class History:
     gradient_norm: Series = field(default_factory=Series)
     samples_per_second: Series = field(default_factory=lambda: Series(max_buckets=300))
     phases: PhaseTimes = field(default_factory=PhaseTimes)  # where the time goes
+    spent: TimeSpent = field(default_factory=TimeSpent)  # the rest of the time
     memory: MemoryUse = field(default_factory=MemoryUse)  # of devices
     windows: Windows = field(default_factory=Windows)  # a few steps, kept whole
     marks: list[Mark] = field(default_factory=list)  # what happened once, in order
@@ -89,6 +91,7 @@ class History:
         """Add the next event."""
         if not self.progress.add(event):
             return
+        self.spent.add(event)
         if event is not self.progress.first and (mark := mark_of(event)) is not None:
             self._mark(mark)
         if isinstance(event, StepDone):

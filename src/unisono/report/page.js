@@ -78,7 +78,14 @@
     }
     if (narrow.matches) {
       for (const name of ["xaxis", "xaxis2"]) {
-        if (result[name] && !result[name].tickvals) result[name].nticks = 5;
+        const one = result[name];
+        if (!one) continue;
+        if (!one.tickvals) one.nticks = 5;
+        else {
+          const isKept = (_, i) => i % 2 === 0;
+          one.ticktext = one.ticktext.filter(isKept);
+          one.tickvals = one.tickvals.filter(isKept);
+        }
       }
     }
     return result;

@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 
-from unisono.report import curves, memory_page, times
+from unisono.report import curves, memory_page, times, why
 from unisono.report.document import Page, cells, footer, legend_html, section, table
 from unisono.report.events import End, Failure, Interrupted
 from unisono.report.history import MAX_MARKS, History, identity
@@ -20,10 +20,12 @@ from unisono.report.text import (
     in_page,
     moment,
     name,
+    percent,
     plain,
     plural,
     value,
 )
+from unisono.report.time_spent import Part
 
 
 def report(history: History) -> str:
@@ -38,6 +40,7 @@ def report(history: History) -> str:
         _tiles(history),
         section("Learning", learning or _nothing("No step has been finished yet.")),
         section("How it was learnt", speed) if speed else "",
+        section("Why it is not faster", *_why(history)),
         section("Where the time goes", *where),
         *([section("Memory of the devices", *memory)] if memory else []),
         section("What happened", *_happened(history)),
@@ -169,6 +172,23 @@ def _time_parts(page: Page, history: History) -> list[str]:
         legend_html(times.PHASE_KEYS, range(first, len(page.figures))),
         places,
     ]
+
+
+def _why(history: History) -> Iterator[str]:
+    if not history.phases.stretches:
+        yield _nothing("Nothing was measured yet.")
+        return
+    items = "".join(f"<li>{in_page(one)}</li>" for one in why.said(history))
+    yield f'<ul class="said">{items}</ul>'
+    yield table(map(_part_row, why.parts(history)), ["Part of the time", "", ""])
+
+
+def _part_row(part: Part) -> str:
+    return (
+        f"<td>{in_page(part.name)}<small>{in_page(part.explained)}</small></td>"
+        f'<td class="number">{in_page(duration(part.seconds))}</td>'
+        f'<td class="number">{in_page(percent(part.share, 1))}</td>'
+    )
 
 
 def _memory_parts(page: Page, history: History) -> list[str]:

@@ -15,7 +15,6 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from statistics import median
 from typing import Any, TypeAlias, TypeVar
 
 from unisono.report.events import PHASES, StepDone
@@ -26,8 +25,6 @@ MAX_WORKERS = 64  # as many rows as can be told apart
 
 K = TypeVar("K")
 Ranks: TypeAlias = "tuple[int, ...]"
-
-_COMPUTING = tuple(PHASES.index(name) for name in ("loading", "forward", "backward"))
 
 
 @dataclass(slots=True)
@@ -60,11 +57,6 @@ class Spent:
         """The seconds of all phases but waiting, a step; None if there were none."""
         share = self.shares.get("waiting")
         return None if share is None else self.total_s * (1 - share) / max(self.num_steps, 1)
-
-    @property
-    def computing_s(self) -> float:
-        """The seconds of loading, forward and backward pass, a step."""
-        return sum(self.phases_s[i] for i in _COMPUTING) / max(self.num_steps, 1)
 
 
 @dataclass(slots=True)
@@ -153,16 +145,6 @@ class PhaseTimes:
         """What each worker spent in the whole run; at most :data:`MAX_WORKERS` of them."""
         return _by_rank(self._whole())
 
-    @property
-    def together(self) -> dict[int, Spent]:
-        """The same, in those steps alone that the most workers took part in.
-
-        A worker that computes for a lost one is not slow.
-        """
-        whole = self._whole()
-        most = max(map(len, whole), default=0)
-        return _by_rank({ranks: spent for ranks, spent in whole.items() if len(ranks) == most})
-
     def _whole(self) -> dict[Ranks, Spent]:
         found: dict[Ranks, Spent] = {}
         for stretch in self.buckets.stretches:
@@ -196,16 +178,3 @@ def spent_by_rank(step: StepDone) -> dict[int, Spent]:
         for rank, entries in zip(step.ranks, zip(*columns, strict=True), strict=True)
         if entries.count(None) < len(entries)
     }
-
-
-def slowest(by_rank: dict[int, Spent]) -> tuple[int, float] | None:
-    """Return the worker that computes longest a step, and how many times the others' median.
-
-    None where there are not two workers, or where nothing was measured.
-    """
-    times = sorted((spent.computing_s, rank) for rank, spent in by_rank.items())
-    if len(times) < 2:
-        return None
-    longest, rank = times.pop()
-    usual = median(seconds for seconds, _ in times)
-    return (rank, longest / usual) if usual > 0 else None

@@ -13,16 +13,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from unisono.plan.shards import assign
 from unisono.report.events import Event, Start, StepDone, Workers
 from unisono.report.memory_use import Sizes, sizes_by_rank
-from unisono.report.phases import Spent, add_up, slowest, spent_by_rank
+from unisono.report.phases import Spent, add_up, spent_by_rank
 from unisono.report.process_status import UNKNOWN, Process, ProcessState
 from unisono.report.run_progress import MAX_WORKERS, RunProgress
+from unisono.report.speed_facts import SLOW_WORKER
 
 MAX_BUCKETS = 10
 BUCKET_S = 1.0
-SLOW = 1.2  # times what is usual: from here on a worker is called slow
 USUAL = ("running", "ended", "unknown")  # what is nothing to tell of a worker
 
 
@@ -112,23 +111,13 @@ class RunStatus:
             add_up(found, bucket.by_rank)
         return found
 
-    def slow(self) -> tuple[int, float] | None:
-        """Return who computes longest for a shard, and how many times what is usual."""
-        start, ranks = self.progress.latest, self.progress.ranks
-        shards = _num_shards(start.shards if start else None, len(ranks))
-        by_rank = {
-            rank: Spent([seconds / shards[ranks.index(rank)] for seconds in spent.phases_s], n)
-            for rank, spent in self.by_rank.items()
-            if rank in ranks and (n := spent.num_steps)
-        }
-        return slowest(by_rank)
-
-
-def _num_shards(shards: int | None, num_workers: int) -> list[int]:
-    """Count the shards of each worker; the first ones have more where it does not divide."""
-    if shards is None or not 0 < num_workers <= shards <= 1 << 20:
-        return [1] * num_workers
-    return [len(part) for part in assign(shards, num_workers)]
+    @property
+    def slow_rank(self) -> int | None:
+        """Which worker the run has found to be slow; None: none."""
+        speed = self.progress.speed
+        found = () if speed is None else speed.findings
+        slow = (one.rank for one in found if one.cause == SLOW_WORKER)
+        return next((rank for rank in slow if rank in self.progress.ranks), None)
 
 
 @dataclass(frozen=True)
@@ -143,7 +132,7 @@ class WorkerLine:
     num_done: int | None = None  # steps that the run had done with the last one of this worker
     shares: Mapping[str, float] | None = None  # the part of its time that each phase took
     work_s: float | None = None  # its time a step, without waiting
-    times_slow: float | None = None  # of the slowest: how many times what is usual it computes
+    is_slow: bool = False  # whether the run has found it to be slow
     device: Sizes | None = None  # what it takes of its device; None on CPUs
 
     @property
@@ -159,7 +148,6 @@ class WorkerLine:
 def worker_lines(status: RunStatus, processes: Mapping[int, Process]) -> Iterator[WorkerLine]:
     """Give a line for each who computes, and for each who was lost and not replaced, by rank."""
     spent = status.by_rank
-    slow = status.slow()
     for rank in sorted({*status.progress.ranks, *status.progress.lost}):
         named = status.progress.named.get(rank)
         last_step = status.progress.last_step_by_rank.get(rank)
@@ -172,6 +160,6 @@ def worker_lines(status: RunStatus, processes: Mapping[int, Process]) -> Iterato
             num_done=None if last_step is None else last_step + 1,
             shares=spent[rank].shares if rank in spent else None,
             work_s=spent[rank].working_s if rank in spent else None,
-            times_slow=slow[1] if slow and slow[0] == rank and slow[1] > SLOW else None,
+            is_slow=rank == status.slow_rank,
             device=status.memory.get(rank),
         )

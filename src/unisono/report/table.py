@@ -46,7 +46,7 @@ def table(workers: Sequence[WorkerLine], shown: Sequence[WorkerLine], width: int
 
 def worth_telling(workers: Sequence[WorkerLine], num_workers: int) -> tuple[WorkerLine, ...]:
     """Choose those of whom there is something to tell, then the first ones; by rank."""
-    order = sorted(workers, key=lambda w: (w.state in USUAL and w.times_slow is None, w.rank))
+    order = sorted(workers, key=lambda w: (w.state in USUAL and not w.is_slow, w.rank))
     return tuple(sorted(order[:num_workers], key=lambda worker: worker.rank))
 
 
@@ -134,7 +134,7 @@ def _speed(worker: WorkerLine) -> Text:
         return Text(f"{'–':>8}")
     ms = worker.work_s * 1e3
     shown = f"{ms:,.0f}" if ms >= 1000 else f"{ms:.3g}"
-    return Text(f"{shown:>7}!", "bold yellow") if worker.times_slow else Text(f"{shown:>7}")
+    return Text(f"{shown:>7}!", "bold yellow") if worker.is_slow else Text(f"{shown:>7}")
 
 
 def _cpu(worker: WorkerLine) -> str:

@@ -69,6 +69,11 @@ def amount(number: float | None, digits: int = 4) -> str:
     return f"{number:.{digits}g}"
 
 
+def percent(share: float, digits: int = 0) -> str:
+    """Return a share as people write it."""
+    return f"{share * 100:.{digits}f} %"
+
+
 def size(num_bytes: int | None) -> str:
     """Write a number of bytes in at most seven cells."""
     if num_bytes is None:

@@ -12,12 +12,11 @@ from unisono.report.curves import over_steps, step_axis
 from unisono.report.events import PHASES
 from unisono.report.figure import Figure, Key, drawn_marks
 from unisono.report.history import History
-from unisono.report.phases import PhaseTimes, slowest
+from unisono.report.phases import PhaseTimes
 from unisono.report.text import count, plural
 from unisono.report.windows import Kept, Window, WorkerStep, placed
 
 _CUT = 4.0  # times the usual: a bar that is higher is cut, so that the others can be seen
-_FAIR = 1.15  # a worker is slow if it computes longer than so many times the others
 _PALE = 0.3  # the least share that has the darkest colour
 
 _MAX_BARS = 6000
@@ -216,7 +215,7 @@ def _timeline(history: History, title: str, window: Window, note: str) -> Figure
         ),
     }
     height = _height_px(130, len(ranks))
-    return Figure(title, note, data, layout, height, is_wide=True, is_long=True)
+    return Figure(title, note, data, layout, height, is_wide=True)
 
 
 def _timeline_bars(
@@ -241,7 +240,7 @@ def _timeline_bars(
 
 
 def in_words(phases: PhaseTimes) -> str:
-    """Say where the time went, and whether one worker was slow."""
+    """Say where the time of the steps went."""
     spent = phases.by_rank.values()
     totals = [sum(one.phases_s[i] for one in spent) for i in range(len(PHASES))]
     whole = sum(totals)
@@ -249,16 +248,7 @@ def in_words(phases: PhaseTimes) -> str:
         return "Nothing was measured yet."
     parts = sorted(zip(totals, PHASES, strict=True), reverse=True)
     said = ", ".join(f"{phase} {seconds / whole:.0%}" for seconds, phase in parts if seconds > 0)
-    words = f"Of the workers' time in steps: {said}."
-    if (found := slowest(phases.together)) is None:
-        return words
-    rank, times = found
-    if times < _FAIR:
-        return f"{words} No worker was slow: the longest computed {times - 1:.0%} more than usual."
-    return (
-        f"{words} Worker {rank} was the slowest: it computed {times - 1:.0%} longer a step than "
-        "the others, who waited for it. It may have more shards than they, or a busier core."
-    )
+    return f"Of the workers' time in steps: {said.replace('%', ' %')}."
 
 
 def left_out(phases: PhaseTimes) -> str:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from unisono.report.events import PHASES, Evaluation, Event, StepDone
+from unisono.report.events import PHASES, Evaluation, Event, SpeedSeen, StepDone
 from unisono.report.marks import mark_of
 from unisono.report.run_progress import RunProgress
 from unisono.report.text import plain
@@ -55,6 +55,8 @@ def _trace_events(events: Iterable[Event], num_left_out: int) -> Iterator[dict[s
         if not math.isfinite(event.time_unix_s):
             continue  # it has no place
         zero = progress.began_unix_s
+        if isinstance(event, SpeedSeen):
+            continue  # nothing happened then
         if not isinstance(event, StepDone):
             yield from _instant(event, zero)
         elif is_new and progress.num_steps > num_left_out:

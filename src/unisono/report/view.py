@@ -15,6 +15,7 @@ from enum import Enum
 from unisono.report.events import End, Failure, Interrupted, Start
 from unisono.report.process_status import UNKNOWN, Process, ProcessState
 from unisono.report.run_progress import RunProgress
+from unisono.report.speed_facts import IN_REPORT_ALONE
 from unisono.report.status import RunStatus, WorkerLine, worker_lines
 from unisono.report.text import SCRIPTS, amount, duration, name, plain
 
@@ -54,6 +55,7 @@ class View:
     trouble: str = ""  # what has become of workers
     message: str = ""  # the last words, or why nothing moves
     workers: tuple[WorkerLine, ...] = ()  # those who compute, and those who were lost, by rank
+    slowness: tuple[str, ...] = ()  # what slows the steps most: in many words, in fewer, in few
     num_steps: int = 0  # over how many times are taken
     is_over: bool = False  # whether nothing more will come
 
@@ -92,6 +94,7 @@ def see(status: RunStatus, processes: Mapping[int, Process], now_unix_s: float) 
         message=_last_words(progress)
         or _why_still(progress, condition, workers, still_s, now_unix_s),
         workers=workers,
+        slowness=_slowness(progress),
         num_steps=status.num_steps,
         is_over=condition is Condition.GONE or (is_ended and (not is_there or silent_s > STAYS_S)),
     )
@@ -191,6 +194,16 @@ def _trouble(progress: RunProgress, now_unix_s: float) -> str:
     if trouble.num_lost > 1:
         return f"{trouble.num_lost:,} workers lost; the last: {said}"
     return said
+
+
+def _slowness(progress: RunProgress) -> tuple[str, ...]:
+    speed = progress.speed
+    told = [one for one in speed.findings if one.cause not in IN_REPORT_ALONE] if speed else []
+    if not told or told[0].sentence is None:
+        return ()
+    sentence = _line(told[0].sentence)
+    head = sentence.partition(": ")[0].partition(" (")[0]
+    return f"{sentence}{told[0].costs}", f"{head}{told[0].costs}", head
 
 
 def _last_words(progress: RunProgress) -> str:

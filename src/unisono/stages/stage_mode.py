@@ -359,7 +359,8 @@ class StageMode(TorchFunctionMode):
                 raise RuntimeError(
                     f"what all stages have must be changed by all of them alike, but "
                     f"`{name_of_operation(func)}` has changed a tensor of shape "
-                    f"{tuple(tensor.shape)} in stage {self._stage} alone: write it with functions that say so, such as `copy_`."
+                    f"{tuple(tensor.shape)} in stage {self._stage} alone: write it with "
+                    f"functions that say so, such as `copy_`."
                 )
         return self._noted_result(result, by_value)
 

@@ -1,10 +1,14 @@
-"""The digest: a hash of parameters, buffers and optimizer state. Equal digests, equal runs."""
+"""The digest: a hash of parameters, buffers and optimizer state. Equal digests, equal runs.
+
+Audits compare checksums, tensor by tensor.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -32,6 +36,26 @@ def digest_of_weights(model: nn.Module) -> str:
     return _hash_of(item for item in named if not is_lazy(item[1]))
 
 
+def checksums_of(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
+    """Sum up each parameter, and each tensor of the optimizer's state, by its name."""
+    parameters = named_parameters(model, optimizer)
+    named = {f"parameter `{name}`": parameter for name, parameter in parameters.items()}
+    found = {name: checksum_of(tensor) for name, tensor in named.items()}
+    for name, tensor in _states(optimizer, parameters):
+        found[f"the optimizer's `{name}`"] = checksum_of(tensor)
+    return found
+
+
+def checksum_of(tensor: torch.Tensor) -> str:
+    """Sum a tensor up in a few letters: dtype, shape, and the CRC-32 of its elements, row by row.
+
+    Several times as fast as a hash. One flipped bit always changes it, and so do up to 32
+    neighbouring ones; of all other changes one in four thousand million goes unseen.
+    """
+    dense = tensor.detach().resolve_conj().resolve_neg()
+    return f"{tensor.dtype}{list(tensor.shape)}{zlib.crc32(in_rows(dense)):08x}"
+
+
 def _hash_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     total = hashlib.sha256()
     for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
@@ -47,10 +71,17 @@ def _tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, torc
         yield f"parameter {name}", parameter
     for name, buffer in model.named_buffers():
         yield f"buffer {name}", buffer
+    for name, tensor in _states(optimizer, parameters):
+        yield f"optimizer {name}", tensor
+
+
+def _states(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]
+) -> Iterator[tuple[str, torch.Tensor]]:
     for name, state in named_states(optimizer, parameters).items():
         for key, value in state.items():
             if isinstance(value, (torch.Tensor, int, float)):
-                yield f"optimizer {key} {name}", torch.as_tensor(value, device=HOST)
+                yield f"{key} {name}", torch.as_tensor(value, device=HOST)
             else:
                 for path, tensor in tensors_in(value, str(key)):
-                    yield f"optimizer {path} {name}", tensor
+                    yield f"{path} {name}", tensor

@@ -33,6 +33,8 @@ from unisono.state.optimizer_state import join_state, put_back_state
 
 FORMAT = 1  # of run.json
 
+OTHERWISE = 'make the model as it was, or pass another `directory` or `resume="never"`'
+
 _OPTIONAL = ("state", "last", "strides", "modes", "given")  # older versions did not write them
 _OBJECTS = ("position", "identity", "numbers", *_OPTIONAL)
 _NAMES_AT_MOST = 10  # in a message
@@ -211,14 +213,14 @@ def _compare(here: Mapping[str, torch.Tensor], there: Mapping[str, torch.Tensor]
     if missing or foreign:
         raise CheckpointError(
             f"the model must have the checkpoint's tensors, but {_first(missing)} are only in "
-            f"the model and {_first(foreign)} only in the checkpoint."
+            f"the model and {_first(foreign)} only in the checkpoint: {OTHERWISE}."
         )
     for name, tensor in here.items():
         old, new = there[name], tensor
         if old.shape != new.shape or old.dtype != new.dtype:
             raise CheckpointError(
                 f"`{shown(name)}` must be {old.dtype} of shape {tuple(old.shape)} as in the "
-                f"checkpoint, but is {new.dtype} of shape {tuple(new.shape)}."
+                f"checkpoint, but is {new.dtype} of shape {tuple(new.shape)}: {OTHERWISE}."
             )
 
 

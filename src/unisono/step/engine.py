@@ -37,6 +37,7 @@ from unisono.step.clipping import Clipping
 from unisono.step.early import published_early
 from unisono.step.gradients import Gradients, GradientStack
 from unisono.step.loss import (
+    ShardLoss,
     check_differentiable,
     is_known_bad,
     non_finite,
@@ -44,9 +45,11 @@ from unisono.step.loss import (
     non_finite_unscaled,
     read_loss,
 )
+from unisono.step.non_finite import NonFiniteSearch
 from unisono.step.pending import PendingLosses
 from unisono.step.phase_timers import Phase, PhaseTimers
-from unisono.step.records import Form, Records, non_finite_shard
+from unisono.step.recomputation import Digests, Recomputation, published_digests
+from unisono.step.records import Form, Record, Records, non_finite_shard
 from unisono.step.refused_operation import RefusedOperations
 from unisono.step.scaling import SMALLEST, LossScaling
 from unisono.step.several_devices import Backward, SeveralDevices
@@ -67,12 +70,14 @@ class StepEngine:
         clipping: how gradients are clipped.
         scaling: how losses are scaled; None: not at all.
         is_deterministic: whether torch refuses operations that have no deterministic form.
+        timers: of this worker's phases; None: such as nobody asks for delays.
         others: devices that this worker computes on beside the exchange's.
 
     Attributes:
         exchange: carries gradients.
         model: the user's.
         refusals: says where operations are called that torch refuses.
+        non_finite: says what has made a loss, or gradients, not finite.
         gradient_norm: of the last step's gradients, before they were clipped by it; else None.
         is_skipped: whether the last step's gradients were not finite with a scaled loss.
         timers: where the time of the step under way goes on this worker.
@@ -90,9 +95,11 @@ class StepEngine:
         clipping: Clipping | None = None,
         scaling: LossScaling | None = None,
         is_deterministic: bool = False,
+        timers: PhaseTimers | None = None,
         others: Sequence[Device] = (),
     ) -> None:
         self.refusals = RefusedOperations(model, is_deterministic)
+        self.non_finite = NonFiniteSearch(model, optimizer)
         self._clipping = clipping or Clipping()
         self._scaling, self.is_skipped = scaling, False
         self._optimizer, self._team, self._seed = optimizer, team, seed
@@ -102,11 +109,13 @@ class StepEngine:
         self._records = Records(exchange.memory.arena.rows)
         is_sliced = exchange.homes is not None
         self._bound = BoundModel(model, optimizer, exchange.fixed, is_sliced=is_sliced)
+        self.timers = timers or PhaseTimers()
         self.model = model
         self._several = SeveralDevices(model, optimizer, exchange, others) if others else None
-        self.timers = PhaseTimers()
         self.gradient_norm: float | None = None
         self._copied: int | None = None
+        self._read: list[Record] = []  # what the shards of the step have come to, all done
+        self._bad: tuple[int, float] | None = None
         self._step, self._first_shard = 0, 0
         self._follow()
 
@@ -190,15 +199,22 @@ class StepEngine:
         self._bound.remove_placeholders()
         return model
 
-    def repeat_shard(self, shard: int) -> None:
-        """Prepare for one shard's passes once more, in a step that will fail; see `refusals`."""
+    def repeat_shard(self, shard: int) -> nn.Module:
+        """Prepare for one shard's passes once more, in a step that will fail.
+
+        See `refusals` and `non_finite`.
+
+        Returns:
+            The model that is to compute it; see :meth:`start_shard`.
+        """
         self._bound.clear_gradients()
         seed = seed_of("train", self._seed, self._step * self._num_shards + shard)
         if self._several is None:
             self._device.seed(seed)
             self.exchange.buffers.restore()
-        else:
-            self._several.repeat(shard, seed)
+            return self.model
+        self.non_finite.computing = model = self._several.repeat(shard, seed)
+        return model
 
     def finish_shard(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
         """Differentiate one shard's loss and take its gradients.
@@ -229,19 +245,27 @@ class StepEngine:
                 self._add_to_round(shard, None)
         else:
             check_differentiable(loss)
-            weight = 1.0 if loss.is_sum else share
-            tensor = loss.tensor if self._scaling is None else self._scaling.scaled(loss.tensor)
-            weights = torch.full_like(tensor, weight)
             if self._several is None:
-                self._differentiate(shard, tensor, weights)
+                self._differentiate(shard, *self._weighted(loss, share))
                 self._publish(self._stack.push(shard))
                 self._bound.clear_fixed()
                 if shard == self._first_shard:
                     self.exchange.buffers.keep()
                 self._bound.set_placeholders()
             else:
-                self._add_to_round(shard, (tensor, weights))
+                self._add_to_round(shard, self._weighted(loss, share))
         self.timers.lap(Phase.BACKWARD)
+
+    def differentiate_again(self, returned: Any, num_samples: int, share: float) -> None:
+        """Differentiate one shard's loss in a step that fails; gradients stay in ``.grad``."""
+        torch.autograd.backward(*self._weighted(read_loss(returned, num_samples), share))
+
+    def clear_repeated(self) -> None:
+        """Leave gradients and buffers as they were before shards were computed once more."""
+        self._bound.clear_gradients()
+        self.exchange.buffers.restore()
+        if self._several is not None:
+            self._several.drop()
 
     def _add_to_round(self, shard: int, backward: Backward | None) -> None:
         """Differentiate a loss together with those of other devices, once they are all there."""
@@ -273,17 +297,20 @@ class StepEngine:
             for finished in self._several.finished():
                 self._publish(finished)
         self._team.faults.meet("gradients", step)
-        if self._team.faults.flips(step):
-            self.exchange.flip_a_bit()
+        if damaged := self._team.faults.flips(step):
+            self.exchange.flip_a_bit(damaged)
         # Here, and nowhere else in a plain step, the host waits for the device.
         if self._pending.losses:
             for shard, loss in self._pending.read():
                 self._records.write(shard, loss)
+        self.timers.arrive()
         more = self._wait(Phase.BACKWARD, self.exchange.gather, f"gradients of step {step}")
         if more is None:
             if self._copied is not None:
                 self.exchange.memory.snapshots.complete(self._copied)
                 self._copied = None
+            self._read = self._records.read()
+            self._bad = non_finite_shard(self._read)
             self._bound.set_placeholders()  # also where no shard of this worker's had samples
             return None
         # The snapshot is not known to be whole; the one before it still is.
@@ -294,6 +321,13 @@ class StepEngine:
         if self._several is not None:
             return self._several.take_over(more)
         return [shard for part in more for shard in range(part.lo, part.hi)]
+
+    @property
+    def failing_shard(self) -> int | None:
+        """The first shard whose loss lets the step fail, as it is not finite; once all are done."""
+        if self._bad is None or (self._scaling is not None and self._scaling.scale > SMALLEST):
+            return None
+        return self._bad[0]
 
     def finish(self) -> tuple[dict[str, float], bool]:
         """Sum and update. Collective: every rank calls it once the step's shards are done.
@@ -311,8 +345,7 @@ class StepEngine:
         self._bound.check_untouched()
         self._bound.check_update()
         self._bound.remove_placeholders()
-        records = self._records.read()
-        bad = non_finite_shard(records)
+        records, bad = self._read, self._bad
         if bad is not None and self._scaling is None:
             self._team.meet(f"bad loss in step {step}")
             shard, value = bad
@@ -350,6 +383,18 @@ class StepEngine:
         self.timers.lap(Phase.UPDATING)
         self._team.faults.meet("commit", step)
         return totals.means, True
+
+    def recomputation(self, parts: Sequence[Node]) -> Recomputation:
+        """Begin to compute parts of the step under way again, once :meth:`arrive` gave None."""
+        exchange, bound = self.exchange, self._bound
+        if self._several is not None:
+            self._several.is_at_home = True
+        return Recomputation(exchange, bound, self._scaling, self.timers, parts, self._first_shard)
+
+    def published_digests(self) -> list[tuple[int, Digests]]:
+        """Sum up what this worker has published in the step under way, likewise."""
+        exchange = self.exchange
+        return published_digests(exchange, exchange.division.mine, self._first_shard)
 
     def take_snapshot(
         self,
@@ -420,6 +465,11 @@ class StepEngine:
         with published_early(exchange.parameters, stack, exchange):
             torch.autograd.backward(loss, weight)
 
+    def _weighted(self, loss: ShardLoss, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give what to differentiate, and by which factor its gradient counts."""
+        tensor = loss.tensor if self._scaling is None else self._scaling.scaled(loss.tensor)
+        return tensor, torch.full_like(tensor, 1.0 if loss.is_sum else share)
+
     def _divide_sums(self, present: Sequence[bool], weight: float) -> None:
         """Turn sums into means over the true weight."""
         if totals := self._totals(present):
@@ -448,6 +498,10 @@ class StepEngine:
             return False
         self.is_skipped = not all(heard)
         if self.is_skipped and self._scaling.scale <= SMALLEST:
+            sums = zip(self.exchange.pieces, self.exchange.totals, strict=True)
+            self.non_finite.note_gradients(
+                (piece.index, total) for piece, total in sums if present[piece.index]
+            )
             raise self._after_nothing(non_finite_unscaled(self._scaling.scale, step, bad))
         return True
 
@@ -469,6 +523,10 @@ class StepEngine:
         sums = zip(self.exchange.whole, present, strict=True)
         norm = torch.nn.utils.get_total_norm([total for total, is_there in sums if is_there])
         self.gradient_norm = norm.item()
+        if not math.isfinite(self.gradient_norm):  # now, while the sums are to be read
+            self.non_finite.note_gradients(
+                (at, total) for at, total in enumerate(self.exchange.whole) if present[at]
+            )
         if not self._wait(Phase.SUMMING, self.exchange.are_read, f"norm of step {step}"):
             return False
         if not math.isfinite(self.gradient_norm):

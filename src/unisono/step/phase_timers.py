@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import enum
+import math
 from time import perf_counter
+
+from unisono.step.run_delay import RunDelay
+
+_ALWAYS_S = 1e-3  # a step that takes as long: to read delays costs far less than a hundredth of it
+_ELSE_EVERY = 8
 
 
 class Phase(enum.IntEnum):
@@ -17,25 +23,54 @@ class Phase(enum.IntEnum):
     UPDATING = 6
 
 
+DELAYED = 7
+"""The index of the seconds in which it waited for a free core."""
+
+
 class PhaseTimers:
     """Adds up the seconds of each phase. Final.
 
+    Args:
+        delay: tells how long this thread has waited for a free core; None: nobody asks.
+
     Attributes:
         times: when the step began, on the clock of ``perf_counter``, then the seconds of each
-            phase. That clock is the same one for all processes of a Linux host.
+            phase, then those of the phases before the first meeting in which this worker waited
+            for a free core: NaN where that is not known, as in most steps that take less than a
+            millisecond. That clock is the same one for all processes of a Linux host.
     """
 
-    def __init__(self) -> None:
-        self.times = [0.0] * (len(Phase) + 1)
+    def __init__(self, delay: RunDelay | None = None) -> None:
+        self._delay = delay
+        self.times = [0.0] * (DELAYED + 1)
         self._at_s = 0.0
+        self._delayed_s = math.nan
+        self._turn = 0
 
     def begin(self) -> None:
         """Begin a step."""
+        if self._delay is not None:
+            self._delayed_s = self._delay.seconds() if self._is_asked() else math.nan
         self._at_s = perf_counter()
-        self.times = [self._at_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+        self.times = [self._at_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, math.nan]
 
     def lap(self, phase: Phase) -> None:
         """Count the time since the lap before for `phase`."""
         now_s = perf_counter()
         self.times[phase] += now_s - self._at_s
         self._at_s = now_s
+
+    def arrive(self) -> None:
+        """Come to the first meeting of a step: what it waits for from here on are the others."""
+        if self._delayed_s == self._delayed_s and self._delay is not None:
+            self.times[DELAYED] = self._delay.seconds() - self._delayed_s
+
+    def close(self) -> None:
+        """Ask for delays no more."""
+        if self._delay is not None:
+            self._delay.close()
+
+    def _is_asked(self) -> bool:
+        """Whether to look for delays in the step that begins."""
+        self._turn += 1
+        return self._turn % _ELSE_EVERY == 0 or self._at_s - self.times[0] >= _ALWAYS_S

@@ -11,32 +11,21 @@ Passes that succeed cost nothing.
 
 from __future__ import annotations
 
-import bisect
-import linecache
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from traceback import walk_tb
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import nn
-from torch.autograd.graph import Node
-from torch.utils._pytree import tree_leaves
 
 from unisono.cublas import WORKSPACE_VARIABLE
 from unisono.errors import NondeterministicError
 from unisono.notices import shown
+from unisono.step.graph_notes import CallSite, Notes, in_words, innermost, noted
 
 _REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
-_FRAME = re.compile(r'\s*File "([^"\n]+)", line (\d+)')
-_NOT_THE_PROGRAM = (
-    f"{os.path.dirname(torch.__file__)}{os.sep}",
-    f"{Path(__file__).resolve().parents[1]}{os.sep}",
-    "<",
-)
 # What torch's documentation lists as deterministic.
 _INSTEAD = {
     "put_": "`index_put_`",
@@ -45,21 +34,6 @@ _INSTEAD = {
     "reflection_pad": '`mode="replicate"`',
     "upsample": '`mode="nearest"`',
 }
-
-
-class CallSite(NamedTuple):
-    """Where an operation is called.
-
-    Attributes:
-        module: the name of a module of the model; None where there is none.
-        kind: the class of that module.
-        file, line: of the program; ``""`` and 0 where it is not known.
-    """
-
-    module: str | None = None
-    kind: str = ""
-    file: str = ""
-    line: int = 0
 
 
 class RefusedOperations:
@@ -77,7 +51,7 @@ class RefusedOperations:
     def __init__(self, model: nn.Module, is_needed: bool) -> None:
         self.model, self._is_needed = model, is_needed
         self._stack = ExitStack()
-        self._notes: _Notes | None = None
+        self._notes: Notes | None = None
         self._refused: BaseException | None = None  # in a backward pass
         self._place = CallSite()
         self.is_noting = False
@@ -97,7 +71,7 @@ class RefusedOperations:
             self._refused = error
             # A model may take no hooks; then the operation is named alone.
             with suppress(Exception):
-                self._notes = self._stack.enter_context(_noted(self.model))
+                self._notes = self._stack.enter_context(noted(self.model))
                 self.is_noting = True
             return self.is_noting
         if self._notes is not None:
@@ -146,119 +120,22 @@ def refusals_explained(model: nn.Module, is_needed: bool) -> Iterator[None]:
         raise explained from error
 
 
-class _Notes:
-    """Which module and line made each node of a graph, and which node is executed. Final.
-
-    torch numbers nodes as they are made, so a module's are those between its begin and its end.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._kinds = {name: type(module).__name__ for name, module in model.named_modules()}
-        self._inside: list[str] = []
-        self._numbers: list[int] = []
-        self._modules: list[str | None] = []
-        self._nodes: list[Node] = []
-        self._now: Node | None = None
-
-    def enter(self, name: str) -> None:
-        """Note that a module begins."""
-        self._inside.append(name)
-        self._note(name)
-
-    def leave(self) -> None:
-        """Note that it ends."""
-        self._inside.pop()
-        self._note(self._inside[-1] if self._inside else None)
-
-    def watch(self, returned: Any) -> None:
-        """Be told of every node that is executed."""
-        torch.set_anomaly_enabled(False)  # lines are noted, and torch need not print them
-        self._nodes = _graph(tree_leaves(returned))
-        for node in self._nodes:
-            node.register_prehook(self._reached(node))
-
-    @property
-    def last(self) -> CallSite:
-        """Where the node was made that was executed last."""
-        if self._now is None:
-            return CallSite()
-        place = _line_of(self._now)
-        at = bisect.bisect_right(self._numbers, self._now._sequence_nr()) - 1
-        module = self._modules[at] if at >= 0 else None
-        return place if module is None else place._replace(module=module, kind=self._kinds[module])
-
-    def _note(self, module: str | None) -> None:
-        next_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
-        self._numbers.append(next_number())
-        self._modules.append(module)
-
-    def _reached(self, node: Node) -> Callable[[Any], None]:
-        def note(_: Any) -> None:
-            self._now = node
-
-        return note
-
-
 def _is_refusal(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError) or isinstance(error, NondeterministicError):
         return False
     return _REFUSED.search(str(error)) is not None or WORKSPACE_VARIABLE in str(error)
 
 
-@contextmanager
-def _noted(model: nn.Module) -> Iterator[_Notes]:
-    """Have a forward pass noted: modules by hooks, lines by torch's anomaly mode."""
-    notes = _Notes(model)
-    before = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-    with ExitStack() as stack:
-        for name, module in model.named_modules():
-            begun = module.register_forward_pre_hook(lambda *_, name=name: notes.enter(name))
-            ended = module.register_forward_hook(lambda *_: notes.leave(), always_call=True)
-            stack.callback(begun.remove)
-            stack.callback(ended.remove)
-        stack.callback(torch.set_anomaly_enabled, *before)
-        torch.set_anomaly_enabled(True, False)
-        yield notes
-
-
-def _graph(returned: Sequence[Any]) -> list[Node]:
-    """List the nodes behind some tensors."""
-    waiting = [leaf.grad_fn for leaf in returned if isinstance(leaf, torch.Tensor)]
-    found: dict[Node, None] = {}
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in found:
-            found[node] = None
-            waiting += [before for before, _ in node.next_functions]
-    return list(found)
-
-
-def _line_of(node: Node) -> CallSite:
-    """Find the program's line in what anomaly mode has noted of a node."""
-    noted: Any = node.metadata
-    frames = [_FRAME.match(text) for text in noted.get("traceback_", [])]
-    lines = [(frame[1], int(frame[2])) for frame in frames if frame is not None]
-    return _innermost(lines)
-
-
 def _place_in(error: BaseException, model: nn.Module) -> CallSite:
     """Find module and line in the traceback of an error of a forward pass."""
     names = {id(module): name for name, module in model.named_modules()}
     frames = list(walk_tb(error.__traceback__))
-    place = _innermost([(frame.f_code.co_filename, line) for frame, line in frames])
+    place = innermost([(frame.f_code.co_filename, line) for frame, line in frames])
     for frame, _ in reversed(frames):
         module = frame.f_locals.get("self")
         if id(module) in names:
             return place._replace(module=names[id(module)], kind=type(module).__name__)
     return place
-
-
-def _innermost(lines: Sequence[tuple[str, int]]) -> CallSite:
-    """Give the innermost line of the program's own."""
-    for file, line in reversed(lines):
-        if not file.startswith(_NOT_THE_PROGRAM):
-            return CallSite(file=file, line=line)
-    return CallSite()
 
 
 def _explained(
@@ -277,7 +154,7 @@ def _explained(
     way_out = "compute it by other operations" if instead is None else f"write {instead}"
     return NondeterministicError(
         f"every operation must have a deterministic form on this device, but `{operation}` has "
-        f"none: it is called in {'the backward pass of ' * is_backward}{_told(place)}. Instead, "
+        f"none: it is called in {'the backward pass of ' * is_backward}{in_words(place)}. Instead, "
         f"{way_out}, or pass `exact=False`, which allows it; results may then differ from one run "
         f"to the next.",
         operation=operation,
@@ -285,26 +162,3 @@ def _explained(
         file=place.file,
         line=place.line,
     )
-
-
-def _told(place: CallSite) -> str:
-    """Say in words where an operation is called."""
-    if place == CallSite():
-        return "a shard"
-    where = "a function outside of the model" if place.module is None else "the model"
-    if place.module:
-        where = f"`{place.module}` of the model"
-    if place.kind:
-        where += f" ({place.kind})"
-    if not place.file:
-        return where
-    code = shown(linecache.getline(place.file, place.line).strip())
-    return f"{where}, {_short(place.file)}, line {place.line}" + (f", `{code}`" if code else "")
-
-
-def _short(file: str) -> str:
-    """Name a file as from the working directory, where it is below that."""
-    try:
-        return str(Path(file).relative_to(Path.cwd()))
-    except (OSError, ValueError):
-        return file

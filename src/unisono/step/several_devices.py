@@ -58,6 +58,7 @@ class SeveralDevices:
 
     Attributes:
         shards: those of this worker, in the order in which it computes them.
+        is_at_home: whether the first device computes whatever comes now, as in an audit.
 
     Raises:
         ValueError: the optimizer updates what is no part of the model.
@@ -81,6 +82,7 @@ class SeveralDevices:
         self._computes_in_turn = exchange.device.is_host
         self._computed: list[_Computed] = []
         self._num_steps = 0
+        self.is_at_home = False
         self.divide()
 
     @property
@@ -102,6 +104,7 @@ class SeveralDevices:
     def begin(self) -> None:
         """Start a step: the copies are as the model is."""
         self._num_steps += 1
+        self.is_at_home = False
         if self._model_copies is None:
             self._make()
         else:
@@ -123,23 +126,23 @@ class SeveralDevices:
 
     def device_of(self, shard: int) -> Device:
         """Say which device computes a shard."""
-        at = self._place_of[shard]
+        at = self._place(shard)
         return self._others[at - 1] if at else self._home.device
 
     def start(self, shard: int, seed: int) -> nn.Module:
         """Prepare for one shard's forward pass; gives the model that computes it."""
-        replica = self._replicas[self._place_of[shard]]
+        replica = self._replicas[self._place(shard)]
         replica.start(seed)
         if not self._computes_in_turn:
             self._seeded = HostGenerators.now()
         return replica.model
 
-    def repeat(self, shard: int, seed: int) -> None:
-        """Prepare for one shard's passes once more, in a step that will fail."""
+    def repeat(self, shard: int, seed: int) -> nn.Module:
+        """Prepare for one shard's passes once more, in a step that will fail; see :meth:`start`."""
         self._computed.clear()
         for replica in self._replicas:
             replica.clear_gradients()
-        self.start(shard, seed)
+        return self.start(shard, seed)
 
     def add(self, shard: int, backward: Backward | None) -> Sequence[int]:
         """Take a shard's loss, once its forward pass is issued.
@@ -204,6 +207,9 @@ class SeveralDevices:
         self._computed = []
         self._home.begin([])
         self._home.device.use()
+
+    def _place(self, shard: int) -> int:
+        return 0 if self.is_at_home else self._place_of[shard]
 
     def _assign(self, shards: Sequence[int], parts: Sequence[Node]) -> None:
         self._parts = parts

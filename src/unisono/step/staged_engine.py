@@ -115,7 +115,7 @@ class StagedEngine(StepEngine):
         if self._stages.limit > 1:
             landed.buffers = buffers.noted()
         if self._stages.is_last:
-            self._read(landed, returned, num_samples, share)
+            self._take_loss(landed, returned, num_samples, share)
         self._landed.append(landed)
         self._differentiate_due(is_last=False)
         self._bound.set_placeholders()
@@ -147,7 +147,7 @@ class StagedEngine(StepEngine):
         self._bound.clear_gradients()
         self._pending.losses.clear()
 
-    def _read(self, landed: _Landed, returned: Any, num_samples: int, share: float) -> None:
+    def _take_loss(self, landed: _Landed, returned: Any, num_samples: int, share: float) -> None:
         """Take the loss of a shard, on the last stage."""
         loss = read_loss(returned, num_samples)
         self._records.write(landed.shard, loss)
@@ -155,10 +155,9 @@ class StagedEngine(StepEngine):
             landed.is_bad = True
             return
         check_differentiable(loss)
-        weight = 1.0 if loss.is_sum else share
-        tensor = loss.tensor if self._scaling is None else self._scaling.scaled(loss.tensor)
+        tensor, weight = self._weighted(loss, share)
         landed.roots.append(tensor)
-        landed.gradients.append(torch.full_like(tensor, weight))
+        landed.gradients.append(weight)
 
     def _differentiate_due(self, *, is_last: bool) -> None:
         num_open = sum(landed.flight is not None for landed in self._landed)

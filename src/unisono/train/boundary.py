@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
-from unisono.errors import CheckpointError
+from unisono.errors import CheckpointError, UnisonoError
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
 from unisono.step.engine import StepEngine
+from unisono.step.non_finite import Cause, in_json
 from unisono.train.identity import identity
 from unisono.train.interrupts import Interrupts
 from unisono.train.out_of_memory import explained
@@ -31,16 +34,17 @@ _POLL_S = 0.001
 
 
 class BoundaryTasks(enum.IntFlag):
-    """What is to be done before the next step."""
+    """What is to be done before the next step; of an audit, in the next step."""
 
     NOTHING = 0
     SNAPSHOT = 1
     CHECKPOINT = 2
     STOP = 4
+    AUDIT = 8
 
 
 class Boundary:
-    """The place between two steps of one loop. Final.
+    """The place between two steps of one loop. Final, but for loops that are audited.
 
     Args:
         run: whose loop it is.
@@ -52,6 +56,8 @@ class Boundary:
         engine: computes the loop's steps.
         is_between_steps: no step is under way.
         has_ended: what the loop has led to is kept.
+        snapshots_s: how long snapshots have taken here, in seconds.
+        disk_s: how long this worker has waited for checkpoints on their way to the disk.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class Boundary:
         self.engine = engine
         self.is_between_steps = True
         self.has_ended = False
+        self.snapshots_s = self.disk_s = 0.0
         self._run, self._kept, self._team = run, run.kept, run.team
         self._shards, self._steps_per_epoch = plan.shards, plan.steps_per_epoch
         self._checkpoints = run.checkpoints
@@ -113,6 +120,18 @@ class Boundary:
     def explained(self, error: Exception, phase: str, step: int, shard: int | None) -> Exception:
         """Explain an error of the step under way if it is one of a full memory."""
         return explained(error, self._run, phase, step=step, shard=shard)
+
+    @property
+    def loss(self) -> Callable[[nn.Module, Any], Any] | None:
+        """Compute a batch's loss, where the program has given a function for that."""
+        return self._run.loss
+
+    def hear_finding(self, mine: Cause | None) -> Cause | None:
+        """Hear what the workers have found of what is not finite. Collective."""
+        with suppress(UnisonoError):  # somebody is lost; the step fails in any case
+            heard = self._team.gather(in_json(mine), "what is not finite")
+            return self.engine.non_finite.together(heard.values())
+        return None
 
     def plan_next(self) -> None:
         """Say what is to be done after the step under way; only the leader's word counts."""
@@ -252,8 +271,9 @@ class Boundary:
 
     def _checkpoint(self, slot: int, *, wait: bool) -> None:
         if self._checkpoints is not None:
-            step = self._kept.position.step
+            start_s, step = time.monotonic(), self._kept.position.step
             self._checkpoints.keep(self._memory.snapshots, slot, step, wait=wait)
+            self.disk_s += time.monotonic() - start_s
 
     def _snapshot(self, *, wait: bool) -> int | None:
         self._run.observer.before_snapshot()
@@ -262,6 +282,7 @@ class Boundary:
             self._kept.note_modes()
         slot = self.engine.take_snapshot(self._kept.position.step, self._collect, wait=wait)
         now_s = time.monotonic()
+        self.snapshots_s += now_s - start_s
         self._next_at_s = now_s + (now_s - start_s) / COST_AT_MOST
         return slot
 
@@ -279,3 +300,4 @@ class Boundary:
                 is_told = True
                 if self._checkpoints is not None:
                     self._checkpoints.tell_slow_disk(NOTICE_AFTER_S)
+        self.disk_s += time.monotonic() - start_s

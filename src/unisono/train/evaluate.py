@@ -56,7 +56,7 @@ def evaluate(
                 if metrics is not None:
                     if part.shard not in measured:
                         measured[part.shard] = metrics.start(sweep.device)
-                    measured[part.shard].update(model, part.data)
+                    measured[part.shard].update(model, part.data, part.num_samples)
             if pending.losses:
                 _add_all(sums, pending)
             states = {shard: metric_states.write(of.states()) for shard, of in measured.items()}
@@ -70,7 +70,7 @@ def evaluate(
         states = {v: metric_states.read(states) for v, (_, _, states) in heard.items() if states}
         # Some shuffle or sample what they have gathered.
         sweep.device.seed(seed_of("metrics", sweep.plan.seed))
-        return _joined(means, metrics.finish(states, sweep.plan))
+        return _joined(means, metrics.finish(states, sweep.plan, sweep.team))
 
 
 def _joined(means: dict[str, float], results: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from unisono.callbacks.callback import Callbacks, DeviceMemory, Times
+from unisono.callbacks.callback import Audit, Callbacks, DeviceMemory, Times
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary, told
 from unisono.state.digest import digest_of
@@ -32,6 +32,7 @@ from unisono.train.memory_watch import MemoryWatch
 from unisono.train.passes import PassWatch
 from unisono.train.run import Run
 from unisono.train.schedule import Schedule
+from unisono.train.speed_report import SpeedReport
 from unisono.train.step import Step
 from unisono.train.surroundings import surroundings
 from unisono.train.tally import Tally
@@ -76,15 +77,17 @@ class FitUnderWay:
         self._kept_step: int | None = None
         self._has_skipped = False
         self._memory, self._has_memory = MemoryWatch(run.device, run.team), not run.device.is_host
+        self._speed: SpeedReport | None = None
         self.end_step = run.position.step
         self.has_ended = False
+        self.speed: Mapping[str, Any] | None = None
         self.model: nn.Module = run.model
         self.optimizer: Optimizer = run.optimizer
 
     def go_through(self, computing: AbstractContextManager[None]) -> Summary:
         """Compute all steps within `computing`. Collective: every rank calls it."""
         run, plan = self._run, self._plan
-        steps = run.begin_loop(plan, observer=self)
+        steps = run.begin_loop(plan, observer=self, loss=self._loss)
         self.end_step = plan.totals.end_step(plan.samples, run.position)
         try:
             if not run.is_ahead and run.last.get("stopped_by") not in self._callbacks.names:
@@ -150,8 +153,9 @@ class FitUnderWay:
         """See :class:`Fit`."""
         run, plan = self._run, self._plan.samples
         return {
-            "steps_per_epoch": plan.steps_per_epoch,
-            "num_samples": plan.num_samples,
+            # 0 where nobody knows.
+            "steps_per_epoch": 0 if plan.is_endless else plan.steps_per_epoch,
+            "num_samples": 0 if plan.is_endless else plan.num_samples,
             "batch_size": plan.batch_size,
             "shards": plan.shards,
             "seed": plan.seed,
@@ -169,7 +173,7 @@ class FitUnderWay:
     def times(self, rank: int, step: int) -> Times | None:
         """See :class:`Fit`."""
         times = self._run.team.times(rank, step)
-        return None if times is None else Times._make(times)
+        return None if times is None else Times._make(times[: len(Times._fields)])
 
     def memory(self, rank: int) -> DeviceMemory | None:
         """See :class:`Fit`."""
@@ -212,6 +216,15 @@ class FitUnderWay:
             # The launcher ends this process in the pause.
             self._fail(interruption(signum))
 
+    def note_speed(self, report: SpeedReport) -> None:
+        """See :class:`Observer`."""
+        self._speed, self.speed = report, report.as_json
+
+    def after_audit(self, audit: Audit) -> None:
+        """See :class:`Observer`."""
+        if self._has_begun and not self._is_over:
+            self._callbacks.call("on_audit", self, audit)
+
     def _before(self, step: Step) -> None:
         """Tell callbacks what has changed since the last step, and that one begins."""
         if not self._has_begun:
@@ -230,7 +243,9 @@ class FitUnderWay:
             shards = step.shards
             for batch in self._passes.timed(shards) if self._passes.is_watching else shards:
                 step.backward(self._loss(step.model, batch))
-        if self._passes.is_watching and (advice := self._passes.advice()):
+        if not self._passes.is_watching:
+            return
+        if advice := self._passes.advice(self.end_step - self.step):
             self.say(advice)
 
     def _after(self, step: Step) -> None:
@@ -292,6 +307,8 @@ class FitUnderWay:
             if self._validation.newest is None:
                 self._validate(f"step {self.step}")
         summary = self._summary()
+        if summary.slowness:
+            self.say(summary.slowness)
         if self._has_begun:
             self._check_membership()
             self._look_for_checkpoints()
@@ -305,8 +322,12 @@ class FitUnderWay:
         run, tally = self._run, self._tally
 
         def speak() -> bytes:
-            digest = digest_of(run.model, run.optimizer)
-            return json.dumps({"digest": digest, "seconds": tally.seconds(run.position)}).encode()
+            found = {
+                "digest": digest_of(run.model, run.optimizer),
+                "seconds": tally.seconds(run.position),
+                "slowness": "" if self._speed is None else self._speed.line,
+            }
+            return json.dumps(found).encode()
 
         heard = run.joint_calls.hear_leader(speak, "summary")
         samples = tally.samples_until(run.position)

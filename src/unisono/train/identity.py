@@ -52,7 +52,7 @@ def identity(
         "batch_size": plan.batch_size,
         "sampler": plan.sampler,
         "shuffle": plan.shuffle,
-        "dataset length": plan.num_samples,
+        "dataset length": None if plan.is_endless else plan.num_samples,
         **({} if device.is_host else {TF32: tf32_in_words(None)}),
         **fixed,
         "threads": threads_per_worker(),

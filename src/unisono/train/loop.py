@@ -25,8 +25,12 @@ from unisono.exchange.protocol import Exchange
 from unisono.forbidden import collectives_watched
 from unisono.stages.stage_worker import StageWorker
 from unisono.step.engine import StepEngine
+from unisono.step.phase_timers import PhaseTimers
+from unisono.step.run_delay import RunDelay
 from unisono.step.staged_engine import StagedEngine
 from unisono.train.alternation import open_loop
+from unisono.train.audited_boundary import AuditedBoundary
+from unisono.train.audited_step import next_step
 from unisono.train.boundary import Boundary
 from unisono.train.bubble import tell_bubble
 from unisono.train.compiling import every_shape_compiled
@@ -37,6 +41,7 @@ from unisono.train.mixed_devices import SpeedBalance
 from unisono.train.order import begin_epoch, check_order
 from unisono.train.out_of_memory import memory_explained
 from unisono.train.run_context import RunContext
+from unisono.train.speed_watch import SpeedWatch
 from unisono.train.start import tell_over
 from unisono.train.step import Step
 from unisono.workers.launcher_messages import Live, Passed
@@ -75,10 +80,13 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         ) as opened,
     ):
         check_order(run, plan.samples)
+        make_step = Step if run.options.audit_every is None else next_step
         balance = SpeedBalance(run, boundary.engine, plan.samples.batch_size)
+        watch = SpeedWatch(run, boundary, plan)
         while True:
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
+                watch.finish()
                 if isinstance(boundary.engine, StagedEngine):
                     tell_bubble(run, boundary.engine)
                 return
@@ -91,15 +99,17 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 continue
             if balance.is_needed:
                 balance.before_step()
-            step = Step(boundary, plan.samples, loader, run.kept.position)
+            step = make_step(boundary, plan.samples, loader, run.kept.position)
             yield step
             opened.check_is_inmost()
             step.check_finished()
             if not step.is_done:
                 boundary.undo()
                 is_agreed = boundary.engine.is_staged
-            elif balance.is_needed:
+                continue
+            if balance.is_needed:
                 balance.after_step(step.num_samples)
+            watch.after_step(step.num_samples)
 
 
 @contextmanager
@@ -121,14 +131,19 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
             stack.enter_context(deterministic_kernels(run.is_deterministic))
             stack.enter_context(every_shape_compiled())
             stack.enter_context(collectives_watched())
+            timers = PhaseTimers(RunDelay() if run.team.size > 1 else None)
+            stack.callback(timers.close)
             with memory_explained(run, "start of the loop"):
-                run.engine = engine = _engine(run, plan, live)
+                run.engine = engine = _engine(run, plan, live, timers)
             stack.callback(engine.exchange.unbind)
             stack.callback(engine.drop_copies)
             interrupts = Interrupts()
             if run.checkpoints is not None and run.team.supervisor.is_alone:
                 interrupts = stack.enter_context(gentle_interrupts(run.say))
-            boundary = Boundary(run, engine, plan.samples, interrupts)
+            if run.options.audit_every is None:
+                boundary = Boundary(run, engine, plan.samples, interrupts)
+            else:
+                boundary = AuditedBoundary(run, engine, plan, interrupts)
             if live is not None and live.loop is not None:
                 boundary.undo()
                 run.team.faults.meet("join", kept.position.step)
@@ -146,7 +161,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
         run.joint_calls.leave_loop(end if has_ended else None)
 
 
-def _engine(run: RunContext, plan: LoopPlan, live: Live | None) -> StepEngine:
+def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers) -> StepEngine:
     """Bind the model to what carries gradients."""
     model, optimizer = run.kept.model, run.kept.optimizer
     exchange = chosen(run.options.exchange, run.device)(
@@ -166,6 +181,7 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None) -> StepEngine:
         "clipping": run.options.clipping,
         "scaling": run.scaling,
         "is_deterministic": run.is_deterministic,
+        "timers": timers,
         "others": run.other_devices,
     }
     if run.team.num_stages == 1:

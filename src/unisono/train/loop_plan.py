@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.data.collating import Collate
+from unisono.data.data_reading import Reading
 from unisono.data.fetch import Fetch, fetcher
 from unisono.data.loader import Loader
 from unisono.device import Device
@@ -39,6 +40,18 @@ class LoopPlan:
 
     def __post_init__(self) -> None:
         check_whole("loader_workers", self.loader_workers, at_least=0)
+
+    @classmethod
+    def of(cls, reading: Reading, samples: SamplePlan, totals: Totals) -> LoopPlan:
+        """Plan a loop over what a program reads."""
+        return cls(
+            reading.dataset,
+            samples,
+            totals,
+            reading.loader_workers,
+            reading.collate_fn,
+            reading.pin_memory,
+        )
 
     def fetch(self) -> Fetch:
         """Make the function that reads batches; raises as :func:`fetcher` does."""

@@ -1,11 +1,12 @@
-"""torchmetrics objects in an evaluation: every shard updates copies of its own.
+"""Metrics in an evaluation: torchmetrics objects, or functions of all rows (``row_metrics.py``).
 
 ::
 
     Metrics.start ─► ShardMetrics, one a shard ─► states ─► all workers ─► Metrics.finish ─► results
 
-Every worker computes the results from the same merged state, so they have the same bits everywhere.
-torchmetrics is never imported here: if a program has an object of it, it is loaded.
+Every shard updates copies of its own of torchmetrics objects. Every worker computes the results
+from the same merged state, so they have the same bits everywhere. torchmetrics is never imported
+here: if a program has an object of it, it is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from torch import nn
 from unisono.device import HOST, Device
 from unisono.plan.samples import SamplePlan
 from unisono.train.metric_states import MetricState, Reduction, States, merged
+from unisono.train.row_metrics import RowFunction, RowMetrics, ShardRows, plain
 from unisono.train.sweep import Forward
+from unisono.workers.team import Team
 
 
 def outputs_and_targets(model: nn.Module, batch: Any) -> Any:
@@ -45,7 +48,8 @@ class Metrics:
     """The metrics of one evaluation. Final.
 
     Args:
-        metrics: torchmetrics objects by name, or a ``MetricCollection``; they are copied.
+        metrics: torchmetrics objects by name, or a ``MetricCollection``; they are copied. By name
+            there may be functions of all rows as well.
         forward: (model, batch) → what they are updated with: a tuple, a dict by name, or one thing.
 
     Raises:
@@ -54,8 +58,11 @@ class Metrics:
 
     def __init__(self, metrics: Any, forward: Forward) -> None:
         self._forward = forward
-        self._template = _collection(metrics)
-        self._template.reset()
+        functions, metrics = _taken_apart(metrics)
+        self._of_rows = RowMetrics(functions) if functions else None
+        self._template = _collection(metrics) if metrics else None
+        if self._template is not None:
+            self._template.reset()
         for _, metric in _metrics_in(self._template):
             # A program may have a process group besides; states are exchanged by us.
             metric.distributed_available_fn = lambda: False
@@ -63,26 +70,39 @@ class Metrics:
     @property
     def facts(self) -> dict[str, str]:
         """What workers must agree on."""
-        return {path: type(metric).__name__ for path, metric in _metrics_in(self._template)}
+        kinds = {path: type(metric).__name__ for path, metric in _metrics_in(self._template)}
+        return kinds | ({} if self._of_rows is None else self._of_rows.facts)
 
     def start(self, device: Device) -> ShardMetrics:
         """Begin the metrics of one shard, which is computed on `device`."""
-        return ShardMetrics(copy.deepcopy(self._template).to(device.torch), self._forward)
+        collection = copy.deepcopy(self._template)
+        return ShardMetrics(
+            None if collection is None else collection.to(device.torch),
+            None if self._of_rows is None else ShardRows(),
+            self._forward,
+        )
 
-    def finish(self, shards: Mapping[int, States], plan: SamplePlan) -> dict[str, Any]:
-        """Compute the results for the whole dataset.
+    def finish(self, shards: Mapping[int, States], plan: SamplePlan, team: Team) -> dict[str, Any]:
+        """Compute the results for the whole dataset. Collective.
 
         Args:
             shards: by shard, the states of those that have samples.
             plan: of the dataset.
+            team: the workers.
 
         Returns:
             By name, a number, or a list where there are several.
 
         Raises:
             TypeError: a result is nothing of that kind.
+            Exception: what a function has raised.
         """
-        whole = copy.deepcopy(self._template).to(HOST)
+        found = {} if self._template is None else self._finish_template(shards, plan)
+        return found if self._of_rows is None else found | self._of_rows.finish(shards, plan, team)
+
+    def _finish_template(self, shards: Mapping[int, States], plan: SamplePlan) -> dict[str, Any]:
+        template: Any = self._template
+        whole = copy.deepcopy(template).to(HOST)
         num_parts = sum(
             plan.shard_size(batch, shard) > 0
             for batch in range(plan.steps_per_epoch)
@@ -93,19 +113,23 @@ class Metrics:
             for name, state in merged(held, _reductions(metric), plan).items():
                 setattr(metric, name, state)
             metric._update_count = num_parts
-        return {name: _plain(name, value) for name, value in whole.compute().items()}
+        return {name: plain(name, value) for name, value in whole.compute().items()}
 
 
 class ShardMetrics:
     """The metrics of one shard. Final; made by :meth:`Metrics.start`."""
 
-    def __init__(self, collection: Any, forward: Forward) -> None:
-        self._collection, self._forward = collection, forward
+    def __init__(self, collection: Any, rows: ShardRows | None, forward: Forward) -> None:
+        self._collection, self._rows, self._forward = collection, rows, forward
         self._ends: dict[tuple[str, str], list[int]] = {}
 
-    def update(self, model: nn.Module, batch: Any) -> None:
+    def update(self, model: nn.Module, batch: Any, num_samples: int) -> None:
         """Take notice of a part."""
         found = self._forward(model, batch)
+        if self._rows is not None:
+            self._rows.add(found, num_samples)
+        if self._collection is None:
+            return
         if isinstance(found, Mapping):
             self._collection.update(**found)
         else:
@@ -121,7 +145,8 @@ class ShardMetrics:
         Raises:
             TypeError: a state holds something else than tensors.
         """
-        return {
+        rows = {} if self._rows is None else self._rows.states()
+        return rows | {
             path: {
                 name: self._state(path, name, getattr(metric, name), default)
                 for name, default in metric._defaults.items()
@@ -143,11 +168,32 @@ class ShardMetrics:
         return MetricState(tensors, (ends if has_grown else []) if is_list else None)
 
 
+def _taken_apart(metrics: Any) -> tuple[dict[str, RowFunction], Any]:
+    """Tell functions from what torchmetrics computes; gives both, None for the second if none."""
+    if not isinstance(metrics, Mapping) or isinstance(metrics, _kinds()):
+        return {}, metrics
+    functions = {name: one for name, one in metrics.items() if _is_function(one)}
+    others = {name: one for name, one in metrics.items() if name not in functions}
+    return functions, others if others or not functions else None
+
+
+def _is_function(metric: Any) -> bool:
+    return callable(metric) and not isinstance(metric, (nn.Module, type, *_kinds()))
+
+
+def _kinds() -> tuple[type, ...]:
+    torchmetrics: Any = sys.modules.get("torchmetrics")
+    return (torchmetrics.Metric, torchmetrics.MetricCollection) if torchmetrics else ()
+
+
 def _collection(metrics: Any) -> Any:
     """Copy metrics into a collection in which each has states of its own."""
     torchmetrics: Any = sys.modules.get("torchmetrics")
-    kinds = (torchmetrics.Metric, torchmetrics.MetricCollection) if torchmetrics else ()
-    wanted = 'torchmetrics objects by name, such as `{"f1": MulticlassF1Score(10)}`'
+    kinds = _kinds()
+    wanted = (
+        "torchmetrics objects or functions of (outputs, targets), by name, such as "
+        '`{"f1": MulticlassF1Score(10)}`'
+    )
     if isinstance(metrics, Mapping) and not isinstance(metrics, kinds):
         for name, metric in metrics.items():
             if not isinstance(metric, kinds):
@@ -172,6 +218,8 @@ def _collection(metrics: Any) -> Any:
 
 def _metrics_in(collection: Any) -> Iterator[tuple[str, Any]]:
     """Give every metric of a collection, those within others too, by its path."""
+    if collection is None:
+        return iter(())
     kind = sys.modules["torchmetrics"].Metric
     return ((path, each) for path, each in collection.named_modules() if isinstance(each, kind))
 
@@ -184,18 +232,3 @@ def _reductions(metric: Any) -> dict[str, Reduction]:
         utilities.dim_zero_cat: "cat",
     }
     return {name: words.get(how, how) for name, how in metric._reductions.items()}
-
-
-def _plain(name: str, value: Any) -> Any:
-    """Make plain numbers of a result: one, or lists of them in lists."""
-    if isinstance(value, torch.Tensor) and not value.is_complex():
-        return float(value) if value.numel() == 1 else value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [_plain(name, each) for each in value]
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"the result of a metric must be numbers, but that of {name!r} is of type "
-            f"{type(value).__name__}: compute it from the rows that `predict` gives."
-        ) from None

@@ -12,7 +12,7 @@ from typing import Any
 from unisono.data.epoch_order import EpochOrder, Sampler
 from unisono.data.length import is_stream, length_of
 from unisono.errors import MismatchError
-from unisono.plan.samples import SamplePlan
+from unisono.plan.samples import ENDLESS, SamplePlan
 from unisono.train.run_context import RunContext
 from unisono.whole import check_whole
 
@@ -25,6 +25,7 @@ def plan_samples(
     *,
     shards: int,
     seed: int,
+    may_be_endless: bool = False,
 ) -> SamplePlan:
     """Plan which samples are computed where; arguments as of :meth:`unisono.Run.steps`.
 
@@ -34,6 +35,13 @@ def plan_samples(
     """
     batch_size = check_whole("batch_size", batch_size, at_least=1)
     length = length_of(dataset)
+    if length == ENDLESS and not may_be_endless:
+        raise TypeError(
+            f"the dataset must have a length where epochs are counted or every sample is to come "
+            f"once, but {type(dataset).__name__} is an IterableDataset without `__len__`: train "
+            f"with `steps=` alone, give it a `__len__` that says how many samples it gives each "
+            f"time, or read it into a list."
+        )
     if is_stream(dataset):
         _check_order_is_its_own(dataset, shuffle, sampler)
         shuffle = False
@@ -47,6 +55,14 @@ def plan_samples(
         )
     order = sampler if isinstance(sampler, EpochOrder) else EpochOrder(sampler, seed, length)
     return SamplePlan(order.num_samples, batch_size, shards, False, seed, order.name, order)
+
+
+def no_epochs(name: str) -> ValueError:
+    """Refuse an interval in epochs for a stream that does not say how many samples it has."""
+    return ValueError(
+        f"`{name}` must be in steps where the dataset has no length, as then no epoch ends, but is "
+        f"in epochs: say a number of steps, or give the dataset a `__len__`."
+    )
 
 
 def facts_of_order(samples: SamplePlan, epoch: int) -> dict[str, str]:

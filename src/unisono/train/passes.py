@@ -23,6 +23,7 @@ from unisono.data.fork import said_by_fork
 from unisono.world import World
 
 SLOWER_BY = 1.2
+WORTH_S = 30.0  # of a run's time, or nobody has to know
 LONGEST_S = 10.0  # others wait for rank 0 meanwhile
 _WARMUP_STEPS = 3
 _TIMED_STEPS = 5
@@ -69,8 +70,12 @@ class PassWatch:
         if self._steps_to_go <= _TIMED_STEPS:
             self._timed.append((num_passes, seconds))
 
-    def advice(self) -> str | None:
-        """Count a step; after the last one that is watched, say whether fewer shards are faster."""
+    def advice(self, steps_to_go: float = math.inf) -> str | None:
+        """Count a step; after the last one that is watched, say whether fewer shards are faster.
+
+        Args:
+            steps_to_go: after it; where they take little time in all, nothing is measured or said.
+        """
         self._steps_to_go -= 1
         self.is_watching = self._steps_to_go > 0
         batches, self._batches = self._batches, []
@@ -78,9 +83,13 @@ class PassWatch:
             return None
         # A short last batch may leave fewer of this worker's shards with samples, or none.
         best_s = min(seconds for num_passes, seconds in self._timed if num_passes == len(batches))
+        if best_s * steps_to_go < WORTH_S:
+            return None
         longest_s = 10 * _TIMED_STEPS * best_s + 1.0
         together_s = in_a_fork(lambda: self._time_together(batches), longest_s)
         if not together_s or best_s < SLOWER_BY * together_s:
+            return None
+        if (best_s - together_s) * steps_to_go < WORTH_S:
             return None
         workers = self._world.world_size
         return (

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.data.collating import Collate
+from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import AUTO, drawn_without_seed
@@ -37,7 +38,7 @@ from unisono.train.checkpoints import Checkpoints
 from unisono.train.identity import fixed_by
 from unisono.train.loop import steps_of
 from unisono.train.loop_plan import LoopPlan
-from unisono.train.order import plan_samples
+from unisono.train.order import no_epochs, plan_samples
 from unisono.train.out_of_memory import explained
 from unisono.train.run_context import Observer, RunContext
 from unisono.train.run_options import RunOptions
@@ -112,6 +113,10 @@ class Run:
             deterministic kernels while this computes, its switches are put back after, and an
             operation that has none raises :class:`unisono.NondeterministicError`. False: torch's
             switches stay as the program has them. On the CPU it changes nothing.
+        audit_every: every so many steps, each worker computes the shards of another again, and
+            replicas are compared, so that bits which memory or a processor got wrong are found: the
+            worker is named and replaced, and the run goes back to where all was right. None: never.
+            A line says once with which interval this takes at most 1 % of the time.
 
     Attributes:
         shards: S.
@@ -149,6 +154,7 @@ class Run:
         exact: bool = True,
         balance: Balance = BY_MEMORY,
         shards_in_flight: int | None = None,
+        audit_every: int | None = None,
     ) -> None:
         self._set_up(model, optimizer, RunOptions.among(locals()))
 
@@ -167,8 +173,16 @@ class Run:
         self.seed = options.seed
         self.device, *others = devices_of(options.device, options.devices, self.world)
         name_of_exchange(options.exchange, self.device)  # refuses what does not fit
-        check_stages(self.team, model, self.device, options.exchange, 1 + len(others))
+        check_stages(
+            self.team,
+            model,
+            self.device,
+            options.exchange,
+            1 + len(others),
+            options.audit_every,
+        )
         check_contents(model, optimizer, self.device)
+        options.check_audits(self.device)
         options.clipping.check_fits(optimizer)
         scaling = LossScaling.of(options.grad_scaler, optimizer)
         self.model, self.optimizer = model, optimizer
@@ -258,7 +272,7 @@ class Run:
         self,
         dataset: Any,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         epochs: int | None = None,
         steps: int | None = None,
         shuffle: bool | None = None,
@@ -272,10 +286,13 @@ class Run:
         Collective: every rank calls it and uses every step, in the same order.
 
         Args:
-            dataset: map-style, or an IterableDataset with a length, which every worker reads
-                whole from its start, if it has no method ``shard(index, num_shards)`` that gives
-                one shard's part; the same on every worker.
-            batch_size: samples of one global batch, all workers together.
+            dataset: map-style, or an IterableDataset, which every worker reads whole from its
+                start, if it has no method ``shard(index, num_shards)`` that gives one shard's part;
+                the same on every worker. Without a length it has one epoch, and `steps` says when
+                the run ends. Or a DataLoader of torch, from which
+                its dataset, order and `collate_fn`, its batch size (as that of a global batch) and
+                its number of processes are taken.
+            batch_size: samples of one global batch, all workers together; None: the loader's.
             epochs: how many epochs the run has in total.
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
             shuffle: whether each epoch has an order of its own; None: it has, if no sampler is
@@ -295,21 +312,35 @@ class Run:
             MismatchError: the workers do not agree.
             CheckpointError: the newest checkpoint belongs to another run.
         """
-        samples = self.plan(dataset, batch_size, shuffle, sampler)
-        totals = Totals(epochs, steps)
-        return self.begin_loop(
-            LoopPlan(dataset, samples, totals, loader_workers, collate_fn, pin_memory)
+        reading = Reading.of(
+            dataset,
+            batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            loader_workers=loader_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
         )
+        samples = self.plan(reading, may_be_endless=epochs is None)
+        return self.begin_loop(LoopPlan.of(reading, samples, Totals(epochs, steps)))
 
     def begin_loop(
-        self, plan: LoopPlan, observer: Observer | None = None
+        self,
+        plan: LoopPlan,
+        observer: Observer | None = None,
+        loss: Callable[[nn.Module, Any], Any] | None = None,
     ) -> Generator[Step, None, None]:
         """Begin a loop; see :meth:`steps`.
 
         Args:
             plan: what it goes over.
             observer: follows the run from here on; None: whoever did before.
+            loss: takes (model, batch) to a loss, to look for what is not finite; None: not known.
         """
+        every = self._context.options.every
+        if plan.samples.is_endless and every is not None and every.epochs is not None:
+            raise no_epochs("checkpoint_every")
+        self._context.loss = loss
         if observer is not None:
             self._context.observer = observer
         if not self.device.is_host:
@@ -333,16 +364,16 @@ class Run:
         self.last.pop("stopped_at", None)
         self._context.goes_on = True
 
-    def plan(
-        self,
-        dataset: Any,
-        batch_size: int,
-        shuffle: bool | None,
-        sampler: Sampler | None = None,
-    ) -> SamplePlan:
+    def plan(self, reading: Reading, *, may_be_endless: bool = False) -> SamplePlan:
         """Plan which samples are computed where; raises as :meth:`steps` does."""
         return plan_samples(
-            dataset, batch_size, shuffle, sampler, shards=self.shards, seed=self.seed
+            reading.dataset,
+            reading.batch_size,
+            reading.shuffle,
+            reading.sampler,
+            shards=self.shards,
+            seed=self.seed,
+            may_be_endless=may_be_endless,
         )
 
     def explained(self, error: Exception, phase: str, batch_size: int) -> Exception:

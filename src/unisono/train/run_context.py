@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import nn
+
+from unisono.callbacks.callback import Audit
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import Device
 from unisono.exchange.run_memory import RunMemory
@@ -16,6 +19,7 @@ from unisono.step.engine import StepEngine
 from unisono.step.scaling import LossScaling
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.run_options import RunOptions
+from unisono.train.speed_report import SpeedReport
 from unisono.train.totals import Totals
 from unisono.workers.joint_calls import JointCalls
 from unisono.workers.team import Team
@@ -33,6 +37,12 @@ class Observer(Protocol):
     def before_pause(self) -> None:
         """Called on every worker before all stop between two steps, maybe for good."""
 
+    def note_speed(self, report: SpeedReport) -> None:
+        """Called on the leader now and then, and at the end, with what slows the steps."""
+
+    def after_audit(self, audit: Audit) -> None:
+        """Called on every worker after a step was audited, or its audit found something."""
+
 
 class Unobserved:
     """The :class:`Observer` of custom training loops: messages go to the standard error. Final."""
@@ -45,6 +55,14 @@ class Unobserved:
         """See :class:`Observer`."""
 
     def before_pause(self) -> None:
+        """See :class:`Observer`."""
+
+    def note_speed(self, report: SpeedReport) -> None:
+        """See :class:`Observer`."""
+        if report.is_final and report.line:
+            say(report.line)
+
+    def after_audit(self, audit: Audit) -> None:
         """See :class:`Observer`."""
 
 
@@ -61,6 +79,7 @@ class RunContext:
         scaling: how losses are scaled; None: not at all.
         checkpoints: where they go; None: nowhere.
         observer: who follows the run now.
+        loss: computes a batch's loss; None in loops where the program does that.
         engine: computes the steps of the loop under way; None between loops.
         memory: of the newest loop.
         plan: which samples the epoch under way has.
@@ -75,6 +94,7 @@ class RunContext:
             loop.
         has_told_slow: whether it was said that samples are not compared.
         has_told_inexact: whether it was said that results may differ from one run to the next.
+        has_told_cost: whether it was said what audits cost.
     """
 
     options: RunOptions
@@ -88,6 +108,7 @@ class RunContext:
     other_devices: Sequence[Device] = ()
     checkpoints: Checkpoints | None = None
     observer: Observer = field(default_factory=Unobserved)
+    loss: Callable[[nn.Module, Any], Any] | None = None
     engine: StepEngine | None = None
     memory: RunMemory | None = None
     plan: SamplePlan | None = None
@@ -99,6 +120,7 @@ class RunContext:
     kinds: dict[int, str] | None = None
     has_told_slow: bool = False
     has_told_inexact: bool = False
+    has_told_cost: bool = False
 
     def say(self, line: str) -> None:
         """Show the user one line."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from unisono.checkpoint.every import Every
-from unisono.device import AUTO
+from unisono.device import AUTO, Device
 from unisono.exchange.choice import check_exchange
 from unisono.plan.samples import NUM_SEEDS
 from unisono.plan.shards import assign
@@ -51,6 +51,7 @@ class RunOptions:
     exact: bool = True
     balance: Balance = BY_MEMORY
     shards_in_flight: int | None = None
+    audit_every: int | None = None
     clipping: Clipping = field(init=False)
     every: Every | None = field(init=False, default=None)
 
@@ -69,6 +70,8 @@ class RunOptions:
         if self.shards_in_flight is not None:
             in_flight = check_whole("shards_in_flight", self.shards_in_flight, at_least=1)
             self._set("shards_in_flight", in_flight)
+        if self.audit_every is not None:
+            self._set("audit_every", check_whole("audit_every", self.audit_every, at_least=1))
         if self.checkpoint_every is not None:
             if self.directory is None:
                 raise ValueError(
@@ -105,6 +108,18 @@ class RunOptions:
                 f"devices."
             )
         return shards
+
+    def check_audits(self, device: Device) -> None:
+        """Refuse audits of what need not have the same bits again.
+
+        Raises:
+            ValueError: on this device, kernels need not be deterministic.
+        """
+        if self.audit_every is not None and not self.exact and not device.is_host:
+            raise ValueError(
+                f"`exact` must be True where `audit_every` is given, but is False on "
+                f"{device.name}: an audit computes again and compares bits. Leave one of them out."
+            )
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

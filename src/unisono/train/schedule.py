@@ -79,6 +79,12 @@ class Schedule:
         """Whether it looks at what a validation found."""
         return isinstance(self._scheduler, ReduceLROnPlateau)
 
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether it steps when an epoch ends."""
+        has_one = self._scheduler is not None and not self.needs_validation
+        return has_one and self._interval == "epoch"
+
     def after_step(self) -> None:
         """Take notice of a step that is done."""
         if self._scheduler is not None and self._interval == "step":
@@ -86,9 +92,8 @@ class Schedule:
 
     def after_epoch(self) -> None:
         """Take notice of an epoch that is done."""
-        if self._scheduler is None or self._interval != "epoch" or self.needs_validation:
-            return
-        self._scheduler.step()
+        if self._scheduler is not None and self.counts_epochs:
+            self._scheduler.step()
 
     def after_validation(self, means: Mapping[str, Any]) -> None:
         """Take notice of what a validation found."""

@@ -10,7 +10,12 @@ from unisono.workers.team import Team
 
 
 def check_stages(
-    team: Team, model: nn.Module, device: Device, exchange: str, num_devices: int
+    team: Team,
+    model: nn.Module,
+    device: Device,
+    exchange: str,
+    num_devices: int,
+    audit_every: int | None,
 ) -> None:
     """Refuse what cannot be computed in stages.
 
@@ -20,6 +25,7 @@ def check_stages(
         device: where this worker computes.
         exchange: what the program asks for.
         num_devices: on how many devices this worker computes.
+        audit_every: whether parts are computed again by other workers.
 
     Raises:
         ValueError: something does not fit.
@@ -36,6 +42,11 @@ def check_stages(
         raise ValueError(
             f"`devices` must be left out where workers compute stages of a model, but names "
             f"{num_devices}: leave out one of `devices` and `--stages`."
+        )
+    if audit_every is not None:
+        raise ValueError(
+            f"`audit_every` must be left out where workers compute stages of a model, but is "
+            f"{audit_every}: leave out one of `audit_every` and `--stages`."
         )
     name = name_of_exchange(exchange, device)
     if name != SHARED:

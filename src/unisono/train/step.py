@@ -10,16 +10,18 @@ from types import TracebackType
 from typing import Any
 
 from unisono.data.loader import Loader, Place
+from unisono.errors import NonFiniteLossError
 from unisono.plan.samples import SamplePlan
 from unisono.stages.pipe import ReplicaBrokenError
 from unisono.state.position import Position
+from unisono.step.non_finite import Cause
 from unisono.step.phase_timers import Phase
 from unisono.train.boundary import Boundary
 from unisono.train.failures import note_place, samples_in_words
 
 
 class Step:
-    """One global batch and the update that it leads to. Made by ``Run.steps``; final.
+    """One global batch and the update that it leads to. Made by ``Run.steps``.
 
     Used as ``with step:``; when the block ends, gradients are summed and parameters updated.
 
@@ -51,6 +53,7 @@ class Step:
         self.is_done = False
         self._boundary, self._engine, self._loader = boundary, boundary.engine, loader
         self.model = self._engine.model
+        self._finish_shard = self._engine.finish_shard
         self._shard_sizes = plan.shard_sizes(self.batch)
         self._waiting: int | None = None
         self._entered = False
@@ -58,7 +61,7 @@ class Step:
         self._done: set[int] = set()
         self._have_all_arrived = False
         self._is_finished = False
-        self._watched = ExitStack()
+        self._watched: ExitStack | None = None
 
     @property
     def loss(self) -> float:
@@ -94,6 +97,8 @@ class Step:
                 self._engine.timers.lap(Phase.LOADING)
             # Whoever was lost meanwhile has left shards, which the others compute now.
             more = self._engine.arrive()
+        if (shard := self._engine.failing_shard) in self._done:
+            yield from self._compute_again(shard)
         self._engine.end_passes()
         self._have_all_arrived = True
 
@@ -119,6 +124,20 @@ class Step:
                 yield batch
         self._check_differentiated()
 
+    def _compute_again(self, shard: int) -> Iterator[Any]:
+        """Give one shard's batch out once more, to find what has made its loss not finite."""
+        with contextlib.suppress(Exception):  # it was read before; the loss is what is told
+            batch = self._read_again(shard)
+            self._engine.non_finite.begin_again(batch)
+            self._waiting = shard
+            yield batch
+            self._waiting = None
+
+    def _read_again(self, shard: int) -> Any:
+        """Prepare for a shard's pass in a step that fails, and read its batch, in this process."""
+        self.model = self._engine.repeat_shard(shard)
+        return self._loader.batch(Place(self.epoch, self.batch, shard), ())
+
     def backward(self, loss: Any) -> None:
         """Differentiate one shard's loss; once for each batch of :attr:`shards`.
 
@@ -132,7 +151,8 @@ class Step:
 
         Raises:
             TypeError, ValueError: it is no such loss.
-            NonFiniteLossError: it is NaN or infinite.
+            NonFiniteLossError: when the block ends: it is NaN or infinite. To find what makes it
+                so, the batch is given out once more.
             NondeterministicError: when the block ends: on an accelerator, an operation has no
                 deterministic form. To find where it is called, the batch is given out once more.
         """
@@ -143,11 +163,14 @@ class Step:
                 "is no batch without its loss now: call it inside the loop over `step.shards`."
             )
         num_samples = self._shard_sizes[shard]
+        if self._engine.non_finite.is_repeating:
+            self._engine.non_finite.take(loss, num_samples)
+            return
         refusals = self._engine.refusals
         if refusals.is_noting:
             refusals.watch(loss)
         try:
-            self._engine.finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
+            self._finish_shard(shard, loss, num_samples, num_samples / self.num_samples)
         except RuntimeError as error:
             if refusals.begin_again(error):
                 return
@@ -176,6 +199,7 @@ class Step:
         self._boundary.begin_step(self.number)
         self._engine.begin(self.number, first)
         if self._engine.is_staged:
+            self._watched = ExitStack()
             self._watched.enter_context(self._engine.watched())
         self._entered = True
         return self
@@ -186,7 +210,8 @@ class Step:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        self._watched.close()
+        if self._watched is not None:
+            self._watched.close()
         self._engine.end_passes()
         self.model = self._engine.model
         if isinstance(error, ReplicaBrokenError):
@@ -205,6 +230,8 @@ class Step:
         self._boundary.go_back()
 
     def _finish(self, error: BaseException | None) -> None:
+        if self._engine.non_finite.is_repeating and isinstance(error, Exception):
+            error = None  # the pass before went well; what it has led to is told instead
         if error is not None or self._engine.refusals.is_noting:
             self._explain_refusal(error)
         if error is not None:
@@ -227,6 +254,10 @@ class Step:
         self._boundary.plan_next()
         try:
             self.means, self.is_done = self._engine.finish()
+        except NonFiniteLossError as raised:
+            if (finding := self._find(raised)) is not None:
+                raise finding.explain(raised) from None
+            raise
         except Exception as raised:
             if isinstance(raised, RuntimeError):
                 self._explain(raised, "update")
@@ -244,8 +275,34 @@ class Step:
         """Say where an operation is called that torch has refused, if that is what went wrong."""
         refusals = self._engine.refusals
         refusals.close()
+        if error is not None:
+            self._engine.non_finite.close()
         if (refused := refusals.explained(error)) is not None:
             raise refused from error
+
+    def _find(self, error: NonFiniteLossError) -> Cause | None:
+        """Find what has made a loss, or gradients, not finite. Collective."""
+        search = self._engine.non_finite
+        finding: Cause | None = None
+        with contextlib.suppress(Exception):  # what is raised here counts less
+            if search.is_repeating and error.shard is not None:
+                place = Place(self.epoch, self.batch, error.shard)
+                finding = search.of_loss(self._loader.indices(place))
+            elif error.shard is None:
+                shards = sorted(self._done) if self._boundary.loss is not None else ()
+                finding = search.of_gradients(shards, self._compute_loss, self._pass)
+        search.close()
+        self._engine.clear_repeated()
+        return self._boundary.hear_finding(finding)
+
+    def _compute_loss(self, shard: int) -> Any:
+        assert self._boundary.loss is not None
+        batch = self._read_again(shard)
+        return self._boundary.loss(self.model, batch)
+
+    def _pass(self, shard: int, returned: Any) -> None:
+        num_samples = self._shard_sizes[shard]
+        self._engine.differentiate_again(returned, num_samples, num_samples / self.num_samples)
 
     def _place(self, error: BaseException) -> str:
         """Say where in the step an exception was raised: in which pass, and over which samples."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,9 +19,9 @@ from unisono.callbacks.event_log import EventLog
 from unisono.callbacks.progress import Progress
 from unisono.callbacks.summary import Summary
 from unisono.data.collating import Collate
+from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.device import AUTO
-from unisono.plan.samples import SamplePlan
 from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.digest import digest_of, digest_of_weights
 from unisono.state.weights import check_weights, save_weights
@@ -28,7 +29,9 @@ from unisono.train.computing import Computing
 from unisono.train.evaluate import evaluate
 from unisono.train.fit import FitUnderWay
 from unisono.train.loop_plan import LoopPlan
+from unisono.train.loss_function import Loss, check_loss
 from unisono.train.metrics import Metrics, outputs_and_targets
+from unisono.train.order import no_epochs
 from unisono.train.passes import PassWatch
 from unisono.train.predict import Predictor, forward_inputs
 from unisono.train.run import Run
@@ -38,8 +41,6 @@ from unisono.train.sweep import Forward, Sweep
 from unisono.train.totals import Totals
 from unisono.train.validation import Validation
 from unisono.whole import check_whole
-
-Loss = Callable[[nn.Module, Any], Any]
 
 
 class Trainer:
@@ -104,6 +105,10 @@ class Trainer:
             deterministic kernels while this computes, its switches are put back after, and an
             operation that has none raises :class:`unisono.NondeterministicError`. False: torch's
             switches stay as the program has them. On the CPU it changes nothing.
+        audit_every: every so many steps, each worker computes the shards of another again, and
+            replicas are compared, so that bits which memory or a processor got wrong are found: the
+            worker is named and replaced, and the run goes back to where all was right. None: never.
+            A line says once with which interval this takes at most 1 % of the time.
         callbacks: what takes notice of the run, see `unisono.callbacks`; progress is always shown,
             and with `directory` there is always an event file.
 
@@ -145,14 +150,10 @@ class Trainer:
         exact: bool = True,
         balance: Balance = BY_MEMORY,
         shards_in_flight: int | None = None,
+        audit_every: int | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
-        if not callable(loss):
-            raise TypeError(
-                f"`loss` must be a function of (model, batch), but is of type "
-                f"{type(loss).__name__}: "
-                f"pass `lambda model, batch: …`, or a function."
-            )
+        check_loss(loss)
         self._computing = Computing(
             precision=precision, channels_last=channels_last, tf32=tf32, compile=compile
         )
@@ -177,7 +178,7 @@ class Trainer:
         self,
         dataset: Any,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         epochs: int | None = None,
         steps: int | None = None,
         validate: Any = None,
@@ -202,13 +203,17 @@ class Trainer:
         phase may end before its totals, give each a trainer and a directory of its own.
 
         Args:
-            dataset: map-style, or an IterableDataset with a length, which every worker reads
-                whole from its start, if it has no method ``shard(index, num_shards)`` that gives
-                one shard's part; the same on every worker.
-            batch_size: samples of one global batch, all workers together.
+            dataset: map-style, or an IterableDataset, which every worker reads whole from its
+                start, if it has no method ``shard(index, num_shards)`` that gives one shard's part;
+                the same on every worker. Without a length it has one epoch, and `steps` says when
+                the run ends. Or a DataLoader of torch, from which
+                its dataset, order and `collate_fn`, its batch size (as that of a global batch) and
+                its number of processes are taken.
+            batch_size: samples of one global batch, all workers together; None: the loader's.
             epochs: how many epochs the run has in total.
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
-            validate: a dataset to evaluate on the way and at the end.
+            validate: a dataset to evaluate on the way and at the end, read as `dataset` is; or a
+                DataLoader.
             validate_every: how often: ``500`` (steps) or ``"2 epochs"``.
             validate_metrics, validate_forward: what else to compute then: `metrics` and `forward`
                 of :meth:`evaluate`.
@@ -238,23 +243,24 @@ class Trainer:
             CheckpointError: the newest checkpoint belongs to another run.
         """
         run = self.run
-        reading: dict[str, Any] = {
+        how: dict[str, Any] = {
             "loader_workers": loader_workers,
             "collate_fn": collate_fn,
             "pin_memory": pin_memory,
         }
-        samples = run.plan(dataset, batch_size, shuffle, sampler)
-        plan = LoopPlan(dataset, samples, Totals(epochs, steps), **reading)
-        metrics: dict[str, Any] = {"metrics": validate_metrics, "forward": validate_forward}
-        self._metrics(**metrics)
-
-        def find_means() -> dict[str, Any]:
-            return self.evaluate(validate, batch_size=batch_size, **metrics, **reading)
-
-        callbacks = Callbacks(self._all_callbacks(), self.directory)
-        validation = Validation(run, None if validate is None else find_means, validate_every)
+        reading = Reading.of(dataset, batch_size, shuffle=shuffle, sampler=sampler, **how)
+        samples = run.plan(reading, may_be_endless=epochs is None)
+        if samples.is_endless and self._schedule.counts_epochs:
+            raise no_epochs("schedule_every")
+        plan = LoopPlan.of(reading, samples, Totals(epochs, steps))
+        measured = self._metrics(validate_metrics, validate_forward)
+        find_means: Callable[[], dict[str, Any]] | None = None
         if validate is not None:
-            run.plan(validate, batch_size, False)
+            validated = reading.of_another(validate).in_dataset_order()
+            run.plan(validated)
+            find_means = functools.partial(self._evaluate, validated, measured, None)
+        callbacks = Callbacks(self._all_callbacks(), self.directory)
+        validation = Validation(run, find_means, validate_every)
         if self._schedule.needs_validation:
             validation.must_be("ReduceLROnPlateau, which looks at validations")
         for callback in callbacks:
@@ -273,7 +279,7 @@ class Trainer:
         self,
         dataset: Any,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         metrics: Any = None,
         forward: Forward = outputs_and_targets,
         loader_workers: int = 0,
@@ -287,13 +293,15 @@ class Trainer:
 
         Args:
             dataset: as for :meth:`fit`; the same on every worker.
-            batch_size: samples of one global batch, all workers together.
-            metrics: torchmetrics objects by name, or a ``MetricCollection``, to compute as well.
-                They are copied: each shard updates copies of its own, whose states are merged. They
-                take a second forward pass.
+            batch_size: samples of one global batch, all workers together; None: the loader's.
+            metrics: by name, what to compute as well. A function, such as ``lambda outputs,
+                targets: roc_auc_score(targets, outputs)``, is called once, on one worker, with the
+                rows of the whole dataset in its order, as tensors on the CPU; every worker holds
+                them. torchmetrics objects, or a ``MetricCollection``, are copied: each shard
+                updates copies of its own, whose states are merged. They take a second forward pass.
             forward: for `metrics`: takes (model, batch) of one shard to what they are updated with,
                 a tuple or a dict by name; by default the model is called with the first part of a
-                pair (inputs, targets), and they get (outputs, targets).
+                pair (inputs, targets), and they get (outputs, targets); functions get rows.
             loader_workers, collate_fn, pin_memory: see :meth:`fit`.
             model: another model to evaluate (the one with averaged weights, say), the same on
                 every worker; None: the one that is trained.
@@ -304,30 +312,25 @@ class Trainer:
             ``math.fsum`` does. Besides, the result of each metric: a number, or lists of them.
 
         Raises:
-            TypeError: `metrics` are none of torchmetrics, or the loss returned something else.
+            TypeError: `metrics` are neither functions nor torchmetrics objects, `forward` gives no
+                rows for functions, or the loss returned something else.
             ValueError: a metric has the name of a mean, or the loss is not a scalar.
         """
-        run = self.run
-        plan = run.plan(dataset, batch_size, False)
-        loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
+        reading = Reading.of(
+            dataset,
+            batch_size,
+            loader_workers=loader_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+        )
         measured = self._metrics(metrics, forward)
-
-        def compute() -> bytes:
-            with self._computing.under_way():
-                sweep = self._sweep(
-                    "evaluate", dataset, plan, model, loader_workers, collate_fn, pin_memory
-                )
-                found = evaluate(sweep, self._loss, measured)
-            return json.dumps(found).encode()
-
-        means: dict[str, Any] = json.loads(run.joint_calls.together("evaluate", compute))
-        return means
+        return self._evaluate(reading.in_dataset_order(), measured, model)
 
     def predict(
         self,
         dataset: Any,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         forward: Forward = forward_inputs,
         path: str | os.PathLike[str] | None = None,
         loader_workers: int = 0,
@@ -341,7 +344,7 @@ class Trainer:
 
         Args:
             dataset: as for :meth:`fit`; the same on every worker.
-            batch_size: samples of one global batch, all workers together.
+            batch_size: samples of one global batch, all workers together; None: the loader's.
             forward: takes (model, batch) of one shard to a tensor, or a tuple or dict of tensors,
                 with one row for each sample; by default the model is called with the batch, or
                 with the first part of a tuple such as (inputs, targets).
@@ -370,10 +373,15 @@ class Trainer:
             MismatchError: this worker replaces a lost one, and cannot be given the rows.
         """
         run = self.run
-        plan = run.plan(dataset, batch_size, False)
-        loader_workers = check_whole("loader_workers", loader_workers, at_least=0)
+        reading = Reading.of(
+            dataset,
+            batch_size,
+            loader_workers=loader_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+        )
         predictor = Predictor(
-            self._sweep("predict", dataset, plan, model, loader_workers, collate_fn, pin_memory),
+            self._sweep("predict", reading.in_dataset_order(), model),
             self._computing.of(forward, self.run.device),
             None if path is None else Path(path),
             run.say,
@@ -432,29 +440,33 @@ class Trainer:
         """Where checkpoints are kept; from the first `fit` on the same on every worker."""
         return None if self.run.checkpoints is None else self.run.checkpoints.directory
 
-    def _sweep(
-        self,
-        name: str,
-        dataset: Any,
-        plan: SamplePlan,
-        model: nn.Module | None,
-        loader_workers: int,
-        collate_fn: Collate | None,
-        pin_memory: bool,
-    ) -> Sweep:
+    def _evaluate(
+        self, reading: Reading, measured: Metrics | None, model: nn.Module | None
+    ) -> dict[str, Any]:
+        def compute() -> bytes:
+            with self._computing.under_way():
+                sweep = self._sweep("evaluate", reading, model)
+                found = evaluate(sweep, self._loss, measured)
+            return json.dumps(found).encode()
+
+        means: dict[str, Any] = json.loads(self.run.joint_calls.together("evaluate", compute))
+        return means
+
+    def _sweep(self, name: str, reading: Reading, model: nn.Module | None) -> Sweep:
+        plan = self.run.plan(reading)
         chosen = self._model_or(model)
         # One that is not the trained one may differ between the workers.
         facts = {} if model is None else {"the digest of `model`": digest_of_weights(model)}
         return Sweep(
             chosen,
-            dataset,
+            reading.dataset,
             plan,
             self.run.team,
             self.run.device,
             self.run.fingerprints,
-            loader_workers,
-            collate_fn,
-            pin_memory,
+            check_whole("loader_workers", reading.loader_workers, at_least=0),
+            reading.collate_fn,
+            reading.pin_memory,
             facts,
             lambda error: self.run.explained(error, f"pass of `{name}`", plan.batch_size),
             self.run.is_deterministic,

@@ -39,6 +39,7 @@ INCARNATION_VARIABLE = "UNISONO_INCARNATION"
 RECOVERS_VARIABLE = "UNISONO_RECOVERS"
 # What the user has called, for reports.
 COMMAND_VARIABLE = "UNISONO_COMMAND"
+STARTED_VARIABLE = "UNISONO_STARTED"  # in seconds since 1970
 
 Answer = TypeVar("Answer", bound=messages.ToWorker)
 

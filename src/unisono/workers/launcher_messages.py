@@ -69,6 +69,20 @@ class NoRecovery(Told):
     reason: str
 
 
+class ComputesWrong(Told):
+    """An audit found that a worker computes wrong: it is to be ended and replaced.
+
+    Attributes:
+        rank: which worker.
+        pid: its process; a later one of this rank is not meant.
+        how: how it ends, in words.
+    """
+
+    rank: int
+    pid: int
+    how: str
+
+
 class ComputesOn(Told):
     """The device that the worker computes on, where the launcher has given it a GPU.
 

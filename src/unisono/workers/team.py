@@ -151,7 +151,7 @@ class Team:
         self._line.begun = step + 1
 
     def note_times(self, step: int, times: Sequence[float]) -> None:
-        """Tell the others where this worker spent a step: seven numbers of seconds."""
+        """Tell the others where this worker spent a step: eight numbers of seconds."""
         self._control.set_times(self._rank, step, times)
 
     def times(self, rank: int, step: int) -> tuple[float, ...] | None:

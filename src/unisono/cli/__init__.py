@@ -1,0 +1,45 @@
+"""The command line: parse, call, exit code. One file for each command, or for several alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import unisono
+from unisono.cli.run_command import run
+from unisono.cli.verify_command import verify
+from unisono.cli.views import checkpoints, compare, report, top, where
+from unisono.launch.standard import open_standard_fds
+
+
+class _Commands(click.Group):
+    """The commands; whatever they do, descriptors 0 to 2 are open before."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        open_standard_fds()
+        return super().main(*args, **kwargs)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(unisono.__version__, prog_name="unisono")
+def main() -> None:
+    """Train on all devices of this machine, with the same result on any number of them.
+
+    A script that trains with unisono.Trainer runs alone with `python`, and on several workers
+    with `unisono run`. The weights it ends with are the same, bit for bit.
+
+    \b
+    Examples:
+      unisono run train.py                 one worker for each device
+      unisono run -n 2 train.py --lr 0.1   two workers; --lr goes to the script
+      unisono verify -n 2 ddp.py           do two ranks of any torch program equal one?
+      unisono top runs/mnist               watch a run, live
+      unisono where runs/mnist             which line is every rank at?
+      unisono report runs/mnist            draw what happened in it
+      unisono run --help                   all about it
+    """
+
+
+for _command in (run, verify, checkpoints, top, where, report, compare):
+    main.add_command(_command)

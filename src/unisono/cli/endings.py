@@ -1,0 +1,98 @@
+"""How does a command end? With what it was asked for, or with one sentence and a status."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import click
+
+from unisono.errors import UnisonoError
+
+
+class Refusal(click.ClickException):
+    """Wrong input, told in one sentence."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        """Print the sentence."""
+        click.echo(f"unisono: {self.message}", file=file or sys.stderr)
+
+
+class _Unsaid(Refusal):
+    """What was to be printed could not be, told in one sentence."""
+
+    exit_code = 1
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """Say in one sentence what is refused."""
+    try:
+        yield
+    except (ValueError, UnisonoError) as error:
+        raise Refusal(str(error)) from None
+
+
+@contextlib.contextmanager
+def saying() -> Iterator[None]:
+    """Tell in one sentence that standard output takes nothing; click is quiet after `| head`."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.filename is not None:
+            raise  # of a file, and so not of standard output
+        # Else Python would try once more in the end, and complain in its own words.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        raise _Unsaid(
+            f"standard output must take what is printed, but does not ({error.strerror}): make "
+            "room, or lead it elsewhere."
+        ) from None
+
+
+def check_script(script: str) -> None:
+    """Refuse what is no Python file.
+
+    Raises:
+        Refusal: there is none, or it cannot be read.
+    """
+    if not script:
+        raise Refusal(
+            "SCRIPT must be a Python file, but none is named: use for example "
+            "`unisono run -n 2 train.py`, and see `unisono run --help`."
+        )
+    if os.path.isdir(script):
+        raise Refusal(
+            f"SCRIPT must be a Python file, but {script!r} is a folder: "
+            "name a file in it, or use `-m` with the name of a package."
+        )
+    if not os.path.exists(script):
+        raise Refusal(
+            f"SCRIPT must be a Python file, but {script!r} does not exist in {os.getcwd()!r}: "
+            "check its name, or use `-m` for a module."
+        )
+    if not os.path.isfile(script):
+        raise Refusal(
+            f"SCRIPT must be a file that every worker can read from its beginning, but {script!r} "
+            "is a pipe or a device: write it into a file first."
+        )
+    if not os.access(script, os.R_OK):
+        raise Refusal(
+            f"SCRIPT must be a file you may read, but {script!r} is not: change its permissions."
+        )
+
+
+def leave(status: int) -> NoReturn:
+    """End at once: everything is written, and there is nothing to take down."""
+    for stream in (sys.stdout, sys.stderr):
+        # A script's output has been read by somebody who is gone, say; the status stands.
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)

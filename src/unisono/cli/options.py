@@ -1,0 +1,58 @@
+"""What may stand behind an option? Texts become numbers, or are refused in one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from unisono.cli.endings import Refusal
+from unisono.launch.job import too_many_workers
+
+
+def option(read: Callable[[str], Any], must: str, example: str) -> Callable[..., Any]:
+    """Make the callback of an option whose text `read` refuses with a ValueError."""
+
+    def callback(context: click.Context, param: click.Parameter, value: str | None) -> Any:
+        name = param.opts[0]
+        try:
+            return None if value is None else read(value)
+        except ValueError:
+            raise Refusal(
+                f"`{name}` must be {must}, but is {value!r}: use for example `{name} {example}`."
+            ) from None
+
+    return callback
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def not_negative(text: str) -> int:
+    """Read a whole number of at least 0; raises ValueError."""
+    if not text.isdecimal():
+        raise ValueError
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Read a number of seconds above 0; raises ValueError."""
+    if not 0 < float(text) < math.inf:
+        raise ValueError
+    return float(text)
+
+
+count = option(_positive, "a whole number of at least 1", "2")
+
+
+def num_workers(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Read a number of workers that a machine may be asked for."""
+    number: int | None = count(context, param, value)
+    if number is not None and (reason := too_many_workers(param.opts[0], number)):
+        raise Refusal(reason)
+    return number

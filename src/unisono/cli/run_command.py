@@ -1,0 +1,186 @@
+"""`unisono run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from unisono.c10d.gloo import GLOO, check_backend
+from unisono.cli.endings import check_script, leave, refusing
+from unisono.cli.options import count, not_negative, num_workers, option, seconds
+from unisono.faults import FAULTS_VARIABLE, read_faults
+from unisono.launch.environment import launch_environment
+from unisono.launch.gpus import IN_SHELL
+from unisono.launch.job import MODULE, SCRIPT, Job
+from unisono.launch.placement import Asked, Machine, place_workers
+from unisono.launch.recovery import RESTARTS
+from unisono.launch.run_script import run as run_workers
+from unisono.launch.stalls import TIMEOUT_S
+from unisono.world import threads_per_worker
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False},
+    short_help="Run a script on several workers.",
+)
+@click.option(
+    "-n",
+    "workers",
+    callback=num_workers,
+    metavar="WORKERS",
+    help="How many workers to start. Without it: one for each GPU; without a GPU, one for each "
+    "core, at most 8.",
+)
+@click.option(
+    "--threads",
+    callback=count,
+    metavar="N",
+    help="How many threads each worker computes with; UNISONO_THREADS by default, else 1. "
+    "The number changes the bits of a result, so it does not depend on the number of workers.",
+)
+@click.option(
+    "--restarts",
+    callback=option(not_negative, "a whole number of at least 0", str(RESTARTS)),
+    default=str(RESTARTS),
+    show_default=True,
+    metavar="N",
+    help="How many workers may be lost within a minute; one more ends the run with the first "
+    "failure's explanation. 0: none, and no memory is spent on snapshots.",
+)
+@click.option(
+    "--no-replace",
+    "replaces",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Go on without a worker that is lost, instead of starting another in its place.",
+)
+@click.option(
+    "--stall-timeout",
+    "stall_timeout_s",
+    callback=option(seconds, "a number of seconds above 0", f"{TIMEOUT_S:.0f}"),
+    default=f"{TIMEOUT_S:.0f}",
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a worker that others wait for may stand still before it is ended and made up "
+    "for.",
+)
+@click.option(
+    "--gpus",
+    metavar="LIST",
+    help="The GPUs that workers see, such as `0,3`: numbers or names as `nvidia-smi -L` shows "
+    "them, `all`, or `none` for workers on the CPU. Without it, as CUDA_VISIBLE_DEVICES says. "
+    "Worker 0 takes the first, and so on; a script that chooses its GPU itself calls "
+    "torch.cuda.set_device(LOCAL_RANK).",
+)
+@click.option(
+    "--workers-per-gpu",
+    callback=count,
+    metavar="N",
+    help="How many workers share each GPU, for small models and tests; UNISONO_WORKERS_PER_GPU by "
+    "default, else 1. Worker LOCAL_RANK takes GPU LOCAL_RANK // N.",
+)
+@click.option(
+    "--stages",
+    callback=count,
+    default="1",
+    metavar="N",
+    help="How many workers compute one replica of the model together, each a part of it; N must "
+    "divide the number of workers. The result stays the same.",
+)
+@click.option(
+    "--backend",
+    default=GLOO,
+    show_default=True,
+    metavar="NAME",
+    help="What runs the script's gloo process groups: gloo or unisono, Unisono's own backend. "
+    "torch reports both as gloo, the only backend that many libraries accept on CPUs.",
+)
+@click.option(
+    "--debug",
+    is_flag=True,
+    help="Have torch compare what ranks call (TORCH_DISTRIBUTED_DEBUG=DETAIL), and show where "
+    "native code fails. Slower.",
+)
+@click.option(
+    "-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`."
+)
+@click.argument("script", default="")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(
+    script: str,
+    args: tuple[str, ...],
+    workers: int | None,
+    threads: int | None,
+    is_module: bool,
+    restarts: int,
+    replaces: bool,
+    stall_timeout_s: float,
+    gpus: str | None,
+    workers_per_gpu: int | None,
+    debug: bool,
+    backend: str,
+    stages: int,
+) -> None:
+    """Run SCRIPT with its ARGS on several workers of this machine.
+
+    Every worker is a Python process that runs the script as `python SCRIPT ARGS` would. All that
+    stands behind SCRIPT goes to the script, dashes included.
+
+    A worker that is killed, or that stands still, costs a run with unisono.Trainer nothing: the
+    others go on, a replacement joins them, and the result is the same. If one fails with an
+    exception, the others are ended and the failure is shown once, with its rank.
+
+    A script that makes process groups itself, with torch.distributed.init_process_group, runs as
+    it is: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set, every `init_method`
+    works, whichever port it names, and nothing listens beyond this machine.
+
+    Ctrl-C and SIGTERM finish the step, write a checkpoint where the script has a `directory` for
+    it, and end all workers; the second one ends them at once.
+
+    \b
+    Examples:
+      unisono run train.py                       one worker for each device
+      unisono run -n 4 train.py --epochs 3       four workers
+      unisono run -n 2 --threads 4 train.py      two workers with four threads each
+      unisono run -n 2 -m package.train          a module instead of a file
+      unisono run --gpus 0,3 train.py            two workers, each with a GPU
+      unisono run --workers-per-gpu 2 train.py   two workers for each GPU
+      unisono run --gpus none train.py           on the CPU, one worker for each core
+      unisono run -n 4 --stages 2 train.py       two replicas, each cut in two
+      unisono run --backend unisono ddp.py       its gloo groups run on our backend
+
+    \b
+    Exit status:
+      0     every worker ended well
+      1     an uncaught exception, or what the script passed to sys.exit
+      2     the command line was wrong; nothing was started
+      130   Ctrl-C; 143 SIGTERM; 128 + N a worker was killed by signal N
+    """
+    if not is_module or not script:
+        check_script(script)
+    with refusing():
+        read_faults(os.environ.get(FAULTS_VARIABLE, ""))
+        check_backend("--backend", backend)
+        asked = Asked(workers, gpus, workers_per_gpu, stages)
+        placement = place_workers(IN_SHELL, asked, os.environ, Machine.here())
+        threads = threads_per_worker() if threads is None else threads
+    command = ["unisono", *sys.argv[1:]]
+    job = Job(
+        kind=MODULE if is_module else SCRIPT,
+        target=script,
+        argv=args,
+        environ=launch_environment(os.environ, command, placement.variables, debug=debug),
+        num_workers=placement.num_workers,
+        num_gpus=len(placement.gpus),
+        on_cpu=placement.on_cpu,
+        threads=threads,
+        restarts=restarts,
+        replaces=replaces,
+        stall_timeout_s=stall_timeout_s,
+        backend=backend,
+        stages=stages,
+    )
+    leave(run_workers(job))

@@ -1,0 +1,137 @@
+"""`unisono verify`."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+import click
+
+from unisono.cli.endings import Refusal, check_script, leave, refusing, saying
+from unisono.cli.options import count, num_workers, option, seconds
+from unisono.launch.job import MODULE, SCRIPT
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False},
+    short_help="Check that N ranks train as one.",
+)
+@click.option(
+    "-n",
+    "workers",
+    callback=num_workers,
+    default="2",
+    show_default=True,
+    metavar="RANKS",
+    help="How many ranks to compare with one; at least 2.",
+)
+@click.option(
+    "--steps",
+    callback=count,
+    default="24",
+    show_default=True,
+    metavar="N",
+    help="After how many steps of an optimizer the program is stopped.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    callback=option(seconds, "a number of seconds above 0", "600"),
+    default="300",
+    show_default=True,
+    metavar="SECONDS",
+    help="After how long a run of the program is ended.",
+)
+@click.option(
+    "--resume",
+    "resumes",
+    is_flag=True,
+    help="Stop the program at several steps instead, start it again, and compare every bit with an "
+    "undisturbed run.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option(
+    "-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`."
+)
+@click.argument("script", default="")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def verify(
+    script: str,
+    args: tuple[str, ...],
+    workers: int,
+    steps: int,
+    timeout_s: float,
+    resumes: bool,
+    as_json: bool,
+    is_module: bool,
+) -> None:
+    """Check that SCRIPT trains the same on several ranks as on one.
+
+    SCRIPT is any program that trains with torch: DistributedDataParallel, Accelerate, Lightning
+    Fabric, gradients averaged by hand, or Unisono. It is not edited. A few steps run on RANKS
+    ranks and on one, with the same samples, and what happens is compared: samples, gradients,
+    parameters, buffers, learning rates, random numbers, evaluation.
+
+    The program runs in a copy of the working folder, which is deleted, and prints nothing. It
+    starts as under torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set.
+
+    \b
+    Examples:
+      unisono verify train.py --lr 0.1        two ranks against one; --lr goes to the script
+      unisono verify -n 4 train.py            four ranks against one
+      unisono verify --json train.py > a.json
+      unisono verify --resume -n 2 train.py   does it go on from its checkpoints with the same bits?
+
+    \b
+    Exit status:
+      0     equal, but for rounding
+      1     different: the first ✗ is the cause
+      2     could not be verified, or the command line was wrong
+      130   Ctrl-C; 143 SIGTERM
+    """
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from unisono.launch.job import working_folder
+    from unisono.notices import say
+    from unisono.verify.findings import NOT_VERIFIED, status_of
+    from unisono.verify.findings import as_json as json_of
+    from unisono.verify.findings_table import print_table
+    from unisono.verify.replay import verify_resume
+    from unisono.verify.trials import Limits, Program
+    from unisono.verify.verifier import verify as verify_program
+
+    if not is_module or not script:
+        check_script(script)
+    if workers < 2 and not resumes:
+        raise Refusal(
+            "`-n` must be at least 2, as ranks are compared with one, but is 1: use for example "
+            "`-n 2`."
+        )
+    with refusing():
+        program = Program(MODULE if is_module else SCRIPT, script, args, Path(working_folder()))
+        limits = Limits(steps=steps, timeout_s=timeout_s)
+        try:
+            ask = verify_resume if resumes else verify_program
+            verdict = ask(program, workers, limits, os.environ, say)
+        except OSError as error:
+            raise Refusal(
+                f"a folder for temporary files must take a copy of the working folder, but "
+                f"{error.filename or 'it'!r} does not ({error.strerror}): make room, or set TMPDIR."
+            ) from None
+    if verdict.interrupted_by is not None:
+        leave(128 + verdict.interrupted_by)
+    if verdict.trouble:
+        say(verdict.trouble)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every terminal knows every letter
+    with saying():
+        if as_json:
+            click.echo(json_of(script, verdict.world_sizes, verdict.findings))
+        else:
+            exact = verdict.is_exact
+            print_table(Console(), script, verdict.world_sizes, verdict.findings, is_exact=exact)
+    # Equal as far as it ran is not equal.
+    leave(status_of(verdict.findings) or (NOT_VERIFIED if verdict.trouble else 0))

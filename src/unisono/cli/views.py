@@ -1,0 +1,183 @@
+"""The commands that look at runs: `checkpoints`, `top`, `where`, `report`, `compare`."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+import click
+
+from unisono.cli.endings import Refusal, refusing, saying
+
+
+@click.command(short_help="List the checkpoints of a run.")
+@click.argument("directory")
+def checkpoints(directory: str) -> None:
+    """List the checkpoints in DIRECTORY, newest first, each checked to the last byte.
+
+    DIRECTORY is what the script passed as `Trainer(..., directory=...)`. A run that starts again
+    goes on from the first line that says "whole".
+
+    \b
+    Example:
+      unisono checkpoints runs/mnist
+    """
+    from unisono.checkpoint.run_directory import RunDirectory
+    from unisono.report.follow import run_folder
+
+    try:
+        with refusing():
+            entries = RunDirectory(run_folder(directory)).entries()
+    except OSError as error:
+        raise Refusal(
+            f"the checkpoints in DIRECTORY must be readable, but {error.filename!r} is not: "
+            f"{error.strerror}."
+        ) from None
+    with saying():
+        for entry in entries:
+            state = f"whole, {entry.num_bytes:,} bytes"
+            if entry.trouble:
+                state = f"damaged: {entry.trouble}"
+            click.echo(f"{entry.path.name}  {state}")
+        if not entries:
+            click.echo(f"no checkpoints in {directory}")
+
+
+@click.command(short_help="Watch a run, live.")
+@click.option("--once", is_flag=True, help="Print how it stands, and end; so in a pipe, too.")
+@click.argument("directory")
+def top(directory: str, once: bool) -> None:
+    """Show the run in DIRECTORY: one line for each worker, until it has ended or Ctrl-C.
+
+    DIRECTORY is what the script passes as `Trainer(..., directory=...)`. Nothing is written there,
+    and the run takes no notice.
+
+    Each line has a worker's step, the phase that takes most of its time and a bar of all six, its
+    time a step without waiting for others, and, where the run is on this machine, the state of
+    its process, its memory and its share of a core. `!` is a worker that the others wait for.
+
+    \b
+    Examples:
+      unisono top runs/mnist           live, twice a second
+      unisono top --once runs/mnist    once, for a script
+    """
+    from rich.console import Console
+
+    from unisono.report.top import show
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every terminal knows every letter
+    with refusing(), saying():
+        show(directory, Console(), once=once)
+
+
+@click.command(short_help="Show where each rank is, and who waits for whom.")
+@click.argument("target", metavar="DIRECTORY|PID")
+def where(target: str) -> None:
+    """Show where every rank of a job is right now: its function and line, and its stack.
+
+    DIRECTORY is what the script passes as `Trainer(..., directory=...)`; PID is the launcher, any
+    worker, or torchrun. If ranks wait for one that has not come, the first line says for which.
+
+    Nothing in the job is stopped or slowed down for it. Stacks are read from outside with py-spy,
+    so a rank may just as well be stopped, or busy in native code.
+
+    \b
+    Examples:
+      unisono where runs/mnist
+      unisono where 4711
+    """
+    from unisono.hangs import where as finding
+
+    with refusing():
+        text = finding.where(_process_of(target), os.getcwd())
+    with saying():
+        click.echo(text)
+
+
+def _process_of(target: str) -> int:
+    """Find the process that a number is, or that works in a run's folder.
+
+    Raises:
+        ValueError: there is no such folder, or no run is under way in it.
+    """
+    from pathlib import Path
+
+    from unisono.checkpoint.directory_lock import holder_of
+    from unisono.report.follow import run_folder
+
+    if target.isdecimal() and not os.path.isdir(target):
+        return int(target)
+    pid = holder_of(Path(run_folder(target)))
+    if pid is None:
+        raise ValueError(
+            f"DIRECTORY must be that of a run that is under way on this machine, but nothing works "
+            f"in {target!r}: `unisono top --once {target}` shows how the run ended, and a PID "
+            "names any other job."
+        )
+    return pid
+
+
+@click.command(short_help="Draw what happened in a run.")
+@click.argument("directory")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="The page to write; report.html in DIRECTORY by default.",
+)
+@click.option(
+    "--trace",
+    metavar="FILE",
+    help="Also write the steps of each worker as a trace, for https://ui.perfetto.dev and "
+    "chrome://tracing.",
+)
+def report(directory: str, output: str | None, trace: str | None) -> None:
+    """Draw what happened in DIRECTORY as one page for a browser.
+
+    DIRECTORY is what the script passed as `Trainer(..., directory=...)`; the run may be under way.
+    The page shows metrics, speed, where the time went, what each worker did, what went wrong, and
+    how to get the same result. It holds all that it shows and asks the network for nothing.
+
+    \b
+    Examples:
+      unisono report runs/one                        writes runs/one/report.html
+      unisono report runs/one -o page.html
+      unisono report runs/one --trace trace.json
+    """
+    from unisono.report.files import write_report
+
+    with refusing():
+        paths = write_report(directory, output, trace)
+    with saying():
+        for path in paths:
+            click.echo(path)
+
+
+@click.command(short_help="Draw several runs together.")
+@click.argument("directories", nargs=-1, metavar="DIRECTORY DIRECTORY...")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    default="compare.html",
+    show_default=True,
+    help="The page to write.",
+)
+def compare(directories: tuple[str, ...], output: str) -> None:
+    """Draw the runs in several DIRECTORIES together, as one page for a browser.
+
+    The page shows their curves, says where the runs differ in what fixes the result, and whether
+    they ended with the same digest.
+
+    \b
+    Example:
+      unisono compare runs/one runs/two -o page.html
+    """
+    from unisono.report.files import write_comparison
+
+    with refusing():
+        path = write_comparison(directories, output)
+    with saying():
+        click.echo(path)

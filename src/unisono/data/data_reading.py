@@ -1,0 +1,189 @@
+"""How samples are read: what a program says, or what it has made a DataLoader of.
+
+A torch DataLoader is taken apart: its dataset, order, `collate_fn` and processes are used, never
+the loader itself, which would give each worker whole batches and could not resume. What it has and
+cannot be kept is refused with what to write instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    default_collate,
+)
+
+from unisono.data.collating import Collate
+from unisono.data.epoch_order import Sampler
+from unisono.data.length import is_stream, length_of
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The arguments that say how samples are read; :meth:`unisono.Run.steps` documents each."""
+
+    dataset: Any
+    batch_size: int
+    shuffle: bool | None = None
+    sampler: Sampler | None = None
+    loader_workers: int = 0
+    collate_fn: Collate | None = None
+    pin_memory: bool = False
+
+    @classmethod
+    def of(cls, dataset: Any, batch_size: int | None, **given: Any) -> Reading:
+        """Read the arguments of a program.
+
+        Args:
+            dataset: a dataset, or a DataLoader of torch.
+            batch_size: samples of a global batch; a loader has its own.
+            given: the other attributes, which a loader has as well.
+
+        Raises:
+            TypeError: there is no batch size.
+            ValueError: a loader has what cannot be kept, or an argument is given besides.
+        """
+        if isinstance(dataset, DataLoader):
+            for name, value in {"batch_size": batch_size, **given}.items():
+                if value not in (None, False) and not (name == "loader_workers" and value == 0):
+                    raise ValueError(
+                        f"`{name}` must be left out where a DataLoader is passed, which has its "
+                        f"own, but is {value!r}: leave it out, or pass `loader.dataset`."
+                    )
+            return _taken_apart(dataset)
+        if batch_size is None:
+            raise TypeError(
+                "`batch_size` must say how many samples all workers together take in a step, but "
+                "is left out: pass `batch_size=64`, say."
+            )
+        return cls(dataset, batch_size, **given)
+
+    def of_another(self, dataset: Any) -> Reading:
+        """Give how another dataset is read: in the same way, or as its DataLoader says."""
+        if isinstance(dataset, DataLoader):
+            return _taken_apart(dataset)
+        return replace(self, dataset=dataset, sampler=None)
+
+    def in_dataset_order(self) -> Reading:
+        """Read the whole dataset in its order, as evaluation does.
+
+        Raises:
+            ValueError: a loader takes some of the samples only, or some twice.
+        """
+        if self.sampler is not None:
+            name = getattr(self.sampler, "__name__", type(self.sampler).__name__)
+            raise ValueError(
+                f"evaluation must go over every sample of a dataset once, but the DataLoader has "
+                f"`{name}`: pass the samples that are meant with `torch.utils.data.Subset`."
+            )
+        return replace(self, shuffle=False)
+
+
+def _taken_apart(loader: DataLoader[Any]) -> Reading:
+    batches = loader.batch_sampler
+    if batches is None:
+        raise _refusal("no `batch_size`", "make it with one, or pass `loader.dataset`")
+    if type(batches) is not BatchSampler:
+        raise _refusal(
+            f"a `batch_sampler` of its own ({type(batches).__name__})",
+            "pass `loader.dataset` with a `sampler` that gives one sample after another",
+        )
+    if loader.worker_init_fn is not None:
+        raise _refusal(
+            "a `worker_init_fn`",
+            "leave it out, as generators are seeded for every sample; open files in the dataset "
+            "when they are first used",
+        )
+    if type(loader) is not DataLoader:
+        raise _refusal(
+            f"a class of its own ({type(loader).__name__})",
+            "pass its dataset, or a plain `torch.utils.data.DataLoader`",
+        )
+    reading = Reading(
+        loader.dataset,
+        batches.batch_size,
+        loader_workers=loader.num_workers,
+        collate_fn=None if loader.collate_fn is default_collate else loader.collate_fn,
+        pin_memory=loader.pin_memory,
+    )
+    return reading if is_stream(loader.dataset) else _in_order_of(batches, reading)
+
+
+def _in_order_of(batches: BatchSampler, reading: Reading) -> Reading:
+    """Take the order that a loader's sampler stands for."""
+    sampler: Any = batches.sampler
+    order = reading
+    if type(sampler) is SubsetRandomSampler:
+        chosen: Any = Subset(reading.dataset, list(sampler.indices))
+        order = replace(reading, dataset=chosen, shuffle=True)
+    elif type(sampler) is RandomSampler and not sampler.replacement:
+        is_whole = sampler.num_samples == length_of(reading.dataset)
+        order = replace(reading, shuffle=True) if is_whole else _sampled(reading, sampler)
+    elif type(sampler) is SequentialSampler:
+        order = replace(reading, shuffle=False)
+    elif type(sampler) is DistributedSampler:
+        order = replace(reading, shuffle=sampler.shuffle)
+    else:
+        order = _sampled(reading, sampler)
+    return _without_last(order) if batches.drop_last else order
+
+
+def _sampled(reading: Reading, sampler: Any) -> Reading:
+    return replace(reading, sampler=sampler)
+
+
+def _without_last(reading: Reading) -> Reading:
+    """Leave out the samples behind an epoch's last full batch, as ``drop_last=True`` does."""
+    length = length_of(reading.dataset)
+    kept = length - length % reading.batch_size
+    if reading.sampler is not None:
+        raise _refusal(
+            "`drop_last=True` and a sampler of its own",
+            "leave `drop_last` out: a short last batch is weighted by its samples",
+        )
+    if kept == length:
+        return reading
+    if not kept:
+        raise _refusal(
+            f"`drop_last=True` and batches of {reading.batch_size}, but its dataset only {length} "
+            f"samples",
+            "leave `drop_last` out",
+        )
+    return replace(reading, shuffle=None, sampler=_Kept(length, kept, bool(reading.shuffle)))
+
+
+class _Kept:
+    """The first indices of an epoch's order. Final.
+
+    Args:
+        length: of the dataset.
+        kept: how many are given.
+        shuffles: whether each epoch has an order of its own.
+    """
+
+    __name__ = "drop_last"
+
+    def __init__(self, length: int, kept: int, shuffles: bool) -> None:
+        self._length, self._kept, self._shuffles = length, kept, shuffles
+
+    def __call__(self, epoch: int, seed: int) -> torch.Tensor:
+        """Give the indices of an epoch: int64 of shape (kept,)."""
+        # The generator is seeded for the epoch by whoever asks.
+        order = torch.randperm(self._length) if self._shuffles else torch.arange(self._length)
+        return order[: self._kept]
+
+
+def _refusal(has: str, remedy: str) -> ValueError:
+    return ValueError(
+        f"a DataLoader must be one that can be divided among workers and resumed, but this one has "
+        f"{has}: {remedy}."
+    )

@@ -1,0 +1,254 @@
+"""torch's DataParallel, whose result does not depend on the number of devices. See the class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.parallel import DataParallel as TorchDataParallel
+
+from unisono.data_parallel.chunk_device import ChunkDevices
+from unisono.data_parallel.chunks import Inputs, count_chunks, cut, places
+from unisono.data_parallel.device_copies import DeviceCopies
+from unisono.data_parallel.device_ids import Name, read_device, read_devices
+from unisono.data_parallel.forks import aliases, through_gate
+from unisono.data_parallel.joined import join
+from unisono.data_parallel.module_replica import (
+    refuse_other_devices,
+    refuse_what_has_no_replicas,
+    replicate,
+)
+from unisono.ddp.names import name_as_wrapped, name_part_as_wrapped
+
+_TorchDataParallel: Any = TorchDataParallel  # so that methods may have types of ours
+Tensors = Sequence[torch.Tensor]
+
+
+class DataParallel(_TorchDataParallel):  # type: ignore[misc]
+    """Compute each batch on several devices of this process, one chunk of it after the other.
+
+    Takes the place of ``torch.nn.DataParallel`` in a plain loop, and is a subclass::
+
+        model = unisono.DataParallel(Net().to("cuda:0"), device_ids=[0, 1], shards=4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+
+    A batch is cut along `dim` into at most `shards` contiguous chunks, as ``torch.chunk`` cuts: of
+    ⌈batch / shards⌉ samples each, and the last one of what is left. Each device computes a
+    contiguous range of chunks. Outputs are concatenated in the chunks' order on `output_device`.
+    What is different from torch's class:
+
+    * **The number of devices changes no bit** of outputs, gradients and buffers, if `shards` is the
+      same and the devices are of one model. The chunks' gradients are summed along one binary tree
+      (:mod:`unisono.plan.summation`). A forward pass draws one number from torch's generator of
+      the CPU, and each chunk's random numbers follow from that number and the chunk, so dropout
+      is the same, too. With ``shards=1`` the result is the module's own.
+    * **Replicas stay on their devices**: what has not changed since the last forward pass does not
+      travel again. Large tensors that seem unchanged are compared where they lie, since torch
+      does not count all changes.
+    * **No threads of Python's**: chunks are launched one after the other. Autograd has a thread for
+      each device in the backward pass.
+    * Parameters without a gradient in any chunk keep None. Replicas list their ``parameters()``.
+    * CPUs can take part: ``device_ids=["cpu", "cpu"]``.
+
+    As in torch's class:
+
+    * Tensors in tuples, named tuples, lists and dicts are cut; anything else is given to every
+      chunk. A module without inputs is called once.
+    * A module's own attributes that it changes in its forward pass are lost. Buffers are kept as
+      the first chunk left them, for example BatchNorm's averages. Each chunk starts from
+      the module's buffers.
+    * Hooks are called for each chunk. Scalars are gathered into a vector, with a warning.
+    * With one chunk by `shards`, the module is called with its inputs brought to the device.
+
+    Activation checkpointing must be ``use_reentrant=False``: the other kind adds gradients in the
+    order in which devices finish. Run on CPUs and on simulated devices; **never run on GPUs**.
+
+    Args:
+        module: on the first device when it is called.
+        device_ids: numbers of accelerators, or torch's names of devices of one type; the same one
+            may be there several times. None: all accelerators; where there is none, the module is
+            called on the CPU, with `shards` in chunks.
+        output_device: where outputs go; by default the first device. -1 is the CPU.
+        dim: the dimension in which tensors have their samples.
+        shards: the most chunks of a batch; by default the number of devices.
+
+    Attributes:
+        module: the module.
+        device_ids: numbers of accelerators, or devices of the CPU.
+        shards: the most chunks of a batch.
+
+    Raises:
+        TypeError: `device_ids` or `output_device` names no device, or `module` is none; later, an
+            input cannot be cut or an output cannot be gathered.
+        ValueError: a device is not there, devices are of several types, `shards` is below 1 or
+            the module is compiled; later, tensors of a batch give different numbers of chunks, or
+            outputs do not fit together.
+        RuntimeError: later, the module is not on the first device. An exception in a chunk has
+            a note with the chunk and its device.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        device_ids: Sequence[Name] | None = None,
+        output_device: Name | None = None,
+        dim: int = 0,
+        shards: int | None = None,
+    ) -> None:
+        torch.nn.Module.__init__(self)
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"`module` must be a torch.nn.Module, but is {module!r}.")
+        if shards is not None and (type(shards) is not int or shards < 1):
+            raise ValueError(
+                f"`shards` must be a whole number from 1 on, but is {shards!r}: pass into how many "
+                f"chunks a batch is cut, or leave it out for one a device."
+            )
+        refuse_what_has_no_replicas(module)
+        devices = read_devices(device_ids)
+        if not devices and shards is not None:
+            devices = (torch.device("cpu"),)
+        self.module, self.dim = module, dim
+        self.shards = shards or max(1, len(devices))
+        self.devices = devices
+        self.device_ids = [device if device.index is None else device.index for device in devices]
+        self._start()
+        if not devices:
+            return
+        self.src_device_obj = devices[0]
+        self._output = (
+            devices[0] if output_device is None else read_device("output_device", output_device)
+        )
+        self.output_device = self._output if self._output.index is None else self._output.index
+        if len(devices) == 1:
+            self.module.to(devices[0])
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the module with the chunks of a batch, and gather what it returns."""
+        with torch.autograd.profiler.record_function("DataParallel.forward"):
+            if not self.devices:
+                return self.module(*inputs, **kwargs)
+            refuse_what_has_no_replicas(self.module)
+            refuse_other_devices(self.module, self.devices[0])
+            if self.shards == 1:
+                (chunk,) = cut(inputs, kwargs, self.devices[:1], self.dim, owned=False)
+                return self.module(*chunk[0], **chunk[1])
+            devices = places(self._count(inputs, kwargs), self.devices)
+            args, options = self.scatter(inputs, kwargs, devices)
+            outputs = self._compute(list(zip(args, options, strict=True)), devices[: len(args)])
+            return self.gather(outputs, self._output)
+
+    def scatter(
+        self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[Any]
+    ) -> tuple[tuple[tuple[Any, ...], ...], tuple[dict[str, Any], ...]]:
+        """Cut a batch; a subclass may do that in its own way.
+
+        Args:
+            inputs, kwargs: what the module is called with.
+            device_ids: the device of each chunk; in a subclass, of as many as there may be.
+
+        Returns:
+            The positional arguments of each chunk, and its keyword arguments.
+        """
+        chunks = cut(inputs, kwargs or {}, device_ids, self.dim)
+        return tuple(chunk[0] for chunk in chunks), tuple(chunk[1] for chunk in chunks)
+
+    def gather(self, outputs: Sequence[Any], output_device: Any) -> Any:
+        """Join the chunks' outputs on a device; a subclass may do that in its own way."""
+        return join(outputs, output_device, self.dim)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load parameters and buffers by names with or without ``module.`` at the front."""
+        renamed = name_as_wrapped(state_dict, self.module)
+        return super().load_state_dict(renamed, *args, **kwargs)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        name_part_as_wrapped(state_dict, prefix, self.module)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept: dict[str, Any] = super().__getstate__()
+        return {name: value for name, value in kept.items() if name not in ("_copies", "_hands")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._start()
+
+    def _start(self) -> None:
+        """Begin without copies on any device."""
+        self._copies, self._hands = DeviceCopies(), ChunkDevices()
+
+    def _count(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        if type(self).scatter is not DataParallel.scatter:
+            return self.shards
+        return count_chunks(inputs, kwargs, self.shards, self.dim)
+
+    def _compute(self, chunks: Sequence[Inputs], devices: Sequence[torch.device]) -> list[Any]:
+        tensors = self._tensors_of_chunks(devices)
+        outputs, replicas = [], []
+        with self._hands.generators_put_back(dict.fromkeys(devices)) as drawn:
+            for chunk, (inputs, device) in enumerate(zip(chunks, devices, strict=True)):
+                # All are kept to the end, so that none has the `id` of another.
+                replicas.append(replicate(self.module, tensors[chunk]))
+                with (
+                    self._hands.computing(device, drawn, chunk),
+                    _naming(chunk, len(chunks), device),
+                ):
+                    output = replicas[chunk][id(self.module)](*inputs[0], **inputs[1])
+                outputs.append(through_gate(output) if len(chunks) > 1 else output)
+        self._keep_buffers(replicas[0], tensors[0])
+        return outputs
+
+    def _tensors_of_chunks(self, devices: Sequence[torch.device]) -> list[dict[int, torch.Tensor]]:
+        """Give for each chunk what takes the place of each parameter and buffer, by its ``id``."""
+        parameters, buffers = [*self.module.parameters()], [*self.module.buffers()]
+        everything = parameters + buffers
+        others = [device for device in dict.fromkeys(devices) if device != devices[0]]
+        there = self._copies.bring(everything, others)
+        there[devices[0]] = everything
+        given = [
+            {
+                id(tensor): copy.detach()
+                for tensor, copy in zip(parameters, there[device], strict=False)
+            }
+            | {
+                id(buffer): copy.detach().clone() if chunk else buffer
+                for buffer, copy in zip(buffers, there[device][len(parameters) :], strict=True)
+            }
+            for chunk, device in enumerate(devices)
+        ]
+        trained = [i for i, tensor in enumerate(everything) if tensor.requires_grad]
+        if trained and torch.is_grad_enabled():
+            copies = {device: [all_of[i] for i in trained] for device, all_of in there.items()}
+            for chunk, own in enumerate(aliases([everything[i] for i in trained], devices, copies)):
+                given[chunk].update(zip((id(everything[i]) for i in trained), own, strict=True))
+        return given
+
+    def _keep_buffers(
+        self, replicas: Mapping[int, torch.nn.Module], given: Mapping[int, torch.Tensor]
+    ) -> None:
+        """Keep the buffers that the first chunk has replaced; what it wrote to is the module's."""
+        for part in self.module.modules():
+            for name, buffer in part._buffers.items():
+                left = replicas[id(part)]._buffers.get(name)
+                if left is not (None if buffer is None else given[id(buffer)]):
+                    part._buffers[name] = left
+
+
+@contextmanager
+def _naming(chunk: int, num_chunks: int, device: torch.device) -> Iterator[None]:
+    """Have an exception say in which chunk it was raised."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(
+            f"In unisono.DataParallel, chunk {chunk} of {num_chunks} (counted from 0) on device "
+            f"{device}."
+        )
+        raise

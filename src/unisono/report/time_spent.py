@@ -1,0 +1,106 @@
+"""Where did the time of a run go, from the start of its program to its last line?
+
+::
+
+    program starts   fit begins                     evaluation          end
+    │  starting up   │ phases, snapshots, the rest  │          │ …      │
+
+The phases of steps are means over the workers; what they leave of the time is between steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from unisono.report.events import PHASES, End, Evaluation, Event, SpeedSeen, Start
+from unisono.report.phases import PhaseSpan
+from unisono.report.speed_facts import SpeedFacts
+
+_EXPLAINED = {
+    "starting up": "from the start of the program to the first step: imports, data, the model",
+    "loading": "reading samples, or waiting for loader processes",
+    "forward": "the forward passes",
+    "backward": "the backward passes",
+    "waiting": "for the other workers",
+    "summing": "adding up gradients",
+    "updating": "the optimizer",
+    "snapshots": "copies of the state in memory, from which lost workers are replaced",
+    "checkpoints": "waiting until they are on the disk",
+    "evaluation": "of `validate=`",
+    "between": "callbacks, the event file, what the program does between steps, lost workers",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the time of a run."""
+
+    name: str
+    seconds: float
+    share: float
+
+    @property
+    def explained(self) -> str:
+        """What it is."""
+        return _EXPLAINED[self.name]
+
+
+@dataclass
+class TimeSpent:
+    """What is known of a run's time beside the phases of its steps. Final."""
+
+    startup_s: float = 0.0
+    evaluation_s: float = 0.0
+    _settled: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of fits that are over
+    _now: SpeedFacts | None = None
+    _started_unix_s: float | None = None
+
+    def add(self, event: Event) -> None:
+        """Add the next event."""
+        match event:
+            case Start():
+                self._settle()
+                self._add_startup(event)
+            case Evaluation(seconds=float(seconds)):
+                self.evaluation_s += max(seconds, 0.0)
+            case SpeedSeen() | End():
+                self._now = event.speed or self._now
+
+    def parts(self, stretches: Sequence[PhaseSpan], fits_s: float) -> list[Part]:
+        """Divide the time of a run.
+
+        Args:
+            stretches: of its steps.
+            fits_s: how long its fits have lasted, in seconds.
+        """
+        phases_s = [sum(one.per_step_s[i] * one.num_steps for one in stretches) for i in range(6)]
+        snapshots_s, disk_s = self._kept
+        seconds = {
+            "starting up": self.startup_s,
+            **dict(zip(PHASES, phases_s, strict=True)),
+            "snapshots": snapshots_s,
+            "checkpoints": disk_s,
+            "evaluation": self.evaluation_s,
+        }
+        inside_s = sum(seconds.values()) - self.startup_s
+        seconds["between"] = max(fits_s - inside_s, 0.0)
+        whole_s = sum(seconds.values())
+        return [Part(name, one, one / whole_s) for name, one in seconds.items() if one > 0]
+
+    @property
+    def _kept(self) -> list[float]:
+        if self._now is None:
+            return self._settled
+        now = (self._now.snapshots_s or 0.0, self._now.disk_s or 0.0)
+        return [sofar + max(one, 0.0) for sofar, one in zip(self._settled, now, strict=True)]
+
+    def _settle(self) -> None:
+        self._settled, self._now = self._kept, None
+
+    def _add_startup(self, start: Start) -> None:
+        began_unix_s = start.started_unix_s
+        if began_unix_s is not None and began_unix_s != self._started_unix_s:
+            self._started_unix_s = began_unix_s
+            lasted_s = start.time_unix_s - began_unix_s
+            self.startup_s += lasted_s if lasted_s > 0 else 0.0

@@ -1,0 +1,36 @@
+"""Whether something leaves descriptors open: what is open now and was not before.
+
+Counting them will not do. Other things of this process close theirs meanwhile, and what nothing
+refers to any more may be closed at any time.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def open_files() -> dict[int, str]:
+    """Find what each descriptor of this process leads to."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            status = os.fstat(int(name))
+            link = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # the one that has read the folder
+            continue
+        found[int(name)] = f"{link} {status.st_dev}:{status.st_ino}"
+    return found
+
+
+@contextmanager
+def none_stay_open() -> Iterator[None]:
+    """See that whatever the block opens is closed at its end."""
+    gc.collect()  # else what earlier tests have left may be closed, and its number given out again
+    before = open_files()
+    yield
+    gc.collect()
+    stay = {fd: file for fd, file in open_files().items() if before.get(fd) != file}
+    assert not stay, f"these stay open: {stay}"

@@ -1,0 +1,176 @@
+"""Metrics that are plain functions get the rows of the whole dataset, once, in its order."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from sklearn.metrics import confusion_matrix, roc_auc_score
+from tests.warm.processes import run
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import unisono
+
+
+def data(num_samples=103):
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(num_samples, 5, generator=generator)
+    return TensorDataset(inputs, (inputs[:, 0] > 0.3).long())
+
+
+def loss_of(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def make(shards=4, loss=None):
+    torch.manual_seed(2)
+    model = nn.Linear(5, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return unisono.Trainer(model, optimizer, loss or loss_of, shards=shards)
+
+
+def auc(outputs, targets):
+    return roc_auc_score(targets, outputs[:, 1])
+
+
+def all_at_once(trainer, dataset):
+    with torch.no_grad():
+        return trainer.run.model(dataset.tensors[0]), dataset.tensors[1]
+
+
+@pytest.mark.parametrize("batch_size", [4, 10, 103])
+def test_what_scikit_learn_finds_of_all_rows_is_found(batch_size):
+    dataset, trainer = data(), make()
+    found = trainer.evaluate(dataset, batch_size=batch_size, metrics={"auc": auc})
+    assert found["auc"] == auc(*all_at_once(trainer, dataset))
+    assert set(found) == {"loss", "auc"}
+
+
+def test_a_function_is_called_once_with_rows_in_dataset_order():
+    dataset, seen = data(23), []
+
+    def keep(inputs, targets):
+        seen.append((inputs, targets))
+        return 0
+
+    make().evaluate(dataset, batch_size=5, metrics={"n": keep}, forward=lambda model, batch: batch)
+    [(inputs, targets)] = seen
+    assert torch.equal(inputs, dataset.tensors[0])
+    assert torch.equal(targets, dataset.tensors[1])
+
+
+@pytest.mark.parametrize(
+    ("result", "plain"),
+    [
+        (3, 3.0),
+        (torch.tensor(2.5), 2.5),
+        (torch.tensor([1, 2]), [1, 2]),
+        ([torch.tensor(1.0), 2], [1.0, 2.0]),
+        (float("inf"), float("inf")),
+    ],
+)
+def test_results_are_plain_numbers(result, plain):
+    found = make().evaluate(data(8), batch_size=8, metrics={"it": lambda *_: result})
+    assert found["it"] == plain
+
+
+def test_arrays_become_lists():
+    dataset, trainer = data(), make()
+
+    def confused(outputs, targets):
+        return confusion_matrix(targets, outputs.argmax(1))
+
+    found = trainer.evaluate(dataset, batch_size=10, metrics={"confused": confused})
+    assert found["confused"] == confused(*all_at_once(trainer, dataset)).tolist()
+
+
+def test_rows_that_have_names_are_given_by_name():
+    def compare(*, wanted, given):
+        return (wanted == given.argmax(1)).sum()
+
+    dataset, trainer = data(), make()
+    found = trainer.evaluate(
+        dataset,
+        batch_size=10,
+        metrics={"right": compare},
+        forward=lambda model, batch: {"given": model(batch[0]), "wanted": batch[1]},
+    )
+    given, wanted = all_at_once(trainer, dataset)
+    assert found["right"] == (given.argmax(1) == wanted).sum()
+
+
+def test_functions_go_with_torchmetrics():
+    torchmetrics = pytest.importorskip("torchmetrics")
+    accuracy = torchmetrics.classification.MulticlassAccuracy(2, average="micro")
+    found = make().evaluate(
+        data(),
+        batch_size=10,
+        metrics={
+            "theirs": accuracy,
+            "ours": lambda outputs, targets: (outputs.argmax(1) == targets).double().mean(),
+        },
+    )
+    assert found["theirs"] == pytest.approx(found["ours"])
+
+
+def fails(outputs, targets):
+    raise KeyError("no such class")
+
+
+@pytest.mark.parametrize(
+    ("metric", "forward", "kind", "words"),
+    [
+        (auc, lambda m, b: m(b[0]).mean(), TypeError, r"one row for each of the \d samples"),
+        (auc, lambda m, b: (m(b[0]), b[1][:1]), TypeError, r"'1' is \(1,\)"),
+        (auc, lambda m, b: ("text", b[1]), TypeError, "'0' is str"),
+        (lambda *_: "text", None, TypeError, "'it' is of type str"),
+        (fails, None, KeyError, "no such class"),
+    ],
+)
+def test_what_is_no_row_or_no_number_is_refused(metric, forward, kind, words):
+    options = {} if forward is None else {"forward": forward}
+    with pytest.raises(kind, match=words):
+        make().evaluate(data(30), batch_size=10, metrics={"it": metric}, **options)
+
+
+PROGRAM = __file__
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [False, True])
+def test_results_are_the_same_on_any_number_of_workers(tmp_path, kills):
+    said = {}
+    for workers in (1, 2, 3):
+        path = tmp_path / f"{workers}.json"
+        environment = {"KILLS": str(tmp_path / "killed")} if kills and workers == 2 else {}
+        done = run(
+            [sys.executable, "-m", "unisono", "run", "-n", str(workers), PROGRAM, str(path)],
+            env={**os.environ, **environment},
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        said[workers] = path.read_text()
+    assert said[1] == said[2] == said[3]
+    assert (tmp_path / "killed").exists() is kills
+
+
+def main(path):
+    def loss(model, batch):
+        marker = os.environ.get("KILLS")
+        if marker and not Path(marker).exists() and os.environ["RANK"] == "1":
+            Path(marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return loss_of(model, batch)
+
+    trainer = make(loss=loss)
+    found = trainer.evaluate(data(), batch_size=10, metrics={"auc": auc})
+    if trainer.run.world.rank == 0:
+        Path(path).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
