@@ -16,7 +16,7 @@ import torch
 from torch.autograd.graph import _engine_run_backward
 
 from unisono.device import Device
-from unisono.stages.pipe import Message, MessageKind, StagePipe
+from unisono.stages.pipe import MessageKind, StageMessage, StagePipe
 
 
 class Flight:
@@ -134,7 +134,7 @@ class Flight:
                     self._pipe.send(stage, self._number, kind, found)
         return True
 
-    def _receive(self, stage: int, kind: MessageKind) -> Message:
+    def _receive(self, stage: int, kind: MessageKind) -> StageMessage:
         return self._pipe.receive(stage, self._number, kind, self._shard)
 
     def skip(self) -> None:

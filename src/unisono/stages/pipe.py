@@ -74,7 +74,7 @@ class ReplicaBrokenError(BaseException):
     """
 
 
-class Message(NamedTuple):
+class StageMessage(NamedTuple):
     """What was received."""
 
     kind: MessageKind
@@ -173,7 +173,7 @@ class StagePipe:
         end.used += size
         futex.add_and_wake(end.address)
 
-    def receive(self, stage: int, shard: int, kind: MessageKind, name: int) -> Message:
+    def receive(self, stage: int, shard: int, kind: MessageKind, name: int) -> StageMessage:
         """Wait for the next message of a stage, which is about this shard.
 
         Args:
@@ -199,7 +199,7 @@ class StagePipe:
         end.count = (end.count + 1) % _COUNTER
         end.used += _HEADER_BYTES
         if found in (MessageKind.BACKWARD, MessageKind.NO_BACKWARD, MessageKind.NO_GRADIENT):
-            return Message(MessageKind(found), None)
+            return StageMessage(MessageKind(found), None)
         dtype = _DTYPES[code]
         numbers = struct.unpack_from(f"<{2 * dims}q", head, _HEADER.size)
         end.used += aligned(numel * dtype.itemsize)
@@ -212,7 +212,7 @@ class StagePipe:
         )
         if flags & _REQUIRES_GRAD:
             tensor.requires_grad_()
-        return Message(MessageKind(found), tensor)
+        return StageMessage(MessageKind(found), tensor)
 
     def _start(self, source: int, destination: int) -> int:
         pair = self._first_pair + source * self._num_stages + destination

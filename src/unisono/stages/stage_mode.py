@@ -19,15 +19,15 @@ with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from unisono.device import HOST
-from unisono.stages.held import Held, forget, held, note, tensors_in, with_tensors
+from unisono.stages.held import Held, held, note, tensors_in, with_tensors
+from unisono.stages.journey import Crossings, Journey, Notes
 from unisono.stages.operations import (
     ANYWHERE,
     DEVICES,
@@ -36,7 +36,6 @@ from unisono.stages.operations import (
     REFUSED,
     RESHAPING,
     changed_by,
-    checkpointed_region,
     name_of_operation,
 )
 from unisono.stages.stand_ins import StandIns
@@ -44,76 +43,31 @@ from unisono.stages.stand_ins import StandIns
 _Tensor = torch.Tensor
 
 
-class Crossings(Protocol):
-    """Brings values from one stage to another."""
-
-    def send(self, stage: int, tensor: torch.Tensor) -> None:
-        """Send a value to a later stage."""
-
-    def receive(self, stage: int) -> torch.Tensor:
-        """Wait for a value of an earlier stage."""
-
-    def lend(self, stage: int, parameter: torch.Tensor) -> None:
-        """Have a later stage compute with a parameter of this one."""
-
-    def borrow(self, stage: int, parameter: torch.Tensor) -> torch.Tensor:
-        """Compute with a parameter of an earlier stage."""
-
-    def hand_on(self, stage: int) -> None:
-        """Tell a later stage where the generators stand."""
-
-    def take_on(self, stage: int) -> None:
-        """Have the generators where an earlier stage has left them."""
-
-    def generators(self) -> torch.Tensor:
-        """Tell where the generators stand, as bytes."""
-
-    def correct_generators(self) -> None:
-        """Have them where `take_on` had them, if they are where they were before it."""
-
-
 class StageMode(TorchFunctionMode):
     """Computes one stage of a model. Final; entered once for many shards.
 
     Args:
+        journey: of the shards.
         stage: this worker's.
-        stage_of: the stage of each parameter, by its id.
-        buffers: the ids of the model's buffers.
         device: where this stage computes.
 
     Attributes:
-        place: the stage that computes now.
+        journey: see above.
         is_active: whether a shard's forward pass is under way.
     """
 
-    def __init__(
-        self,
-        stage: int,
-        stage_of: Mapping[int, int],
-        buffers: frozenset[int],
-        device: torch.device,
-    ) -> None:
+    def __init__(self, journey: Journey, stage: int, device: torch.device) -> None:
         super().__init__()
-        self._device = device
-        self._stage, self._stage_of, self._buffers = stage, stage_of, buffers
+        self.journey = journey
+        self._stage, self._device = stage, device
         self._stand_ins = StandIns()
-        self.place, self.is_active = 0, False
-        self._parameters: dict[int, Held] = {}
-        self._noted: list[torch.Tensor] = []
-        self._moved: dict[int, tuple[torch.Tensor, int]] = {}
-        self._is_apart = False
+        self.is_active = False
         self._again: Crossings | None = None
 
     def begin(self, crossings: Crossings) -> None:
         """Begin a shard's forward pass."""
-        for tensor in self._noted:
-            forget(tensor)
-        self._noted.clear()
-        self._parameters.clear()
-        self._moved.clear()
-        self._crossings = crossings
-        self.place, self.is_active, self._is_apart = 0, True, False
-        self._region: object = None
+        self.journey.begin(crossings)
+        self.is_active = True
 
     def end(self, returned: Any) -> Any:
         """End it.
@@ -127,15 +81,10 @@ class StageMode(TorchFunctionMode):
         self.is_active = False
         tensors: list[torch.Tensor] = []
         tensors_in(returned, tensors)
-        self._cross([(tensor, self._held(tensor)) for tensor in tensors])
-        if self.place != self._stage:
+        self.journey.cross([(tensor, self.journey.note_of(tensor)) for tensor in tensors])
+        if not self.journey.is_here:
             return None
-        return with_tensors(returned, {id(one): self._value(one) for one in tensors})
-
-    def holder_of(self, tensor: torch.Tensor) -> int | None:
-        """Tell which stage has changed a buffer in the pass; None: all alike, or none has."""
-        found = held(tensor)
-        return None if found is None else found.newest
+        return with_tensors(returned, {id(one): self.journey.value_of(one) for one in tensors})
 
     def enter(self, stage: int, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Come to a layer of a stage; gives other arguments for it, or None."""
@@ -148,22 +97,22 @@ class StageMode(TorchFunctionMode):
             self.is_active = True
 
     def _enter(self, stage: int, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if stage > self.place:
-            self._move_to(stage)
-        if stage != self.place:
+        if stage > self.journey.place:
+            self.journey.move_to(stage)
+        if stage != self.journey.place:
             return None
         tensors: list[torch.Tensor] = []
         tensors_in(args, tensors)
-        notes = [(tensor, self._held(tensor)) for tensor in tensors]
-        self._cross(notes)
-        if self.place != self._stage:
+        notes = [(tensor, self.journey.note_of(tensor)) for tensor in tensors]
+        self.journey.cross(notes)
+        if not self.journey.is_here:
             return None
         values = {}
         for tensor, found in notes:
             if found is not None and found.value is not None:
                 values[id(tensor)] = found.value
                 if held(found.value) is None:
-                    note(found.value, Held(self.place))
+                    note(found.value, Held(self.journey.place))
         return with_tensors(args, values) if values else None
 
     def __torch_function__(
@@ -185,8 +134,10 @@ class StageMode(TorchFunctionMode):
         tensors_in(args, tensors)
         if kwargs:
             tensors_in(kwargs, tensors)
-        notes = [(tensor, self._held(tensor)) for tensor in tensors]
-        furthest = max([-1, *[self._home(t, found) for t, found in notes if found is not None]])
+        journey = self.journey
+        notes = [(tensor, journey.note_of(tensor)) for tensor in tensors]
+        homes = [journey.home_of(tensor, found) for tensor, found in notes if found is not None]
+        furthest = max(homes, default=-1)
         if furthest < 0:
             return self._alike(func, args, kwargs)
         if func in REFUSED:
@@ -195,23 +146,22 @@ class StageMode(TorchFunctionMode):
                 f"stage has a part of the graph, but `{name_of_operation(func)}` was called in the "
                 f"loss function: return the loss."
             )
-        if furthest > self.place:
-            self._move_to(furthest)
+        if furthest > self.journey.place:
+            self.journey.move_to(furthest)
         if kwargs.get("generator") is not None:
             raise RuntimeError(
                 f"random numbers must come from torch's default generator where a model is cut "
                 f"into stages, but `{name_of_operation(func)}` was given another one: leave "
                 f"`generator` out."
             )
-        if self._moved:
-            self._check_views(notes)
-        self._is_apart, self._region = True, checkpointed_region()
+        self.journey.check_views(notes)
+        self.journey.note_stage_computes()
         if func in HOOKS:
-            self._check_hook(notes[0][1])
-            if self.place != self._stage:
+            self.journey.check_hook(notes[0][1])
+            if not self.journey.is_here:
                 return _NoHook()
-        self._cross(notes, is_use=True)
-        if self.place == self._stage:
+        self.journey.cross(notes, is_use=True)
+        if self.journey.is_here:
             return self._here(func, args, kwargs, notes)
         return self._elsewhere(func, args, kwargs, notes)
 
@@ -238,107 +188,31 @@ class StageMode(TorchFunctionMode):
             args, kwargs = with_tensors(args, values), with_tensors(kwargs, values)
         return func(*args, **kwargs)
 
-    def _held(self, tensor: torch.Tensor) -> Held | None:
-        found = held(tensor)
-        if found is None:
-            home = self._stage_of.get(id(tensor))
-            if home is not None:
-                found = self._parameters.get(id(tensor))
-                if found is None:
-                    found = self._parameters[id(tensor)] = Held(home, is_parameter=True)
-            elif tensor.is_meta:
-                raise RuntimeError(
-                    "a model that is cut into stages must compute with torch's functions and "
-                    "layers, but a tensor of another stage came out of something else, such as "
-                    "TorchScript or an extension: have it within one stage, or write it in Python."
-                )
-        return found
-
-    def _home(self, tensor: torch.Tensor, found: Held) -> int:
-        return self._stage_of[id(tensor)] if found.is_parameter else found.newest
-
     def _alike(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Compute what depends on no stage: on all workers."""
-        if not self._is_apart:  # all draw the same
+        if not self.journey.is_apart:  # all draw the same
             return func(*args, **kwargs)
-        before = self._crossings.generators()
+        before = self.journey.crossings.generators()
         result = func(*args, **kwargs)
-        if not torch.equal(before, self._crossings.generators()):
+        if not torch.equal(before, self.journey.crossings.generators()):
             tensors: list[torch.Tensor] = []
             tensors_in(result, tensors)
-            if self.place == self._stage:
+            if self.journey.is_here:
                 for tensor in tensors:
-                    self._note(tensor)
+                    self.journey.add_note(tensor)
             else:
                 made = {id(tensor): self._stand_ins.of(tensor) for tensor in tensors}
                 result = with_tensors(result, made)
                 for stand_in in made.values():
-                    self._note(stand_in)
+                    self.journey.add_note(stand_in)
         return result
-
-    def _move_to(self, stage: int) -> None:
-        """Have a later stage compute from here on, with the random numbers that come next.
-
-        Raises:
-            RuntimeError: a checkpointed function, which is to be computed again as a whole, has
-                begun on another stage.
-        """
-        region = checkpointed_region()
-        if region is not None and region is self._region:
-            raise RuntimeError(
-                "a function that is checkpointed must be computed by one stage as a whole, but "
-                "another stage begins within it: pass `balance` with its layers in one stage, or "
-                "checkpoint the parts."
-            )
-        if self.place == self._stage:
-            self._crossings.hand_on(stage)
-        elif stage == self._stage:
-            self._crossings.take_on(self.place)
-        self.place = stage
-
-    def _cross(
-        self, notes: list[tuple[torch.Tensor, Held | None]], *, is_use: bool = False
-    ) -> None:
-        """Bring values to the place that it does not have."""
-        place, mine = self.place, self._stage
-        for tensor, found in notes:
-            if found is None:
-                continue
-            source = found.source(place)
-            if source is None:
-                found.is_used = found.is_used or is_use
-                continue
-            if found.is_parameter and found.is_used and _casts():
-                raise RuntimeError(
-                    "a parameter that two stages compute with must be in float32 there, as torch "
-                    "adds up its gradients in the lower precision otherwise, but autocast is on: "
-                    "have both layers in one stage, or leave `precision` out."
-                )
-            found.holders = (*found.holders, place)
-            found.is_used = found.is_used or is_use
-            if mine == source:
-                value = tensor if found.value is None else found.value
-                if found.is_parameter:
-                    self._crossings.lend(place, value)
-                else:
-                    self._crossings.send(place, value)
-            elif mine == place:
-                if found.is_parameter:
-                    found.value = self._crossings.borrow(source, tensor)
-                else:
-                    found.value = self._crossings.receive(source)
-                    _warn_gradients(tensor)
-
-    def _value(self, tensor: torch.Tensor) -> torch.Tensor:
-        found = self._held(tensor)
-        return tensor if found is None or found.value is None else found.value
 
     def _here(
         self,
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        notes: list[tuple[torch.Tensor, Held | None]],
+        notes: Notes,
     ) -> Any:
         """Compute an operation of this stage."""
         others = {
@@ -353,7 +227,7 @@ class StageMode(TorchFunctionMode):
         changed = changed_by(func, args=args, kwargs=kwargs)
         by_value = {id(others.get(id(tensor), tensor)): tensor for tensor, _ in notes}
         for value in changed:
-            self._change(by_value.get(id(value), value))
+            self.journey.change(by_value.get(id(value), value))
         for tensor, version in alike:
             if tensor._version != version and held(tensor) is None:
                 raise RuntimeError(
@@ -369,7 +243,7 @@ class StageMode(TorchFunctionMode):
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        notes: list[tuple[torch.Tensor, Held | None]],
+        notes: Notes,
     ) -> Any:
         """Compute the shapes of an operation of another stage."""
         if func in INDEXING:
@@ -386,11 +260,11 @@ class StageMode(TorchFunctionMode):
                     result = self._stand_ins.compute(func, args, kwargs, tensors, stand_ins)
         except (RuntimeError, NotImplementedError) as error:
             raise RuntimeError(
-                f"stage {self._stage} must know the shapes of what stage {self.place} computes "
-                f"without its values, but `{name_of_operation(func)}` cannot be known without them "
-                f"({_first_line(error)}): return tensors instead of numbers from a loss function, "
-                f"and take `.item()`, masks that select rows, and decisions on values out of the "
-                f"model."
+                f"stage {self._stage} must know the shapes of what stage {self.journey.place} "
+                f"computes without its values, but `{name_of_operation(func)}` cannot be known "
+                f"without them ({_first_line(error)}): return tensors instead of numbers from a "
+                f"loss function, and take `.item()`, masks that select rows, and decisions on "
+                f"values out of the model."
             ) from error
         if changed and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             for tensor in changed:
@@ -398,11 +272,11 @@ class StageMode(TorchFunctionMode):
                 if (
                     stand_in.is_floating_point()
                     and stand_in.is_leaf
-                    and id(tensor) not in (self._buffers)
+                    and not self.journey.is_buffer(tensor)
                 ):
                     stand_in.requires_grad_()
         for tensor in changed:
-            self._change(tensor, stand_ins[id(tensor)])
+            self.journey.change(tensor, stand_ins[id(tensor)])
         by_value = {id(stand_ins[id(tensor)]): tensor for tensor, _ in notes}
         return self._noted_result(result, by_value)
 
@@ -415,9 +289,7 @@ class StageMode(TorchFunctionMode):
             found.stand_in = self._stand_ins.of(tensor)
         return found.stand_in
 
-    def _with_positions(
-        self, args: tuple[Any, ...], notes: list[tuple[torch.Tensor, Held | None]]
-    ) -> tuple[tuple[Any, ...], list[tuple[torch.Tensor, Held | None]]]:
+    def _with_positions(self, args: tuple[Any, ...], notes: Notes) -> tuple[tuple[Any, ...], Notes]:
         """Put the positions that a mask selects in its place, if all workers know the mask."""
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
         known = {id(tensor) for tensor, found in notes if found is None and not tensor.is_meta}
@@ -433,41 +305,7 @@ class StageMode(TorchFunctionMode):
         args = (args[0], tuple(parts), *args[2:])
         tensors: list[torch.Tensor] = []
         tensors_in(args, tensors)
-        return args, [(tensor, self._held(tensor)) for tensor in tensors]
-
-    def _change(self, tensor: torch.Tensor, stand_in: torch.Tensor | None = None) -> None:
-        """Note that the stage at the place has changed a tensor in place."""
-        found = held(tensor)
-        if found is not None and found.holders == (self.place,):
-            return
-        self._moved[tensor.untyped_storage()._cdata] = (tensor, self.place)
-        if found is None:
-            found = self._note(tensor)
-        found.holders = (self.place,)
-        if stand_in is not None:
-            found.value, found.stand_in = None, None if stand_in is tensor else stand_in
-
-    def _check_hook(self, found: Held | None) -> None:
-        """Refuse hooks that would see a part of a gradient."""
-        if found is not None and found.holders[0] != self.place:
-            raise RuntimeError(
-                f"a hook must be registered in the stage that computes the tensor, as it sees the "
-                f"whole gradient only there, but stage {self.place} registers one for a tensor of "
-                f"stage {found.holders[0]}: register it where the tensor is made."
-            )
-
-    def _check_views(self, notes: list[tuple[torch.Tensor, Held | None]]) -> None:
-        """Refuse views, made before, of what a later stage has changed: they are out of date."""
-        for tensor, found in notes:
-            if found is not None and (found.is_parameter or found.newest == self.place):
-                continue
-            changed, at = self._moved.get(tensor.untyped_storage()._cdata, (tensor, 0))
-            if changed is not tensor and (found is None or found.newest < at):
-                raise RuntimeError(
-                    f"a tensor that stage {at} changes in place must have no views from before, "
-                    f"but one of shape {tuple(tensor.shape)} is used behind the change: write "
-                    f"`x = x + y` in the place of `x += y`, or clone it first."
-                )
+        return args, [(tensor, self.journey.note_of(tensor)) for tensor in tensors]
 
     def _noted_result(self, result: Any, by_value: dict[int, torch.Tensor]) -> Any:
         """Note where results are; give the program its own tensors in the place of their values."""
@@ -485,15 +323,8 @@ class StageMode(TorchFunctionMode):
         if given is not None:
             return given
         if held(tensor) is None:
-            self._note(tensor)
+            self.journey.add_note(tensor)
         return tensor
-
-    def _note(self, tensor: torch.Tensor) -> Held:
-        made = Held(self.place)
-        note(tensor, made)
-        if id(tensor) in self._buffers:
-            self._noted.append(tensor)
-        return made
 
 
 class _NoHook:
@@ -503,22 +334,5 @@ class _NoHook:
         """Nothing is to be removed."""
 
 
-def _casts() -> bool:
-    return torch.is_autocast_enabled(HOST)
-
-
 def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
-
-
-def _warn_gradients(stand_in: torch.Tensor) -> None:
-    """Refuse gradients that would come to a stand-in instead of to the value that crossed."""
-    if stand_in.is_meta and stand_in.requires_grad:
-        stand_in.register_hook(_refuse_gradient)  # type: ignore[no-untyped-call]
-
-
-def _refuse_gradient(gradient: torch.Tensor) -> None:
-    raise RuntimeError(
-        "a `torch.autograd.Function` must get values of its own stage, but was given a tensor of "
-        "an earlier one: have it in a layer (a module of its own) of the later stage."
-    )

@@ -20,6 +20,7 @@ from unisono.device import Device
 from unisono.plan.pipeline import limit_of
 from unisono.stages.balance import assigned, divide
 from unisono.stages.flight import Flight
+from unisono.stages.journey import Journey
 from unisono.stages.pipe import ReplicaBrokenError, StagePipe
 from unisono.stages.stage_mode import StageMode
 from unisono.stages.units import units_of
@@ -65,7 +66,8 @@ class StageWorker:
         self.limit = limit_of(team.stage, team.num_stages, in_flight)
         self._pipe = StagePipe(team, key, limit_of(0, team.num_stages, in_flight))
         buffers = frozenset(map(id, model.buffers()))
-        self._mode = StageMode(team.stage, self.stage_of, buffers, device.torch)
+        self._journey = Journey(team.stage, self.stage_of, buffers)
+        self._mode = StageMode(self._journey, team.stage, device.torch)
         self._hooks = ExitStack()
         self._num_flights = 0
         self._begun_s = self._waited_s = 0.0
@@ -125,12 +127,12 @@ class StageWorker:
     @property
     def is_last(self) -> bool:
         """Whether the pass has ended on this stage, which has the loss."""
-        return self._mode.place == self._team.stage
+        return self._journey.is_here
 
     def publishes(self, buffer: torch.Tensor) -> bool:
         """Tell whether it is on this stage to say what a shard's pass has made of a buffer."""
-        holder = self._mode.holder_of(buffer)
-        return (self._mode.place if holder is None else holder) == self._team.stage
+        holder = self._journey.holder_of(buffer)
+        return (self._journey.place if holder is None else holder) == self._team.stage
 
 
 def _entering(mode: StageMode, stage: int) -> Any:
