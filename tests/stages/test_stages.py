@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -114,8 +115,6 @@ def run_program(name, options=None, *, arguments=("-n", "2", "--stages", "2"), f
         *(sys.executable, "-m", "unisono", "run", *arguments),
         *(str(MODELS), name, json.dumps(options or {})),
     ]
-    import os
-
     environ = {**os.environ, "UNISONO_FAULTS": faults, "PYTHONPATH": str(MODELS.parents[2])}
     return subprocess.run(
         command, capture_output=True, text=True, timeout=120, env=environ, check=False
@@ -133,8 +132,11 @@ PLACES = ("begin", "shard", "backward", "gradients", "sums", "update", "updated"
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("at", [*PLACES, "snapshot"])
-def test_a_worker_killed_anywhere_is_replaced_and_changes_no_bit(at, rank):
-    done = run_program("images", {"epochs": 3}, faults=f"kill:rank={rank},step=2,at={at}")
+def test_a_worker_killed_anywhere_is_replaced_and_changes_no_bit(at, rank, tmp_path):
+    # A checkpoint has a snapshot taken before step 2, which time alone may not.
+    options = {"directory": str(tmp_path), "checkpoint_every": 2} if at == "snapshot" else {}
+    options = {"epochs": 3, **options}
+    done = run_program("images", options, faults=f"kill:rank={rank},step=2,at={at}")
     assert result_of(done) == alone("images", epochs=3)
     assert "a replacement is starting" in done.stderr
     assert "joined" in done.stderr

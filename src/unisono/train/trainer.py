@@ -105,6 +105,11 @@ class Trainer:
             deterministic kernels while this computes, its switches are put back after, and an
             operation that has none raises :class:`unisono.NondeterministicError`. False: torch's
             switches stay as the program has them. On the CPU it changes nothing.
+        balance: with ``--stages``, which layers are on which stage: ``"memory"``: the largest stage
+            is as small as it can be; or by the number of each stage the names of its layers, such
+            as ``{0: ["embed", "blocks.0"], 1: ["blocks.1", "head"]}``. It changes no bit.
+        shards_in_flight: with ``--stages``, how many shards may be under way at once; None: as many
+            as there are stages. It changes no bit.
         audit_every: every so many steps, each worker computes the shards of another again, and
             replicas are compared, so that bits which memory or a processor got wrong are found: the
             worker is named and replaced, and the run goes back to where all was right. None: never.
