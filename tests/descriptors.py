@@ -28,9 +28,14 @@ def open_files() -> dict[int, str]:
 @contextmanager
 def none_stay_open() -> Iterator[None]:
     """See that whatever the block opens is closed at its end."""
-    gc.collect()  # else what earlier tests have left may be closed, and its number given out again
-    before = open_files()
-    yield
-    gc.collect()
-    stay = {fd: file for fd, file in open_files().items() if before.get(fd) != file}
+    gc.disable()  # else what earlier tests have left may be closed, and its number given out again
+    try:
+        before = open_files()
+        yield
+        stay = open_files().items() - before.items()
+        if stay:
+            gc.collect()
+            stay &= open_files().items()
+    finally:
+        gc.enable()
     assert not stay, f"these stay open: {stay}"

@@ -195,6 +195,7 @@ def test_public_names_are_these():
     assert unisono.__all__ == [
         "CallbackError",
         "CheckpointError",
+        "CorruptionError",
         "DataFormatError",
         "DataParallel",
         "DistributedDataParallel",

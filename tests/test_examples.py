@@ -77,6 +77,14 @@ def test_digits_gives_the_same_digest_on_two_workers_and_learns() -> None:
     assert f"test accuracy {validation_accuracy(alone):.2%}" in together
 
 
+@pytest.mark.slow
+def test_several_devices_give_the_digest_of_one() -> None:
+    names = [["cpu"], ["cpu"] * 3]
+    outputs = [run("several_devices.py", "--devices", *each) for each in names]
+    outputs.append(run("several_devices.py", "--devices", "cpu", "cpu", workers=2))
+    assert len(set(map(digest, outputs))) == 1
+
+
 @pytest.mark.long
 @needs_two_cores
 def test_callbacks_leave_the_same_on_two_workers(tmp_path: Path) -> None:
@@ -88,6 +96,23 @@ def test_callbacks_leave_the_same_on_two_workers(tmp_path: Path) -> None:
     for name in ("best.safetensors", "averaged.safetensors", "epochs.csv"):
         one, two = ((folder / name).read_bytes() for folder in folders)
         assert one == two, name
+
+
+@pytest.mark.slow
+@needs_two_cores
+@pytest.mark.parametrize(
+    "script",
+    [
+        "contrastive.py",
+        *(
+            pytest.param(script, marks=pytest.mark.long)
+            for script in ("closures.py", "gradients.py", "metrics.py", "streams.py")
+        ),
+    ],
+)
+def test_each_feature_has_one_digest(script: str) -> None:
+    alone = run(f"by_feature/{script}")
+    assert digest(alone) == digest(run(f"by_feature/{script}", workers=2))
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 """Measure a GPU: ``python -m bench.gpu``, or ``make bench-gpu``.
 
-GPT-2, ResNet-50 and a small network, on a bare loop, Unisono, DDP with one rank, and Accelerate,
-Fabric and Lightning where they are installed: each with torch's deterministic settings off and on,
-all in turns. Then two workers that share the GPU, and what a killed one costs.
+GPT-2, ResNet-50 and a small network, on a bare loop, Unisono, DDP with one rank, Accelerate,
+Fabric and Lightning where they are installed, and torch's DataParallel and ours where there are two
+GPUs: each with torch's deterministic settings off and on, all in turns. Then two workers that share
+the GPU, and what a killed one costs.
 
 ``--device cpu --tiny`` shows on any machine that every side works; its figures mean nothing.
 """
@@ -23,7 +24,7 @@ from bench.gpu import find_package
 from bench.gpu.figures import FAILURES, Figures
 from bench.gpu.measuring import RECOVERY, Plan, measure_all
 from bench.gpu.side_program import SIDES
-from bench.gpu.turns import NOT_INSTALLED
+from bench.gpu.turns import NOT_INSTALLED, TOO_FEW_GPUS
 from bench.gpu.workloads import NAMES
 
 
@@ -88,8 +89,9 @@ def why_not(device: str) -> str | None:
 
 
 def failed(figures: Figures) -> bool:
-    """Tell whether anything has failed but for what is not installed."""
-    return any(not failure["how"].endswith(NOT_INSTALLED) for failure in figures.content[FAILURES])
+    """Tell whether anything has failed but for what is not installed, or not on so few GPUs."""
+    left_out = (NOT_INSTALLED, TOO_FEW_GPUS)
+    return any(not failure["how"].endswith(left_out) for failure in figures.content[FAILURES])
 
 
 def _some_of(known: list[str]) -> Callable[[str], list[str]]:

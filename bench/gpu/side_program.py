@@ -11,6 +11,8 @@ unisono-run    the same under ``unisono run -n 1``, which keeps snapshots for a 
 unisono-loose  the same as ``unisono`` with ``exact=False``
 shards         Unisono's trainer, two shards on one worker: what ``sharing`` is measured by
 sharing        the same two shards on two workers that share the device
+torch-two      the bare loop on torch's DataParallel, on two GPUs; on the CPU the model alone
+two            the same on Unisono's DataParallel; on the CPU two chunks
 =============  ============================================================================
 
 All read batches from the same tensors in the host's memory with one indexing operation, so that
@@ -113,9 +115,21 @@ def _train(task: GpuTask, model: nn.Module, optimizer: torch.optim.Optimizer) ->
         optimizer.zero_grad()
         with task.amp():
             loss = task.loss(model, batch)
-        loss.backward()
+        (loss.mean() if loss.dim() else loss).backward()  # a model on two GPUs gives two losses
         optimizer.step()
         task.clock.tick()
+
+
+def torch_data_parallel(task: GpuTask) -> None:
+    model = nn.DataParallel(task.model(), [0, 1] if task.device.type == "cuda" else None)
+    _train(task, model, task.workload.optimizer(model.parameters()))
+
+
+def data_parallel(task: GpuTask) -> None:
+    from unisono import DataParallel
+
+    model = DataParallel(task.model(), [0, 1] if task.device.type == "cuda" else ["cpu", "cpu"])
+    _train(task, model, task.workload.optimizer(model.parameters()))
 
 
 def accelerate(task: GpuTask) -> None:
@@ -243,6 +257,7 @@ class GpuSide:
         workers: how many workers of ``unisono run``; 0: plain ``python``.
         keeps_settings: whether it has settings of its own.
         package: what must be installed besides torch; empty: nothing.
+        gpus: how many GPUs there must be, if it is measured on GPUs.
     """
 
     title: str
@@ -250,6 +265,7 @@ class GpuSide:
     workers: int = 0
     keeps_settings: bool = False
     package: str = ""
+    gpus: int = 1
 
 
 BARE = "bare"
@@ -264,6 +280,8 @@ SIDES = {
     "lightning": GpuSide("Lightning", lightning, package="lightning"),
     "shards": GpuSide("Unisono, 2 shards, 1 worker", shards, keeps_settings=True),
     "sharing": GpuSide("Unisono, 2 shards, 2 workers", shards, 2, keeps_settings=True),
+    "torch-two": GpuSide("torch DataParallel, 2 GPUs", torch_data_parallel, gpus=2),
+    "two": GpuSide("Unisono DataParallel, 2 GPUs", data_parallel, gpus=2),
 }
 
 

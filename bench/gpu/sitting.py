@@ -29,9 +29,10 @@ from typing import Any
 from rich.console import Console
 
 from bench.gpu import find_package
-from bench.gpu.__main__ import NOT_INSTALLED, add_arguments, failed, plan_of, why_not
+from bench.gpu.__main__ import add_arguments, failed, plan_of, why_not
 from bench.gpu.figures import FACTS, FAILURES, KILLS, NOTES, TARGETS, TESTS, Figures
 from bench.gpu.measuring import measure_all
+from bench.gpu.turns import NOT_INSTALLED, TOO_FEW_GPUS
 from bench.processes import REPOSITORY, environment, kill_all
 from bench.table import print_verdicts
 from bench.targets import Verdict
@@ -223,12 +224,16 @@ def sum_up(figures: Figures, console: Console) -> int:
 
 
 def failures_told(failures: list[dict[str, str]]) -> list[str]:
-    """Tell what has failed, and in one line what is not installed."""
+    """Tell what has failed, and in a line each what is not installed or needs more GPUs."""
     missing = {one["side"] for one in failures if one["how"].endswith(NOT_INSTALLED)}
-    left_out = f"left out, as their packages are missing: {', '.join(sorted(missing))}"
-    told = [left_out] if missing else []
+    larger = {one["side"] for one in failures if one["how"].endswith(TOO_FEW_GPUS)}
+    told = []
+    if missing:
+        told.append(f"left out, as their packages are missing: {', '.join(sorted(missing))}")
+    if larger:
+        told.append(f"left out, as they need more GPUs: {', '.join(sorted(larger))}")
     for one in failures:
-        if one["side"] not in missing:
+        if one["side"] not in missing | larger:
             lines = one["how"].splitlines()[-LINES_OF_A_FAILURE:]
             told.append(f"FAILED {one['workload']} {one['side']}: " + "\n    ".join(lines))
     return told

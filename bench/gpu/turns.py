@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bench.gpu.clock import GO, OFF, ON, SAID, TUNED
 from bench.gpu.side_program import BARE, SIDES
 from bench.processes import REPOSITORY, environment, kill_all, unisono_run
@@ -30,7 +32,7 @@ START_TIMEOUT_S = 90.0  # of all sides together
 BLOCK_TIMEOUT_S = 45.0
 WARMUP_STEPS = 5  # of each block, after what others did to the device's memory and caches
 MOST_STEPS, LEAST_STEPS = 5000, 3
-NOT_INSTALLED = "is not installed"
+NOT_INSTALLED, TOO_FEW_GPUS = "is not installed", "are needed at least"
 OWN = "its own"  # the settings of sides that are not told any
 
 
@@ -73,8 +75,10 @@ def entries(sides: Sequence[str], *, has_convolutions: bool) -> list[Entry]:
     return found
 
 
-def why_not(side: str) -> str | None:
+def why_not(side: str, device: str) -> str | None:
     """Say why a side cannot be measured here."""
+    if device == "cuda" and torch.cuda.device_count() < SIDES[side].gpus:
+        return f"{SIDES[side].gpus} GPUs {TOO_FEW_GPUS}"
     package = SIDES[side].package
     if package and importlib.util.find_spec(package) is None:
         return f"{package} {NOT_INSTALLED}"
@@ -195,7 +199,7 @@ class Turns:
 
     def _start(self) -> None:
         for name in self._names:
-            if reason := why_not(name):
+            if reason := why_not(name, self._device):
                 self._fail(name, reason)
                 continue
             self._sides[name] = SideProcess(

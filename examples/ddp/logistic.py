@@ -8,7 +8,8 @@ it goes on to update the old ones. Here: move, wrap, and only then build the opt
 
 Without a GPU ``nn.DataParallel`` is a silent pass-through: it computes with one device, which is
 none. With GPUs it splits each batch over all of them and copies the model anew each time; the
-other programs of this folder, with a process a device, are faster.
+other programs of this folder, with a process a device, are faster. ``unisono.DataParallel`` takes
+its place, on CPUs too: see ``examples/devices/data_parallel.py``.
 """
 
 import argparse

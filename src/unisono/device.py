@@ -15,7 +15,7 @@ import os
 import platform
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -46,15 +46,23 @@ _CHOSEN_BELOW, _CHOSEN_FROM = 2**53, 2**64 - 2**32
 class Device:
     """The device that one worker computes on: the CPU, or one accelerator. Final.
 
+    Or several of one type, where a model is split: batches come to the first one.
+
     Args:
         device: torch's; of an accelerator with its number, which becomes the current one.
+        more: those that have other parts of the model.
 
     Attributes:
-        torch: torch's.
+        torch: torch's; of several the first.
         is_host: whether it is the CPU.
+        parts: each of several by itself; else this one alone.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *more: torch.device) -> None:
+        others = [each for each in dict.fromkeys(more) if each != device]
+        self.parts: tuple[Device, ...] = (
+            (Device(device), *map(Device, others)) if others else (self,)
+        )
         self.torch, self.is_host = device, device.type == HOST
         self._module: Any = None
         self._arrivals: Arrivals | None = None
@@ -115,7 +123,12 @@ class Device:
     @property
     def name(self) -> str:
         """What torch calls it, such as ``"cuda:1"``."""
-        return str(self.torch)
+        return ", ".join(str(part.torch) for part in self.parts)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether it is several."""
+        return len(self.parts) > 1
 
     @property
     def model(self) -> str:
@@ -127,6 +140,8 @@ class Device:
         """What of it fixes the bits of a run, in words."""
         if self.is_host:
             return torch.backends.cpu.get_cpu_capability() + " " + platform.machine()
+        if self.is_divided:  # as of one, where they are alike
+            return "; ".join(dict.fromkeys(part.facts for part in self.parts))
         said = [f"{self.torch.type} {self.model}"]
         capability = self._module.get_device_capability(self.torch)
         said.append("capability " + ".".join(map(str, capability)))
@@ -151,6 +166,8 @@ class Device:
         """What tells it from every other device of this machine, whatever processes call it."""
         if self.is_host:
             return HOST
+        if self.is_divided:
+            return ", ".join(part.identity for part in self.parts)
         properties = self._module.get_device_properties(self.torch)
         return str(getattr(properties, "uuid", self.name))
 
@@ -158,32 +175,27 @@ class Device:
         """Seed every default generator (Python's, numpy's, torch's, the device's) from 64 bits."""
         seed_generators(seed)
         if not self.is_host:
-            self._generator.manual_seed(seed)
+            for part in self.parts:
+                default_generator(part.torch).manual_seed(seed)
 
-    @contextmanager
-    def generators_put_back(self) -> Iterator[None]:
+    def generators_put_back(self) -> AbstractContextManager[None]:
         """Leave every default generator as it was, whatever happens inside."""
-        with generators_put_back():
-            if self.is_host:
-                yield
-                return
-            state = self._generator.get_state()
-            try:
-                yield
-            finally:
-                self._generator.set_state(state)
+        return generators_put_back([part.torch for part in self.parts])
 
     def generators(self) -> torch.Tensor:
         """Tell where torch's default generators stand, of the host and of the device, as bytes."""
-        state = torch.default_generator.get_state()
-        return state if self.is_host else torch.cat([state, self._generator.get_state()])
+        return torch.cat([generator.get_state() for generator in self._generators()])
 
     def set_generators(self, state: torch.Tensor) -> None:
         """Have torch's default generators where :meth:`generators` has found others."""
-        num_bytes = torch.default_generator.get_state().numel()
-        torch.default_generator.set_state(state[:num_bytes])
-        if not self.is_host:
-            self._generator.set_state(state[num_bytes:].clone())
+        for generator in self._generators():
+            num_bytes = generator.get_state().numel()
+            generator.set_state(state[:num_bytes].clone())
+            state = state[num_bytes:]
+
+    def _generators(self) -> list[torch.Generator]:
+        parts = [] if self.is_host else self.parts
+        return [torch.default_generator, *(default_generator(part.torch) for part in parts)]
 
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
         """Compute in `dtype` what torch knows to be safe in it, inside the block."""
@@ -191,7 +203,28 @@ class Device:
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor is on this device."""
-        return tensor.device == self.torch
+        return any(tensor.device == part.torch for part in self.parts)
+
+    def backward(self, loss: torch.Tensor, weight: torch.Tensor) -> None:
+        """Differentiate a loss.
+
+        Args:
+            loss: a scalar.
+            weight: its gradient.
+        """
+        if not self.is_divided:
+            torch.autograd.backward(loss, weight)
+            return
+        # Each device would have a thread, and gradients be added up in the order in which they
+        # come. In one thread it is that of one device.
+        with torch.autograd.set_multithreading_enabled(False):
+            torch.autograd.backward(loss, weight)
+
+    def groups(self, tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """Divide tensors into lists that one call takes: of one device each."""
+        if self.is_divided:
+            return [group for (group,) in by_device(tensors)]
+        return [tensors] if tensors else []
 
     def move(self, batch: Any) -> Any:
         """Bring the tensors of a batch here, by way of pinned memory; the host does not wait."""
@@ -210,6 +243,10 @@ class Device:
         """
         if self.is_host:
             return None
+        if self.is_divided:
+            known = [sizes for part in self.parts if (sizes := part.memory()) is not None]
+            allocated, reserved, peak = map(sum, zip(*known, strict=True))
+            return allocated, reserved, peak
         nested = getattr(self._module, "memory_stats_as_nested_dict", None)
         if nested is not None:  # most of the time goes into flattening it
             stats = nested(self.torch)
@@ -223,6 +260,9 @@ class Device:
         """Count the bytes of the device's memory that are free (None: not known), and all."""
         if self.is_host:
             return None, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if self.is_divided:
+            each = [self._module.mem_get_info(part.torch) for part in self.parts]
+            return sum(int(free) for free, _ in each), sum(int(total) for _, total in each)
         free, total = self._module.mem_get_info(self.torch)
         return int(free), int(total)
 
@@ -251,10 +291,6 @@ class Device:
             return None
         return lambda: runtime().cudaHostUnregister(place) and None
 
-    @property
-    def _generator(self) -> torch.Generator:
-        return default_generator(self.torch)
-
 
 class Copies:
     """Copies between a device and the host, beside what the device computes. Final.
@@ -267,7 +303,7 @@ class Copies:
         module: torch's, for its type; None for the CPU.
 
     Attributes:
-        device: torch's.
+        device: torch's; of several the first.
         are_direct: whether there is no device but the CPU.
     """
 
@@ -275,19 +311,20 @@ class Copies:
         self._device, self._module = device, module
         self.device, self.are_direct = device.torch, module is None
         self._is_idle = True
+        self._others = {part.torch: part.copies() for part in device.parts[1:]}
         if module is not None:
             self._stream = module.Stream(device.torch)
             self._event = module.Event()
 
     def to_host(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """Copy to the host, after everything that the device has been given to do."""
-        self._copy(into, source)
+        self._of(source)._copy(into, source)
 
     def to_device(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """Copy to the device, before everything that it is given to do from now on."""
-        self._copy(into, source)
-        if self._module is not None:
-            self._module.current_stream(self._device.torch).wait_stream(self._stream)
+        there = self._of(into)
+        there._copy(into, source)
+        there.before_changes()
 
     def to_other(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """Copy from this device to another one, before everything that that is given from now on.
@@ -306,6 +343,8 @@ class Copies:
 
         However long: if the device never answers, the launcher takes this worker for stuck.
         """
+        for other in self._others.values():
+            other.wait()
         if self._is_idle:
             return
         # By asking: a thread that waits within the driver hears of no signal.
@@ -315,6 +354,10 @@ class Copies:
             if waited_s > _SPIN_S:
                 time.sleep(max(_NAP_S, _NAP_PART * waited_s))
         self._is_idle = True
+
+    def _of(self, there: torch.Tensor) -> Copies:
+        """Give those of the device of a tensor, if they are not these."""
+        return self._others.get(there.device, self) if self._others else self
 
     def _copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
         if self._module is None:
@@ -329,6 +372,24 @@ class Copies:
         self._is_idle = False
 
 
+def by_device(tensors: Sequence[torch.Tensor], *others: Sequence[torch.Tensor]) -> Iterator[Any]:
+    """Divide lists of tensors by the device of the first list's, for calls that take only one.
+
+    Args:
+        tensors: any; those without elements are left out.
+        others: as long.
+
+    Yields:
+        For each device a tuple of lists.
+    """
+    places: dict[torch.device, list[int]] = {}
+    for at, tensor in enumerate(tensors):
+        if tensor.numel():
+            places.setdefault(tensor.device, []).append(at)
+    for each in places.values():
+        yield tuple([some[at] for at in each] for some in (tensors, *others))
+
+
 def host() -> Device:
     """Give the CPU."""
     return Device(torch.device(HOST))
@@ -340,6 +401,12 @@ def default_generator(device: torch.device) -> torch.Generator:
         return torch.default_generator
     generator: torch.Generator = torch.get_device_module(device).default_generators[device.index]
     return generator
+
+
+def finish(device: torch.device) -> None:
+    """Wait for all that a device has been given to do."""
+    if device.type != HOST:
+        torch.get_device_module(device).synchronize(device)
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
@@ -408,13 +475,17 @@ class HostGenerators(NamedTuple):
 
 
 @contextmanager
-def generators_put_back() -> Iterator[None]:
-    """Leave every default generator as it was, whatever happens inside."""
+def generators_put_back(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Leave every default generator as it was, those of some devices too, whatever happens."""
     before = HostGenerators.now()
+    generators = [default_generator(device) for device in devices if device.type != HOST]
+    states = [generator.get_state() for generator in generators]
     try:
         yield
     finally:
         before.put_back()
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
 
 
 def drawn_without_seed() -> bool:

@@ -35,12 +35,9 @@ def devices_of(
             f"a worker computes on one `device` or on several `devices`, but `device={device!r}` "
             f"and `devices={list(devices)}` are given: leave one of them out."
         )
-    names = _read(devices)
-    kind = names[0].type
-    if Device.is_hosts(kind):
-        return [Device.of(name, world) for name in names]
-    places = [torch.device(kind, place) for place in _places(names, world)]
-    _check_there(places, world)
+    places = places_of(devices, world)
+    if Device.is_hosts(places[0].type):
+        return [Device.of(place, world) for place in places]
     others = [Device(place) for place in places[1:]]
     found = [Device(places[0]), *others]  # the first one last: it is the current one then
     found[0].use()
@@ -48,7 +45,24 @@ def devices_of(
     return found
 
 
-def _read(devices: Any) -> list[torch.device]:
+def places_of(devices: Sequence[str | torch.device], world: World) -> list[torch.device]:
+    """Find torch's devices, accelerators with their numbers; see :func:`devices_of`."""
+    names = read_names(devices)
+    kind = names[0].type
+    if Device.is_hosts(kind):
+        return [torch.device(kind)] * len(names)
+    places = [torch.device(kind, place) for place in _places(names, world)]
+    _check_there(places, world)
+    return places
+
+
+def read_names(devices: Any) -> list[torch.device]:
+    """Read the names of devices of one type.
+
+    Raises:
+        TypeError: it is no list of names of devices.
+        ValueError: there is none, or they are of several types.
+    """
     if isinstance(devices, (str, torch.device)) or not isinstance(devices, Sequence):
         raise TypeError(
             f"`devices` must be a list of devices, such as {_EXAMPLE}, but is {devices!r}."

@@ -22,6 +22,7 @@ begin      when it begins; without ``at``, here
 shard      before the forward pass of a shard
 backward   before the backward pass of a shard, where workers compute stages of a model
 gradients  the own shards are done; before the others are met
+audit      in a step that is audited: before another's shards are computed again
 sums       all shards are done; before they are added up
 update     the own sums are done; before the optimizer
 updated    the own update is done; before the second meeting
@@ -58,6 +59,7 @@ PLACES = (
     "shard",
     "backward",
     "gradients",
+    "audit",
     "sums",
     "update",
     "updated",

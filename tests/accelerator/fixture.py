@@ -24,11 +24,11 @@ def accelerator() -> ModuleType:
 
 
 def build(session: pytest.Session) -> None:
-    """Compile before the first test, whose time is limited."""
+    """Compile before the first test, whose time is limited, and load once for all of them."""
     if session.config.option.collectonly:
         return
     if any("accelerator" in getattr(item, "fixturenames", ()) for item in session.items):
-        sim.why_not()
+        sim.load()
 
 
 @pytest.hookimpl(tryfirst=True)

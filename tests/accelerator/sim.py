@@ -2,7 +2,7 @@
 
 For tests of what must hold on an accelerator on a machine without one: nothing mixes devices, every
 wait is there, nobody waits in secret, memory is bounded. ``README.md`` says what it is, and what it
-does not simulate. Nothing is loaded before :func:`install`.
+does not simulate. Nothing is changed before :func:`install`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,15 @@ def why_not() -> str | None:
     except CannotBuild as error:
         return str(error)
     return None
+
+
+def load() -> None:
+    """Load the library, where there is one, for processes that are forked of this one.
+
+    That takes forty times as long as the rest of :func:`install`, and changes nothing before it.
+    """
+    if why_not() is None:
+        ctypes.CDLL(str(library()))
 
 
 def install() -> None:

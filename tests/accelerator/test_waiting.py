@@ -1,6 +1,8 @@
 """On the test accelerator a forgotten wait shows, and a hidden one is counted."""
 
+import faulthandler
 import inspect
+import threading
 
 import pytest
 import torch
@@ -319,6 +321,24 @@ def test_a_step_of_training_never_waits():
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
     assert seen == []
+
+
+def test_a_thread_that_reads_numbers_and_one_that_waits_do_not_hold_each_other_up():
+    here, there = torch.sim.Stream(1), torch.sim.Stream(1)
+
+    def read():
+        for _ in range(10_000):
+            torch.ones((), device="sim:0").item()
+
+    def wait():
+        while reader.is_alive():
+            here.wait_stream(there)
+
+    faulthandler.dump_traceback_later(20, exit=True)  # no Python runs where they do
+    reader, waiter = threading.Thread(target=read), threading.Thread(target=wait)
+    reader.start()
+    waiter.start()
+    waiter.join()
 
 
 def test_a_wait_in_the_backward_pass_is_found():

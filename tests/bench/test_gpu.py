@@ -21,7 +21,7 @@ from bench.gpu.networks import Gpt2, ResNet, SmallNet
 from bench.gpu.peaks import peak_flops
 from bench.gpu.side_program import BARE, SIDES
 from bench.gpu.summary import rows_of, verdicts_of
-from bench.gpu.turns import OWN, Entry, GpuBlock, SideProcess, Turns, entries
+from bench.gpu.turns import OWN, Entry, GpuBlock, SideProcess, Turns, entries, why_not
 from bench.gpu.workloads import GPT2, NAMES, RESNET, SMALL, workload
 from tests.warm.processes import run
 
@@ -244,6 +244,18 @@ def test_sides_take_turns_and_a_lost_one_leaves_the_others(name, tmp_path):
     assert [side for side, _ in failures] == ["unisono"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY_SIDE)
+def test_models_on_two_devices_take_turns(name, tmp_path):
+    failures, chosen = [], ["torch-two", "two"]
+    with Turns(
+        name, "cpu", chosen, tmp_path, lambda *failure: failures.append(failure), tiny=True
+    ) as turns:
+        rows = [Entry(side, ON) for side in chosen]
+        measured = list(turns.measure(rows, block_s=0.01, seconds=60, most_turns=1))
+    assert [(block.side, failures) for block in measured] == [(side, []) for side in chosen]
+
+
 def test_findings_of_tests_are_taken_over_line_by_line(tmp_path):
     figures = Figures(tmp_path / "figures.json", "abc", "cpu")
     path = tmp_path / "findings"
@@ -258,14 +270,17 @@ def test_findings_of_tests_are_taken_over_line_by_line(tmp_path):
     assert figures.content["facts"] == [{"of": "another"}]
 
 
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there are two GPUs")
 def test_the_summary_says_once_what_is_not_installed():
     failures = [
         {"workload": "gpt2", "side": "fabric", "how": "lightning is not installed"},
         {"workload": "small", "side": "fabric", "how": "lightning is not installed"},
+        {"workload": "small", "side": "two", "how": why_not("two", "cuda")},
         {"workload": "small", "side": "ddp", "how": "Traceback\nValueError: no"},
     ]
     assert sitting.failures_told(failures) == [
         "left out, as their packages are missing: fabric",
+        "left out, as they need more GPUs: two",
         "FAILED small ddp: Traceback\n    ValueError: no",
     ]
     assert sitting.failures_told([]) == []

@@ -52,6 +52,7 @@ class Crew:
     directory = None
     step, epoch, end_step, facts = 0, 0, 9, {}
     rank, ranks, is_leader, is_first, has_joined = 0, (0, 1), True, True, False
+    speed = None
     optimizer = SimpleNamespace(param_groups=[{"lr": 0.1}])
 
     def __init__(self, *, has_memory):

@@ -20,6 +20,7 @@ AFTER = {
     "begin": "fetching",
     "shard": "fetching",
     "gradients": "waiting",
+    "audit": "computing again",
     "sums": "adding up",
     "update": "updating",
     "updated": "waiting again",

@@ -72,7 +72,6 @@ def test_without_an_accelerator_chunks_are_computed_if_asked_for():
 
 
 def test_gradients_are_added_along_the_tree():
-    seen = []
     model = wrapped(nn.Linear(1, 1, bias=False), shards=6)
     x = torch.tensor([[1e8], [1.0], [-1e8], [1.0], [1.0], [0.3]])
     model(x).sum().backward()
@@ -359,6 +358,17 @@ def test_sparse_gradients_are_added():
     torch.testing.assert_close(ours, plain)
 
 
+def test_sparse_gradients_are_added_along_the_tree():
+    model = wrapped(nn.Embedding(1, 1, sparse=True), shards=6)
+    scales = torch.tensor([1e8, 1.0, -1e8, 1.0, 1.0, 0.3])
+    outputs = model(torch.zeros(12, dtype=torch.long)).view(6, 2)
+    (outputs * torch.stack([scales, torch.zeros(6)], 1)).sum().backward()
+    g = [*scales]
+    tree = ((g[0] + g[1]) + (g[2] + g[3])) + (g[4] + g[5])
+    assert model.module.weight.grad.is_coalesced()
+    assert model.module.weight.grad.to_dense().item() == tree.item()
+
+
 def test_gradients_of_gradients():
     """A penalty on the inputs' gradients, as some GANs have it."""
     torch.manual_seed(0)
@@ -403,6 +413,17 @@ def test_a_batch_smaller_than_the_number_of_devices():
         torch.testing.assert_close(model(x), model.module(x))
 
 
+def test_also_a_single_chunk_has_weights_of_its_own():
+    """Else gradients of two calls would meet at the parameter in any order."""
+    seen = []
+    module = nn.Linear(2, 2)
+    module.register_forward_pre_hook(lambda replica, args: seen.append(replica.weight))
+    model = wrapped(module)
+    model(torch.ones(1, 2)).sum().backward()
+    assert seen[0].grad_fn is not None
+    assert module.weight.grad.tolist() == [[1, 1], [1, 1]]
+
+
 def test_an_own_way_to_cut_and_to_gather():
     class Lists(unisono.DataParallel):
         def scatter(self, inputs, kwargs, device_ids):
@@ -426,6 +447,8 @@ def test_devices_are_checked():
         unisono.DataParallel(module, ["cuda:0"])
     with pytest.raises(TypeError, match=r"`device_ids` must have numbers or names .* has 'gpu0'"):
         unisono.DataParallel(module, ["gpu0"])
+    with pytest.raises(TypeError, match=r"must be a list of devices, but is 'cpu': pass \['cpu'\]"):
+        unisono.DataParallel(module, "cpu")
     with pytest.raises(TypeError, match="`output_device` must have numbers"):
         unisono.DataParallel(module, TWO, output_device="here")
     for shards in (0, -1, 2.5, "two", True):

@@ -9,16 +9,21 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import torch
 from tests.accelerator import sim
 from tests.device import ranks, unusual
 from tests.device import waits as _waits
+from tests.parity import cases
 from tests.workers.desk import Death
 from tests.workers.forked import Job
+from torch.utils.data import TensorDataset
 
+import unisono
 from unisono.device import Device
 from unisono.errors import NonFiniteLossError
+from unisono.step import crossings
 from unisono.workers.control_block import ControlBlock
 
 # Once a step, before the workers first meet: losses are there then, and parts on the host.
@@ -121,6 +126,23 @@ def _in_processes(work: Callable[[int], object], world_size: int) -> list[object
     return [one.value for one in said]
 
 
+def several_devices_in_one_process() -> None:
+    """Two of them have no samples in an epoch's last batch."""
+    inputs, labels = cases.images().tensors
+    data = TensorDataset(inputs[:50], labels[:50])
+
+    def digest(**where: object) -> str:
+        torch.manual_seed(1)
+        model = cases.Cnn(norm=True)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, foreach=True)
+        trainer = unisono.Trainer(model, optimizer, cases.classify, shards=4, **where)
+        trainer.fit(data, batch_size=8, steps=16)
+        return trainer.digest()
+
+    with mock.patch.object(crossings, "SMALL_BYTES", 200):  # some travel alone, some together
+        assert digest(devices=["sim"] * 4) == digest(device="cpu")
+
+
 def nothing_is_under_way_when_a_loop_fails() -> None:
     def loss(model, batch):
         if len(calls) == 2:
@@ -139,6 +161,7 @@ CHECKS = (
     one_wait_a_step,
     losses_on_the_host,
     programs,
+    several_devices_in_one_process,
     nothing_is_under_way_when_a_loop_fails,
     a_loss_that_is_not_finite,
     memory_that_is_copied_is_not_given_to_others,

@@ -31,7 +31,7 @@ def test_it_is_taken_out(mutant):
     assert mutants.without(mutant)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_some_that_are_taken_out_are_noticed():
     skip_without(ACCELERATED)

@@ -1,5 +1,6 @@
 """Programs as users write them have the CPU's bits on an accelerator, or are refused in words."""
 
+import functools
 import gc
 import json
 
@@ -30,13 +31,19 @@ def test_a_program_has_the_bits_of_the_cpu(accelerator, name):
     assert found_by(name, "sim") == expected
 
 
+@functools.cache
+def found_alone():
+    names = list(unusual.PROGRAMS)
+    (alone,) = unisono.launch(unusual.run_all, names, "cpu", workers=1, restarts=0)
+    return names, alone
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("exchange", [ACCELERATED, "staged", "shared"])
 def test_programs_have_the_bits_of_one_worker(monkeypatch, exchange, workers):
     skip_without(exchange)
-    names = list(unusual.PROGRAMS)
-    (alone,) = unisono.launch(unusual.run_all, names, "cpu", workers=1, restarts=0)
+    names, alone = found_alone()
     for variable, value in variables_of(exchange).items():
         monkeypatch.setenv(variable, value)
     told = (names, device_of(exchange))

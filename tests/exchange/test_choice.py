@@ -13,7 +13,8 @@ from unisono.exchange import choice
 from unisono.exchange.choice import EXCHANGE_VARIABLE, check_devices, name_of_exchange
 
 CPU = SimpleNamespace(is_host=True, name="cpu")
-GPU = SimpleNamespace(is_host=False, name="cuda:0")
+GPU = SimpleNamespace(is_host=False, is_divided=False, name="cuda:0")
+GPUS = SimpleNamespace(is_host=False, is_divided=True, name="cuda:0, cuda:1")
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +28,7 @@ def nothing_is_set(monkeypatch):
         ("auto", None, CPU, "shared"),
         ("auto", None, GPU, "staged"),
         ("auto", "auto", GPU, "staged"),
+        ("auto", None, GPUS, "staged"),
         ("auto", "staged", CPU, "staged"),
         ("auto", "gloo", CPU, "gloo"),
         ("auto", "nccl", GPU, "nccl"),
@@ -51,6 +53,7 @@ def test_the_name_of_an_exchange(monkeypatch, asked, set_to, device, name):
         ("nccl", None, CPU, True, 'GPU for each worker.*pass `exchange="gloo"`'),
         ("auto", "nccl", CPU, True, "UNISONO_EXCHANGE=nccl .* this one computes on the CPU"),
         ("nccl", None, GPU, False, 'built with NCCL.*pass `exchange="staged"`'),
+        ("nccl", None, GPUS, True, "one GPU for each .* a split model on cuda:0, cuda:1: leave"),
         ("shared", None, GPU, True, '`exchange="shared"` .* on cuda:0: leave it out, or pass'),
         ("auto", "shared", GPU, True, "UNISONO_EXCHANGE=shared must have"),
         ("gloo", None, GPU, True, "host's memory.*computes on cuda:0"),

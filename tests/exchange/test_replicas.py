@@ -1,13 +1,13 @@
 """Replicas give the bits of shared memory, whoever is lost, and go on where it has stopped."""
 
 import functools
-import subprocess
 import sys
 
 import pytest
 import torch
 from tests.chaos.training import Options, train
 from tests.parity import cases
+from tests.warm import processes
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
@@ -55,7 +55,7 @@ def test_shared_memory_is_the_default(monkeypatch):
 def test_gloo_is_needed_by_those_alone_who_choose_a_group():
     unused = "unisono.exchange.communicator"
     code = f"import sys, unisono.train.trainer; assert {unused!r} not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    processes.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_unknown_exchange_is_refused(monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from unisono.hangs.explanation import Hang
 from unisono.launch import hang_watch
 from unisono.launch.hang_watch import LOOK_EVERY_S, HangWatch, Scene
-from unisono.workers.control_block import ControlBlock
+from unisono.workers.control_block import NUM_TIMES, ControlBlock
 
 PIDS = {0: 10, 1: 11}
 ALL = (0, 1)
@@ -114,7 +114,7 @@ def test_a_step_that_takes_long_is_told_of_though_nobody_waits(bench: Bench) -> 
         bench.run(0.5)
     assert bench.run(8) == [5.5]  # ten times half a second
     for rank in ALL:
-        bench.control.set_times(rank, 9, [1.0] * 7)
+        bench.control.set_times(rank, 9, [1.0] * NUM_TIMES)
     assert bench.run(8) == []  # it is over
 
 

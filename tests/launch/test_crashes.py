@@ -28,7 +28,29 @@ CASES: list[Case] = [
     ("load vanish", "ddp", "", r"Worker 1 had come to the end of the program by then: every"),
     ("forward raise", "unisono", "", rf"{ORIGINAL}.*{FORWARD}"),
     ("backward", "unisono", "", rf"{ORIGINAL}.*{BACKWARD}"),
-    ("nan", "unisono", "", r"the loss must be finite, but is nan in step \d for shard 1"),
+    (
+        "nan",
+        "unisono",
+        "",
+        r"the loss must be finite, but is nan in step \d for shard 1: the output of every module "
+        r"is finite, so the loss function makes it;",
+    ),
+    (
+        "nan layer",
+        "unisono",
+        "",
+        r"is nan in step \d for shard 1: the first output that is not finite is that of `spoils` "
+        r"of the model \(Spoils\), \S+/crash\.py, line \d+, `out = model\.spoils\(out, is_bad\)`, "
+        r"whose input is finite;",
+    ),
+    (
+        "infinite gradient",
+        "unisono",
+        "",
+        r"the norm of the gradients must be finite.*: in shard 1 the first gradient that is not "
+        r"finite is that of `Sqrt` in `spoils` of the model \(Spoils\).*# the line that spoils it",
+    ),
+    ("unused", "ddp", "", r"but `forgotten\.weight`, `forgotten\.bias` got none: use them in the"),
     ("forward kill", "ddp", "", r"worker 1 of 2 was killed by SIGKILL"),
     ("forward bus", "unisono", "", r"worker 1 of 2 was killed by SIGBUS"),
     ("forward raise", "ddp", "", ORIGINAL),

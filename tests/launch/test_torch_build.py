@@ -14,31 +14,30 @@ from unisono.launch.torch_build import torch_for_cpus_alone
 LOADS = """
 import sys
 from unisono.launch.torch_build import torch_for_cpus_alone
-print(repr(torch_for_cpus_alone()), "torch" in sys.modules)
+for sys.path[0] in sys.argv[1:]:
+    print(repr(torch_for_cpus_alone()), "torch" in sys.modules)
 """
+FILES: list[tuple[list[str] | None, str]] = [
+    (["__version__ = '9.1+cpu'", "cuda = None", "hip = None"], "9.1+cpu"),
+    (["cuda = None"], "without a version"),
+    (["__version__ = '9.1'", "cuda = '13.0'", "hip = None"], ""),
+    (["__version__ = '9.1'", "cuda = None", "hip = '7.0'"], ""),
+    (["__version__ = '9.1'"], ""),
+    (["raise OSError"], ""),
+    (None, ""),
+]
 
 
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        (["__version__ = '9.1+cpu'", "cuda = None", "hip = None"], "9.1+cpu"),
-        (["cuda = None"], "without a version"),
-        (["__version__ = '9.1'", "cuda = '13.0'", "hip = None"], ""),
-        (["__version__ = '9.1'", "cuda = None", "hip = '7.0'"], ""),
-        (["__version__ = '9.1'"], ""),
-        (["raise OSError"], ""),
-        (None, ""),
-    ],
-)
-def test_it_is_what_its_file_says(tmp_path: Path, lines: list[str] | None, expected: str) -> None:
-    folder = tmp_path / "torch"
-    folder.mkdir()
-    (folder / "__init__.py").write_text("raise AssertionError('it was loaded')")
-    if lines is not None:
-        (folder / "version.py").write_text("\n".join(lines))
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}){LOADS}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{expected!r} False\n"
+def test_it_is_what_its_file_says(tmp_path: Path) -> None:
+    for number, (lines, _) in enumerate(FILES):
+        folder = tmp_path / str(number) / "torch"
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("raise AssertionError('it was loaded')")
+        if lines is not None:
+            (folder / "version.py").write_text("\n".join(lines))
+    command = [sys.executable, "-c", LOADS, *(tmp_path / str(n) for n in range(len(FILES)))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{expected!r} False" for _, expected in FILES]
 
 
 def test_it_agrees_with_torch() -> None:

@@ -243,15 +243,20 @@ def train(
     device: str = "cpu",
     directory: str | None = None,
     devices: list[str] | None = None,
+    split: list[str] | None = None,
+    **options: Any,
 ) -> str:
-    """Train one case in this worker, on one device or on several; returns the digest."""
+    """Train one case in this worker, on one device, several, or split; returns the digest."""
     make_model, make_data, loss = (MODELS | OTHER_MODELS)[model]
     torch.manual_seed(11)
     module = make_model()
     made = (OPTIMIZERS | OTHER_OPTIMIZERS)[optimizer](module)
-    where = {"device": device} if devices is None else {"devices": devices}
+    where: dict[str, Any] = {"device": device} if devices is None else {"devices": devices}
+    if split is not None:
+        where = {}
+        unisono.split(module, split)
     trainer = unisono.Trainer(
-        module, made, loss, shards=shards, seed=5, directory=directory, **where
+        module, made, loss, shards=shards, seed=5, directory=directory, **where, **options
     )
     trainer.fit(make_data(), batch_size=BATCH_SIZE, steps=steps)
     return trainer.digest()

@@ -120,7 +120,9 @@ def train_until(steps, directory, case, device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [CASES[0], *(pytest.param(case, marks=pytest.mark.long) for case in CASES[1:])]
+)
 def test_a_run_goes_on_with_every_other_exchange(monkeypatch, tmp_path, case):
     names = [name for name in EXCHANGES if name != ACCELERATED or has_accelerator()]
     for leg, exchange in enumerate(tour(names)):

@@ -20,6 +20,7 @@ pytestmark = [
 ]
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
 PLOTTED = "document.querySelectorAll('.plot .main-svg').length"
+WIDTHS = "[...document.querySelectorAll('.plot')].map(one => one.getBoundingClientRect().right)"
 DRAWN = """[...document.querySelectorAll('.plot')].map(plot => ({
   title: plot.getAttribute('aria-label'),
   curves: plot.querySelectorAll('.scatterlayer .js-line').length,
@@ -118,6 +119,20 @@ def test_the_page_is_as_wide_as_the_window(usual, width):
     watched, page = usual
     page.set_viewport_size({"width": width, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth") == width
+    cut = (
+        "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth)"
+    )
+    assert page.evaluate(f"{cut}.map(one => one.textContent)") == []
+    watched.check_silence()
+
+
+def test_a_timeline_shows_all_its_steps_where_the_page_is_narrow(usual):
+    watched, page = usual
+    page.set_viewport_size({"width": 400, "height": 900})
+    page.wait_for_function(f"() => {WIDTHS}.every(width => width <= 400)")
+    timeline = drawn(page)["The last steps: steps 276 to 299"]
+    assert timeline["bars"] == 24 * 4 * 6
+    page.set_viewport_size({"width": 1280, "height": 900})
     watched.check_silence()
 
 

@@ -6,7 +6,7 @@ import importlib
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.stages.models import CNN, GPT, MODELS, trained
+from tests.stages.models import CNN, GPT, MODELS, Dense, trained
 from torch import nn
 
 from unisono.stages.cut import stages_of
@@ -35,31 +35,15 @@ def test_the_cpu_several_times_is_the_cpu(name):
     assert trained(MODELS[name], ["cpu", "cpu"]) == trained(MODELS[name], ["cpu"])
 
 
-def test_layers_may_be_on_any_device_in_any_order(accelerator):
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["GPT", "Recomputed", "RecomputedReentrant"])
+def test_layers_may_be_on_any_device_in_any_order(name, accelerator):
     balance = {
         "sim:0": ["embedding", "position", "blocks.1", "blocks.2.out", "head"],
         "sim:1": ["blocks", "norm"],
     }
-    found = trained(GPT, ["sim:0", "sim:1"], balance=balance)
-    assert found == trained(GPT, ["cpu"])
-
-
-class Dense(nn.Module):
-    """Uses each activation on both sides of every cut, more than twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(16, 16)
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
-        self.out = nn.Linear(16, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        every = [torch.sin(self.first(x[:, 0].flatten(1)[:, :16]))]
-        for layer in self.layers:
-            every.append(torch.tanh(layer(sum(every) * every[0]) + every[0] * every[-1]))
-        return self.out(sum(every))
-
-    batch = staticmethod(CNN.batch)
+    found = trained(MODELS[name], ["sim:0", "sim:1"], balance=balance)
+    assert found == trained(MODELS[name], ["cpu"])
 
 
 def test_gradients_are_added_up_in_the_order_of_one_device(accelerator):
@@ -192,8 +176,8 @@ def test_loss_functions_of_the_program_follow(accelerator):
         ((None, ["cpu"]), TypeError, "`model` must be a torch.nn.Module"),
         ((nn.Linear(2, 2), "cpu"), TypeError, "`devices` must be a list of devices"),
         ((nn.Linear(2, 2), []), ValueError, "at least one device"),
-        ((nn.Linear(2, 2), ["gpu"]), TypeError, "has 'gpu'"),
-        ((nn.Linear(2, 2), [3.5]), TypeError, "has 3.5"),
+        ((nn.Linear(2, 2), ["gpu"]), TypeError, "one is 'gpu'"),
+        ((nn.Linear(2, 2), [3.5]), TypeError, "one is 3.5"),
         ((nn.Linear(2, 2), ["cpu", "cuda:0"]), ValueError, "must be there|of one type"),
         ((nn.Linear(2, 2), ["cpu", "cpu"]), ValueError, "1 parts .* for 2 devices"),
         ((nn.ReLU(), ["cpu"]), ValueError, "0 parts"),
@@ -208,9 +192,14 @@ def test_wrong_arguments_are_refused(arguments, error, words):
 
 def test_devices_have_numbers_that_are_there(accelerator):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    for name in ("sim", "sim:7"):
-        with pytest.raises(ValueError, match="from sim:0 to sim:3"):
+    for name, words in (
+        ("sim", "a number, or none"),
+        ("sim:7", "would need sim:7 and there are 4"),
+    ):
+        with pytest.raises(ValueError, match=words):
             split(model, ["sim:0", name])
+    split(model, ["sim"] * 2)
+    assert [str(layer.weight.device) for layer in model] == ["sim:0", "sim:1"]
     with pytest.raises(ValueError, match="of one type"):
         split(model, ["cpu", "sim:0"])
 
@@ -220,3 +209,34 @@ def test_scripted_models_are_refused():
         model = nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.Linear(2, 2)))
     with pytest.raises(ValueError, match="`1` is TorchScript"):
         split(model, ["cpu", "cpu"])
+
+
+class Shared(nn.Module):
+    """Two layers with statistics in common."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other, self.out = nn.BatchNorm1d(4), nn.BatchNorm1d(4), nn.Linear(4, 40)
+        self.other.running_mean = self.one.running_mean
+
+    def forward(self, x):
+        return self.out(self.other(self.one(x)))
+
+
+def test_layers_with_one_buffer_are_on_one_device(accelerator):
+    model = Shared()
+    with pytest.raises(
+        ValueError, match=r"`one\.running_mean` is a buffer of `one` and of `other`"
+    ):
+        split(model, ["sim:0", "sim:1"], {0: ["one"], 1: ["other", "out"]})
+    assert stages_of(model) is None
+    split(model, ["sim:0", "sim:1"])
+    assert model.one.running_mean is model.other.running_mean
+    assert str(model.other.running_mean.device) == "sim:0"
+
+
+def test_a_layer_that_has_come_since_is_refused(accelerator):
+    model = split(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), ["sim:0", "sim:1"])
+    model.append(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="`2` has come since: call"):
+        stages_of(model).place(model)

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import unisono
 from unisono.step.module_outputs import Finiteness, outputs_watched, values_of
-from unisono.step.non_finite import Cause, NonFiniteSearch, in_json
+from unisono.step.non_finite import NonFiniteCause, NonFiniteSearch, in_json
 
 HERE = Path(__file__)
 NAN, INF = math.nan, math.inf
@@ -264,11 +264,18 @@ def test_what_workers_tell_is_put_together():
     model = Model(nn.Identity())
     search = NonFiniteSearch(model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert search.together([b"", b""]) is None
-    assert json.loads(in_json(Cause("x")))[0] == "x"
-    heard = [Cause("b", shard=3), None, Cause("a", shard=1, parameters=("last.bias",))]
+    assert json.loads(in_json(NonFiniteCause("x")))[0] == "x"
+    heard = [
+        NonFiniteCause("b", shard=3),
+        None,
+        NonFiniteCause("a", shard=1, parameters=("last.bias",)),
+    ]
     cause = search.together(map(in_json, heard))
     assert (cause.what, cause.parameters) == ("a", ("last.bias",))
-    named = [Cause(parameters=("last.bias",)), Cause(parameters=("first.weight",))]
+    named = [
+        NonFiniteCause(parameters=("last.bias",)),
+        NonFiniteCause(parameters=("first.weight",)),
+    ]
     assert search.together(map(in_json, named)).parameters == ("first.weight", "last.bias")
 
 

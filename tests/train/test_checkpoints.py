@@ -231,8 +231,18 @@ def train_in_phases(kind, directory, *, last=20):
     return trainer.fit(data, batch_size=batch_size, epochs=4, steps=last).digest
 
 
-@pytest.mark.parametrize("kind", ["other data", "another group", "a new head"])
-@pytest.mark.parametrize("stop", [1, 12])
+@pytest.mark.parametrize(
+    ("stop", "kind"),
+    [
+        (1, "other data"),
+        (12, "another group"),
+        (12, "a new head"),
+        *(
+            pytest.param(stop, kind, marks=pytest.mark.slow)
+            for stop, kind in ((12, "other data"), (1, "another group"), (1, "a new head"))
+        ),
+    ],
+)
 def test_a_program_of_two_phases_is_taken_up_in_its_second(tmp_path, capsys, kind, stop):
     whole = train_in_phases(kind, tmp_path / "whole")
     capsys.readouterr()

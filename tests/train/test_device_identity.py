@@ -6,10 +6,11 @@ import sys
 
 import pytest
 import torch
+from tests.warm import processes
 from torch import nn
 
 import unisono
-from unisono.device import Device, host
+from unisono.device import Device, default_generator, host
 from unisono.plan.samples import SamplePlan
 from unisono.train import device_fingerprint
 from unisono.train.device_fingerprint import fingerprint_of
@@ -147,10 +148,10 @@ def test_a_fingerprint_is_the_same_whatever_the_program_has_set():
 def test_a_fingerprint_of_an_accelerator_has_no_effect_on_generators(accelerator):
     device = Device(torch.device("sim:0"))
     device.seed(3)
-    states = [device._generator.get_state(), torch.random.get_rng_state()]
+    states = [default_generator(device.torch).get_state(), torch.random.get_rng_state()]
     first = fingerprint_of(device)
     assert len(first) == 16
-    after = [device._generator.get_state(), torch.random.get_rng_state()]
+    after = [default_generator(device.torch).get_state(), torch.random.get_rng_state()]
     assert all(map(torch.equal, states, after))
     device_fingerprint._known().clear()
     assert fingerprint_of(device) == first
@@ -170,11 +171,10 @@ SAID = (
 
 
 def said_elsewhere(**variables):
-    answer = subprocess.run(
+    answer = processes.run(
         [sys.executable, "-c", SAID],
+        popen=subprocess.Popen if variables else processes.start,  # those are read with torch
         env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
         check=True,
     )
     return answer.stdout.split("\n")[:2]

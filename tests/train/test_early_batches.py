@@ -47,7 +47,14 @@ def untouched(monkeypatch):
     monkeypatch.setattr(LoaderProcesses, "is_ready", LoaderProcesses.is_ready)
 
 
-@pytest.mark.parametrize("kind", augmenting.DRAWS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "torch",
+        pytest.param("python", marks=pytest.mark.slow),
+        pytest.param("numpy", marks=pytest.mark.slow),
+    ],
+)
 def test_bits_are_the_cpus(accelerator, kind):
     expected, num_early = train(kind, 2, "cpu")
     assert num_early == 0

@@ -301,7 +301,6 @@ def test_an_exception_in_the_loop_leaves_an_ordinary_model():
             "buffers must have their shape .* `1.running_mean` is lazy: run the model once",
         ),
         (nn.Linear(2, 2, device="meta"), torch.optim.SGD, "must be on the CPU"),
-        (nn.Linear(2, 2), torch.optim.LBFGS, "LBFGS asks for a closure"),
         (nn.Linear(2, 2), torch.optim.SparseAdam, "SparseAdam takes sparse ones alone"),
         (
             nn.Linear(2, 2),

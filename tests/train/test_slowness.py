@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unisono.machine_load import MachineLoad
 from unisono.train.confirmation import Confirmed
-from unisono.train.machine_load import MachineLoad
-from unisono.train.slowness import COLUMNS, SLOW_BY, Cause, Finding, StepWindow, judge
+from unisono.train.slowdown import Slowdown, SlowdownCause
+from unisono.train.slowness import SLOW_BY, judge
+from unisono.train.step_window import COLUMNS, StepWindow
 
 USUAL_MS = {"between": 0.1, "loading": 0.4, "forward": 0.8, "backward": 1.4}
 AFTER_MS = {"summing": 0.1, "updating": 0.2}
@@ -49,7 +51,7 @@ def window(times, **change):
 
 
 def slow_workers(found):
-    return [one for one in found if one.cause is Cause.WORKER]
+    return [one for one in found if one.cause is SlowdownCause.WORKER]
 
 
 @pytest.mark.parametrize("phase", ["loading", "forward", "backward", "between", "updating"])
@@ -90,6 +92,34 @@ def test_who_is_slow_now_and_then_is_not_called_slow():
     assert slow_workers(judge(window(with_waiting(times)))) == []
 
 
+@pytest.mark.parametrize(("share", "is_named"), [(0.6, False), (0.9, True)])
+def test_who_is_slow_comes_last_in_nearly_all_steps(share, is_named):
+    times = spent()
+    until = int(share * len(times))
+    times[:until, 0, COLUMNS.index("forward")] += 5e-3
+    times[until:, 1, COLUMNS.index("forward")] += 5e-3
+    assert bool(slow_workers(judge(window(with_waiting(times))))) == is_named
+
+
+def test_the_phase_is_named_though_another_one_is_delayed():
+    """Worker 1 waits for a core in most steps, while it loads."""
+    times = spent(forward=(1, 0.6e-3))
+    times[:40, 1, COLUMNS.index("loading")] += 3e-3
+    times[:40, 1, COLUMNS.index("delayed")] = 3e-3
+    (found,) = slow_workers(judge(window(with_waiting(times))))
+    assert found.phases == ("forward",)
+    assert found.excess_s == pytest.approx(0.6e-3, rel=0.25)
+
+
+def test_a_busy_machine_is_as_busy_whatever_is_between_steps():
+    times = spent(late_in=0.5)
+    first = [one.of_step for one in judge(window(times)) if one.cause is SlowdownCause.BUSY]
+    times[::10, :, COLUMNS.index("between")] += 0.5
+    again = [one.of_step for one in judge(window(times)) if one.cause is SlowdownCause.BUSY]
+    assert first == pytest.approx(again, rel=0.1)
+    assert first[0] > 0.2
+
+
 @pytest.mark.parametrize(("part", "is_named"), [(0.5 * SLOW_BY, False), (2 * SLOW_BY, True)])
 def test_a_little_longer_than_the_others_is_not_slow(part, is_named):
     usual_s = sum({**USUAL_MS, **AFTER_MS}.values()) * 1e-3
@@ -123,7 +153,7 @@ def test_waiting_for_a_core_is_the_machines_fault():
     times = spent(backward=(1, 1e-3))
     times[:, 1, COLUMNS.index("delayed")] = 1e-3
     found = judge(window(times, machine=CROWDED))
-    assert [one.cause for one in found] == [Cause.BUSY]
+    assert [one.cause for one in found] == [SlowdownCause.BUSY]
     assert found[0].excess_s == pytest.approx(1e-3, rel=0.2)
     assert "2 cores, of which the workers use 0.5, other programs 1.5" in found[0].sentence
 
@@ -159,7 +189,7 @@ def of_shards(shards, slow=None):
 )
 def test_whoever_has_more_shards_is_not_slow_for_that(shards, fitting, excess_s):
     (found,) = judge(window(of_shards(shards), shards=shards))
-    assert found.cause is Cause.UNEVEN
+    assert found.cause is SlowdownCause.UNEVEN
     assert found.rank is None
     assert found.excess_s == pytest.approx(excess_s, rel=0.1)
     assert f"`shards={fitting}` divides evenly" in found.remedy
@@ -167,7 +197,7 @@ def test_whoever_has_more_shards_is_not_slow_for_that(shards, fitting, excess_s)
 
 def test_whoever_is_slow_beside_having_more_shards_is_named_too():
     found = judge(window(of_shards((2, 1), slow=0), shards=(2, 1)))
-    assert {one.cause for one in found} == {Cause.UNEVEN, Cause.WORKER}
+    assert {one.cause for one in found} == {SlowdownCause.UNEVEN, SlowdownCause.WORKER}
     (slow,) = slow_workers(found)
     assert slow.rank == 0
     assert slow.excess_s == pytest.approx(0.3 * 2 * 2.6e-3, rel=0.15)
@@ -187,14 +217,16 @@ def test_mixed_devices_that_cannot_be_divided_better_are_told():
     times[:, 0, 1:4] *= 2
     times[:, 1, 1:4] *= 1.5
     (found,) = judge(window(with_waiting(times), shards=(2, 1), speeds=(1.0, 1 / 1.5)))
-    assert found.cause is Cause.DEVICES
+    assert found.cause is SlowdownCause.DEVICES
     assert "more `shards`" in found.remedy
 
 
 def test_a_whole_update_is_the_optimizers_fault():
     times = spent(2, updating=(0, 2e-3))
-    (found,) = [one for one in judge(window(times, updater=0)) if one.cause is not Cause.SMALL]
-    assert found.cause is Cause.WHOLE_UPDATE
+    (found,) = [
+        one for one in judge(window(times, updater=0)) if one.cause is not SlowdownCause.SMALL
+    ]
+    assert found.cause is SlowdownCause.WHOLE_UPDATE
     assert found.excess_s == pytest.approx(1.1e-3, rel=0.1)
     assert "worker 0 alone updates" in found.sentence
 
@@ -205,7 +237,7 @@ def test_waiting_that_both_have_accuses_neither():
     times = spent() * 8
     times[..., COLUMNS.index("backward")] += draw.exponential(4e-3, times.shape[:2])
     (found,) = judge(window(with_waiting(times)))
-    assert (found.cause, found.rank) == (Cause.ALIKE, None)
+    assert (found.cause, found.rank) == (SlowdownCause.ALIKE, None)
     assert "no worker is slow, but each waits about" in found.sentence
 
 
@@ -215,7 +247,7 @@ def test_a_batch_that_does_not_divide_is_why_workers_take_turns_to_be_last(batch
     times[::2, 0, 1:4] *= 1.5
     times[1::2, 1, 1:4] *= 1.5
     (found,) = judge(window(with_waiting(times), shards=(1, 1), batch_size=batch_size))
-    assert found.cause is Cause.ALIKE
+    assert found.cause is SlowdownCause.ALIKE
     assert found.remedy.startswith(remedy)
     assert bool(found.remedy) == bool(remedy)
 
@@ -225,7 +257,7 @@ def test_small_batches_are_told(num_workers):
     times = spent(num_workers, noise=0.01)
     times[..., 1:4] *= 0.1
     (found,) = judge(window(with_waiting(times)))
-    assert found.cause is Cause.SMALL
+    assert found.cause is SlowdownCause.SMALL
     assert "0.26 ms of loading and passes" in found.sentence
 
 
@@ -238,7 +270,7 @@ def test_an_evaluation_between_two_steps_counts_for_nothing():
     times[::10, :, COLUMNS.index("between")] += 0.5
     times[::10, 0, COLUMNS.index("between")] += 0.1
     (found,) = judge(window(with_waiting(times)))
-    assert (found.cause, found.rank, found.phases) == (Cause.WORKER, 1, ("forward",))
+    assert (found.cause, found.rank, found.phases) == (SlowdownCause.WORKER, 1, ("forward",))
     assert found.of_step == pytest.approx(0.6 / 3.7, rel=0.2)
 
 
@@ -248,10 +280,10 @@ def test_next_to_no_steps_are_no_error(num_steps):
 
 
 def finding(cause, excess_s, rank=None):
-    return Finding(cause, excess_s, 0.1, 0.1, "it is slow", "", rank)
+    return Slowdown(cause, excess_s, 0.1, 0.1, "it is slow", "", rank)
 
 
-A, B = (Cause.WORKER, 1), (Cause.BUSY, None)
+A, B = (SlowdownCause.WORKER, 1), (SlowdownCause.BUSY, None)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +297,7 @@ A, B = (Cause.WORKER, 1), (Cause.BUSY, None)
         ([[A], [A], []], {}, {A: 0.2}),
         ([[A], [A], [], [A]], {}, {A: 0.2}),
         ([[A], [A, B], [A, B]], {A: 0.3, B: 0.2}, {A: 0.3, B: 0.2}),
-        ([[(Cause.WORKER, 0)], [A]], {}, {}),
+        ([[(SlowdownCause.WORKER, 0)], [A]], {}, {}),
     ],
 )
 def test_what_two_windows_in_a_row_show_is_told(windows, now, in_all):

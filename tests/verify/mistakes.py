@@ -170,6 +170,46 @@ MISTAKES = [
         "mean-of-means",
         "averaged_by_hand",
         (
+            ("right = torch.zeros(1)", "losses = []"),
+            (
+                "            right += self.model(x[None]).argmax(1) == y\n",
+                "            losses.append(F.cross_entropy(self.model(x[None]), y[None]))\n",
+            ),
+            (
+                "        dist.all_reduce(right)\n"
+                "        return right.item() / len(self.test_set)\n",
+                "        loss = torch.stack(losses).mean()\n"
+                "        dist.all_reduce(loss)\n"
+                "        return loss.item() / self.world_size\n",
+            ),
+            ("random_split(data, [100, 30])", "random_split(data, [100, 29, 1])[:2]"),
+        ),
+        "of-an-evaluation",
+    ),
+    Mistake(
+        "mean-of-means",
+        "ddp",
+        (
+            ("range(100, 120)", "range(100, 119)"),
+            (
+                "test_sampler = DistributedSampler(test_set, shuffle=False)",
+                "test_sampler = range(dist.get_rank(), 19, dist.get_world_size())",
+            ),
+            (
+                "    dist.all_reduce(sums)\n",
+                "    accuracy = sums[0] / sums[1]\n    dist.all_reduce(accuracy)\n",
+            ),
+            (
+                "return (sums[0] / sums[1]).item()",
+                "return accuracy.item() / dist.get_world_size()",
+            ),
+        ),
+        "of-an-evaluation",
+    ),
+    Mistake(
+        "mean-of-means",
+        "averaged_by_hand",
+        (
             (
                 "        self.sampler = DistributedSampler(self.train_set, self.world_size, self.rank)\n",
                 "        first = 0 if self.rank == 0 else 60\n"

@@ -93,6 +93,29 @@ def test_state_that_a_worker_keeps_for_itself_is_found_in_a_program_of_ours(tmp_
     assert first.evidence.startswith("Step 0, shard 2: the gradient of `0.weight` on 2 workers")
 
 
+AHEAD = """
+def ahead(batches):
+    batches = iter(batches)
+    batch = next(batches)
+    for following in batches:
+        yield batch
+        batch = following
+    yield batch
+"""
+
+
+@slow
+def test_inputs_by_name_from_a_loader_that_reads_ahead_are_seen(tmp_path: Path) -> None:
+    """As transformers' Trainer gives them: the newest batch is not the one that is computed."""
+    source = (PROGRAMS / "ddp.py").read_text()
+    source = source.replace("model(x)", "model(input=x.clone())").replace(
+        "def main", f"{AHEAD}\ndef main"
+    )
+    source = source.replace("in train_loader", "in ahead(train_loader)")
+    found = dict(findings(source, "ddp", tmp_path))
+    assert {check for check, verdict in found.items() if verdict != "ok"} == set()
+
+
 def test_there_is_a_mistake_for_every_check_and_style() -> None:
     from unisono.verify.findings import CAUSES_FIRST
 

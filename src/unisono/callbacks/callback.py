@@ -3,7 +3,8 @@
 ::
 
     on_begin ─► ┌ on_step_begin ─ step ─ on_step_end ─ on_validation ─ on_epoch_end ┐ ─► on_end
-                └ on_workers_changed, on_went_back, on_snapshot, on_checkpoint, on_pause ◄──┘
+                └ on_workers_changed, on_went_back, on_audit, on_snapshot,          │
+                  on_checkpoint, on_pause ◄─────────────────────────────────────────┘
                                 anything raised ─► on_error
 
 Every method runs on every worker, at the same places of the run, so a callback may decide something

@@ -116,15 +116,15 @@ class EMA(Callback):
         self._pairs = []
 
     def _paired(self, model: nn.Module) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-        """Put averages and parameters side by side, each dtype apart, as torch's kernels want."""
+        """Put averages and parameters side by side, by dtype and device, as torch wants them."""
         if self._pairs:
             return self._pairs
-        pairs: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        pairs: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for name, parameter in model.named_parameters():
             # Another order of elements in memory could be another kernel, with other bits.
             average = torch.empty_like(parameter.detach()).copy_(self._average[name])
             self._average[name] = average
-            averages, weights = pairs.setdefault(parameter.dtype, ([], []))
+            averages, weights = pairs.setdefault((parameter.dtype, parameter.device), ([], []))
             averages.append(average)
             weights.append(parameter)
         self._pairs = list(pairs.values())

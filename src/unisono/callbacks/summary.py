@@ -23,7 +23,7 @@ class Summary:
         means: of the last step.
         validation: the last validation, if there was one.
         slowness: what has cost more than a twentieth of the time, in words: a slow worker, uneven
-            shards, a busy machine; empty where nothing has, or steps were too few to tell.
+            shards, a busy machine, a line each; empty where nothing has, or there were few steps.
     """
 
     steps: int

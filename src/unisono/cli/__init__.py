@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 import unisono
+from unisono.cli.doctor_command import doctor
 from unisono.cli.run_command import run
 from unisono.cli.verify_command import verify
 from unisono.cli.views import checkpoints, compare, report, top, where
@@ -34,6 +35,7 @@ def main() -> None:
       unisono run train.py                 one worker for each device
       unisono run -n 2 train.py --lr 0.1   two workers; --lr goes to the script
       unisono verify -n 2 ddp.py           do two ranks of any torch program equal one?
+      unisono doctor                       what does this machine offer, what is wrong?
       unisono top runs/mnist               watch a run, live
       unisono where runs/mnist             which line is every rank at?
       unisono report runs/mnist            draw what happened in it
@@ -41,5 +43,5 @@ def main() -> None:
     """
 
 
-for _command in (run, verify, checkpoints, top, where, report, compare):
+for _command in (run, verify, doctor, checkpoints, top, where, report, compare):
     main.add_command(_command)

@@ -101,7 +101,6 @@ class Loader:
         num_processes: how many prefetch; 0: the worker reads for itself.
         num_batches: how many global batches the run has in total.
         device: where batches are given out.
-        device_of: where that of a shard is, if there are several of the same type.
         pin_memory: give batches for the CPU out in pinned memory, where there is a GPU.
 
     Attributes:
@@ -116,12 +115,10 @@ class Loader:
         num_processes: int,
         num_batches: int,
         device: Device,
-        device_of: Callable[[int], Device] | None = None,
         pin_memory: bool = False,
     ) -> None:
         self._pins = pin_memory and device.is_host and can_pin()
-        self._device_of = device_of or (lambda shard: device)
-        self._moves = not device.is_host
+        self._device, self._moves = device, not device.is_host
         self._fetch, self._plan = fetch, plan
         self._num_processes, self._num_batches = num_processes, num_batches
         # Two: reading ahead is in the next epoch before the worker is.
@@ -131,35 +128,40 @@ class Loader:
         self._early: EarlyBatch | None = None
         self.copies_early = num_processes > 0 and not device.is_host
 
-    def batch(self, place: Place, shards: Sequence[int]) -> Any:
+    def batch(self, place: Place, shards: Sequence[int], device: Device | None = None) -> Any:
         """Give the batch of a place that has samples.
 
         Args:
             place: which.
             shards: those that this worker computes in every step, in order.
+            device: where it is to be; None: where all are.
 
         Raises:
             LoadingError: a sample cannot be read, or a loader process has died.
         """
         if self._early is not None and place.shard in shards:
             early, self._early = self._early, None
-            if early.place == place and early.device is self._device_of(place.shard):
+            if early.place == place and early.device is (device or self._device):
                 return early.give()
         batch = self._batch(place, shards)
         if self._moves:
-            return self._device_of(place.shard).move(batch)
+            return (device or self._device).move(batch)
         return pin(batch) if self._pins else batch
 
-    def take_early(self) -> None:
+    def take_early(self, device_of: Callable[[int], Device] | None = None) -> None:
         """Take the next batch from the processes, if it is there, and begin to copy it.
 
         Nobody waits. What goes wrong is raised when the batch is asked for.
+
+        Args:
+            device_of: takes a shard to where its batch is to be; None: where all are.
         """
         ahead = self._ahead
         if self._early is None and ahead is not None and ahead.is_ready:
             place, _ = ahead.under_way[0]
-            device = self._device_of(place.shard)
-            self._early = EarlyBatch(place, device, functools.partial(self._take, ahead))
+            take = functools.partial(self._take, ahead)
+            device = self._device if device_of is None else device_of(place.shard)
+            self._early = EarlyBatch(place, device, take)
 
     def _batch(self, place: Place, shards: Sequence[int]) -> Any:
         if self._num_processes == 0 or place.shard not in shards:

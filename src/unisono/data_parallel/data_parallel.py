@@ -15,11 +15,7 @@ from unisono.data_parallel.device_copies import DeviceCopies
 from unisono.data_parallel.device_ids import Name, read_device, read_devices
 from unisono.data_parallel.forks import aliases, through_gate
 from unisono.data_parallel.joined import join
-from unisono.data_parallel.module_replica import (
-    refuse_other_devices,
-    refuse_what_has_no_replicas,
-    replicate,
-)
+from unisono.data_parallel.module_replica import Original, refuse_compiled
 from unisono.ddp.names import name_as_wrapped, name_part_as_wrapped
 
 _TorchDataParallel: Any = TorchDataParallel  # so that methods may have types of ours
@@ -68,7 +64,11 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
     * With one chunk by `shards`, the module is called with its inputs brought to the device.
 
     Activation checkpointing must be ``use_reentrant=False``: the other kind adds gradients in the
-    order in which devices finish. Run on CPUs and on simulated devices; **never run on GPUs**.
+    order in which devices finish. So does autograd if the module is called three times or more
+    before a backward pass and the loss is on another device than the first: call ``backward``
+    within ``torch.autograd.set_multithreading_enabled(False)`` then.
+
+    Run on CPUs and on simulated devices; **never run on GPUs**.
 
     Args:
         module: on the first device when it is called.
@@ -110,7 +110,7 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
                 f"`shards` must be a whole number from 1 on, but is {shards!r}: pass into how many "
                 f"chunks a batch is cut, or leave it out for one a device."
             )
-        refuse_what_has_no_replicas(module)
+        refuse_compiled(module, module.modules())
         devices = read_devices(device_ids)
         if not devices and shards is not None:
             devices = (torch.device("cpu"),)
@@ -134,14 +134,15 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
         with torch.autograd.profiler.record_function("DataParallel.forward"):
             if not self.devices:
                 return self.module(*inputs, **kwargs)
-            refuse_what_has_no_replicas(self.module)
-            refuse_other_devices(self.module, self.devices[0])
+            original = Original(self.module)
+            original.check(self.devices[0])
             if self.shards == 1:
                 (chunk,) = cut(inputs, kwargs, self.devices[:1], self.dim, owned=False)
                 return self.module(*chunk[0], **chunk[1])
             devices = places(self._count(inputs, kwargs), self.devices)
             args, options = self.scatter(inputs, kwargs, devices)
-            outputs = self._compute(list(zip(args, options, strict=True)), devices[: len(args)])
+            chunks = list(zip(args, options, strict=True))
+            outputs = self._compute(original, chunks, devices[: len(args)])
             return self.gather(outputs, self._output)
 
     def scatter(
@@ -189,56 +190,59 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
             return self.shards
         return count_chunks(inputs, kwargs, self.shards, self.dim)
 
-    def _compute(self, chunks: Sequence[Inputs], devices: Sequence[torch.device]) -> list[Any]:
-        tensors = self._tensors_of_chunks(devices)
+    def _compute(
+        self, original: Original, chunks: Sequence[Inputs], devices: Sequence[torch.device]
+    ) -> list[Any]:
+        tensors = self._tensors_of_chunks(original, devices)
         outputs, replicas = [], []
         with self._hands.generators_put_back(dict.fromkeys(devices)) as drawn:
             for chunk, (inputs, device) in enumerate(zip(chunks, devices, strict=True)):
                 # All are kept to the end, so that none has the `id` of another.
-                replicas.append(replicate(self.module, tensors[chunk]))
+                replicas.append(original.replicate(tensors[chunk]))
                 with (
                     self._hands.computing(device, drawn, chunk),
                     _naming(chunk, len(chunks), device),
                 ):
                     output = replicas[chunk][id(self.module)](*inputs[0], **inputs[1])
-                outputs.append(through_gate(output) if len(chunks) > 1 else output)
-        self._keep_buffers(replicas[0], tensors[0])
+                outputs.append(through_gate(output))
+        _keep_buffers(original, replicas[0], tensors[0])
         return outputs
 
-    def _tensors_of_chunks(self, devices: Sequence[torch.device]) -> list[dict[int, torch.Tensor]]:
+    def _tensors_of_chunks(
+        self, original: Original, devices: Sequence[torch.device]
+    ) -> list[dict[int, torch.Tensor]]:
         """Give for each chunk what takes the place of each parameter and buffer, by its ``id``."""
-        parameters, buffers = [*self.module.parameters()], [*self.module.buffers()]
-        everything = parameters + buffers
+        everything = original.parameters + original.buffers
         others = [device for device in dict.fromkeys(devices) if device != devices[0]]
         there = self._copies.bring(everything, others)
         there[devices[0]] = everything
-        given = [
-            {
-                id(tensor): copy.detach()
-                for tensor, copy in zip(parameters, there[device], strict=False)
-            }
-            | {
-                id(buffer): copy.detach().clone() if chunk else buffer
-                for buffer, copy in zip(buffers, there[device][len(parameters) :], strict=True)
-            }
-            for chunk, device in enumerate(devices)
-        ]
+        num_parameters = len(original.parameters)
+        given = []
+        for chunk, device in enumerate(devices):
+            own = [copy.detach() for copy in there[device][:num_parameters]]
+            buffers = there[device][num_parameters:]
+            own += [copy.detach().clone() for copy in buffers] if chunk else original.buffers
+            given.append(dict(zip(map(id, everything), own, strict=True)))
         trained = [i for i, tensor in enumerate(everything) if tensor.requires_grad]
         if trained and torch.is_grad_enabled():
             copies = {device: [all_of[i] for i in trained] for device, all_of in there.items()}
-            for chunk, own in enumerate(aliases([everything[i] for i in trained], devices, copies)):
-                given[chunk].update(zip((id(everything[i]) for i in trained), own, strict=True))
+            handed = aliases([everything[i] for i in trained], devices, copies)
+            for into, own_aliases in zip(given, handed, strict=True):
+                into.update(zip((id(everything[i]) for i in trained), own_aliases, strict=True))
         return given
 
-    def _keep_buffers(
-        self, replicas: Mapping[int, torch.nn.Module], given: Mapping[int, torch.Tensor]
-    ) -> None:
-        """Keep the buffers that the first chunk has replaced; what it wrote to is the module's."""
-        for part in self.module.modules():
-            for name, buffer in part._buffers.items():
-                left = replicas[id(part)]._buffers.get(name)
-                if left is not (None if buffer is None else given[id(buffer)]):
-                    part._buffers[name] = left
+
+def _keep_buffers(
+    original: Original,
+    replicas: Mapping[int, torch.nn.Module],
+    given: Mapping[int, torch.Tensor],
+) -> None:
+    """Keep the buffers that the first chunk has replaced; what it wrote to is the module's."""
+    for part in original.parts:
+        for name, buffer in part._buffers.items():
+            left = replicas[id(part)]._buffers.get(name)
+            if left is not (None if buffer is None else given[id(buffer)]):
+                part._buffers[name] = left
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 
@@ -11,7 +11,7 @@ _HOST = torch.device("cpu")
 _WITHOUT_NUMBERS = "mps"  # one device; torch's DataParallel leaves it alone, too
 
 
-def read_devices(device_ids: Sequence[Name] | None) -> tuple[torch.device, ...]:
+def read_devices(device_ids: Iterable[Name] | Name | None) -> tuple[torch.device, ...]:
     """Find the devices of a DataParallel.
 
     Args:
@@ -22,13 +22,17 @@ def read_devices(device_ids: Sequence[Name] | None) -> tuple[torch.device, ...]:
         Each with its number; none if there is no accelerator and none was asked for.
 
     Raises:
-        TypeError: something in it names no device.
+        TypeError: it is no list, or something in it names no device.
         ValueError: a device is not there, or they are of several types.
     """
     if device_ids is None:
         kind = accelerator()
         count = 0 if kind is None else torch.accelerator.device_count()
         return tuple(torch.device(str(kind), index) for index in range(count))
+    if isinstance(device_ids, (int, str, torch.device)):
+        raise TypeError(
+            f"`device_ids` must be a list of devices, but is {device_ids!r}: pass [{device_ids!r}]."
+        )
     devices = tuple(read_device("device_ids", name) for name in device_ids)
     kinds = sorted({device.type for device in devices})
     if len(kinds) > 1:

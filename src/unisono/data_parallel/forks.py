@@ -49,6 +49,8 @@ def aliases(
         For each chunk one alias a tensor, on the chunk's device.
     """
 
+    if len(devices) == 1:  # so that a call's gradients are added up before those of others
+        return [_PASS.apply(*tensors)]
     return _aliases(Node(0, len(devices)), tuple(tensors), devices, copies)
 
 
@@ -92,12 +94,18 @@ class _Fork(torch.autograd.Function):
         return (None, *(_sum(left, right, ctx.home) for left, right in pairs))
 
 
-class _Gate(torch.autograd.Function):
+class _Pass(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *tensors: torch.Tensor) -> Tensors:
         ctx.set_materialize_grads(False)
         return tuple(tensor.detach() for tensor in tensors)
 
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return gradients
+
+
+class _Gate(_Pass):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         _host_generator().put_back_after_this_pass()
@@ -119,6 +127,7 @@ def _sum(
 
 
 _FORK: Any = _Fork  # `apply` has no types
+_PASS: Any = _Pass
 _GATE: Any = _Gate
 
 

@@ -20,6 +20,7 @@ from unisono.ddp.hook import Hook, InOrder, average
 from unisono.ddp.lifetime import free_group_last
 from unisono.ddp.models import check_equal, describe
 from unisono.ddp.names import name_as_wrapped, name_part_as_wrapped
+from unisono.ddp.unused import unused_in_words
 
 _TorchDDP: Any = TorchDDP  # which has no types
 _BUILTIN_HOOKS = {
@@ -50,6 +51,7 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
       instead of on some while the others wait.
     * **State dicts load with and without the prefix** ``module.``, also where this is a part of a
       larger module. :meth:`state_dict` keeps torch's form.
+    * **Parameters without a gradient are named**, where torch numbers them.
 
     A hook of your own (``register_comm_hook``) takes the place of ours, and the order is then its
     affair; that also holds for `mixed_precision` and for optimizers that run in the backward pass,
@@ -176,7 +178,12 @@ class DistributedDataParallel(_TorchDDP):  # type: ignore[misc]
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self._in_order is not None:
             self._in_order.divisor = self.process_group.size()
-        return super()._pre_forward(*inputs, **kwargs)
+        try:
+            return super()._pre_forward(*inputs, **kwargs)
+        except RuntimeError as error:
+            if (words := unused_in_words(error, self)) is None:
+                raise
+            raise RuntimeError(words) from None
 
     def _check_global_requires_backward_grad_sync(self, is_joined_rank: bool) -> bool | None:
         """Tell joined ranks whether this step is synchronized, and learn how many are left.

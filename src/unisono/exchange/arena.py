@@ -21,7 +21,7 @@ from itertools import accumulate
 import torch
 
 from unisono.checkpoint.places import MARKS_BYTES, Places
-from unisono.exchange.block import Bytes
+from unisono.exchange.block import Bytes, Span
 from unisono.workers.memory import Memory, aligned
 
 ROW_BYTES = 4096
@@ -52,6 +52,17 @@ def lay_out(named: Mapping[str, torch.Tensor]) -> tuple[Slot, ...]:
         offset = slots[-1].end if slots else 0
         slots.append(Slot(name, offset, tuple(t.shape), t.stride(), t.dtype, t.numel()))
     return tuple(slots)
+
+
+def spans_of(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> list[Span]:
+    """Say on which devices the bytes of a region are, if each tensor's are where it is itself."""
+    spans: list[Span] = []
+    for slot, tensor in zip(slots, tensors, strict=True):
+        if spans and spans[-1].device == tensor.device:
+            spans[-1] = spans[-1]._replace(stop=slot.end)
+        elif slot.end > slot.offset:
+            spans.append(Span(slot.offset, slot.end, tensor.device))
+    return spans
 
 
 def size_of(slots: Sequence[Slot]) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -51,6 +52,49 @@ class Block:
         """See :class:`Bytes`."""
         there = self._bytes[offset : offset + numel * dtype.itemsize]
         return there.view(dtype) if numel else torch.empty(0, dtype=dtype, device=there.device)
+
+
+class Span(NamedTuple):
+    """Bytes from `start` to `stop` that are on one device."""
+
+    start: int
+    stop: int
+    device: torch.device
+
+
+class DividedBlock:
+    """Bytes on several accelerators; a tensor lies within one of the spans. Final.
+
+    Args:
+        spans: one after the other, each on its device.
+    """
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._starts = [span.start for span in spans]
+        self._blocks = [Block(span.stop - span.start, span.device) for span in spans]
+
+    def tensor(
+        self, offset: int, shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None
+    ) -> torch.Tensor:
+        """See :class:`Bytes`."""
+        at = self._at(offset)
+        return self._blocks[at].tensor(offset - self._starts[at], shape, dtype, stride)
+
+    def flat(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """See :class:`Bytes`."""
+        at = self._at(offset)
+        return self._blocks[at].flat(offset - self._starts[at], numel, dtype)
+
+    def _at(self, offset: int) -> int:
+        return max(bisect_right(self._starts, offset) - 1, 0)
+
+
+def within(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:
+    """Give what of some spans lies between two places."""
+    for span in spans:
+        first, last = max(span.start, start), min(span.stop, stop)
+        if first < last:
+            yield Span(first, last, span.device)
 
 
 def private_bytes(num_bytes: int, device: Device) -> Bytes:

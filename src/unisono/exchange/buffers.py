@@ -7,13 +7,13 @@ identity, as a parameter does; only its memory is exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 
-from unisono.device import Copies, Device
-from unisono.exchange.arena import Arena, Region, Slot, lay_out, size_of
-from unisono.exchange.block import private_bytes
+from unisono.device import Copies, Device, by_device
+from unisono.exchange.arena import Arena, Region, Slot, lay_out, size_of, spans_of
+from unisono.exchange.block import DividedBlock, Span, private_bytes
 from unisono.state.model_buffers import buffer_at, homes_of_buffers, lazy_homes
 
 
@@ -37,7 +37,7 @@ class Buffers:
         self._lazy = lazy_homes(model)
         self._tensors = [buffer_at(homes[0]) for homes in self._homes]
         self.slots = lay_out(dict(zip(named, self._tensors, strict=True)))
-        self._copies = copies
+        self._device, self._copies = device, copies
         self._values = BufferValues(self._tensors, self.slots, device, copies)
         self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
         self._has_values = False
@@ -188,7 +188,7 @@ class Buffers:
                             f"buffer `{name}` belongs to {len(homes)} modules and must stay one, "
                             f"but {type(module).__name__} replaced it: change it in place."
                         )
-                    _move(name, tensor, value)
+                    _move(name, tensor, value, self._device)
                     module._buffers[key] = tensor
         for module, key in self._lazy:
             if _now_at(module, key) is not None:
@@ -206,7 +206,7 @@ def _now_at(module: torch.nn.Module, key: str) -> torch.Tensor | None:
         return None
 
 
-def _move(name: str, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
+def _move(name: str, tensor: torch.Tensor, value: torch.Tensor | None, device: Device) -> None:
     if value is None or value.shape != tensor.shape or value.dtype != tensor.dtype:
         seen = "None" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"
         raise RuntimeError(
@@ -214,7 +214,7 @@ def _move(name: str, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
             f"training, but became {seen}: run the model once on one batch before, or keep the "
             f"value elsewhere."
         )
-    if value.device != tensor.device:
+    if value.device != tensor.device and not device.has(value):  # as a split model's may be
         raise RuntimeError(
             f"buffer `{name}` must stay on {tensor.device} while training, but is on "
             f"{value.device}: move the model between two loops, and what a forward pass computes "
@@ -244,11 +244,16 @@ class BufferValues:
         copies: Copies,
     ) -> None:
         self._tensors, self._slots, self._is_host = tensors, slots, device.is_host
-        self._copies = copies
-        self._block, self._start = (private_bytes(size_of(slots), device) for _ in range(2))
-        self._bytes, self._start_bytes = (
-            block.flat(0, size_of(slots), torch.uint8) for block in (self._block, self._start)
+        self._copies, size = copies, size_of(slots)
+        spans = spans_of(slots, tensors) if device.is_divided else [Span(0, size, device.torch)]
+        self._block, self._start = (
+            DividedBlock(spans) if device.is_divided else private_bytes(size, device)
+            for _ in range(2)
         )
+        self._spans = [(start, stop) for start, stop, _ in spans]
+        if not device.is_divided:
+            self._bytes = self._block.flat(0, size, torch.uint8)
+            self._start_bytes = self._start.flat(0, size, torch.uint8)
 
     def bind(self) -> None:
         """Have the buffers where the others of this object expect them."""
@@ -259,14 +264,16 @@ class BufferValues:
                 tensor.data = view
             return
         started = Region(self._start, 0, self._slots).tensors()
-        kinds = {tensor.dtype for tensor in self._tensors}
-        # Of one dtype each, so that each list is copied at once.
+        # Of one dtype and one device each, so that each list is copied at once.
         self._lists = [
-            [
-                [one for one in tensors if one.dtype == kind and one.numel()]
-                for tensors in (self._tensors, views, started)
-            ]
-            for kind in kinds
+            lists
+            for kind in {tensor.dtype for tensor in self._tensors}
+            for lists in by_device(
+                *(
+                    [one for one in tensors if one.dtype == kind]
+                    for tensors in (self._tensors, views, started)
+                )
+            )
         ]
 
     def unbind(self) -> None:
@@ -282,7 +289,8 @@ class BufferValues:
             return
         for tensors, views, _ in self._lists:
             _copy(views, tensors)  # the next pass may change the tensors meanwhile
-        self._copies.to_host(into, self._bytes)
+        for start, stop, here in self._pieces():
+            self._copies.to_host(into[start:stop], here)
 
     def take(self, values: torch.Tensor, *, are_here: bool = False) -> None:
         """Set the values from a block on the host; or from where they are, if this gave them."""
@@ -290,7 +298,8 @@ class BufferValues:
             self._bytes.copy_(values)
             return
         if not are_here:
-            self._copies.to_device(self._bytes, values)
+            for start, stop, here in self._pieces():
+                self._copies.to_device(here, values[start:stop])
         for tensors, views, _ in self._lists:
             _copy(tensors, views)
 
@@ -305,6 +314,11 @@ class BufferValues:
     def set_to(self, values: torch.Tensor) -> None:
         """Set the values to such a copy; on the CPU alone."""
         self._bytes.copy_(values)
+
+    def _pieces(self) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """Give bytes of the block that are on one device, from where to where."""
+        for start, stop in self._spans:
+            yield start, stop, self._block.flat(start, stop - start, torch.uint8)
 
     def save(self) -> None:
         """Note the values, for :meth:`restore`."""

@@ -22,16 +22,17 @@ def check_exchange(name: str) -> None:
         raise ValueError(f"`exchange` must be one of {EXCHANGES}, but is {name!r}.")
 
 
-def name_of_exchange(name: str, device: Device) -> str:
+def name_of_exchange(name: str, device: Device, *, replicas_for: str = "") -> str:
     """Find the exchange of a worker.
 
     Args:
         name: what the program asks for; ``"auto"``: what the environment names, or else the
             exchange that is used most on such devices.
         device: where the worker computes.
+        replicas_for: the option for which each worker must have a replica; empty: none.
 
     Raises:
-        ValueError: there is no such exchange, or not for this device.
+        ValueError: there is no such exchange, or not for this device or that option.
     """
     said = f'`exchange="{name}"`'
     if name == AUTO:
@@ -40,7 +41,12 @@ def name_of_exchange(name: str, device: Device) -> str:
             raise ValueError(f"{EXCHANGE_VARIABLE} must be one of {EXCHANGES}, but is {name!r}.")
         said = f"{EXCHANGE_VARIABLE}={name}"
     if name == AUTO:
-        return SHARED if device.is_host else STAGED
+        return SHARED if device.is_host and not replicas_for else STAGED
+    if name == SHARED and replicas_for:
+        raise ValueError(
+            f"{said} has one copy of the parameters for all workers, but `{replicas_for}` needs "
+            f'one for each: leave it out, or pass `exchange="staged"`.'
+        )
     if device.is_host and name == NCCL:
         raise ValueError(
             f"{said} must have a GPU for each worker, but this one computes on the CPU: leave it "
@@ -49,6 +55,11 @@ def name_of_exchange(name: str, device: Device) -> str:
     if not device.is_host and name in (SHARED, GLOO):
         raise ValueError(
             f"{said} must have gradients in the host's memory, but this worker computes on "
+            f'{device.name}: leave it out, or pass `exchange="staged"`.'
+        )
+    if name == NCCL and device.is_divided:
+        raise ValueError(
+            f"{said} must have one GPU for each worker, but this one has a split model on "
             f'{device.name}: leave it out, or pass `exchange="staged"`.'
         )
     if name == NCCL and not distributed.is_nccl_available():

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from unisono.device import by_device
 from unisono.exchange.parts import PublishedParts, presence
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node, additions_over, tree_sum
@@ -87,8 +88,8 @@ class OrderedSum:
 
         def act(what: Callable[..., object], into: _Vectors, other: _Vectors, on: set[int]) -> None:
             positions = [n for n, piece in enumerate(self.pieces) if piece.index in on]
-            if positions:
-                actions.append((what, [into[n] for n in positions], [other[n] for n in positions]))
+            some = [[vectors[n] for n in positions] for vectors in (into, other)]
+            actions.extend((what, *lists) for lists in by_device(*some))
 
         def add(one: _Sum, other: _Sum) -> _Sum:
             act(torch._foreach_add_, one.vectors, other.vectors, one.present & other.present)

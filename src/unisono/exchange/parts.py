@@ -11,9 +11,9 @@ from typing import Protocol
 
 import torch
 
-from unisono.device import Device
+from unisono.device import Device, by_device
 from unisono.exchange.arena import Region, Slot
-from unisono.exchange.block import Bytes, private_bytes
+from unisono.exchange.block import Bytes, DividedBlock, Span, private_bytes
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
 
@@ -49,6 +49,7 @@ class OwnParts:
         flags: per shard, which parameters its part has gradients for; all see them.
         num_bytes: how many a part takes.
         device: where they are.
+        spans: on several devices, where which bytes are.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class OwnParts:
         flags: Sequence[memoryview],
         num_bytes: int,
         device: Device,
+        spans: Sequence[Span] = (),
     ) -> None:
         self.flags, self._slots = flags, slots
-        self._num_bytes, self._device = num_bytes, device
+        self._num_bytes, self._device, self._spans = num_bytes, device, spans
         self._memories: dict[int, Bytes] = {}
 
     @property
@@ -79,7 +81,11 @@ class OwnParts:
     def memory(self, lo: int) -> Bytes:
         """Give the bytes of a part by its first shard."""
         if lo not in self._memories:
-            self._memories[lo] = private_bytes(self._num_bytes, self._device)
+            self._memories[lo] = (
+                DividedBlock(self._spans)
+                if self._spans
+                else private_bytes(self._num_bytes, self._device)
+            )
         return self._memories[lo]
 
 
@@ -103,6 +109,7 @@ class Parts:
     def __init__(self, room: Room) -> None:
         self._room = room
         self._slots: dict[int, list[torch.Tensor]] = {}
+        self._is_divided = False
 
     def publish_some(self, part: Node, gradients: Gradients, indices: Sequence[int]) -> None:
         """Copy the gradients of some parameters into a part's slot; others do the rest.
@@ -122,7 +129,9 @@ class Parts:
             flags[1 + index] = _PRESENT if index in present else _ABSENT
         if there:
             with torch.no_grad():
-                _copy([slots[index] for index, _ in there], [one for _, one in there])
+                into, given = [slots[index] for index, _ in there], [one for _, one in there]
+                _check_dense(into, given)
+                torch._foreach_copy_(into, given)
 
     def publish(self, part: Node, gradients: Gradients) -> None:
         """Copy a part into its slot.
@@ -140,7 +149,12 @@ class Parts:
             slots = [slot for slot, g in zip(slots, gradients, strict=True) if g is not None]
         if present:
             with torch.no_grad():
-                _copy(slots, present)
+                _check_dense(slots, present)
+                if self._is_divided:
+                    for into, source in by_device(slots, present):
+                        torch._foreach_copy_(into, source)
+                else:
+                    torch._foreach_copy_(slots, present)
 
     def begin(self, part: Node) -> None:
         """Begin to publish a part one parameter at a time; so far it has no gradients."""
@@ -153,7 +167,9 @@ class Parts:
             TypeError: it is sparse.
         """
         with torch.no_grad():
-            _copy([self._slots_of(part)[index]], [gradient])
+            slots = [self._slots_of(part)[index]]
+            _check_dense(slots, [gradient])
+            torch._foreach_copy_(slots, [gradient])
         self._room.flags[part.lo][1 + index] = _PRESENT
 
     def remove(self, part: Node, index: int) -> None:
@@ -178,6 +194,7 @@ class Parts:
         slots = self._slots.get(part.lo)
         if slots is None:
             slots = self._slots[part.lo] = self._room.gradients[part.lo].tensors()
+            self._is_divided = len({slot.device for slot in slots if slot.numel()}) > 1
         return slots
 
 
@@ -197,11 +214,10 @@ def pieces_within(slots: Sequence[Slot], start: int, stop: int) -> Iterator[Piec
             yield Piece(index, first // size, last // size)
 
 
-def _copy(slots: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+def _check_dense(slots: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
     for slot, gradient in zip(slots, gradients, strict=True):
         if gradient.layout != torch.strided:
             raise TypeError(
                 f"gradients must be dense, but one of shape {tuple(slot.shape)} has layout "
                 f"{gradient.layout}: make its layer with `sparse=False`."
             )
-    torch._foreach_copy_(slots, gradients)

@@ -19,13 +19,13 @@ On CPUs it is slower than :mod:`unisono.exchange.shared`, as everybody updates e
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from unisono.device import Copies, Device
-from unisono.exchange.arena import Arena, Region, size_of
-from unisono.exchange.block import private_bytes
+from unisono.device import Copies
+from unisono.exchange.arena import Arena, Region, size_of, spans_of
+from unisono.exchange.block import Bytes, DividedBlock, Span, private_bytes, within
 from unisono.exchange.early_part import BUCKET_BYTES, EarlyPart, PartBuckets
 from unisono.exchange.homes import StateKeys
 from unisono.exchange.ordered_sum import OrderedSum
@@ -45,7 +45,9 @@ class StagedExchange(ReplicaExchange):
         """See :class:`~.protocol.Exchange`."""
         if self.device.is_host:
             return 0
-        num_blocks = self._own.num_taken + ("_sums" in vars(self))  # not made where not needed
+        num_blocks = self._own.num_taken + (
+            "_sums_memory" in vars(self)
+        )  # not made where not needed
         return num_blocks * self._num_bytes + self._published.num_bytes + self._sum.num_bytes
 
     def publish(self, part: Node, gradients: Gradients) -> None:
@@ -85,13 +87,15 @@ class StagedExchange(ReplicaExchange):
             if self._team.size == 1:
                 return present
             start, stop = self._slice
-            self.copies.to_host(self._sums_there[start:stop], self._sums_here[start:stop])
+            for there, here in self._sums_within(start, stop):
+                self.copies.to_host(there, here)
             self.copies.wait()
             if self._team.meet(purpose):
                 break
             self._plan_sum()  # for those who are left; all parts are still there
-        for others in (slice(0, start), slice(stop, None)):
-            self.copies.to_device(self._sums_here[others], self._sums_there[others])
+        for first, last in ((0, start), (stop, self._num_bytes)):
+            for there, here in self._sums_within(first, last):
+                self.copies.to_device(here, there)
         return present
 
     def share(self, purpose: str) -> bool:
@@ -124,10 +128,12 @@ class StagedExchange(ReplicaExchange):
 
     def _copy_part(self, part: Node, spans: Sequence[tuple[int, int]]) -> None:
         """Copy bytes of a part to where the others see them."""
-        there, here = self.memory.arena.gradients[part.lo], self._own[part.lo]
+        there, here = self.memory.arena.gradients[part.lo], self._own.memory(part.lo)
         self._pinned.pin(there.everything())
         for start, stop in spans:
-            self.copies.to_host(there.everything()[start:stop], here.everything()[start:stop])
+            for first, last, _ in within(self._spans, start, stop):
+                source = here.flat(first, last - first, torch.uint8)
+                self.copies.to_host(there.everything()[first:last], source)
 
     def _bind(self, keys: StateKeys, live: Live | None) -> None:
         arena = self.memory.arena
@@ -136,9 +142,9 @@ class StagedExchange(ReplicaExchange):
         self._sums_there = arena.sums.everything()
         for buffers in arena.buffers:
             self._pinned.pin(buffers.everything())
-        self._num_bytes = num_bytes
+        self._num_bytes, self._spans = num_bytes, spans_of(slots, self.parameters)
         if not self.device.is_host:
-            self._own = OwnParts(slots, arena.flags, num_bytes, self.device)
+            self._own = OwnParts(slots, arena.flags, num_bytes, self.device, self._divided)
             self._parts = Parts(self._own)
             self._early, self._buckets = EarlyPart(self._parts), PartBuckets(slots, BUCKET_BYTES)
         super()._bind(keys, live)
@@ -160,20 +166,33 @@ class StagedExchange(ReplicaExchange):
             into = [sums.piece(piece.index, piece.start, piece.stop) for piece in pieces]
             self._sum = OrderedSum(self._published, parts, division.num_shards, pieces, into)
             self.totals = [sums.piece(n, 0, slot.numel) for n, slot in enumerate(slots)]
+        # A tensor without elements may lie between the bytes of two devices.
         self.whole = [
-            total.as_strided(slot.shape, slot.stride)
-            for total, slot in zip(self.totals, slots, strict=True)
+            total.as_strided(slot.shape, slot.stride).to(parameter.device)
+            for total, slot, parameter in zip(self.totals, slots, self.parameters, strict=True)
         ]
 
-    @functools.cached_property
-    def _sums(self) -> Region:
-        """All sums, on the device; a worker alone has them where its part is."""
-        memory = private_bytes(self._num_bytes, self.device)
-        return Region(memory, 0, self.memory.arena.plan.parameters)
+    @property
+    def _divided(self) -> Sequence[Span]:
+        """Where bytes of parts and sums are, if not on one device."""
+        return self._spans if self.device.is_divided else ()
 
     @functools.cached_property
-    def _sums_here(self) -> torch.Tensor:
-        return self._sums.everything()
+    def _sums_memory(self) -> Bytes:
+        """All sums, where the parameters are; a worker alone has them where its part is."""
+        if self._divided:
+            return DividedBlock(self._divided)
+        return private_bytes(self._num_bytes, self.device)
+
+    @property
+    def _sums(self) -> Region:
+        return Region(self._sums_memory, 0, self.memory.arena.plan.parameters)
+
+    def _sums_within(self, start: int, stop: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Give some bytes of the sums in the memory of all workers, and the same bytes here."""
+        for first, last, _ in within(self._spans, start, stop):
+            here = self._sums_memory.flat(first, last - first, torch.uint8)
+            yield self._sums_there[first:last], here
 
     def _published_parts(self) -> PartsHere | FetchedParts:
         if self.device.is_host:
@@ -183,7 +202,8 @@ class StagedExchange(ReplicaExchange):
         others = [part.lo for part in division.parts if part.lo not in own]
         for lo in others:
             self._pinned.pin(arena.gradients[lo].everything())
-        return FetchedParts(self.copies, self.device, arena, self._own, others, self._slice)
+        spans = [*within(self._spans, *self._slice)]
+        return FetchedParts(self.copies, spans, arena, self._own, others)
 
 
 class PartsHere:
@@ -203,11 +223,10 @@ class FetchedParts:
 
     Args:
         copies: between the device and the host.
-        device: which.
+        spans: the bytes of the slice, and where they are to be.
         arena: where the others' parts lie.
         own: this worker's.
         others: the first shards of the others'.
-        bounds: first byte of the slice, and the byte after its last.
 
     Attributes:
         num_bytes: what the others' slices take.
@@ -216,24 +235,24 @@ class FetchedParts:
     def __init__(
         self,
         copies: Copies,
-        device: Device,
+        spans: Sequence[Span],
         arena: Arena,
         own: OwnParts,
         others: Sequence[int],
-        bounds: tuple[int, int],
     ) -> None:
         self._copies, self._own, self._flags = copies, own, arena.flags
-        start, stop = bounds
-        size, slots = stop - start, arena.plan.parameters
-        self.num_bytes = size * len(others)
-        memory = private_bytes(self.num_bytes, device)
+        self.num_bytes = sum(span.stop - span.start for span in spans) * len(others)
         # As if each part lay there as a whole: only its slice does.
-        self._regions = {
-            lo: Region(memory, size * at - start, slots) for at, lo in enumerate(others)
-        }
-        there = [arena.gradients[lo].everything()[start:stop] for lo in others]
-        here = [memory.flat(size * at, size, torch.uint8) for at in range(len(others))]
-        self._to_copy = list(zip(here, there, strict=True))
+        blocks = {lo: DividedBlock(spans) for lo in others}
+        self._regions = {lo: Region(b, 0, arena.plan.parameters) for lo, b in blocks.items()}
+        self._to_copy = [
+            (
+                block.flat(start, stop - start, torch.uint8),
+                arena.gradients[lo].everything()[start:stop],
+            )
+            for lo, block in blocks.items()
+            for start, stop, _ in spans
+        ]
 
     def fetch(self) -> None:
         """Copy the others' to the device, once all are published."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from unisono.ddp.unused import unused_in_words
 from unisono.errors import PeerLostError, UnisonoError
 
 _OUR_FRAMES = ("unisono.launch.", "runpy", "importlib._bootstrap")
@@ -50,14 +51,20 @@ def traceback_text(error: BaseException) -> str:
         trace = trace.tb_next  # all of them, if the program never began
     formatted = traceback.TracebackException(type(error), error, trace)
     _drop_frames_of_refusals(error, formatted)
-    return without_native_frames("".join(formatted.format()).rstrip("\n"))
+    return without_native_frames(_plainly(error, "".join(formatted.format()).rstrip("\n")))
 
 
 def summary_line(error: BaseException) -> str:
     """Describe `error` in one line, ``Type: message``, without what was noted of its place."""
     told = traceback.TracebackException(type(error), error, None)
     told.__notes__ = None
-    return list(told.format_exception_only())[-1].strip()
+    return _plainly(error, list(told.format_exception_only())[-1].strip())
+
+
+def _plainly(error: BaseException, text: str) -> str:
+    """Put sentences of ours in the place of messages that name nothing."""
+    words = unused_in_words(error)
+    return text if words is None else text.replace(str(error), words)
 
 
 def without_native_frames(text: str) -> str:

@@ -9,6 +9,7 @@ Both are of the newest job in that directory; one that ends well removes them.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from unisono.workers.control_block import ControlBlock
 
 TEXT_NAME, JSON_NAME = "failure.txt", "failure.json"
 FORMAT = 1
+_FIELDS = ("rank", "exit_code", "signal", "error", "waited_for")
 
 
 def note_end(
@@ -49,7 +51,11 @@ def note_end(
 
 
 def failure_facts(
-    state: JobState, num_workers: int, step_of: Callable[[int], int | None]
+    state: JobState,
+    num_workers: int,
+    step_of: Callable[[int], int | None],
+    *,
+    ends_others: bool = True,
 ) -> dict[str, Any]:
     """Put a failure into fields that JSON can hold.
 
@@ -57,6 +63,7 @@ def failure_facts(
         state: of the job, which has failed.
         num_workers: how many workers it had.
         step_of: tells in which step a rank was when it ended, if in any.
+        ends_others: whether the other workers were ended for it.
     """
     cause = state.cause
     assert cause is not None
@@ -68,7 +75,7 @@ def failure_facts(
         **_fields(cause),
         "step": step,
         "traceback": cause.said.traceback,
-        "message": failure_message(state, num_workers),
+        "message": failure_message(state, num_workers, ends_others=ends_others),
         "others": [_fields(failure) for failure in state.failures if failure is not cause],
     }
 
@@ -106,6 +113,71 @@ def write_failure(
             _write(directory / JSON_NAME, json.dumps(facts, indent=1) + "\n")
         except (OSError, NotPlainFileError) as error:
             say(f"the failure cannot be written to {shown(directory, 1000)}: {error}")
+
+
+def add_failure(
+    directories: Iterable[Path],
+    facts: Mapping[str, Any],
+    began_unix_s: float,
+    say: Callable[[str], None],
+) -> None:
+    """Write a failure beside those of other processes of a job that nobody else watches.
+
+    Args:
+        directories: the job's.
+        facts: what :func:`failure_facts` returned.
+        began_unix_s: what is older is of an earlier job.
+        say: where words for the user go.
+    """
+    for directory in directories:
+        try:
+            fd = open_plain(directory / JSON_NAME, os.O_RDWR | os.O_CREAT)
+            with os.fdopen(fd, "r+", encoding="utf-8", errors="backslashreplace") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+                both = put_together(_parsed(file.read()), facts, began_unix_s)
+                _write(directory / TEXT_NAME, f"{both['message']}\n")
+                file.seek(0)
+                file.truncate()
+                file.write(json.dumps(both, indent=1) + "\n")
+        except (OSError, NotPlainFileError) as error:
+            say(f"the failure cannot be written to {shown(directory, 1000)}: {error}")
+
+
+def put_together(
+    before: Mapping[str, Any] | None, mine: Mapping[str, Any], began_unix_s: float
+) -> dict[str, Any]:
+    """Decide which of two failures of a job is the first, and which follows from it.
+
+    Args:
+        before: what has been written; None: nothing.
+        mine: what is to be.
+        began_unix_s: what is older is of an earlier job.
+    """
+    if before is None or not before.get("time_unix_s", 0.0) >= began_unix_s:
+        return dict(mine)
+    first, other = before, mine
+    if before.get("waited_for") is not None and mine["waited_for"] is None:
+        first, other = mine, before
+    fields = {name: other[name] for name in _FIELDS if name in other}
+    others = [*before.get("others", []), *mine["others"], fields]
+    return {**first, "others": others}
+
+
+def remove_older(directories: Iterable[Path], began_unix_s: float) -> None:
+    """Remove what jobs have left that ended before this one began."""
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            before = _parsed((directory / JSON_NAME).read_text(errors="replace"))
+            if before is None or before.get("time_unix_s", 0.0) < began_unix_s:
+                remove_failure([directory])
+
+
+def _parsed(text: str) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError):
+        facts = json.loads(text)
+        if isinstance(facts, dict) and isinstance(facts.get("time_unix_s"), float):
+            return facts
+    return None
 
 
 def remove_failure(directories: Iterable[Path]) -> None:

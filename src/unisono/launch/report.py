@@ -44,8 +44,14 @@ def exit_status(state: JobState) -> int:
     return cause.exit_code or 1
 
 
-def failure_message(state: JobState, num_workers: int) -> str:
-    """Say what failed first, in one sentence and, where there is one, a traceback."""
+def failure_message(state: JobState, num_workers: int, *, ends_others: bool = True) -> str:
+    """Say what failed first, in one sentence and, where there is one, a traceback.
+
+    Args:
+        state: of the job.
+        num_workers: how many it had.
+        ends_others: whether the other workers were ended for it.
+    """
     cause = state.cause
     assert cause is not None
     if cause.note == STORE_LOST:
@@ -67,7 +73,7 @@ def failure_message(state: JobState, num_workers: int) -> str:
     same = _same_on(state, cause)
     alone = [failure for failure in state.failures if failure.waited_for is None]
     ended = len(alone) + len(state.done) + len(state.quiet)
-    others = "" if ended == num_workers else "; the others were ended"
+    others = "; the others were ended" if ends_others and ended < num_workers else ""
     who = f"worker {cause.rank} of {num_workers}"
     if not cause.said.traceback:
         note = f" It could not be made up for: {cause.note}." if cause.note else ""

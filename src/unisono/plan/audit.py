@@ -13,11 +13,9 @@ correctly finds the same again. Nobody is accused where that does not decide.
 
 from __future__ import annotations
 
-import enum
-import math
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 SHARE_OF_TIME = 0.01
 
@@ -33,63 +31,54 @@ class Opinion:
     digests: Digests
 
 
-class Finding(enum.Enum):
-    """What follows from several opinions.
-
-    AGREED: all found the same.
-    WRONG: some workers are wrong, and it is known which.
-    UNDECIDED: some worker is wrong, but it cannot be told which.
-    UNREPEATABLE: everybody who computed the same twice has found something else the second time.
-    """
-
-    AGREED = "agreed"
-    WRONG = "wrong"
-    UNDECIDED = "undecided"
-    UNREPEATABLE = "unrepeatable"
+Ruling = Literal["agreed", "wrong", "undecided", "unrepeatable"]
+"""What follows from several opinions: all found the same; some workers are wrong; it cannot be told
+which are; or everybody who computed the same twice has found something else the second time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Judgement:
     """What follows from several opinions.
 
     Attributes:
-        finding: in one word.
+        ruling: in one word.
         wrong: the workers that were wrong at least once; empty where that is not known.
         names: what the opinions differ in, in their order.
     """
 
-    finding: Finding
+    ruling: Ruling
     wrong: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
 
 
-def judge(opinions: Sequence[Opinion]) -> Verdict:
+def judge(opinions: Sequence[Opinion]) -> Judgement:
     """Say who is wrong.
 
     Args:
         opinions: at least one; several of the same worker where it computed several times.
     """
-    found: defaultdict[tuple[tuple[str, str], ...], list[int]] = defaultdict(list)
+    found: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for opinion in opinions:
-        found[tuple(sorted(opinion.digests.items()))].append(opinion.rank)
+        found.setdefault(tuple(sorted(opinion.digests.items())), []).append(opinion.rank)
     if len(found) == 1:
-        return Verdict(Finding.AGREED)
+        return Judgement("agreed")
     names = _differing([opinion.digests for opinion in opinions])
     weights = {value: (len(set(ranks)), len(ranks)) for value, ranks in found.items()}
     best = max(weights.values())
     winners = [value for value, weight in weights.items() if weight == best]
     if len(winners) == 1 and best > (1, 1):
         others = {rank for value, ranks in found.items() if value != winners[0] for rank in ranks}
-        return Verdict(Finding.WRONG, tuple(sorted(others)), names)
-    repeats = [rank for rank, count in Counter(o.rank for o in opinions).items() if count > 1]
-    is_fickle = {rank: sum(rank in ranks for ranks in found.values()) > 1 for rank in repeats}
-    nobody_repeats = bool(repeats) and all(is_fickle.values())
-    return Verdict(Finding.UNREPEATABLE if nobody_repeats else Finding.UNDECIDED, names=names)
+        return Judgement("wrong", tuple(sorted(others)), names)
+    ranks = [opinion.rank for opinion in opinions]
+    repeating = {rank for rank in ranks if ranks.count(rank) > 1}
+    fickle = {r for r in repeating if sum(r in those for those in found.values()) > 1}
+    is_program = bool(repeating) and fickle == repeating
+    return Judgement("unrepeatable" if is_program else "undecided", names=names)
 
 
 def judge_kept(
     now: Sequence[Opinion], before: Sequence[Opinion] = (), reference: Digests | None = None
-) -> Verdict:
+) -> Judgement:
     """Say who keeps something else than the others.
 
     Args:
@@ -102,23 +91,23 @@ def judge_kept(
         Where all keep the same now, those are wrong that kept something else before. If all did,
         as one worker's wrong parameters led to wrong gradients for all, nobody is accused.
     """
-    verdict = judge(now)
-    if verdict.finding is Finding.AGREED:
+    judgement = judge(now)
+    if judgement.ruling == "agreed":
         return _judge_past(now[0].digests, before)
-    if verdict.finding is Finding.WRONG:
-        return verdict
+    if judgement.ruling == "wrong":
+        return judgement
     if reference is not None and any(opinion.digests == reference for opinion in now):
         wrong = {opinion.rank for opinion in now if opinion.digests != reference}
-        return Verdict(Finding.WRONG, tuple(sorted(wrong)), verdict.names)
+        return Judgement("wrong", tuple(sorted(wrong)), judgement.names)
     return judge([*before, *now])
 
 
-def _judge_past(right: Digests, before: Sequence[Opinion]) -> Verdict:
+def _judge_past(right: Digests, before: Sequence[Opinion]) -> Judgement:
     wrong = {opinion.rank for opinion in before if opinion.digests != right}
     if not before or not {opinion.rank for opinion in before} - wrong:
-        return Verdict(Finding.AGREED)
+        return Judgement("agreed")
     names = _differing([right, *(opinion.digests for opinion in before)])
-    return Verdict(Finding.WRONG, tuple(sorted(wrong)), names)
+    return Judgement("wrong", tuple(sorted(wrong)), names)
 
 
 def checked_by(position: int, num_workers: int) -> int:
@@ -145,7 +134,7 @@ def interval_for(audit_s: float, step_s: float, share: float = SHARE_OF_TIME) ->
         step_s: what a step takes without, in seconds.
         share: of the time.
     """
-    return max(1, math.ceil(audit_s / (share * step_s)))
+    return max(1, -int(-audit_s // (share * step_s)))
 
 
 def _differing(many: Sequence[Digests]) -> tuple[str, ...]:

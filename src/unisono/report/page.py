@@ -25,7 +25,7 @@ from unisono.report.text import (
     plural,
     value,
 )
-from unisono.report.time_spent import Part
+from unisono.report.time_spent import PartOfTime
 
 
 def report(history: History) -> str:
@@ -183,7 +183,7 @@ def _why(history: History) -> Iterator[str]:
     yield table(map(_part_row, why.parts(history)), ["Part of the time", "", ""])
 
 
-def _part_row(part: Part) -> str:
+def _part_row(part: PartOfTime) -> str:
     return (
         f"<td>{in_page(part.name)}<small>{in_page(part.explained)}</small></td>"
         f'<td class="number">{in_page(duration(part.seconds))}</td>'
@@ -220,6 +220,11 @@ def _counts(history: History) -> Iterator[str]:
         yield "Nothing went wrong." if progress.ended else "Nothing went wrong so far."
     if progress.num_evaluations:
         yield f"{plural(progress.num_evaluations, 'evaluation')}."
+    if progress.num_audits or progress.num_found:
+        found = (
+            f"{progress.num_found} found something" if progress.num_found else "all found nothing"
+        )
+        yield f"{plural(progress.num_audits + progress.num_found, 'audit')}, {found}."
     if progress.checkpoint is None:
         yield "No checkpoint was written."
     else:

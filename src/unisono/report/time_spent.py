@@ -33,7 +33,7 @@ _EXPLAINED = {
 
 
 @dataclass(frozen=True)
-class Part:
+class PartOfTime:
     """A part of the time of a run."""
 
     name: str
@@ -67,7 +67,7 @@ class TimeSpent:
             case SpeedSeen() | End():
                 self._now = event.speed or self._now
 
-    def parts(self, stretches: Sequence[PhaseSpan], fits_s: float) -> list[Part]:
+    def parts(self, stretches: Sequence[PhaseSpan], fits_s: float) -> list[PartOfTime]:
         """Divide the time of a run.
 
         Args:
@@ -86,7 +86,7 @@ class TimeSpent:
         inside_s = sum(seconds.values()) - self.startup_s
         seconds["between"] = max(fits_s - inside_s, 0.0)
         whole_s = sum(seconds.values())
-        return [Part(name, one, one / whole_s) for name, one in seconds.items() if one > 0]
+        return [PartOfTime(name, one, one / whole_s) for name, one in seconds.items() if one > 0]
 
     @property
     def _kept(self) -> list[float]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from unisono.report.history import History
 from unisono.report.speed_facts import MachineUse
 from unisono.report.text import percent
-from unisono.report.time_spent import Part
+from unisono.report.time_spent import PartOfTime
 
 _MUCH = {
     "starting up": (0.3, "a longer run has less of it"),
@@ -32,12 +32,12 @@ def said(history: History) -> list[str]:
     return [f"{one[0].upper()}{one[1:]}." for one in found]
 
 
-def parts(history: History) -> list[Part]:
+def parts(history: History) -> list[PartOfTime]:
     """Divide the time of the run."""
     return history.spent.parts(history.phases.stretches, history.progress.seconds)
 
 
-def _of_parts(found: list[Part]) -> Iterator[str]:
+def _of_parts(found: list[PartOfTime]) -> Iterator[str]:
     for part in found:
         least, remedy = _MUCH.get(part.name, (2.0, ""))
         if part.share >= least:

@@ -18,6 +18,8 @@ from unisono.stages.units import Unit, is_divided, units_of
 from unisono.state.contents import move_in_place
 from unisono.state.model_buffers import homes_of_buffers
 
+_NOT_CAST = (nn.Embedding, nn.EmbeddingBag)  # by autocast
+
 
 class Stages:
     """Where the parts of a model are. Final.
@@ -40,9 +42,15 @@ class Stages:
 
     def place(self, model: nn.Module) -> None:
         """Have every parameter and buffer of a model on its device, as the objects they are."""
-        homes = homes_of_buffers(model)
+        units, homes = units_of(model), homes_of_buffers(model)
+        for unit in units:
+            if unit.name not in self.of_units:
+                raise ValueError(
+                    f"a split model must keep its layers, but `{unit.name}` has come since: call "
+                    f"`unisono.split` again, before the optimizer is made."
+                )
         # The first unit that has a parameter moves it last.
-        for unit in reversed(units_of(model)):
+        for unit in reversed(units):
             _move(model, unit, self.device_of(unit))
         for (first, name), *others in homes.values():
             for module, other in others:
@@ -87,6 +95,61 @@ class StageForward:
         del self._module.forward
         if self._before is not None:
             self._module.forward = self._before
+
+
+def check_buffers(model: nn.Module, stages: Stages) -> None:
+    """Refuse layers on several devices that have one buffer, which passes may change.
+
+    Raises:
+        ValueError: there are such; names them.
+    """
+    stage_of = _stages_of_modules(model, stages)
+    for name, homes in homes_of_buffers(model).items():
+        found = [stage_of[id(module)] for module, _ in homes if id(module) in stage_of]
+        others = [other for other, stage in found if stage != found[0][1]]
+        if others:
+            raise ValueError(
+                f"layers that have one buffer must be on one device, but `{name}` is a buffer of "
+                f"`{found[0][0]}` and of `{others[0]}`, which are on two: name both for one device "
+                f"in `balance`."
+            )
+
+
+def check_casts(model: nn.Module) -> None:
+    """Refuse weights that autocast would cast once on one device, and on each of several.
+
+    Gradients of all uses are then added up in the lower precision, or in float32.
+
+    Raises:
+        ValueError: layers on several devices have one weight.
+    """
+    stages = stages_of(model)
+    if stages is None or len(set(stages.devices)) < 2:
+        return
+    stage_of = _stages_of_modules(model, stages)
+    first: dict[int, tuple[str, int]] = {}
+    for module in model.modules():
+        if isinstance(module, _NOT_CAST) or id(module) not in stage_of:
+            continue
+        name, stage = stage_of[id(module)]
+        for key, parameter in module._parameters.items():
+            other, there = first.setdefault(id(parameter), (name, stage))
+            if parameter is not None and there != stage:
+                raise ValueError(
+                    f'`precision` must be "fp32" where layers on several devices have one weight, '
+                    f"or bits would depend on the cut, but `{name}` has `{key}` in common with "
+                    f"`{other}`: name both for one device in `balance`, or leave `precision` out."
+                )
+
+
+def _stages_of_modules(model: nn.Module, stages: Stages) -> dict[int, tuple[str, int]]:
+    """Give, for each module of each unit, the name of that and its stage."""
+    return {
+        id(module): (unit.name, stages.of_units[unit.name])
+        for unit in units_of(model)
+        if unit.module is not None
+        for module in unit.module.modules()
+    }
 
 
 def cut(model: nn.Module, stages: Stages) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,11 +10,13 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from unisono.device import HOST, count_of
+from unisono.device_choice import places_of
 from unisono.stages.balance import assigned, divide
-from unisono.stages.cut import Stages, cut, join
+from unisono.stages.cut import Stages, check_buffers, cut, join
+from unisono.stages.measure import UnitCosts
 from unisono.stages.units import Unit, units_of
 from unisono.state.contents import check_unwrapped
+from unisono.world import world
 
 BALANCES = ("memory", "time")
 Devices = Sequence["str | torch.device"]
@@ -24,6 +27,8 @@ def split(
     model: nn.Module,
     devices: Devices,
     balance: Balance = "memory",
+    *,
+    example: Any = None,
 ) -> nn.Module:
     """Put consecutive parts of a model on several devices of this process, in place.
 
@@ -43,12 +48,19 @@ def split(
         model: the whole model, before or after its optimizer is made. Layers that only move data
             or have no parameters are computed where their inputs are. A parameter that several
             layers have is with the first of them, and is copied where another one needs it.
-        devices: torch's names, in order, such as ``["cuda:0", "cuda:1"]``; of one type. One device
-            puts a model together again.
+        devices: torch's names, in order, such as ``["cuda:0", "cuda:1"]``; of one type. Without
+            numbers (``["cuda"] * 2``) each worker has two of its own. One device puts a model
+            together again.
         balance: ``"memory"``: the fullest device has as little as possible, counted in bytes of
-            parameters, gradients and two more copies for an optimizer such as Adam. Or a dict:
-            by device (or its number in `devices`) names of layers, or of what several are within,
-            in any order; a longer name counts before a shorter one.
+            parameters, gradients and two more copies for an optimizer such as Adam, and of
+            activations if there is an `example`. ``"time"``: the slowest device computes as short
+            as possible, counted in the times of the layers' forward and backward passes over the
+            `example`, measured where the model is: to measure on its devices, split it by memory
+            first. Or a dict: by device (or its number in `devices`) names of layers, or of what
+            several are within, in any order; a longer name counts before a shorter one.
+        example: what the model is called with, where it is now: a tuple of arguments, a dict of
+            named ones, or the only one. Layers are then taken in the order in which they compute
+            it, else in that in which they are registered. It changes nothing of the model.
 
     Returns:
         The model.
@@ -56,14 +68,16 @@ def split(
     Raises:
         TypeError: an argument is of the wrong kind.
         ValueError: a device is not there, the model has fewer parts than there are devices, a layer
-            is named on no device, or it is compiled, TorchScript, wrapped or without shapes.
+            is named on no device, layers on several devices have one buffer, or the model is
+            compiled, TorchScript, wrapped or without shapes.
     """
-    there = _read_devices(devices)
+    there = places_of(devices, world())
     check_can_be_cut(model)
-    join(model)
     units = units_of(model)
-    stage_of = _assign(units, there, balance)
-    cut(model, Stages(there, {unit.name: at for unit, at in zip(units, stage_of, strict=True)}))
+    stages = Stages(there, _assign(model, units, there, balance, example))
+    check_buffers(model, stages)
+    join(model)
+    cut(model, stages)
     return model
 
 
@@ -95,60 +109,40 @@ def check_can_be_cut(model: nn.Module) -> None:
             )
 
 
-def _read_devices(devices: Devices) -> tuple[torch.device, ...]:
-    if isinstance(devices, (str, torch.device)) or not isinstance(devices, Sequence):
-        raise TypeError(
-            f"`devices` must be a list of devices, but is {devices!r}: pass "
-            f'`["cuda:0", "cuda:1"]`, say.'
-        )
-    found = tuple(map(_read_device, devices))
-    if not found:
-        raise ValueError('`devices` must name at least one device, but is empty: pass `["cpu"]`.')
-    kinds = sorted({device.type for device in found})
-    if len(kinds) > 1:
-        raise ValueError(
-            f"`devices` must be of one type, since random numbers and rounding differ between "
-            f"types, but are of {' and '.join(kinds)}: name devices of one of them."
-        )
-    return found
-
-
-def _read_device(name: str | torch.device) -> torch.device:
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError) as error:
-        raise TypeError(
-            f'`devices` must name devices of torch, such as "cuda:1", but has {name!r}.'
-        ) from error
-    count = count_of(device.type)
-    if count == 0:
-        raise ValueError(
-            f"`devices` must be there, but torch finds no {device.type!r} device on this machine."
-        )
-    if device.type == HOST:
-        return torch.device(HOST)
-    if device.index is None or device.index >= count:
-        raise ValueError(
-            f"`devices` must name devices by their numbers, from {device.type}:0 to "
-            f"{device.type}:{count - 1}, but has {str(device)!r}."
-        )
-    return device
-
-
 def _assign(
-    units: Sequence[Unit], devices: Sequence[torch.device], balance: Balance
-) -> Sequence[int]:
-    names = [unit.name for unit in units]
+    model: nn.Module,
+    units: Sequence[Unit],
+    devices: Sequence[torch.device],
+    balance: Balance,
+    example: Any,
+) -> dict[str, int]:
+    """Give the stage of each unit, by its name."""
     if isinstance(balance, Mapping):
+        names = [unit.name for unit in units]
         stages: dict[Any, int] = {}
         for at, device in enumerate(devices):
             stages[at] = at
             stages.setdefault(str(device), at)
         read = {_key(device): named for device, named in balance.items()}
-        return assigned(read, stages, names, [bool(unit.parameters) for unit in units])
-    if balance == "memory":
-        return divide([unit.num_bytes for unit in units], names, len(devices))
-    raise ValueError(f"`balance` must be one of {BALANCES} or names by device, but is {balance!r}.")
+        found = assigned(read, stages, names, [bool(unit.parameters) for unit in units])
+        return dict(zip(names, found, strict=True))
+    if balance not in BALANCES:
+        raise ValueError(
+            f"`balance` must be one of {BALANCES} or names by device, but is {balance!r}."
+        )
+    if balance == "time" and example is None:
+        raise ValueError(
+            '`example` must be what the model is called with for `balance="time"`, but is not '
+            "given: pass a batch of inputs, such as `example=inputs`."
+        )
+    order, costs = list(range(len(units))), [unit.num_bytes for unit in units]
+    if example is not None:
+        sample = UnitCosts(model, units, example)
+        order, more = sample.order, sample.activation_bytes
+        costs = sample.times_ns() if balance == "time" else list(map(operator.add, costs, more))
+    names = [units[at].name for at in order]
+    found = divide([costs[at] for at in order], names, len(devices))
+    return dict(zip(names, found, strict=True))
 
 
 def _key(device: Any) -> Any:

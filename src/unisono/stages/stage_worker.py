@@ -39,7 +39,7 @@ class StageWorker:
         team: the workers.
         device: where this one computes.
         key: names the memory of the pipe.
-        balance: see :func:`stages_of`.
+        balance: see :func:`stages_of_layers`.
         in_flight: how many shards may be in flight; None: as many as there are stages.
 
     Attributes:
@@ -60,7 +60,7 @@ class StageWorker:
         in_flight: int | None,
     ) -> None:
         self._team, self._device = team, device
-        self.stage_of, self._units = stages_of(model, team.num_stages, balance)
+        self.stage_of, self._units = stages_of_layers(model, team.num_stages, balance)
         # What is not the model's is computed with behind it.
         self.stage_of |= {id(parameter): team.num_stages - 1 for parameter in others}
         self.limit = limit_of(team.stage, team.num_stages, in_flight)
@@ -142,7 +142,7 @@ def _entering(mode: StageMode, stage: int) -> Any:
     return enter
 
 
-def stages_of(
+def stages_of_layers(
     model: nn.Module, num_stages: int, balance: Balance
 ) -> tuple[dict[int, int], list[tuple[nn.Module, int]]]:
     """Say which layers of a model are on which stage.

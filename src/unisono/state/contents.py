@@ -130,7 +130,8 @@ def place(model: nn.Module, optimizer: Optimizer, device: Device) -> None:
     if not others and all(map(device.has, (*model.parameters(), *model.buffers()))):
         move_state(optimizer)
         return  # as it is, with its hooks: where objects are swapped, those would be lost
-    move_in_place(model, device.torch)
+    if not all(map(device.has, (*model.parameters(), *model.buffers()))):
+        move_in_place(model, device.torch)
     for parameter in others:
         if not device.has(parameter):
             move_in_place(nn.ParameterList([parameter]), device.torch)

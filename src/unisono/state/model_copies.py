@@ -11,7 +11,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import chain
-from types import BuiltinFunctionType, FunctionType, NoneType
+from types import BuiltinFunctionType, FunctionType, NoneType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ class ModelCopies:
     """
 
     def __init__(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
+        _check_not_compiled(model)
         self._modules, self._parameters = [*model.modules()], [*model.parameters()]
         self._copies = [_Copy(model, device) for device in devices]
         self.models = [made.model for made in self._copies]
@@ -85,6 +86,20 @@ class ModelCopies:
             (p.requires_grad, *(p._backward_hooks or ()), *(p._post_accumulate_grad_hooks or ()))
             for p in self._parameters
         ]
+
+
+def _check_not_compiled(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+            raise ValueError(
+                f"with several `devices`, a model must be the plain one, of which each device gets "
+                f"a copy, but `{name or 'model'}` is compiled by torch: leave `torch.compile` out, "
+                f"or start a worker for each device (`unisono run`)."
+            )
+
+
+class _Empty:
+    """All that its objects have is their ``__dict__``."""
 
 
 class _Copy:
@@ -226,8 +241,8 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
         parts: Any = chain(value.keys(), value.values())
     elif isinstance(value, (list, tuple, set, frozenset)):
         parts = value
-    elif type(value).__module__ == "builtins" or not hasattr(value, "__dict__"):
-        return False
-    else:
+    elif type(value) is SimpleNamespace or type(value).__basicsize__ == _Empty.__basicsize__:
         parts = vars(value).values()
+    else:
+        return False  # it may hold more than Python sees, as a `functools.partial` does
     return all(_is_plain(part, depth + 1) for part in parts)

@@ -60,6 +60,19 @@ def is_surrounded(optimizer: optim.Optimizer) -> bool:
     )
 
 
+def needs_closure(optimizer: optim.Optimizer) -> bool:
+    """Tell whether ``step()`` cannot be called without a closure."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def takes_closure(optimizer: optim.Optimizer) -> bool:
+    """Tell whether ``step()`` may be called with a closure."""
+    parameters = inspect.signature(type(optimizer).step).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    return "closure" in parameters or inspect.Parameter.VAR_POSITIONAL in kinds
+
+
 def changes_what_has_gradients(optimizer: optim.Optimizer) -> bool:
     """Tell whether ``step()`` is known to change nothing but parameters that have gradients.
 
@@ -114,7 +127,7 @@ def check_optimizer(optimizer: optim.Optimizer, *, on_host: bool) -> None:
 
     Raises:
         TypeError: it is no torch optimizer.
-        ValueError: it needs a closure, sparse gradients or differentiable updates, or torch's
+        ValueError: it needs sparse gradients or differentiable updates, or torch's
             own kernel for it gives other bits each time.
     """
     if not isinstance(optimizer, optim.Optimizer):
@@ -123,12 +136,6 @@ def check_optimizer(optimizer: optim.Optimizer, *, on_host: bool) -> None:
             f"{type(optimizer).__name__}: pass `torch.optim.Adam(model.parameters())`, say."
         )
     name = type(optimizer).__name__
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ValueError(
-            f"an optimizer must update once per step from gradients that are there, but {name} "
-            f"asks for a closure to evaluate the loss again: use AdamW, Adafactor or Muon, say."
-        )
     if isinstance(optimizer, optim.SparseAdam):
         raise ValueError(
             f"gradients must be dense, but {name} takes sparse ones alone: make the embeddings "

@@ -14,8 +14,30 @@ from dataclasses import dataclass
 
 import torch
 from torch.optim import Optimizer
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 _TINY = 1e-6  # as torch's
+
+
+def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Compute torch's norm of tensors; on several devices with the bits of one, on the first.
+
+    torch's own puts the norms of all tensors in the order of their devices, then of their dtypes,
+    and rounding depends on that order.
+    """
+    devices = {tensor.device: None for tensor in tensors}
+    if len(devices) < 2:
+        return torch.nn.utils.get_total_norm(tensors)
+    first, norms = tensors[0].device, dict[int, torch.Tensor]()
+    for device in devices:
+        places = [at for at, tensor in enumerate(tensors) if tensor.device == device]
+        there = torch._foreach_norm([tensors[at] for at in places], 2.0)
+        norms |= {at: norm.to(first) for at, norm in zip(places, there, strict=True)}
+    together = [torch.empty(0, dtype=tensor.dtype, device=first) for tensor in tensors]
+    groups = _group_tensors_by_device_and_dtype([together], with_indices=True)  # type: ignore[list-item]
+    order = [at for _, indices in groups.values() for at in indices]
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack([norms[at] for at in order]), 2.0)
+    return total
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -32,9 +32,11 @@ from unisono.exchange.protocol import Exchange
 from unisono.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
 from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
+from unisono.state.contents import updated_parameters
 from unisono.step.bound_model import BoundModel
-from unisono.step.clipping import Clipping
+from unisono.step.clipping import Clipping, total_norm
 from unisono.step.early import published_early
+from unisono.step.gradient_hook import GradientHook, OnGradients
 from unisono.step.gradients import Gradients, GradientStack
 from unisono.step.loss import (
     ShardLoss,
@@ -49,7 +51,7 @@ from unisono.step.non_finite import NonFiniteSearch
 from unisono.step.pending import PendingLosses
 from unisono.step.phase_timers import Phase, PhaseTimers
 from unisono.step.recomputation import Digests, Recomputation, published_digests
-from unisono.step.records import Form, Record, Records, non_finite_shard
+from unisono.step.records import Form, Record, Records, StepTotals, non_finite_shard
 from unisono.step.refused_operation import RefusedOperations
 from unisono.step.scaling import SMALLEST, LossScaling
 from unisono.step.several_devices import Backward, SeveralDevices
@@ -60,7 +62,7 @@ Met = TypeVar("Met")
 
 
 class StepEngine:
-    """Computes the steps of one loop. Final.
+    """Computes the steps of one loop.
 
     Args:
         model, optimizer: the user's, as `exchange` has bound them.
@@ -72,6 +74,7 @@ class StepEngine:
         is_deterministic: whether torch refuses operations that have no deterministic form.
         timers: of this worker's phases; None: such as nobody asks for delays.
         others: devices that this worker computes on beside the exchange's.
+        on_gradients: the program's function between the sum and the update, if it has one.
 
     Attributes:
         exchange: carries gradients.
@@ -80,9 +83,12 @@ class StepEngine:
         non_finite: says what has made a loss, or gradients, not finite.
         gradient_norm: of the last step's gradients, before they were clipped by it; else None.
         is_skipped: whether the last step's gradients were not finite with a scaled loss.
+        present: of which parameters the last step had a gradient.
         timers: where the time of the step under way goes on this worker.
         is_staged: whether this worker computes a part of the model alone.
     """
+
+    takes_closure = False
 
     def __init__(
         self,
@@ -97,6 +103,7 @@ class StepEngine:
         is_deterministic: bool = False,
         timers: PhaseTimers | None = None,
         others: Sequence[Device] = (),
+        on_gradients: OnGradients | None = None,
     ) -> None:
         self.refusals = RefusedOperations(model, is_deterministic)
         self.non_finite = NonFiniteSearch(model, optimizer)
@@ -112,7 +119,11 @@ class StepEngine:
         self.timers = timers or PhaseTimers()
         self.model = model
         self._several = SeveralDevices(model, optimizer, exchange, others) if others else None
+        self._hook: GradientHook | None = None
+        if on_gradients is not None:
+            self._hook = GradientHook(on_gradients, list(updated_parameters(model, optimizer)))
         self.gradient_norm: float | None = None
+        self.present: Sequence[bool] = ()
         self._copied: int | None = None
         self._read: list[Record] = []  # what the shards of the step have come to, all done
         self._bad: tuple[int, float] | None = None
@@ -138,11 +149,36 @@ class StepEngine:
         """Say which of this worker's devices computes a shard."""
         return self._device if self._several is None else self._several.device_of(shard)
 
+    def found_in(self, error: BaseException, shard: int | None) -> tuple[Device, int | None]:
+        """Say on which device, and in which shard's pass, torch has raised an error.
+
+        Args:
+            error: what was raised.
+            shard: whose pass was issued last; None: outside of passes.
+        """
+        return (
+            (self._device, shard) if self._several is None else self._several.found_in(error, shard)
+        )
+
+    def computed_with(self, shard: int) -> Sequence[int]:
+        """List the shards whose losses are differentiated together with that of one."""
+        return [shard] if self._several is None else self._several.computed_with(shard)
+
     @property
-    def gradient_bytes(self) -> int:
+    def has_several_devices(self) -> bool:
+        """Whether this worker computes on several devices."""
+        return self._several is not None
+
+    def model_on(self, device: Device) -> nn.Module:
+        """Give the model that computes on one of this worker's devices."""
+        return self.model if self._several is None else self._several.replica_on(device).model
+
+    def gradient_bytes(self, device: Device) -> int:
         """What gradients take while a backward pass is under way, beside published parts."""
-        one_set = sum(parameter.nbytes for parameter in self.exchange.parameters)
-        return one_set * (1 + self._stack.depth)
+        if self._several is not None:
+            return self._several.replica_on(device).gradient_bytes
+        there = [p.nbytes for p in self.exchange.parameters if device.has(p)]
+        return sum(there) * (1 + self._stack.depth)
 
     def begin(self, step: int, first_shard: int) -> None:
         """Start a step.
@@ -152,17 +188,32 @@ class StepEngine:
             first_shard: the first one that has samples in this step.
         """
         self._step, self._first_shard = step, first_shard
+        self._prepare(step)
+        self._team.faults.meet("begin", step)
+        self.timers.begin()
+
+    def _prepare(self, step: int) -> None:
+        """Be ready for the passes of all shards."""
         if self.exchange.division.is_outdated:
             self.exchange.divide()
             self._follow()
         self._bound.begin(step)
         self.exchange.buffers.begin()
-        self._team.faults.meet("begin", step)
         self._stack.discard()
         self._pending.losses.clear()
         if self._several is not None:
             self._several.begin()
-        self.timers.begin()
+
+    def begin_again(self) -> None:
+        """Be ready for the passes of the step once more; who computes what may be otherwise now."""
+        self._prepare(self._step)
+
+    @contextmanager
+    def seeded(self, stream: str) -> Iterator[None]:
+        """Seed generators for what is computed once in the step; put them back after it."""
+        with self._device.generators_put_back():
+            self._device.seed(seed_of(stream, self._seed, self._step))
+            yield
 
     def begin_passes(self, sizes: Sequence[int]) -> Sequence[int]:
         """Give this worker's shards; collectives are refused until :meth:`end_passes`.
@@ -258,7 +309,7 @@ class StepEngine:
 
     def differentiate_again(self, returned: Any, num_samples: int, share: float) -> None:
         """Differentiate one shard's loss in a step that fails; gradients stay in ``.grad``."""
-        torch.autograd.backward(*self._weighted(read_loss(returned, num_samples), share))
+        self._device.backward(*self._weighted(read_loss(returned, num_samples), share))
 
     def clear_repeated(self) -> None:
         """Leave gradients and buffers as they were before shards were computed once more."""
@@ -341,6 +392,28 @@ class StepEngine:
                 gradients are with any scale; nothing was updated.
             RuntimeError: something else changed the parameters meanwhile.
         """
+        totals, present = self._sum()
+        if present is None:
+            return totals.means, False
+        self._team.faults.meet("update", self._step)
+        if self._several is not None:
+            self._several.before_update()
+        if self.is_skipped:
+            pass_for_stepped(self._optimizer)
+        else:
+            self._apply(present)
+        return totals.means, self._settle(present)
+
+    def _sum(self) -> tuple[StepTotals, Sequence[bool] | None]:
+        """Sum gradients, scale and clip them. Collective.
+
+        Returns:
+            The sums of records, and for each parameter, whether it has a gradient in this step;
+            None: somebody was lost.
+
+        Raises:
+            NonFiniteLossError, RuntimeError: as :meth:`finish` does.
+        """
         exchange, step = self.exchange, self._step
         self._bound.check_untouched()
         self._bound.check_update()
@@ -352,26 +425,33 @@ class StepEngine:
             raise self._after_nothing(non_finite(value, step, shard))
         totals = self._records.totals(records)
         if exchange.is_lost:
-            return totals.means, False
+            return totals, None
         self._team.faults.meet("sums", step)
-        present = exchange.add_up(f"sums of step {step}")
+        self.present = present = exchange.add_up(f"sums of step {step}")
         if totals.form == Form.SUM:
             self._divide_sums(present, totals.weight)
-        if not self._unscale(present, step, bad) or not self._clip(present, step):
-            return totals.means, False
+        if not self._unscale(present, step, bad):
+            return totals, None
+        if self._hook is not None and not self.is_skipped:
+            self._device.seed(seed_of("gradients", self._seed, step))
+            self._hook.call(step, exchange.whole, present)
+        if not self._clip(present, step):
+            return totals, None
         self.timers.lap(Phase.SUMMING)
         if exchange.homes is None and not self._await_sums(step):
-            return totals.means, False
-        self._team.faults.meet("update", step)
-        if self._several is not None:
-            self._several.before_update()
-        if self.is_skipped:
-            pass_for_stepped(self._optimizer)
-        else:
-            self._apply(present)
+            return totals, None
+        return totals, present
+
+    def _settle(self, present: Sequence[bool]) -> bool:
+        """Make the update everybody's. Collective.
+
+        Returns:
+            Whether it is; False if somebody was lost in the midst of it.
+        """
+        exchange, step = self.exchange, self._step
         self._team.faults.meet("updated", step)
         if not self._wait(Phase.UPDATING, exchange.share, f"update of step {step}"):
-            return totals.means, False
+            return False
         self._update.commit()
         exchange.buffers.commit()
         if self._several is not None and not self.is_skipped:
@@ -382,7 +462,7 @@ class StepEngine:
         self._device.seed(seed_of("between", self._seed, step))
         self.timers.lap(Phase.UPDATING)
         self._team.faults.meet("commit", step)
-        return totals.means, True
+        return True
 
     def recomputation(self, parts: Sequence[Node]) -> Recomputation:
         """Begin to compute parts of the step under way again, once :meth:`arrive` gave None."""
@@ -437,6 +517,7 @@ class StepEngine:
 
     def drop_copies(self) -> None:
         """Forget the copies of the model on further devices; the next step makes others."""
+        self.refusals.model = self.model
         if self._several is not None:
             self._several.drop()
 
@@ -460,10 +541,10 @@ class StepEngine:
     def _differentiate(self, shard: int, loss: torch.Tensor, weight: torch.Tensor) -> None:
         exchange, stack = self.exchange, self._stack
         if shard != stack.last_shard or not exchange.takes_early:
-            torch.autograd.backward(loss, weight)
+            self._device.backward(loss, weight)
             return
         with published_early(exchange.parameters, stack, exchange):
-            torch.autograd.backward(loss, weight)
+            self._device.backward(loss, weight)
 
     def _weighted(self, loss: ShardLoss, share: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Give what to differentiate, and by which factor its gradient counts."""
@@ -472,7 +553,7 @@ class StepEngine:
 
     def _divide_sums(self, present: Sequence[bool], weight: float) -> None:
         """Turn sums into means over the true weight."""
-        if totals := self._totals(present):
+        for totals in self._device.groups(self._totals(present)):
             torch._foreach_div_(totals, weight)
 
     def _apply(self, present: Sequence[bool]) -> None:
@@ -491,7 +572,9 @@ class StepEngine:
         """
         if self._scaling is None:
             return True
-        mine = b"finite" if self._scaling.unscale(self._totals(present)) else b""
+        groups = self._device.groups(self._totals(present))
+        are_finite = [self._scaling.unscale(totals) for totals in groups]
+        mine = b"finite" if all(are_finite) else b""
         vote = functools.partial(self.exchange.agree, mine)
         heard = self._wait(Phase.SUMMING, vote, f"scale of step {step}")
         if heard is None:
@@ -515,13 +598,14 @@ class StepEngine:
             self.gradient_norm = None if self._clipping.norm is None else math.inf
             return True
         if self._clipping.value is not None:
-            self._clipping.clip_values(self._totals(present))
+            for totals in self._device.groups(self._totals(present)):
+                self._clipping.clip_values(totals)
         if self._clipping.norm is None:
             return True
         if not self._await_sums(step):
             return False
         sums = zip(self.exchange.whole, present, strict=True)
-        norm = torch.nn.utils.get_total_norm([total for total, is_there in sums if is_there])
+        norm = total_norm([total for total, is_there in sums if is_there])
         self.gradient_norm = norm.item()
         if not math.isfinite(self.gradient_norm):  # now, while the sums are to be read
             self.non_finite.note_gradients(
@@ -531,7 +615,8 @@ class StepEngine:
             return False
         if not math.isfinite(self.gradient_norm):
             raise self._after_nothing(non_finite_norm(self.gradient_norm, step))
-        self._clipping.scale(self._totals(present), norm)
+        for totals in self._device.groups(self._totals(present)):
+            self._clipping.scale(totals, norm.to(totals[0].device))
         return True
 
     def _await_sums(self, step: int) -> bool:

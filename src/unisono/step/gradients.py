@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from unisono.device import by_device
 from unisono.plan.summation import Node, additions_after
 
 Gradients = list["torch.Tensor | None"]
@@ -29,6 +30,7 @@ class GradientStack:
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], parts: Sequence[Node]) -> None:
         self._parameters = parameters
+        self._is_divided = len({parameter.device for parameter in parameters}) > 1
         self._additions = {
             shard: count
             for part in parts
@@ -102,7 +104,7 @@ class GradientStack:
         self._stack.append(gradients)
         for _ in range(self._additions[shard]):
             right, left = self._stack.pop(), self._stack.pop()
-            self._stack.append(add_gradients(left, right))
+            self._stack.append(add_gradients(left, right, is_divided=self._is_divided))
         part = self._part_ending.get(shard)
         return None if part is None else (part, self._stack.pop())
 
@@ -115,10 +117,17 @@ class _Early(NamedTuple):
     total: torch.Tensor
 
 
-def add_gradients(left: Gradients, right: Gradients) -> Gradients:
-    """Add those of two sub-trees, in the memory of the left ones."""
+def add_gradients(left: Gradients, right: Gradients, *, is_divided: bool = False) -> Gradients:
+    """Add those of two sub-trees, in the memory of the left ones.
+
+    Args:
+        left, right: of each parameter.
+        is_divided: whether parameters are on several devices.
+    """
     both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
     if both:
+        lists = [a for a, _ in both], [b for _, b in both]
         with torch.no_grad():
-            torch._foreach_add_([a for a, _ in both], [b for _, b in both])
+            for into, more in by_device(*lists) if is_divided else (lists,):
+                torch._foreach_add_(into, more)
     return [b if a is None else a for a, b in zip(left, right, strict=True)]

@@ -93,7 +93,7 @@ def read_loss(value: Any, num_samples: int) -> ShardLoss:
             f'{list(values)}: name the value to minimise "loss".'
         )
     loss = values["loss"]
-    tensor = loss[0] if _is_pair(loss) else loss
+    tensor = loss[0] if is_pair(loss) else loss
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
             f"a loss function must return a scalar tensor, (sum, weight) or a dict, but returned "
@@ -103,7 +103,7 @@ def read_loss(value: Any, num_samples: int) -> ShardLoss:
     for name, other in values.items():
         if name != "loss":
             scalars[str(name)] = _sum_and_weight(str(name), other, num_samples)
-    return ShardLoss(tensor, _is_pair(loss), scalars)
+    return ShardLoss(tensor, is_pair(loss), scalars)
 
 
 def is_known_bad(loss: ShardLoss) -> bool:
@@ -172,12 +172,13 @@ def check_differentiable(loss: ShardLoss) -> None:
         )
 
 
-def _is_pair(value: Any) -> bool:
+def is_pair(value: Any) -> bool:
+    """Tell whether a value is a sum and its weight."""
     return isinstance(value, tuple) and len(value) == 2
 
 
 def _sum_and_weight(name: str, value: Any, num_samples: int) -> tuple[Scalar, Scalar]:
-    if not _is_pair(value):
+    if not is_pair(value):
         return _number(name, value, num_samples), float(num_samples)
     weight = _number(f"the weight of {name}", value[1])
     if not isinstance(weight, OnDevice):

@@ -42,7 +42,7 @@ _PARAMETERS = "; the parameters are "  # in every message
 _LOOK_THERE = "look there for a division by zero or the logarithm or square root of zero"
 
 
-class Cause(NamedTuple):
+class NonFiniteCause(NamedTuple):
     """What is said of it; travels as JSON.
 
     Attributes:
@@ -125,7 +125,7 @@ class NonFiniteSearch:
             at for at, total in gradients if values_of(total) != Finiteness.FINITE
         }
 
-    def of_loss(self, samples: Sequence[int]) -> Cause | None:
+    def of_loss(self, samples: Sequence[int]) -> NonFiniteCause | None:
         """Say what has made a loss not finite, after its shard was computed once more.
 
         Args:
@@ -139,7 +139,7 @@ class NonFiniteSearch:
         if self._outputs is None:
             return None
         if math.isfinite(self._loss):
-            return Cause(
+            return NonFiniteCause(
                 f"computed once more, from the same samples and random numbers, it is "
                 f"{self._loss:g}",
                 "look for values that the loss function keeps or that depend on the rank, or for "
@@ -156,7 +156,7 @@ class NonFiniteSearch:
         shards: Iterable[int],
         compute: Callable[[int], Any],
         differentiate: Callable[..., Any],
-    ) -> Cause:
+    ) -> NonFiniteCause:
         """Say which operation's gradient is the first that is not finite.
 
         Args:
@@ -174,15 +174,15 @@ class NonFiniteSearch:
                 differentiate(shard, returned)
                 if watch.first is not None:
                     return _at_a_node(watch.first, notes, shard, bad, len(names))
-        return Cause(parameters=bad)
+        return NonFiniteCause(parameters=bad)
 
-    def together(self, heard: Iterable[bytes]) -> Cause | None:
+    def together(self, heard: Iterable[bytes]) -> NonFiniteCause | None:
         """Choose among what workers have found: of the first shard, with all parameters.
 
         Args:
             heard: what :func:`in_json` has made of it.
         """
-        found = [Cause(*json.loads(told)) for told in heard if told]
+        found = [NonFiniteCause(*json.loads(told)) for told in heard if told]
         named = {name for finding in found for name in finding.parameters}
         names = tuple(name for name, _ in _tensors(self._model) if name in named)
         placed = [finding for finding in found if finding.what]
@@ -192,7 +192,7 @@ class NonFiniteSearch:
         return _by_name(names) if names else None
 
 
-def in_json(finding: Cause | None) -> bytes:
+def in_json(finding: NonFiniteCause | None) -> bytes:
     """Put a finding into bytes for the others; nothing for none."""
     return b"" if finding is None else json.dumps(finding).encode()
 
@@ -237,11 +237,11 @@ def _bad_samples(batch: Any, samples: Sequence[int]) -> list[int]:
     return [samples[row] for row in sorted(rows)]
 
 
-def _in_parameters(names: list[str]) -> Cause:
+def _in_parameters(names: list[str]) -> NonFiniteCause:
     are, more = "is", len(names) - 1
     if more:
         are = f"and {more} more parameter{'s or buffers' if more > 1 else ' or buffer'} are"
-    return Cause(
+    return NonFiniteCause(
         f"`{names[0]}` {are} not finite as the step begins",
         "if an earlier update has made that, pass `clip_norm=math.inf`, which looks at the "
         "gradients before every update, and go on from an earlier checkpoint; lower the learning "
@@ -250,15 +250,15 @@ def _in_parameters(names: list[str]) -> Cause:
     )
 
 
-def _in_the_loss(bad: list[int]) -> Cause:
+def _in_the_loss(bad: list[int]) -> NonFiniteCause:
     also = f", and {_samples(bad)} values that are not finite" if bad else ""
-    return Cause(
+    return NonFiniteCause(
         f"the output of every module is finite, so the loss function makes it{also}",
         f"{_LOOK_THERE}.",
     )
 
 
-def _in_a_module(first: BadOutput, bad: list[int]) -> Cause:
+def _in_a_module(first: BadOutput, bad: list[int]) -> NonFiniteCause:
     place = first.place
     what = f"the first output that is not finite is that of {in_words(place)}, whose input "
     if first.input == Finiteness.BAD:
@@ -271,13 +271,13 @@ def _in_a_module(first: BadOutput, bad: list[int]) -> Cause:
         remedy = f"{_LOOK_THERE} or an overflow, or lower the learning rate."
         if masked:
             remedy = f"look for a row that is masked as a whole, or {remedy.removeprefix('look ')}"
-    return Cause(what, remedy, place.module, place.file, place.line)
+    return NonFiniteCause(what, remedy, place.module, place.file, place.line)
 
 
-def _by_name(names: Sequence[str]) -> Cause:
+def _by_name(names: Sequence[str]) -> NonFiniteCause:
     if len(names) == 1:
-        return Cause(f"the gradient of `{names[0]}` is not", parameters=tuple(names))
-    return Cause(
+        return NonFiniteCause(f"the gradient of `{names[0]}` is not", parameters=tuple(names))
+    return NonFiniteCause(
         f"the gradients of {len(names)} parameters are not, and `{names[-1]}` is the last of them "
         f"in the model",
         f"look at what comes after `{names[-1]}` in the model's forward pass for a division by "
@@ -294,12 +294,12 @@ def _samples(bad: list[int]) -> str:
 
 def _at_a_node(
     first: tuple[Node, Finiteness], notes: Notes, shard: int, bad: tuple[str, ...], num_all: int
-) -> Cause:
+) -> NonFiniteCause:
     node, received = first
     place = notes.place_of(node)
     operation = node.name().partition("Backward")[0].rpartition("::")[2]
     already = "" if received == Finiteness.FINITE else ", which gets one that is not finite already"
-    return Cause(
+    return NonFiniteCause(
         f"in shard {shard} the first gradient that is not finite is that of `{operation}` in "
         f"{in_words(place)}{already}, and those of {len(bad)} of {num_all} parameters are not",
         f"{_LOOK_THERE}, or lower the learning rate.",

@@ -59,7 +59,5 @@ def _together(
     places = defaultdict(list)
     for at, tensor in enumerate(tensors):
         places[tensor.device].append(at)
-    if len(places) == 1:
-        return torch.stack([*tensors]), range(len(tensors))
-    stacks = [torch.stack([tensors[at] for at in each]) for each in places.values()]
-    return torch.cat([stack.to(device) for stack in stacks]), sum(places.values(), [])
+    stacks = [torch.stack([tensors[at] for at in each]).to(device) for each in places.values()]
+    return stacks[0] if len(stacks) == 1 else torch.cat(stacks), sum(places.values(), [])

@@ -75,7 +75,7 @@ class Recomputation:
             check_differentiable(loss)
             weight = 1.0 if loss.is_sum else share
             tensor = loss.tensor if self._scaling is None else self._scaling.scaled(loss.tensor)
-            torch.autograd.backward(tensor, torch.full_like(tensor, weight))
+            self._exchange.device.backward(tensor, torch.full_like(tensor, weight))
             finished = self._stack.push(shard)
             self._bound.clear_fixed()
             if shard == self._first_shard:

@@ -7,6 +7,7 @@ it ran. To read it takes about a microsecond.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 
@@ -23,10 +24,9 @@ class RunDelay:
     """
 
     def __init__(self, path: str = _PATH) -> None:
-        try:
+        self._fd = -1
+        with contextlib.suppress(OSError):  # not every kernel counts
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._fd = -1  # not every kernel counts
 
     def seconds(self) -> float:
         """Tell how long it has waited since it began; NaN where nobody knows."""
@@ -36,11 +36,11 @@ class RunDelay:
             ran, waited, _ = os.pread(self._fd, _BYTES, 0).split()
             return int(waited) * _NANOSECONDS_S if int(ran) else math.nan
         except (OSError, ValueError):
-            self.close()
-            return math.nan
+            return math.nan  # the program may have closed it, and opened something else
 
     def close(self) -> None:
         """Give the descriptor back."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)

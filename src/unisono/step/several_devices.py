@@ -16,6 +16,7 @@ On CPUs one thread computes all: each loss is differentiated before the next sha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -201,6 +202,33 @@ class SeveralDevices:
         else:
             self._send([[*replica.parameters, *replica.fixed] for replica in self._replicas])
 
+    def found_in(self, error: BaseException, shard: int | None) -> tuple[Device, int | None]:
+        """Say where an error comes from that torch raises for passes of several devices.
+
+        Args:
+            error: torch names the device that it is about, if it is about one.
+            shard: whose pass was issued last; None: outside of passes.
+
+        Returns:
+            The device, and the shard that it computes now.
+        """
+        named = re.search(rf"\b(?:GPU |{self._home.device.torch.type}:)(\d+)", str(error))
+        devices = [self._home.device, *self._others]
+        for at, device in enumerate(devices):
+            if named is not None and device.torch.index == int(named[1]):
+                others = next((each for each in self._rounds if shard in each), [])
+                return device, next((v for v in others if self._place_of[v] == at), None)
+        return self._home.device if shard is None else self.device_of(shard), shard
+
+    def computed_with(self, shard: int) -> list[int]:
+        """List the shards whose losses are differentiated together with that of one."""
+        rounds = [] if self._computes_in_turn or self.is_at_home else self._rounds
+        return next((each for each in rounds if shard in each), [shard])
+
+    def replica_on(self, device: Device) -> DeviceReplica:
+        """Give the replica of a device; the first one where there is none yet."""
+        return next((r for r in self._replicas if r.device is device), self._home)
+
     def drop(self) -> None:
         """Forget the copies; the next step makes others."""
         self._replicas, self._model_copies = [self._home], None
@@ -209,7 +237,7 @@ class SeveralDevices:
         self._home.device.use()
 
     def _place(self, shard: int) -> int:
-        return 0 if self.is_at_home else self._place_of[shard]
+        return 0 if self.is_at_home else self._place_of.get(shard, 0)  # maybe of a lost worker
 
     def _assign(self, shards: Sequence[int], parts: Sequence[Node]) -> None:
         self._parts = parts

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from unisono.callbacks.callback import Audit
 from unisono.errors import CorruptionError
 from unisono.notices import listed
-from unisono.plan.audit import SHARE_OF_TIME, Finding, interval_for
+from unisono.plan.audit import SHARE_OF_TIME, Ruling, interval_for
 
 _NAMES_AT_MOST = 3
 
@@ -52,11 +52,11 @@ def changed(audit: Audit, *, has_directory: bool) -> CorruptionError:
 
 
 def undecided(
-    audit: Audit, finding: Finding, ranks: Sequence[int], *, has_directory: bool
+    audit: Audit, ruling: Ruling, ranks: Sequence[int], *, has_directory: bool
 ) -> CorruptionError:
     """Make the error that every worker raises where it cannot be told who is wrong."""
     where = f"{what(audit.names, audit.shards)}, in step {audit.step}"
-    if finding is Finding.UNREPEATABLE:
+    if ruling == "unrepeatable":
         message = (
             f"a shard must have the same bits whenever it is computed, but each of "
             f"{listed('rank', ranks)} has got others the second time: {where}. Most often the loss "

@@ -21,7 +21,7 @@ from statistics import median
 from typing import NamedTuple
 
 from unisono.callbacks.callback import Audit
-from unisono.plan.audit import Digests, Finding, Opinion, Verdict, is_audited, judge, judge_kept
+from unisono.plan.audit import Digests, Judgement, Opinion, is_audited, judge, judge_kept
 from unisono.state.digest import checksum_of, checksums_of
 from unisono.state.position import Position
 from unisono.step.engine import StepEngine
@@ -69,6 +69,7 @@ class AuditedBoundary(Boundary):
         self._agreed_at_snapshot: _Agreed | None = None
         self._has_to_go_back = False
         self._changed_in: int | None = None
+        self._snapshot_s = 0.0
         self._seconds: list[tuple[float, float]] = []
 
     def begin(self) -> bool:
@@ -143,9 +144,9 @@ class AuditedBoundary(Boundary):
         now = self._opinions(step, is_done=is_done)
         is_again = known is not None and known[:3] == (step, is_done, membership.generation)
         before = known.opinions if known is not None and is_again else []
-        verdict = judge_kept(now, before, None if is_done else self._kept_before(step))
-        if verdict.finding is not Finding.AGREED:
-            self._settle_kept(step, is_done, verdict, [*before, *now])
+        judgement = judge_kept(now, before, None if is_done else self._kept_before(step))
+        if judgement.ruling != "agreed":
+            self._settle_kept(step, is_done, judgement, [*before, *now])
             return False
         if is_again:
             self._drop_dispute(step, now)
@@ -198,7 +199,7 @@ class AuditedBoundary(Boundary):
         self._reports.append(Audit(self._kept.position.step - 1, seconds))
 
     def note_cost(self, audit_s: float, step_s: float) -> None:
-        """Say once, when a few audits were timed, what they cost.
+        """Say once, when a few audits were timed, what they cost, each with its snapshot.
 
         Args:
             audit_s: what the audit has added to the step, in seconds.
@@ -206,7 +207,7 @@ class AuditedBoundary(Boundary):
         """
         if self.run.has_told_cost or self._team.is_replacement:
             return
-        self._seconds.append((audit_s, step_s))
+        self._seconds.append((audit_s + self._snapshot_s, step_s))
         position = self._kept.position
         if len(self._seconds) == _TIMED_AUDITS or self._plan.totals.are_reached(position):
             self.run.has_told_cost = True
@@ -214,21 +215,21 @@ class AuditedBoundary(Boundary):
                 audits_s, steps_s = map(median, zip(*self._seconds, strict=True))
                 self.run.say(audit_words.cost(audits_s, steps_s, self._every))
 
-    def settle(self, audit: Audit, verdict: Verdict, ranks: Sequence[int]) -> None:
+    def settle(self, audit: Audit, judgement: Judgement, ranks: Sequence[int]) -> None:
         """Have wrong workers replaced. Collective; then the run has to go back.
 
         Args:
             audit: what was found.
-            verdict: who is wrong.
+            judgement: who is wrong.
             ranks: who has computed it.
 
         Raises:
             CorruptionError: nobody can be replaced, or it is not known who is wrong.
         """
         has_directory = self._checkpoints is not None
-        if verdict.finding is not Finding.WRONG:
-            finding = verdict.finding
-            raise audit_words.undecided(audit, finding, ranks, has_directory=has_directory)
+        if judgement.ruling != "wrong":
+            ruling = judgement.ruling
+            raise audit_words.undecided(audit, ruling, ranks, has_directory=has_directory)
         team, supervisor = self._team, self._team.supervisor
         if not (supervisor.can_replace and self._keeps):
             raise audit_words.corrupt(audit, has_directory=has_directory)
@@ -246,8 +247,10 @@ class AuditedBoundary(Boundary):
         self._reports.append(audit)
 
     def _snapshot(self, *, wait: bool) -> int | None:
+        start_s = time.perf_counter()
         slot = super()._snapshot(wait=wait)
         self._agreed_at_snapshot = self._agreed
+        self._snapshot_s = time.perf_counter() - start_s
         return slot
 
     def _opinions(self, step: int, *, is_done: bool) -> list[Opinion]:
@@ -267,22 +270,22 @@ class AuditedBoundary(Boundary):
         return agreed.digests
 
     def _settle_kept(
-        self, step: int, is_done: bool, verdict: Verdict, opinions: list[Opinion]
+        self, step: int, is_done: bool, judgement: Judgement, opinions: list[Opinion]
     ) -> None:
         """Have wrong workers replaced; where it is not known who is, the steps shall tell."""
         team = self._team
         self._disputed = None
         can_repeat = self._keeps and len(opinions) < _ATTEMPTS * team.size
-        if verdict.finding is Finding.WRONG or not can_repeat:
-            audit = Audit(step, 0.0, verdict.wrong, verdict.names)
-            self.settle(audit, verdict, team.membership.ranks)
+        if judgement.ruling == "wrong" or not can_repeat:
+            audit = Audit(step, 0.0, judgement.wrong, judgement.names)
+            self.settle(audit, judgement, team.membership.ranks)
             return
         self._disputed = _Dispute(step, is_done, team.membership.generation, opinions)
         self.is_postponed = True  # the first step that comes again, and then those that follow
         if team.position == 0:
             self.run.say(
                 f"what workers keep must be the same, but an audit found that it differs in step "
-                f"{step}: {audit_words.what(verdict.names)}; the steps since the newest snapshot "
+                f"{step}: {audit_words.what(judgement.names)}; the steps since the newest snapshot "
                 f"come again, each with an audit, to see who is wrong"
             )
 
@@ -301,11 +304,14 @@ class AuditedBoundary(Boundary):
     def _due_once_audited(self) -> BoundaryTasks:
         """Say what is to be done before the next step; only the leader's word counts."""
         due = self._due_next()
+        snapshots = self._memory.snapshots
         known, next_step = self._disputed, self._kept.position.step + 1
         again = known is not None and next_step <= known.step
         more = BoundaryTasks.AUDIT if again and self._team.is_leader else BoundaryTasks.NOTHING
         if self.is_audited:
             due, self._deferred = due | self._deferred, BoundaryTasks.NOTHING
+            if self._recovers and self._team.is_leader and not snapshots.next_is_busy:
+                due |= BoundaryTasks.SNAPSHOT
             return due | more
         if due != BoundaryTasks.SNAPSHOT:  # one of many, which will do after the next audit
             self._deferred |= due

@@ -20,7 +20,7 @@ from typing import Any
 
 from unisono.callbacks.callback import Audit
 from unisono.data.loader import Loader, Place
-from unisono.plan.audit import Finding, Opinion, Verdict, checked_by, judge
+from unisono.plan.audit import Judgement, Opinion, checked_by, judge
 from unisono.plan.samples import SamplePlan
 from unisono.plan.summation import Node
 from unisono.state.position import Position
@@ -89,7 +89,7 @@ class AuditedStep(Step):
         if self._team.membership != membership:
             # Parts may have been added up by now; the next step is as good.
             self._audited.is_postponed = True
-        else:
+        elif self._engine.failing_shard is None:  # else nobody updates anything
             start_s = perf_counter()
             self._engine.begin_passes(self._shard_sizes)
             try:
@@ -104,6 +104,7 @@ class AuditedStep(Step):
         division, ranks = self._engine.exchange.division, self._team.membership.ranks
         checked = ranks[checked_by(self._team.position, self._team.size)]
         held = {part.lo: part for parts in division.parts_of.values() for part in parts}
+        self._team.faults.meet("audit", self.number)
         own = self._engine.published_digests()
         again = yield from self._recompute(division.parts_of[checked])
         found = self._tell([*own, *again.items()], self._changes())
@@ -129,7 +130,7 @@ class AuditedStep(Step):
             self._audited.is_audited = True
             return
         self._has_to_go_back = True
-        self._accuse({lo: (held[lo], verdict) for lo, verdict in disputed.items()}, found)
+        self._accuse({lo: (held[lo], judgement) for lo, judgement in disputed.items()}, found)
 
     def _recompute(self, parts: Sequence[Node]) -> Generator[Any, None, dict[int, dict[str, str]]]:
         """Give out the batches of these parts; returns what was found of each."""
@@ -171,18 +172,18 @@ class AuditedStep(Step):
                 found.setdefault(lo, []).append(Opinion(rank, of_part))
         return found
 
-    def _accuse(self, disputed: Mapping[int, tuple[Node, Verdict]], found: Found) -> None:
+    def _accuse(self, disputed: Mapping[int, tuple[Node, Judgement]], found: Found) -> None:
         """Have whoever computed wrong replaced, be it in one part or in several."""
-        guilty = [one for one in disputed.values() if one[1].finding is Finding.WRONG]
+        guilty = [one for one in disputed.values() if one[1].ruling == "wrong"]
         chosen = guilty or list(disputed.values())[:1]
-        wrong = {rank for _, verdict in chosen for rank in verdict.wrong}
-        names = dict.fromkeys(name for _, verdict in chosen for name in verdict.names)
+        wrong = {rank for _, judgement in chosen for rank in judgement.wrong}
+        names = dict.fromkeys(name for _, judgement in chosen for name in judgement.names)
         shards = [shard for part, _ in chosen for shard in range(part.lo, part.hi)]
         audit = Audit(self.number, 0.0, tuple(sorted(wrong)), tuple(names), tuple(shards))
         _, first = chosen[0]
-        verdict = Verdict(first.finding, audit.wrong, audit.names)
+        judgement = Judgement(first.ruling, audit.wrong, audit.names)
         ranks = {opinion.rank for part, _ in chosen for opinion in found[part.lo]}
-        self._audited.settle(audit, verdict, sorted(ranks))
+        self._audited.settle(audit, judgement, sorted(ranks))
 
     def _compare(self) -> None:
         start_s = perf_counter()
@@ -196,10 +197,10 @@ class AuditedStep(Step):
             self._audited.note_cost(audit_s, now_s - self._begun_s - audit_s)
 
 
-def _disputed(found: Found) -> dict[int, Verdict]:
-    verdicts = {lo: judge(opinions) for lo, opinions in found.items()}
+def _disputed(found: Found) -> dict[int, Judgement]:
+    judgements = {lo: judge(opinions) for lo, opinions in found.items()}
     return {
-        lo: verdict
-        for lo, verdict in sorted(verdicts.items())
-        if verdict.finding is not Finding.AGREED
+        lo: judgement
+        for lo, judgement in sorted(judgements.items())
+        if judgement.ruling != "agreed"
     }

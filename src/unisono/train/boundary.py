@@ -17,17 +17,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from unisono.device import Device
 from unisono.errors import CheckpointError, UnisonoError
 from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
 from unisono.step.engine import StepEngine
-from unisono.step.non_finite import Cause, in_json
+from unisono.step.non_finite import NonFiniteCause, in_json
 from unisono.train.identity import identity
 from unisono.train.interrupts import Interrupts
 from unisono.train.out_of_memory import explained
 from unisono.train.run_context import RunContext
 from unisono.workers.barrier import NOTICE_AFTER_S
 from unisono.workers.launcher_messages import NoRecovery
+from unisono.workers.team import Team
 
 COST_AT_MOST = 0.01
 _POLL_S = 0.001
@@ -117,16 +119,28 @@ class Boundary:
         self.is_between_steps = False
         self._team.note_step(step)
 
-    def explained(self, error: Exception, phase: str, step: int, shard: int | None) -> Exception:
+    def explained(
+        self, error: Exception, phase: str, step: int, shard: int | None, device: Device
+    ) -> Exception:
         """Explain an error of the step under way if it is one of a full memory."""
-        return explained(error, self._run, phase, step=step, shard=shard)
+        return explained(error, self._run, phase, step=step, shard=shard, device=device)
+
+    @property
+    def team(self) -> Team:
+        """The workers."""
+        return self._team
+
+    @property
+    def device(self) -> Device:
+        """Where this worker computes."""
+        return self._run.device
 
     @property
     def loss(self) -> Callable[[nn.Module, Any], Any] | None:
         """Compute a batch's loss, where the program has given a function for that."""
         return self._run.loss
 
-    def hear_finding(self, mine: Cause | None) -> Cause | None:
+    def hear_finding(self, mine: NonFiniteCause | None) -> NonFiniteCause | None:
         """Hear what the workers have found of what is not finite. Collective."""
         with suppress(UnisonoError):  # somebody is lost; the step fails in any case
             heard = self._team.gather(in_json(mine), "what is not finite")

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from unisono.train.slowness import COSTS, Cause, Finding
+from unisono.train.slowdown import COSTS, Slowdown, SlowdownCause
 
-_Key = tuple[Cause, int | None]
+_Key = tuple[SlowdownCause, int | None]
 
 
 class Confirmed:
@@ -29,9 +29,9 @@ class Confirmed:
         self._before: dict[_Key, float] = {}
         self._now: list[_Key] = []
         self._costs_s: dict[_Key, float] = {}
-        self._newest: dict[_Key, Finding] = {}
+        self._newest: dict[_Key, Slowdown] = {}
 
-    def add(self, found: Iterable[Finding], num_steps: int) -> None:
+    def add(self, found: Iterable[Slowdown], num_steps: int) -> None:
         """Add a window.
 
         Args:
@@ -49,7 +49,7 @@ class Confirmed:
             self._newest[key] = by_key[key]
         self._before = costs_s
 
-    def now(self, lasted_s: float) -> tuple[Finding, ...]:
+    def now(self, lasted_s: float) -> tuple[Slowdown, ...]:
         """Give what the last two windows have both shown, the costliest first.
 
         Args:
@@ -57,12 +57,12 @@ class Confirmed:
         """
         return self._costing(self._now, lasted_s)
 
-    def over_all(self, lasted_s: float) -> tuple[Finding, ...]:
+    def over_all(self, lasted_s: float) -> tuple[Slowdown, ...]:
         """Give what has cost something of the whole loop, the costliest first."""
         found = self._costing(self._newest, lasted_s)
         return tuple(one for one in found if one.cost >= COSTS)
 
-    def _costing(self, keys: Iterable[_Key], lasted_s: float) -> tuple[Finding, ...]:
+    def _costing(self, keys: Iterable[_Key], lasted_s: float) -> tuple[Slowdown, ...]:
         costs = {key: self._costs_s[key] / lasted_s if lasted_s > 0 else 0.0 for key in keys}
         found = [self._newest[key].costing(min(cost, 1.0)) for key, cost in costs.items()]
         return tuple(sorted(found, key=lambda one: -one.cost))

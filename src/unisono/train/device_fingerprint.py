@@ -39,6 +39,8 @@ def fingerprint_of(device: Device) -> str:
     Returns:
         16 hexadecimal digits; nothing where it could not be found out.
     """
+    if device.is_divided:  # as of one, where they are alike
+        return " ".join(dict.fromkeys(map(fingerprint_of, device.parts)))
     known = _known()
     if device.name not in known:
         known[device.name] = _fingerprint(device)

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from unisono.errors import MismatchError
@@ -20,7 +21,7 @@ from unisono.step.loss import read_loss
 from unisono.step.pending import PendingLosses
 from unisono.train import metric_states
 from unisono.train.metrics import Metrics, ShardMetrics
-from unisono.train.sweep import Sweep
+from unisono.train.sweep import Forward, Sweep
 
 # A device is waited for once in so many passes; until then it keeps their batches.
 _PENDING_AT_MOST = 16
@@ -30,9 +31,11 @@ Sums = dict[str, tuple[ExactSum, ExactSum]]
 
 
 def evaluate(
-    sweep: Sweep, loss: Callable[[nn.Module, Any], Any], metrics: Metrics | None
+    sweep: Sweep, loss: Callable[[nn.Module, Any], Any] | None, metrics: Metrics | None
 ) -> dict[str, Any]:
     """Average the loss over a dataset, and compute metrics; see :meth:`Trainer.evaluate`.
+
+    Without a loss, metrics alone.
 
     Raises:
         MismatchError: the workers do not evaluate the same.
@@ -46,13 +49,14 @@ def evaluate(
             measured: dict[int, ShardMetrics] = {}
             pending = PendingLosses(sweep.device.copies())
             for part in parts_of(shards):
-                value = read_loss(loss(model, part.data), part.num_samples)
-                if not value.on_device:
-                    _add(sums[part.shard], value.numbers())
-                else:
-                    pending.losses.append((part.shard, value))
-                    if len(pending.losses) == _PENDING_AT_MOST:
-                        _add_all(sums, pending)
+                if loss is not None:
+                    value = read_loss(loss(model, part.data), part.num_samples)
+                    if not value.on_device:
+                        _add(sums[part.shard], value.numbers())
+                    else:
+                        pending.losses.append((part.shard, value))
+                        if len(pending.losses) == _PENDING_AT_MOST:
+                            _add_all(sums, pending)
                 if metrics is not None:
                     if part.shard not in measured:
                         measured[part.shard] = metrics.start(sweep.device)
@@ -64,13 +68,38 @@ def evaluate(
 
         said = sorted(sweep.by_all_workers(compute, "evaluate").items())
         heard = {shard: words.partition(b"\n") for shard, words in said}
-        means = _means([_read(words) for words, _, _ in heard.values()])
+        means = {} if loss is None else _means([_read(words) for words, _, _ in heard.values()])
         if metrics is None:
             return means
         states = {v: metric_states.read(states) for v, (_, _, states) in heard.items() if states}
         # Some shuffle or sample what they have gathered.
         sweep.device.seed(seed_of("metrics", sweep.plan.seed))
         return _joined(means, metrics.finish(states, sweep.plan, sweep.team))
+
+
+def evaluate_whole(
+    sweep: Sweep, embed: Forward, loss: Callable[[nn.Module, Any], Any], metrics: Metrics | None
+) -> dict[str, Any]:
+    """Average a loss over the features of global batches; see :meth:`Trainer.evaluate`.
+
+    Each global batch counts by its samples; the leader computes all from the rows of features.
+    """
+    plan, device = sweep.plan, sweep.device
+
+    def of_batches(*rows: torch.Tensor, **named: torch.Tensor) -> dict[str, float]:
+        sums: Sums = {}
+        for batch in range(plan.steps_per_epoch):
+            chosen = slice(*plan.bounds(batch))
+            device.seed(seed_of("evaluate whole", plan.seed, batch))
+            parts = tuple(leaf[chosen].to(device.torch) for leaf in rows)
+            by_name = {name: leaf[chosen].to(device.torch) for name, leaf in named.items()}
+            features = by_name or (parts if len(parts) > 1 else parts[0])
+            value = read_loss(loss(sweep.model, features), plan.num_batch_samples(batch))
+            _add(sums, value.numbers())
+        return _means([sums])
+
+    found = evaluate(sweep, None, Metrics({"loss": of_batches}, embed))["loss"]
+    return found if metrics is None else _joined(found, evaluate(sweep, None, metrics))
 
 
 def _joined(means: dict[str, float], results: dict[str, Any]) -> dict[str, Any]:

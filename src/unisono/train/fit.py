@@ -50,6 +50,7 @@ class FitUnderWay:
         run: which is trained.
         plan: what its loop goes over.
         loss: the loss function.
+        embed: what gives features, where the loss is one of the whole batch; else None.
         passes: times the first steps.
         callbacks: the one that shows progress among them.
         validation: what is validated, and when.
@@ -65,9 +66,10 @@ class FitUnderWay:
         callbacks: Callbacks,
         validation: Validation,
         schedule: Schedule,
+        embed: Callable[[nn.Module, Any], Any] | None = None,
     ) -> None:
         self._run, self._plan, self._callbacks = run, plan, callbacks
-        self._loss, self._passes = loss, passes
+        self._loss, self._embed, self._passes = loss, embed, passes
         self._validation, self._schedule = validation, schedule
         self._progress = next(c for c in callbacks if isinstance(c, Progress))
         self._said: set[str] = set()
@@ -87,7 +89,7 @@ class FitUnderWay:
     def go_through(self, computing: AbstractContextManager[None]) -> Summary:
         """Compute all steps within `computing`. Collective: every rank calls it."""
         run, plan = self._run, self._plan
-        steps = run.begin_loop(plan, observer=self, loss=self._loss)
+        steps = run.begin_loop(plan, observer=self, loss=None if self._embed else self._loss)
         self.end_step = plan.totals.end_step(plan.samples, run.position)
         try:
             if not run.is_ahead and run.last.get("stopped_by") not in self._callbacks.names:
@@ -239,6 +241,9 @@ class FitUnderWay:
         self._callbacks.call("on_step_begin", self)
 
     def _compute(self, step: Step) -> None:
+        if self._embed is not None:
+            self._gather(step, self._embed)
+            return
         with step:
             shards = step.shards
             for batch in self._passes.timed(shards) if self._passes.is_watching else shards:
@@ -247,6 +252,13 @@ class FitUnderWay:
             return
         if advice := self._passes.advice(self.end_step - self.step):
             self.say(advice)
+
+    def _gather(self, step: Step, embed: Callable[[nn.Module, Any], Any]) -> None:
+        with step:
+            step.gather(
+                lambda batch: embed(step.model, batch),
+                lambda features: self._loss(self.model, features),
+            )
 
     def _after(self, step: Step) -> None:
         """Draw all conclusions from a step."""
@@ -307,8 +319,8 @@ class FitUnderWay:
             if self._validation.newest is None:
                 self._validate(f"step {self.step}")
         summary = self._summary()
-        if summary.slowness:
-            self.say(summary.slowness)
+        for line in summary.slowness.splitlines():
+            self.say(line)
         if self._has_begun:
             self._check_membership()
             self._look_for_checkpoints()
@@ -325,7 +337,7 @@ class FitUnderWay:
             found = {
                 "digest": digest_of(run.model, run.optimizer),
                 "seconds": tally.seconds(run.position),
-                "slowness": "" if self._speed is None else self._speed.line,
+                "slowness": "" if self._speed is None else self._speed.in_words,
             }
             return json.dumps(found).encode()
 

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from unisono.exchange.choice import chosen
 from unisono.exchange.protocol import Exchange
 from unisono.forbidden import collectives_watched
 from unisono.stages.stage_worker import StageWorker
+from unisono.step.closure_engine import ClosureEngine
 from unisono.step.engine import StepEngine
 from unisono.step.phase_timers import PhaseTimers
 from unisono.step.run_delay import RunDelay
@@ -33,8 +34,10 @@ from unisono.train.audited_boundary import AuditedBoundary
 from unisono.train.audited_step import next_step
 from unisono.train.boundary import Boundary
 from unisono.train.bubble import tell_bubble
+from unisono.train.closure_step import ClosureStep
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.determinism import deterministic_kernels
+from unisono.train.failure_notes import failure_notes
 from unisono.train.interrupts import Interrupts, gentle_interrupts
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.mixed_devices import SpeedBalance
@@ -44,6 +47,7 @@ from unisono.train.run_context import RunContext
 from unisono.train.speed_watch import SpeedWatch
 from unisono.train.start import tell_over
 from unisono.train.step import Step
+from unisono.train.unused_parameters import UnusedParameters
 from unisono.workers.launcher_messages import Live, Passed
 from unisono.world import threads_per_worker
 
@@ -61,8 +65,13 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
         plan: what the loop goes over.
         fetch: reads batches.
     """
+    notes = None if run.checkpoints is None else failure_notes()
+    if notes is not None and run.checkpoints is not None:
+        notes.begin(run.checkpoints.directory, run.team)
     if run.is_over(plan.totals):
         tell_over(run, plan.totals)
+        if notes is not None:
+            notes.end()
         return
     if run.engine is not None:
         raise RuntimeError("a run must finish one loop over `steps` before it begins another.")
@@ -74,19 +83,23 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
     run.has_joined = is_agreed = entry is not None and entry.loop is not None
     with (
         _under_way(run, plan, entry) as boundary,
-        plan.loader(fetch, run.kept.position, run.device, boundary.engine.device_of) as loader,
+        plan.loader(fetch, run.kept.position, run.device) as loader,
         open_loop(
             recovers=run.team.supervisor.can_replace, has_directory=run.checkpoints is not None
         ) as opened,
     ):
         check_order(run, plan.samples)
-        make_step = Step if run.options.audit_every is None else next_step
+        make_step: Callable[..., Step] = ClosureStep if run.takes_closure else Step
+        if run.options.audit_every is not None:
+            make_step = next_step
         balance = SpeedBalance(run, boundary.engine, plan.samples.batch_size)
-        watch = SpeedWatch(run, boundary, plan)
+        watch, unused = SpeedWatch(run, boundary, plan), UnusedParameters(run)
         while True:
             is_over = run.is_over(plan.totals)
             if is_over and boundary.end():
                 watch.finish()
+                if notes is not None:
+                    notes.end()
                 if isinstance(boundary.engine, StagedEngine):
                     tell_bubble(run, boundary.engine)
                 return
@@ -110,6 +123,8 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             if balance.is_needed:
                 balance.after_step(step.num_samples)
             watch.after_step(step.num_samples)
+            if unused.is_watching:
+                unused.look(boundary.engine.present)
 
 
 @contextmanager
@@ -164,7 +179,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
 def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTimers) -> StepEngine:
     """Bind the model to what carries gradients."""
     model, optimizer = run.kept.model, run.kept.optimizer
-    exchange = chosen(run.options.exchange, run.device)(
+    exchange = chosen(run.name_of_exchange, run.device)(
         model,
         optimizer,
         shards=plan.samples.shards,
@@ -183,9 +198,11 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTim
         "is_deterministic": run.is_deterministic,
         "timers": timers,
         "others": run.other_devices,
+        "on_gradients": run.options.on_gradients,
     }
     if run.team.num_stages == 1:
-        return StepEngine(model, optimizer, exchange, **options)
+        kind = ClosureEngine if run.takes_closure else StepEngine
+        return kind(model, optimizer, exchange, **options)
     return StagedEngine(model, optimizer, exchange, stages=_stages(run, exchange), **options)
 
 

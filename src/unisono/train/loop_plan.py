@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,23 +62,13 @@ class LoopPlan:
             shards=self.samples.shards,
         )
 
-    def loader(
-        self,
-        fetch: Fetch,
-        position: Position,
-        device: Device,
-        device_of: Callable[[int], Device] | None = None,
-    ) -> Loader:
-        """Make the loader of a loop that begins at `position`, with batches on `device`.
-
-        `device_of` is that of :class:`Loader`.
-        """
+    def loader(self, fetch: Fetch, position: Position, device: Device) -> Loader:
+        """Make the loader of a loop that begins at `position`, with batches on `device`."""
         return Loader(
             fetch,
             self.samples,
             num_processes=int(self.loader_workers),
             num_batches=self.totals.num_batches(self.samples, position),
             device=device,
-            device_of=device_of,
             pin_memory=bool(self.pin_memory),
         )

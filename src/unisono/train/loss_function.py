@@ -64,3 +64,21 @@ def _check_number_of_arguments(loss: Callable[..., Any]) -> None:
         raise TypeError(
             f"{_WANTED}, but takes ({', '.join(signature.parameters)}){apart}."
         ) from None
+
+
+def check_embed(embed: object, closure: bool | None) -> None:
+    """Refuse what is no function of (model, batch), and what does not go with features.
+
+    Raises:
+        TypeError, ValueError: it does not fit; the message says what to write.
+    """
+    if not callable(embed):
+        raise TypeError(
+            f"`embed` must be a function of (model, batch) that gives features, but is of type "
+            f"{type(embed).__name__}: pass `lambda model, batch: model(batch[0])`, say."
+        )
+    if closure:
+        raise ValueError(
+            "`closure` must be left out where `embed` is given: a loss over the whole batch is "
+            "computed once a step."
+        )

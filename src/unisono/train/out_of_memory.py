@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from unisono.device import AUTO, Device
+from unisono.device import AUTO, Device, count_of
 from unisono.errors import OutOfMemoryError
 from unisono.train.run_context import RunContext
 from unisono.train.shortage import Shortage, in_words
@@ -35,6 +36,7 @@ def explained(
     step: int | None = None,
     shard: int | None = None,
     batch_size: int | None = None,
+    device: Device | None = None,
 ) -> Exception:
     """Explain an error if it is one of a full memory.
 
@@ -44,6 +46,7 @@ def explained(
         phase: what this worker was in; see :mod:`unisono.train.shortage`.
         step, shard: where.
         batch_size: of the batches; None: of the run's.
+        device: whose memory; None: the first of this worker's.
 
     Returns:
         Our error, whose cause it is; or itself.
@@ -51,7 +54,8 @@ def explained(
     if not is_out_of_memory(error):
         return error
     try:
-        shortage = _measured(run, phase, step, shard, batch_size)
+        full = full_one(device or run.device, error)
+        shortage = _measured(run, full, phase, step, shard, batch_size)
     except Exception:
         return error
     ours = OutOfMemoryError(
@@ -80,9 +84,14 @@ def memory_explained(run: RunContext, phase: str) -> Iterator[None]:
 
 
 def _measured(
-    run: RunContext, phase: str, step: int | None, shard: int | None, batch_size: int | None
+    run: RunContext,
+    device: Device,
+    phase: str,
+    step: int | None,
+    shard: int | None,
+    batch_size: int | None,
 ) -> Shortage:
-    device, plan = run.device, run.plan
+    plan = run.plan
     allocated = device.memory()
     free, total = device.room()
     if batch_size is None and plan is not None:
@@ -93,7 +102,7 @@ def _measured(
         phase=phase,
         step=step,
         shard=shard,
-        needed=_needed(run),
+        needed=_needed(run, device),
         peak=None if allocated is None else allocated[2],
         total=total,
         free=free,
@@ -103,6 +112,8 @@ def _measured(
         precision=run.fixed.get("precision"),
         workers_per_device=_num_sharing(run),
         is_host=device.is_host,
+        num_devices=count_of(device.torch.type),
+        is_split=run.device.is_divided,
     )
 
 
@@ -111,13 +122,26 @@ def _num_sharing(run: RunContext) -> int:
     here, name = run.team.world.local_world_size, run.options.device
     if run.device.is_host:
         return 1
+    if run.options.devices is not None:
+        name = run.options.devices[0]
     if name != AUTO and torch.device(name).index is not None:
         return here
     return min(workers_per_gpu(), here)
 
 
-def _needed(run: RunContext) -> dict[str, int]:
+def full_one(device: Device, error: Exception) -> Device:
+    """Say which of the devices of a split model is full, as torch's error says or by its room."""
+    for part in device.parts:
+        names = rf"{re.escape(part.name)}\b|\bGPU {part.torch.index}\b"
+        if re.search(names, str(error)):
+            return part
+    return min(device.parts, key=lambda part: part.room()[0] or 0)
+
+
+def _needed(run: RunContext, device: Device) -> dict[str, int]:
     model, optimizer = run.kept.model, run.kept.optimizer
+    if run.engine is not None:
+        model = run.engine.model_on(device)
     held = [*model.parameters(), *model.buffers()]
     state = [
         value
@@ -126,14 +150,17 @@ def _needed(run: RunContext) -> dict[str, int]:
         for value in of_one.values()
     ]
     needed = {
-        "parameters": _bytes(held, run.device),
+        "parameters": _bytes(held, device),
         "gradients": 0,
-        "optimizer state": _bytes(state, run.device),
+        "optimizer state": _bytes(state, device),
     }
     if run.engine is not None:
-        needed["gradients"] = run.engine.gradient_bytes
-        if exchange := run.engine.exchange.device_bytes:
-            needed["the exchange's buffers"] = exchange
+        needed["gradients"] = run.engine.gradient_bytes(device)
+        exchange = run.engine.exchange.device_bytes
+        if exchange and device in run.device.parts:
+            parameters = run.engine.exchange.parameters
+            whole = sum(parameter.nbytes for parameter in parameters)
+            needed["the exchange's buffers"] = exchange * _bytes(parameters, device) // (whole or 1)
     return {name: size for name, size in needed.items() if size}
 
 

@@ -125,7 +125,7 @@ class ShardRows:
 
 
 def plain(name: str, value: Any) -> Any:
-    """Make plain numbers of a result: one, or lists of them in lists.
+    """Make plain numbers of a result: one, or lists and dicts of them.
 
     Raises:
         TypeError: it is nothing of that kind.
@@ -134,6 +134,8 @@ def plain(name: str, value: Any) -> Any:
         return float(value) if value.numel() == 1 else value.tolist()
     if hasattr(value, "tolist"):  # an array or a number of numpy's
         value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): plain(name, each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(name, each) for each in value]
     try:

@@ -25,23 +25,25 @@ from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import AUTO, drawn_without_seed
-from unisono.device_choice import devices_of
 from unisono.exchange.choice import name_of_exchange
 from unisono.plan.samples import SamplePlan
 from unisono.stages.stage_worker import BY_MEMORY, Balance
-from unisono.state.contents import check_contents, place
+from unisono.state.contents import check_contents
 from unisono.state.position import Position
 from unisono.state.program_state import ExtraState
 from unisono.state.run_state import RunState
+from unisono.step.gradient_hook import OnGradients
 from unisono.step.scaling import LossScaling
 from unisono.train.checkpoints import Checkpoints
+from unisono.train.failure_notes import failure_notes
 from unisono.train.identity import fixed_by
 from unisono.train.loop import steps_of
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.order import no_epochs, plan_samples
-from unisono.train.out_of_memory import explained
+from unisono.train.out_of_memory import explained, memory_explained
 from unisono.train.run_context import Observer, RunContext
 from unisono.train.run_options import RunOptions
+from unisono.train.split_model import check_split_before, devices_of_run, place_on
 from unisono.train.stage_checks import check_stages
 from unisono.train.start import start
 from unisono.train.step import Step
@@ -98,7 +100,8 @@ class Run:
             workers alike, with torch's bits. Its state is the run's, as ``run.state`` is.
         device: where each worker computes: ``"auto"``: one GPU for each, or the CPU where there is
             none; or torch's name, such as ``"cpu"`` or ``"cuda"`` (``"cuda:1"``: for all workers
-            the same one). The model is moved there, here and now; batches come there.
+            the same one). The model is moved there, here and now; batches come there. A model that
+            :func:`unisono.split` has put on several devices is computed there: leave this out.
         devices: several for each worker, instead of one `device`, which compute the worker's shards
             at the same time, each with a copy of the model; results do not depend on it. Either all
             have numbers (``["cuda:0", "cuda:1"]``: the same for all workers), or none (``["cuda"] *
@@ -122,6 +125,12 @@ class Run:
             replicas are compared, so that bits which memory or a processor got wrong are found: the
             worker is named and replaced, and the run goes back to where all was right. None: never.
             A line says once with which interval this takes at most 1 % of the time.
+        on_gradients: called once a step with (step, mean gradients by name), before they are
+            clipped: changes them in place, or returns others by name. It is called on every worker
+            with the same bits, and must do the same on each; generators are seeded for it.
+        closure: whether the optimizer's ``step`` is called with a closure, which computes all
+            shards again with the parameters as they are then, with the same random numbers. None:
+            if it cannot be called without one, as LBFGS'.
 
     Attributes:
         shards: S.
@@ -160,6 +169,8 @@ class Run:
         balance: Balance = BY_MEMORY,
         shards_in_flight: int | None = None,
         audit_every: int | None = None,
+        on_gradients: OnGradients | None = None,
+        closure: bool | None = None,
     ) -> None:
         self._set_up(model, optimizer, RunOptions.among(locals()))
 
@@ -176,17 +187,13 @@ class Run:
         self.world = self.team.world
         self.shards = options.num_shards(self.world.world_size, self.team.num_stages)
         self.seed = options.seed
-        self.device, *others = devices_of(options.device, options.devices, self.world)
-        name_of_exchange(options.exchange, self.device)  # refuses what does not fit
-        check_stages(
-            self.team,
-            model,
-            self.device,
-            options.exchange,
-            1 + len(others),
-            options.audit_every,
-        )
+        self.device, *others = devices_of_run(model, options, self.world)
+        check_stages(self.team, model, self.device, options, 1 + len(others))
         check_contents(model, optimizer, self.device)
+        options.check_closure(optimizer)
+        # Refuses what does not fit.
+        replicas_for = options.replicas_for(optimizer)
+        name_of_exchange(options.exchange, self.device, replicas_for=replicas_for)
         options.check_audits(self.device)
         options.clipping.check_fits(optimizer)
         scaling = LossScaling.of(options.grad_scaler, optimizer)
@@ -194,8 +201,6 @@ class Run:
         is_unseeded = drawn_without_seed()
         if options.exact:
             self.device.fix_workspaces()
-        if not self.device.is_host:
-            place(model, optimizer, self.device)
         fixed = {
             "clip_norm": options.clip_norm,
             "clip_value": options.clip_value,
@@ -204,6 +209,12 @@ class Run:
         }
         if not self.device.is_host:
             fixed["exact"] = options.exact
+        if options.on_gradients is not None:
+            fixed["on_gradients"] = getattr(
+                options.on_gradients, "__qualname__", type(options.on_gradients).__qualname__
+            )
+        if options.takes_closure(optimizer):
+            fixed["closure"] = True
         self._context = RunContext(
             options,
             RunState(model, optimizer, options.resume_options),
@@ -215,6 +226,8 @@ class Run:
             self.device,
             others,
         )
+        with memory_explained(self._context, "move of the model"):
+            place_on(model, optimizer, self.device)
         if scaling is not None:
             self.state[SCALER_KEY] = options.grad_scaler
         extra_state = ExtraState(model)
@@ -222,10 +235,12 @@ class Run:
             self.state[EXTRA_STATE_KEY] = extra_state
         self.checkpoints: Checkpoints | None = None
         if options.directory is not None:
+            failure_notes()
             self.checkpoints = Checkpoints(self.team, Path(options.directory), options, self.say)
             self._context.checkpoints = self.checkpoints
         self.team.supervisor.tell(Ready())
-        context().tell_device(self.device.name, self.device.model)
+        names = dict.fromkeys(device.name for device in (self.device, *others))
+        context().tell_device(" + ".join(names), self.device.model)
 
     @property
     def position(self) -> Position:
@@ -348,10 +363,11 @@ class Run:
         self._context.loss = loss
         if observer is not None:
             self._context.observer = observer
+        check_split_before(self.model, self.device)
         if not self.device.is_host:
             # Since the run was made the program may have moved it, or added layers and groups.
             check_contents(self.model, self.optimizer, self.device)
-            place(self.model, self.optimizer, self.device)
+            place_on(self.model, self.optimizer, self.device)
         start(self._context, plan)
         return steps_of(self._context, plan, plan.fetch())
 

@@ -11,6 +11,7 @@ from torch import nn
 from unisono.callbacks.callback import Audit
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import Device
+from unisono.exchange.choice import name_of_exchange
 from unisono.exchange.run_memory import RunMemory
 from unisono.notices import say
 from unisono.plan.samples import SamplePlan
@@ -59,8 +60,9 @@ class Unobserved:
 
     def note_speed(self, report: SpeedReport) -> None:
         """See :class:`Observer`."""
-        if report.is_final and report.line:
-            say(report.line)
+        if report.is_final:
+            for line in report.in_words.splitlines():
+                say(line)
 
     def after_audit(self, audit: Audit) -> None:
         """See :class:`Observer`."""
@@ -93,6 +95,7 @@ class RunContext:
         kinds: by rank, what computes the same bits; empty if all devices do, None before the first
             loop.
         has_told_slow: whether it was said that samples are not compared.
+        has_told_unused: whether parameters without a gradient were looked for.
         has_told_inexact: whether it was said that results may differ from one run to the next.
         has_told_cost: whether it was said what audits cost.
     """
@@ -119,12 +122,24 @@ class RunContext:
     goes_on: bool = False
     kinds: dict[int, str] | None = None
     has_told_slow: bool = False
+    has_told_unused: bool = False
     has_told_inexact: bool = False
     has_told_cost: bool = False
 
     def say(self, line: str) -> None:
         """Show the user one line."""
         self.observer.say(line)
+
+    @property
+    def takes_closure(self) -> bool:
+        """Whether the optimizer is called with a closure."""
+        return self.options.takes_closure(self.kept.optimizer)
+
+    @property
+    def name_of_exchange(self) -> str:
+        """The exchange of this worker's loops."""
+        replicas_for = self.options.replicas_for(self.kept.optimizer)
+        return name_of_exchange(self.options.exchange, self.device, replicas_for=replicas_for)
 
     @property
     def is_deterministic(self) -> bool:

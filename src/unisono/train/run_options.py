@@ -8,14 +8,18 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from unisono.checkpoint.every import Every
 from unisono.device import AUTO, Device
+from unisono.device_choice import read_names
 from unisono.exchange.choice import check_exchange
 from unisono.plan.samples import NUM_SEEDS
 from unisono.plan.shards import assign
 from unisono.stages.stage_worker import BY_MEMORY, Balance
+from unisono.state.optimizers import needs_closure, takes_closure
 from unisono.step.clipping import Clipping
+from unisono.step.gradient_hook import OnGradients
 from unisono.whole import check_whole
 from unisono.world import num_devices
 
@@ -52,6 +56,8 @@ class RunOptions:
     balance: Balance = BY_MEMORY
     shards_in_flight: int | None = None
     audit_every: int | None = None
+    on_gradients: OnGradients | None = None
+    closure: bool | None = None
     clipping: Clipping = field(init=False)
     every: Every | None = field(init=False, default=None)
 
@@ -66,10 +72,19 @@ class RunOptions:
             self._set("keep", check_whole("keep", self.keep, at_least=1))
             if self.resume not in RESUME:
                 raise ValueError(f"`resume` must be one of {RESUME}, but is {self.resume!r}.")
+        if self.devices is not None:
+            self._set("devices", tuple(read_names(self.devices)))
         check_exchange(self.exchange)
         if self.shards_in_flight is not None:
             in_flight = check_whole("shards_in_flight", self.shards_in_flight, at_least=1)
             self._set("shards_in_flight", in_flight)
+        if self.on_gradients is not None and not callable(self.on_gradients):
+            raise TypeError(
+                f"`on_gradients` must be a function of (step, gradients by name), but is of type "
+                f"{type(self.on_gradients).__name__}."
+            )
+        if self.closure not in (None, True, False):
+            raise TypeError(f"`closure` must be True, False or None, but is {self.closure!r}.")
         if self.audit_every is not None:
             self._set("audit_every", check_whole("audit_every", self.audit_every, at_least=1))
         if self.checkpoint_every is not None:
@@ -96,7 +111,7 @@ class RunOptions:
         Raises:
             ValueError: there are more workers, or more of their devices, than shards.
         """
-        each = 1 if self.devices is None else max(len(self.devices), 1)
+        each = 1 if self.devices is None else len(self.devices)
         devices = world_size * each
         shards = max(num_devices(), devices) if self.shards is None else self.shards
         assign(shards, world_size // num_stages)
@@ -108,6 +123,41 @@ class RunOptions:
                 f"devices."
             )
         return shards
+
+    def takes_closure(self, optimizer: Optimizer) -> bool:
+        """Tell whether the optimizer is called with a closure."""
+        return needs_closure(optimizer) if self.closure is None else self.closure
+
+    def replicas_for(self, optimizer: Optimizer) -> str:
+        """Name the option for which every worker must have a replica; empty: none."""
+        if self.on_gradients is not None:
+            return "on_gradients"
+        return "closure" if self.takes_closure(optimizer) else ""
+
+    def check_closure(self, optimizer: Optimizer) -> None:
+        """Refuse an optimizer that does not fit `closure`, and what does not go with one.
+
+        Raises:
+            ValueError: something does not fit.
+        """
+        name = type(optimizer).__name__
+        if self.closure is False and needs_closure(optimizer):
+            raise ValueError(
+                f"`closure` must be left out for {name}, whose `step` asks for one, but is False."
+            )
+        if not self.takes_closure(optimizer):
+            return
+        if not takes_closure(optimizer):
+            raise ValueError(
+                f"`closure=True` must have an optimizer whose `step` takes a closure, but that of "
+                f"{name} does not: leave it out."
+            )
+        for option in ("grad_scaler", "audit_every"):
+            if getattr(self, option) is not None:
+                raise ValueError(
+                    f"an optimizer that asks for the loss again ({name}) must do without "
+                    f"`{option}`, but it is given: leave it out."
+                )
 
     def check_audits(self, device: Device) -> None:
         """Refuse audits of what need not have the same bits again.

@@ -35,6 +35,8 @@ class Shortage:
         precision: of the passes; None in custom training loops.
         workers_per_device: that share it.
         is_host: whether it is the memory of the host.
+        num_devices: of this type on this machine.
+        is_split: whether the model is split over several of them.
     """
 
     device: str
@@ -52,6 +54,8 @@ class Shortage:
     precision: str | None = None
     workers_per_device: int = 1
     is_host: bool = False
+    num_devices: int = 1
+    is_split: bool = False
 
     @property
     def activations(self) -> int | None:
@@ -115,6 +119,8 @@ def _remedies(shortage: Shortage) -> Iterator[str]:
         yield f"share the device with fewer workers (now {shortage.workers_per_device})"
     elif _has_others(shortage):
         yield "end the other processes that use the device"
+    if shortage.phase not in IN_A_PASS:
+        yield from _split(shortage)
     if shortage.phase == IN_AN_UPDATE:
         yield "pass `foreach=False` to the optimizer, whose updates then take less at once"
         yield "take an optimizer with less state"
@@ -132,6 +138,14 @@ def _remedies(shortage: Shortage) -> Iterator[str]:
         yield "compute in bfloat16 with `torch.autocast`"
     if shortage.phase in IN_A_PASS:
         yield "have the model recompute activations (`torch.utils.checkpoint`)"
+        yield from _split(shortage)
+
+
+def _split(shortage: Shortage) -> Iterator[str]:
+    if shortage.is_split:
+        yield f"give {shortage.device} fewer layers (`balance=` of `unisono.split`)"
+    elif shortage.num_devices > 1 and not shortage.is_host:
+        yield "put parts of the model on several devices (`unisono.split`)"
 
 
 def _more_shards(shards: int | None, batch_size: int | None) -> Iterator[str]:

@@ -13,20 +13,13 @@ a few steps accuses nobody. Nothing here reads a clock or a file.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from unisono.train.machine_load import MachineLoad
+from unisono.train.slowdown import COSTS, Slowdown, SlowdownCause, milliseconds
+from unisono.train.step_window import COLUMNS, Seconds, StepWindow, median_of
 
-Seconds = npt.NDArray[np.float64]
-
-COLUMNS = (
-    "between", "loading", "forward", "backward", "waiting", "summing", "updating", "delayed"
-)  # fmt: skip
 _BETWEEN, _LOADING, _FORWARD, _BACKWARD, _WAITING, _SUMMING, _UPDATING, _DELAYED = range(8)
 _BEFORE_SUM = [_BETWEEN, _LOADING, _FORWARD, _BACKWARD]
 _BY_SHARE = [_LOADING, _FORWARD, _BACKWARD]
@@ -34,111 +27,13 @@ _WALL = slice(_BETWEEN, _DELAYED)
 
 LAST_IN = 0.75  # of the steps, at least, whoever is slow comes last
 SLOW_BY = 0.08  # of what is usual
-COSTS = 0.05  # of the steps' time: less is not worth telling
 _FLOOR_S = 5e-5  # what one worker does for all, as leader, takes less
 _PART_OF_EXCESS = 0.3  # a phase with so much of it is named
-_PAUSE, _PAUSE_S = 10.0, 1e-3  # times the usual, and beyond that: no step begins so late
 _KNOWN_AT_LEAST = 8  # steps whose delays are known
 _SMALL_S, _SMALL_SHARE = 0.02, 0.3
 
 
-class Cause(enum.Enum):
-    """What costs time; the value is its name in the event file."""
-
-    WORKER = "slow worker"
-    UNEVEN = "uneven shards"
-    DEVICES = "mixed devices"
-    BUSY = "busy machine"
-    WHOLE_UPDATE = "whole update"
-    ALIKE = "all wait alike"
-    SMALL = "small batches"
-
-
-TOLD = (Cause.WORKER, Cause.UNEVEN, Cause.DEVICES, Cause.BUSY, Cause.WHOLE_UPDATE)
-"""What is worth a line at the end of a run; the rest stands in the report."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepWindow:
-    """Some steps that the same workers computed with the same shards.
-
-    Attributes:
-        ranks: the workers.
-        times: in seconds, of shape (steps, ranks, columns): see :data:`COLUMNS`. `delayed` is how
-            long a worker waited for a free core until the sum; NaN where nobody knows.
-        shards: how many each has, in the order of `ranks`.
-        batch_size: samples of a step, all workers together.
-        speeds: of their devices in the same order, where these are of several kinds; else empty.
-        updater: the rank that alone updates; None: all do.
-        machine: its load meanwhile; None where nobody knows.
-        has_threads: whether workers compute with several threads, whose delays nobody sees.
-        is_on_host: whether passes run on the CPU; elsewhere they end when the host waits for them.
-        loader_workers: loader processes a worker.
-    """
-
-    ranks: tuple[int, ...]
-    times: Seconds
-    shards: tuple[int, ...]
-    batch_size: int
-    speeds: tuple[float, ...] = ()
-    updater: int | None = None
-    machine: MachineLoad | None = None
-    has_threads: bool = False
-    is_on_host: bool = True
-    loader_workers: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that costs time.
-
-    Attributes:
-        cause: what.
-        excess_s: by how much longer a step is, in seconds.
-        of_step: that as a part of a step's time.
-        cost: that as a part of the run's time, as far as it has come.
-        sentence: says it, but not what it costs of the run.
-        remedy: what to do; empty where there is nothing.
-        rank: of the worker that it is about; None: no single one.
-        phases: in which of :data:`COLUMNS` that worker is slow, the slowest first.
-    """
-
-    cause: Cause
-    excess_s: float
-    of_step: float
-    cost: float
-    sentence: str
-    remedy: str
-    rank: int | None = None
-    phases: tuple[str, ...] = ()
-
-    @property
-    def key(self) -> tuple[Cause, int | None]:
-        """What makes two findings the same."""
-        return self.cause, self.rank
-
-    @property
-    def line(self) -> str:
-        """What is said of it at the end of a run."""
-        advice = f": {self.remedy}" if self.remedy else ""
-        return f"{self.sentence}, which costs {percent(self.cost)} of the run{advice}"
-
-    def costing(self, cost: float) -> Finding:
-        """Give the same with another cost."""
-        return replace(self, cost=cost)
-
-
-def percent(share: float) -> str:
-    """Write a share as people read it."""
-    return f"{share:.0%}".replace("%", " %")
-
-
-def milliseconds(seconds: float) -> str:
-    """Write a time of a step as people read it."""
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-def judge(window: StepWindow) -> tuple[Finding, ...]:
+def judge(window: StepWindow) -> tuple[Slowdown, ...]:
     """Find what costs time in a window of steps, the costliest first."""
     if not window.times.size:
         return ()
@@ -150,13 +45,13 @@ class _Judgement:
     """What follows from one window. Final."""
 
     def __init__(self, window: StepWindow) -> None:
-        self._window, self._times = window, _without_pauses(window.times)
+        self._window, self._times = window, window.times_without_pauses
         self._delays = np.nan_to_num(self._times[..., _DELAYED])
-        # Of the calmer half of the steps: what a phase takes where nobody disturbs it.
+        # Of the calmest steps, a quarter of them at least: what a phase takes undisturbed.
         delayed = self._delays.sum(axis=1)
-        calm = self._times[delayed <= np.median(delayed)]
-        self._usual: Seconds = np.median(calm, axis=0)
-        self._step_s = float(np.median(self._times[..., _WALL].sum(axis=2).mean(axis=1)))
+        calm = self._times[delayed <= np.sort(delayed)[len(delayed) // 4]]
+        self._usual: Seconds = median_of(calm)
+        self._step_s = float(median_of(self._times[..., _WALL].sum(axis=2).mean(axis=1)))
         self._before_sum: Seconds = self._times[..., _BEFORE_SUM].sum(axis=2)
         own = np.maximum(self._before_sum - self._delays, 0.0)
         self._undelayed: Seconds = own
@@ -165,9 +60,9 @@ class _Judgement:
         if window.updater is None:
             self._phases += [_SUMMING, _UPDATING]
             self._work = own + self._times[..., [_SUMMING, _UPDATING]].sum(axis=2)
-        self._weights = _weights(window)
+        self._weights = window.weights
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self) -> Iterator[Slowdown]:
         """Give what costs time."""
         if len(self._window.ranks) < 2:
             yield from self._small()
@@ -181,13 +76,13 @@ class _Judgement:
         if not busy:  # then meetings take long for that
             yield from self._small()
 
-    def _slow_worker(self) -> Iterator[Finding]:
+    def _slow_worker(self) -> Iterator[Slowdown]:
         window, work = self._window, self._work
         last = np.bincount(work.argmax(axis=1), minlength=len(window.ranks))
         at = int(last.argmax())
         if last[at] < LAST_IN * len(work) or self._is_blind:
             return
-        lead_s = float(np.median(work[:, at] - np.delete(work, at, axis=1).max(axis=1)))
+        lead_s = float(median_of(work[:, at] - np.delete(work, at, axis=1).max(axis=1)))
         expected = self._expected(at)
         excess = {p: float(self._usual[at, p] - expected[p]) for p in self._phases}
         excess_s = min(lead_s, sum(excess.values()))
@@ -207,23 +102,25 @@ class _Judgement:
             f"{milliseconds(excess_s)} more than {than}"
         )
         remedy = _remedy(phases[0], window)
-        yield self._finding(Cause.WORKER, excess_s, sentence, remedy, rank=rank, phases=phases)
+        yield self._finding(
+            SlowdownCause.WORKER, excess_s, sentence, remedy, rank=rank, phases=phases
+        )
 
-    def _uneven(self) -> Iterator[Finding]:
+    def _uneven(self) -> Iterator[Slowdown]:
         window, weights = self._window, self._weights
         if not self._are_uneven:
             return
         heavy = weights >= weights.max() * (1 - 1e-9)
         passes = self._usual[:, _BY_SHARE].sum(axis=1)
-        by_weight = float(np.median(passes / weights)) * float(weights.max() - weights.mean())
+        by_weight = float(median_of(passes / weights)) * float(weights.max() - weights.mean())
         work = self._undelayed
-        seen = float(np.median(work[:, heavy].mean(axis=1) - work.mean(axis=1)))
+        seen = float(median_of(work[:, heavy].mean(axis=1) - work.mean(axis=1)))
         excess_s = min(by_weight, seen)
         if excess_s < COSTS * self._step_s:
             return
         yield self._finding(*_told_division(window, excess_s))
 
-    def _busy(self) -> Iterator[Finding]:
+    def _busy(self) -> Iterator[Slowdown]:
         is_known = ~np.isnan(self._times[..., _DELAYED]).any(axis=1)
         if is_known.sum() < _KNOWN_AT_LEAST:
             return
@@ -234,8 +131,8 @@ class _Judgement:
             return
         machine = self._window.machine
         why = "" if machine is None else f" ({machine.in_words})"
-        yield Finding(
-            Cause.BUSY,
+        yield Slowdown(
+            SlowdownCause.BUSY,
             excess_s,
             excess_s / step_s,
             excess_s / step_s,
@@ -243,7 +140,7 @@ class _Judgement:
             "start fewer workers or loader processes, or stop what else runs there",
         )
 
-    def _whole_update(self) -> Iterator[Finding]:
+    def _whole_update(self) -> Iterator[Slowdown]:
         window = self._window
         if window.updater not in window.ranks:
             return
@@ -259,9 +156,9 @@ class _Judgement:
             "an element-wise optimizer without hooks, such as `torch.optim.AdamW`, is shared among "
             "the workers"
         )
-        yield self._finding(Cause.WHOLE_UPDATE, excess_s, sentence, remedy)
+        yield self._finding(SlowdownCause.WHOLE_UPDATE, excess_s, sentence, remedy)
 
-    def _alike(self) -> Iterator[Finding]:
+    def _alike(self) -> Iterator[Slowdown]:
         waiting = self._times[..., _WAITING].mean(axis=0)
         step_s = float(self._times[..., _WALL].sum(axis=2).mean())
         excess_s = float(waiting.mean())
@@ -272,7 +169,7 @@ class _Judgement:
             f"{milliseconds(step_s)}, as now one comes last, now another"
         )
         share = excess_s / step_s
-        yield Finding(Cause.ALIKE, excess_s, share, share, sentence, self._even_batch())
+        yield Slowdown(SlowdownCause.ALIKE, excess_s, share, share, sentence, self._even_batch())
 
     def _even_batch(self) -> str:
         """Say which batch would give each shard as many samples, if that matters."""
@@ -282,11 +179,11 @@ class _Judgement:
             return ""
         return f"`batch_size={fitting}` gives every shard as many samples, with other results"
 
-    def _small(self) -> Iterator[Finding]:
-        passes_s = float(np.median(self._usual[:, _BY_SHARE].sum(axis=1)))
+    def _small(self) -> Iterator[Slowdown]:
+        passes_s = float(median_of(self._usual[:, _BY_SHARE].sum(axis=1)))
         fixed = [_BETWEEN, _SUMMING, _UPDATING]
         waiting_s = float(self._usual[:, _WAITING].min())
-        excess_s = float(np.median(self._usual[:, fixed].sum(axis=1))) + waiting_s
+        excess_s = float(median_of(self._usual[:, fixed].sum(axis=1))) + waiting_s
         if self._step_s >= _SMALL_S or excess_s < _SMALL_SHARE * (passes_s + excess_s):
             return
         sentence = (
@@ -294,15 +191,15 @@ class _Judgement:
             f"{milliseconds(excess_s)} beside {milliseconds(passes_s)} of loading and passes"
         )
         remedy = "a larger `batch_size` has fewer steps, with other results"
-        yield self._finding(Cause.SMALL, excess_s, sentence, remedy)
+        yield self._finding(SlowdownCause.SMALL, excess_s, sentence, remedy)
 
     def _expected(self, at: int) -> Seconds:
         """Give the time of each column that the other workers make one expect of a worker."""
         others = np.delete(self._usual, at, axis=0)
-        expected: Seconds = np.median(others, axis=0)
+        expected: Seconds = median_of(others)
         if self._are_uneven:
             weights = np.delete(self._weights, at)[:, None]
-            a_unit = np.median(others[:, _BY_SHARE] / weights, axis=0)
+            a_unit = median_of(others[:, _BY_SHARE] / weights)
             expected[_BY_SHARE] = a_unit * self._weights[at]
         return expected
 
@@ -325,32 +222,19 @@ class _Judgement:
 
     def _finding(
         self,
-        cause: Cause,
+        cause: SlowdownCause,
         excess_s: float,
         sentence: str,
         remedy: str,
         *,
         rank: int | None = None,
         phases: tuple[str, ...] = (),
-    ) -> Finding:
+    ) -> Slowdown:
         share = excess_s / self._step_s if self._step_s > 0 else 0.0
-        return Finding(cause, excess_s, share, share, sentence, remedy, rank, phases)
+        return Slowdown(cause, excess_s, share, share, sentence, remedy, rank, phases)
 
 
-def _without_pauses(times: Seconds) -> Seconds:
-    """Leave out steps before which there was more than usual, such as an evaluation."""
-    between = times[..., _BETWEEN].max(axis=1)
-    kept: Seconds = times[between <= _PAUSE * np.median(between) + _PAUSE_S]
-    return kept
-
-
-def _weights(window: StepWindow) -> Seconds:
-    """Say how long each worker's share should take, in any unit."""
-    shards = np.array(window.shards, dtype=float)
-    return shards / np.array(window.speeds) if window.speeds else shards
-
-
-def _told_division(window: StepWindow, excess_s: float) -> tuple[Cause, float, str, str]:
+def _told_division(window: StepWindow, excess_s: float) -> tuple[SlowdownCause, float, str, str]:
     """Say how the shards are divided, and what to do about it."""
     counts = ", ".join(map(str, window.shards))
     num_workers = len(window.ranks)
@@ -359,12 +243,17 @@ def _told_division(window: StepWindow, excess_s: float) -> tuple[Cause, float, s
             f"the devices differ in speed, and {sum(window.shards)} shards cannot be divided more "
             f"evenly than {counts}"
         )
-        return Cause.DEVICES, excess_s, sentence, "more `shards` divide more evenly"
+        return SlowdownCause.DEVICES, excess_s, sentence, "more `shards` divide more evenly"
     fitting = -(-sum(window.shards) // num_workers) * num_workers
     sentence = (
         f"{sum(window.shards)} shards do not divide evenly among {num_workers} workers ({counts})"
     )
-    return Cause.UNEVEN, excess_s, sentence, f"`shards={fitting}` divides evenly, with other bits"
+    return (
+        SlowdownCause.UNEVEN,
+        excess_s,
+        sentence,
+        f"`shards={fitting}` divides evenly, with other bits",
+    )
 
 
 def _told_phases(phases: tuple[str, ...]) -> str:

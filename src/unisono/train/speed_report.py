@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.train.slowness import COSTS, TOLD, Finding
+from unisono.train.slowdown import COSTS, TOLD, Slowdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +18,15 @@ class SpeedReport:
         is_final: whether the loop is over.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[Slowdown, ...]
     facts: dict[str, Any]
     is_final: bool = False
 
     @property
-    def line(self) -> str:
-        """What the end of a run says of it; empty where nothing cost enough."""
+    def in_words(self) -> str:
+        """What the end of a run says of it, a line each; empty where nothing cost enough."""
         told = [one for one in self.findings if one.cause in TOLD and one.cost >= COSTS]
-        return told[0].line if told else ""
+        return "\n".join(one.line for one in told)
 
     @property
     def as_json(self) -> dict[str, Any]:

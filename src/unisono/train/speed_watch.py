@@ -17,16 +17,18 @@ from typing import TypeAlias
 
 import numpy as np
 
+from unisono.machine_load import LoadWatch, MachineLoad
 from unisono.notices import say
 from unisono.step.phase_timers import DELAYED
 from unisono.train.boundary import Boundary
 from unisono.train.confirmation import Confirmed
 from unisono.train.loop_plan import LoopPlan
-from unisono.train.machine_load import LoadWatch, MachineLoad
 from unisono.train.mixed_devices import SPEEDS
 from unisono.train.run_context import RunContext
-from unisono.train.slowness import Finding, Seconds, StepWindow, judge
+from unisono.train.slowdown import Slowdown
+from unisono.train.slowness import judge
 from unisono.train.speed_report import SpeedReport
+from unisono.train.step_window import Seconds, StepWindow
 from unisono.world import threads_per_worker
 
 WARMUP_STEPS = 10
@@ -136,7 +138,7 @@ class SpeedWatch:
             self._judge()
         self._tell(self._confirmed.over_all(self._lasted_s), is_final=True)
 
-    def _tell(self, findings: tuple[Finding, ...], *, is_final: bool) -> None:
+    def _tell(self, findings: tuple[Slowdown, ...], *, is_final: bool) -> None:
         machine, boundary = self._machine, self._boundary
         facts = {
             "seconds": round(self._lasted_s, 6),

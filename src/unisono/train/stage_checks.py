@@ -6,6 +6,8 @@ from torch import nn
 
 from unisono.device import Device
 from unisono.exchange.choice import SHARED, name_of_exchange
+from unisono.stages.cut import stages_of
+from unisono.train.run_options import RunOptions
 from unisono.workers.team import Team
 
 
@@ -13,9 +15,8 @@ def check_stages(
     team: Team,
     model: nn.Module,
     device: Device,
-    exchange: str,
+    options: RunOptions,
     num_devices: int,
-    audit_every: int | None,
 ) -> None:
     """Refuse what cannot be computed in stages.
 
@@ -23,9 +24,8 @@ def check_stages(
         team: the workers.
         model: which is to be cut.
         device: where this worker computes.
-        exchange: what the program asks for.
+        options: what the program asks for.
         num_devices: on how many devices this worker computes.
-        audit_every: whether parts are computed again by other workers.
 
     Raises:
         ValueError: something does not fit.
@@ -43,12 +43,17 @@ def check_stages(
             f"`devices` must be left out where workers compute stages of a model, but names "
             f"{num_devices}: leave out one of `devices` and `--stages`."
         )
-    if audit_every is not None:
+    if stages_of(model) is not None:
         raise ValueError(
-            f"`audit_every` must be left out where workers compute stages of a model, but is "
-            f"{audit_every}: leave out one of `audit_every` and `--stages`."
+            "a model must be whole where workers compute stages of it, but is cut by "
+            "`unisono.split`: leave out one of `unisono.split` and `--stages`."
         )
-    name = name_of_exchange(exchange, device)
+    for name in ("audit_every", "on_gradients"):
+        if getattr(options, name) is not None:
+            raise ValueError(refusal_of(name))
+    if options.closure:
+        raise ValueError(refusal_of("closure"))
+    name = name_of_exchange(options.exchange, device)
     if name != SHARED:
         raise ValueError(
             f'`exchange` must be "shared" where workers compute stages of a model, but is '
@@ -60,3 +65,11 @@ def check_stages(
                 f"a model must be run by Python where workers compute stages of it, but "
                 f"`{path or 'model'}` is compiled: leave `compile` out."
             )
+
+
+def refusal_of(name: str) -> str:
+    """Say that an option does not go with stages."""
+    return (
+        f"`{name}` must be left out where workers compute stages of a model, but is given: leave "
+        f"out one of `{name}` and `--stages`."
+    )

@@ -9,7 +9,7 @@ import torch
 from unisono.data.fingerprint import REMEDY
 from unisono.data.length import length_of
 from unisono.device import notices
-from unisono.exchange.choice import check_devices, name_of_exchange
+from unisono.exchange.choice import check_devices
 from unisono.state.contents import signature
 from unisono.state.modes import told_modes
 from unisono.train.loop_plan import LoopPlan
@@ -118,7 +118,7 @@ def _tell_inexact(run: RunContext) -> None:
 
 def _agree(run: RunContext, plan: LoopPlan) -> bytes:
     samples, totals, kept = plan.samples, plan.totals, run.kept
-    exchange = name_of_exchange(run.options.exchange, run.device)
+    exchange = run.name_of_exchange
     known = _known(run, plan)
     run.team.agree(
         {

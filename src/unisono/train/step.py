@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from traceback import walk_tb
 from types import TracebackType
 from typing import Any
 
 from unisono.data.loader import Loader, Place
+from unisono.device import Device
 from unisono.errors import NonFiniteLossError
+from unisono.notices import listed
 from unisono.plan.samples import SamplePlan
 from unisono.stages.pipe import ReplicaBrokenError
 from unisono.state.position import Position
-from unisono.step.non_finite import Cause
+from unisono.step.non_finite import NonFiniteCause
 from unisono.step.phase_timers import Phase
 from unisono.train.boundary import Boundary
 from unisono.train.failures import note_place, samples_in_words
+from unisono.train.whole_batch import Embed, Features, WholeBatch, WholeBatchLoss, gathered
+
+_MIXED = "all tensors to be on the same device"  # as torch says it
 
 
 class Step:
@@ -54,7 +59,8 @@ class Step:
         self._boundary, self._engine, self._loader = boundary, boundary.engine, loader
         self.model = self._engine.model
         self._finish_shard = self._engine.finish_shard
-        self._shard_sizes = plan.shard_sizes(self.batch)
+        self._plan, self._shard_sizes = plan, plan.shard_sizes(self.batch)
+        self._kept: dict[int, tuple[Device, Any]] = {}  # batches that were read before, and where
         self._waiting: int | None = None
         self._entered = False
         self._taken = False
@@ -93,7 +99,7 @@ class Step:
             yield from self._compute(more)
             if self._loader.copies_early:
                 # While the device computes the last shard, and before others are waited for.
-                self._loader.take_early()
+                self._loader.take_early(self._engine.device_of)
                 self._engine.timers.lap(Phase.LOADING)
             # Whoever was lost meanwhile has left shards, which the others compute now.
             more = self._engine.arrive()
@@ -110,11 +116,10 @@ class Step:
                 self._done.add(shard)
                 continue
             place = Place(self.epoch, self.batch, shard)
-            try:
-                batch = self._loader.batch(place, self._engine.shards)
-            except RuntimeError as error:
-                self._explain(error, "copy of a batch", shard)
-                raise
+            device = self._engine.device_of(shard)
+            kept_on, batch = self._kept.pop(shard, (None, None))
+            if kept_on is not device:
+                batch = self._read(place, device)
             # After reading: what a dataset draws never shifts what the model draws.
             self.model = self._engine.start_shard(shard)
             self._waiting = shard
@@ -123,6 +128,13 @@ class Step:
                 self._engine.repeat_shard(shard)
                 yield batch
         self._check_differentiated()
+
+    def _read(self, place: Place, device: Device) -> Any:
+        try:
+            return self._loader.batch(place, self._engine.shards, device)
+        except RuntimeError as error:
+            self._explain(error, "copy of a batch", place.shard)
+            raise
 
     def _compute_again(self, shard: int) -> Iterator[Any]:
         """Give one shard's batch out once more, to find what has made its loss not finite."""
@@ -136,7 +148,8 @@ class Step:
     def _read_again(self, shard: int) -> Any:
         """Prepare for a shard's pass in a step that fails, and read its batch, in this process."""
         self.model = self._engine.repeat_shard(shard)
-        return self._loader.batch(Place(self.epoch, self.batch, shard), ())
+        device = self._engine.device_of(shard)
+        return self._loader.batch(Place(self.epoch, self.batch, shard), (), device)
 
     def backward(self, loss: Any) -> None:
         """Differentiate one shard's loss; once for each batch of :attr:`shards`.
@@ -179,9 +192,75 @@ class Step:
         self._waiting = None
         self._done.add(shard)
 
+    def gather(self, embed: Embed, loss: Callable[[Any], Any]) -> None:
+        """Train on a loss over the features of the whole global batch, such as a contrastive one.
+
+        In the place of a loop over :attr:`shards`. Collective: every rank calls it. Each shard is
+        embedded twice, with the same random numbers; memory holds one shard's graph at a time, and
+        all features.
+
+        Args:
+            embed: takes a batch to a tensor with one row of features for each sample, or to
+                several in a tuple, list or dict; with ``step.model``.
+            loss: takes all features, in the order of the global batch, to what :meth:`backward`
+                takes; the same on every worker. Generators are seeded for it.
+
+        Raises:
+            RuntimeError: the step's shards are taken already.
+            TypeError: `embed` gives something else than rows.
+        """
+        if not self._entered or self._taken:
+            raise RuntimeError(
+                "`step.gather` must be called once, within `with step:`, in the place of a loop "
+                "over `step.shards`."
+            )
+        engine, team, device = self._engine, self._boundary.team, self._boundary.device
+        shards = [shard for shard, size in enumerate(self._shard_sizes) if size]
+        whole = WholeBatchLoss(WholeBatch(self._plan, self.batch, shards), embed, loss)
+
+        def compute(some: Sequence[int]) -> Features:
+            found = {}
+            engine.begin_passes(self._shard_sizes)
+            for shard in some:
+                here = engine.device_of(shard)
+                batch = self._read(Place(self.epoch, self.batch, shard), here)
+                self._kept[shard] = here, batch
+                self.model = engine.start_shard(shard)
+                # With a graph, as torch may take other kernels without one.
+                leaves = whole.features_of(batch, self._shard_sizes[shard])
+                found[shard] = [leaf.detach().to(device.torch) for leaf in leaves]
+            engine.end_passes()
+            return Features(found)
+
+        features = gathered(shards, team, device, engine.shards, compute)
+        engine.begin_again()
+        for batch in self.shards:
+            shard = self._waiting
+            assert shard is not None
+            leaves = whole.features_of(batch, self._shard_sizes[shard])
+            if not whole.is_differentiated:
+                with engine.seeded("whole batch"):
+                    whole.differentiate(features, engine.model)
+            self.backward(whole.of_shard(shard, leaves, self.model))
+
+    def again(self, loss: Callable[[Any], Any]) -> None:
+        """Say how a batch's loss is computed, for optimizers that take a closure.
+
+        They ask for the loss again, with other parameters: then this worker's shards are computed
+        once more, from the same samples and with the same random numbers. To be called within the
+        block; ``Trainer`` does it by itself, and other optimizers do not ask.
+
+        Args:
+            loss: takes a batch to what :meth:`backward` takes, with ``step.model``.
+
+        Raises:
+            TypeError: it is no function.
+        """
+
     def _explain(self, error: Exception, phase: str, shard: int | None = None) -> None:
         """Raise our error in the place of torch's, if that is one of a full memory."""
-        ours = self._boundary.explained(error, phase, self.number, shard)
+        device, shard = self._engine.found_in(error, shard)
+        ours = self._boundary.explained(error, phase, self.number, shard, device)
         if ours is not error:
             raise ours
 
@@ -238,6 +317,7 @@ class Step:
             if isinstance(error, RuntimeError):
                 is_in_a_pass = self._waiting is not None
                 self._explain(error, "forward pass" if is_in_a_pass else "step", self._waiting)
+                self._note_devices(error)
             note_place(error, self._place(error))
             return
         missing = [shard for shard in self._engine.shards if shard not in self._done]
@@ -280,10 +360,10 @@ class Step:
         if (refused := refusals.explained(error)) is not None:
             raise refused from error
 
-    def _find(self, error: NonFiniteLossError) -> Cause | None:
+    def _find(self, error: NonFiniteLossError) -> NonFiniteCause | None:
         """Find what has made a loss, or gradients, not finite. Collective."""
         search = self._engine.non_finite
-        finding: Cause | None = None
+        finding: NonFiniteCause | None = None
         with contextlib.suppress(Exception):  # what is raised here counts less
             if search.is_repeating and error.shard is not None:
                 place = Place(self.epoch, self.batch, error.shard)
@@ -311,11 +391,26 @@ class Step:
             return f"in step {self.number}"
         codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
         what = "backward" if Step.backward.__code__ in codes else "forward"
+        if what == "backward" and len(together := self._engine.computed_with(shard)) > 1:
+            return f"in step {self.number}, in the backward passes of {listed('shard', together)}"
         samples = ""
         with contextlib.suppress(Exception):  # a sampler may raise; the error that is told counts
             numbers = self._loader.indices(Place(self.epoch, self.batch, shard))
             samples = f", over {samples_in_words(numbers)}"
-        return f"in step {self.number}, in the {what} pass of shard {shard}{samples}"
+        where = ""
+        if self._engine.has_several_devices:
+            where = f" on {self._engine.device_of(shard).name}"
+        return f"in step {self.number}, in the {what} pass of shard {shard}{where}{samples}"
+
+    def _note_devices(self, error: RuntimeError) -> None:
+        """Say what helps if a program has mixed this worker's devices."""
+        if self._engine.has_several_devices and _MIXED in str(error):
+            error.add_note(
+                "With `devices=`, each batch, and the model that computes it, is on one of several "
+                "devices: compute with the model that the loss is given (in a loop of your own, "
+                "with `step.model`), keep tensors that the loss needs as buffers of the model, and "
+                "make others on the device of the batch."
+            )
 
     def _check_differentiated(self) -> None:
         if self._waiting is not None:

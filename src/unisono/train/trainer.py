@@ -25,11 +25,12 @@ from unisono.device import AUTO
 from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.digest import digest_of, digest_of_weights
 from unisono.state.weights import check_weights, save_weights
+from unisono.step.gradient_hook import OnGradients
 from unisono.train.computing import Computing
-from unisono.train.evaluate import evaluate
+from unisono.train.evaluate import evaluate, evaluate_whole
 from unisono.train.fit import FitUnderWay
 from unisono.train.loop_plan import LoopPlan
-from unisono.train.loss_function import Loss, check_loss
+from unisono.train.loss_function import Loss, check_embed, check_loss
 from unisono.train.metrics import Metrics, outputs_and_targets
 from unisono.train.order import no_epochs
 from unisono.train.passes import PassWatch
@@ -37,6 +38,8 @@ from unisono.train.predict import Predictor, forward_inputs
 from unisono.train.run import Run
 from unisono.train.run_options import RunOptions
 from unisono.train.schedule import KEY, Schedule
+from unisono.train.split_model import check_computing, over_cuts
+from unisono.train.stage_checks import refusal_of
 from unisono.train.sweep import Forward, Sweep
 from unisono.train.totals import Totals
 from unisono.train.validation import Validation
@@ -89,7 +92,8 @@ class Trainer:
         schedule_monitor: the name of the validations' mean that ReduceLROnPlateau looks at.
         device: where each worker computes: ``"auto"``: one GPU for each, or the CPU where there is
             none; or torch's name, such as ``"cpu"`` or ``"cuda"`` (``"cuda:1"``: for all workers
-            the same one). The model is moved there, here and now; batches come there.
+            the same one). The model is moved there, here and now; batches come there. A model that
+            :func:`unisono.split` has put on several devices is computed there: leave this out.
         devices: several for each worker, instead of one `device`, which compute the worker's shards
             at the same time, each with a copy of the model; results do not depend on it. Either all
             have numbers (``["cuda:0", "cuda:1"]``: the same for all workers), or none (``["cuda"] *
@@ -114,6 +118,16 @@ class Trainer:
             replicas are compared, so that bits which memory or a processor got wrong are found: the
             worker is named and replaced, and the run goes back to where all was right. None: never.
             A line says once with which interval this takes at most 1 % of the time.
+        on_gradients: called once a step with (step, mean gradients by name), before they are
+            clipped: changes them in place, or returns others by name. It is called on every worker
+            with the same bits, and must do the same on each; generators are seeded for it.
+        closure: whether the optimizer's ``step`` is called with a closure, which computes all
+            shards again with the parameters as they are then, with the same random numbers. None:
+            if it cannot be called without one, as LBFGS'.
+        embed: for a loss over the whole global batch, such as a contrastive one: takes (model,
+            batch) of one shard to features, a tensor with one row for each sample or several in a
+            tuple or dict. `loss` then takes (model, features of the global batch), in its order.
+            Each shard is embedded twice, so memory holds one shard's graph at a time.
         callbacks: what takes notice of the run, see `unisono.callbacks`; progress is always shown,
             and with `directory` there is always an event file.
 
@@ -156,15 +170,27 @@ class Trainer:
         balance: Balance = BY_MEMORY,
         shards_in_flight: int | None = None,
         audit_every: int | None = None,
+        on_gradients: OnGradients | None = None,
+        closure: bool | None = None,
+        embed: Loss | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
         check_loss(loss)
+        if embed is not None:
+            check_embed(embed, closure)
         self._computing = Computing(
             precision=precision, channels_last=channels_last, tf32=tf32, compile=compile
         )
         scaler = self._computing.scaler(grad_scaler)
         self.run = Run.of(model, optimizer, RunOptions.among(locals(), grad_scaler=scaler))
+        if compile and devices is not None and len(devices) > 1:
+            raise ValueError(
+                "`compile=True` compiles the model for one device, but `devices` names "
+                f"{len(devices)}: leave `compile` out, or start a worker for each device "
+                "(`unisono run`)."
+            )
         self.run.fixed.update(self._computing.fixed_on(self.run.device))
+        check_computing(model, self._computing)
         self._computing.prepare(model)
         self._schedule = Schedule(schedule, schedule_every, optimizer, schedule_monitor)
         self.run.fixed["schedule"] = self._schedule.name
@@ -172,9 +198,14 @@ class Trainer:
             self.run.state[KEY] = schedule
         self.callbacks = list(Callbacks(list(callbacks), self.directory))
         self._keep_states()
-        self._loss = self._computing.of(loss, self.run.device)
+        self._loss = over_cuts(model, self._computing.of(loss, self.run.device))
+        self._embed = None
+        if embed is not None:
+            if self.run.team.num_stages > 1:
+                raise ValueError(refusal_of("embed"))
+            self._embed = over_cuts(model, self._computing.of(embed, self.run.device))
         # Passes are timed in a fork, which no accelerator survives.
-        is_alone = not (self.run.team.is_replacement or compile or devices)
+        is_alone = not (self.run.team.is_replacement or compile or devices or embed is not None)
         is_timed = self.run.device.is_host and is_alone and self.run.team.num_stages == 1
         shards_watched = self.run.shards if is_timed else 0
         self._passes = PassWatch(model, self._loss, self.run.world, shards_watched)
@@ -276,7 +307,14 @@ class Trainer:
         if not run.is_ahead:
             run.model.train()
         fit = FitUnderWay(
-            run, plan, self._loss, self._passes, callbacks, validation, self._schedule
+            run,
+            plan,
+            self._loss,
+            self._passes,
+            callbacks,
+            validation,
+            self._schedule,
+            self._embed,
         )
         return fit.go_through(self._computing.under_way())
 
@@ -387,7 +425,7 @@ class Trainer:
         )
         predictor = Predictor(
             self._sweep("predict", reading.in_dataset_order(), model),
-            self._computing.of(forward, self.run.device),
+            over_cuts(self.run.model, self._computing.of(forward, self.run.device)),
             None if path is None else Path(path),
             run.say,
         )
@@ -451,7 +489,10 @@ class Trainer:
         def compute() -> bytes:
             with self._computing.under_way():
                 sweep = self._sweep("evaluate", reading, model)
-                found = evaluate(sweep, self._loss, measured)
+                if self._embed is None:
+                    found = evaluate(sweep, self._loss, measured)
+                else:
+                    found = evaluate_whole(sweep, self._embed, self._loss, measured)
             return json.dumps(found).encode()
 
         means: dict[str, Any] = json.loads(self.run.joint_calls.together("evaluate", compute))
@@ -480,7 +521,8 @@ class Trainer:
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
         if metrics is None:
             return None
-        return Metrics(metrics, self._computing.of(forward, self.run.device))
+        computed = self._computing.of(forward, self.run.device)
+        return Metrics(metrics, over_cuts(self.run.model, computed, to_first=True))
 
     def _model_or(self, model: nn.Module | None) -> nn.Module:
         if model is None:

@@ -46,13 +46,17 @@ class CollectiveHooks:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._depth or self._recorder.is_exact:
                 return before(*args, **kwargs)
+            given: list[float] = []
+            with self._recorder.guarded():
+                given = _facts(name, args, kwargs)["values"]
             self._depth += 1
             try:
                 result = before(*args, **kwargs)
             finally:
                 self._depth -= 1
             with self._recorder.guarded():
-                self._recorder.write("collective", name=name, **_facts(name, args, kwargs))
+                facts = _facts(name, args, kwargs)
+                self._recorder.write("collective", name=name, given=given, **facts)
             return result
 
         return call

@@ -10,7 +10,9 @@ import functools
 import hashlib
 import inspect
 import re
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -26,6 +28,7 @@ from unisono.verify.sketches import digest_of_tensor
 
 # What wrappers of torch, Lightning and torch.compile put before a name.
 _WRAPPERS = re.compile(r"(^|(?<=\.))(module|_forward_module|_original_module|_orig_mod)\.")
+_FRAMES_AT_MOST = 5
 _DROPOUTS = (
     *("dropout", "alpha_dropout", "feature_alpha_dropout"),
     *("dropout1d", "dropout2d", "dropout3d"),
@@ -78,7 +81,7 @@ class ModuleHooks:
             return
         with self._recorder.guarded():
             if self._depth == 1:
-                self._begin(module, inputs)
+                self._begin(module, (inputs, _named_inputs()))
             if self._wants_state and not _has_ddp(module):
                 self._wants_state = False
                 self._record_state()
@@ -176,6 +179,21 @@ def name_without_wrappers(name: str) -> str:
     while (bare := _WRAPPERS.sub("", name)) != name:
         name = bare
     return name
+
+
+def _named_inputs() -> dict[str, Any]:
+    """Find the inputs that the module whose hook is running was given by name.
+
+    torch hands hooks of all modules those without names alone.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES_AT_MOST):
+        if frame is None:
+            break
+        if frame.f_code.co_filename == module_module.__file__ and "kwargs" in frame.f_locals:
+            return dict(frame.f_locals["kwargs"])
+        frame = frame.f_back
+    return {}
 
 
 def _has_ddp(module: nn.Module) -> bool:

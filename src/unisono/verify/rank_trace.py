@@ -140,10 +140,17 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A call that puts together what ranks have; `values` after it, if they are few."""
+    """A call that puts together what ranks have.
+
+    Attributes:
+        name: torch's.
+        values: after it, if they are few.
+        given: before it, if they are few.
+    """
 
     name: str
     values: tuple[float, ...] = ()
+    given: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

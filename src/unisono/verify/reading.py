@@ -172,7 +172,9 @@ class _Reading:
                 else:
                     places[tuple(event["at"][:2])] = None
             elif event["t"] == "collective" and seen:
-                collectives.append(Collective(event["name"], tuple(event["values"])))
+                collectives.append(
+                    Collective(event["name"], tuple(event["values"]), tuple(event.get("given", ())))
+                )
         yield from ended(self._trace.how in ("ended", "stopped"))
 
     def _evaluates(self, forward: dict[str, Any]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from unisono.verify.replay_checks import (
     compare,
     step_records,
 )
-from unisono.verify.trials import Limits, Program, Trial, Trials
+from unisono.verify.trials import Limits, Program, Trial, Trials, trials_of
 from unisono.verify.verifier import Verdict, trouble_of
 
 _ALL_BATCHES = 10**9
@@ -45,10 +44,7 @@ def verify_resume(
         say: shows a line about what is under way.
     """
     limits = replace(limits, batches=_ALL_BATCHES, full_steps=0, replays=True)
-    with (
-        tempfile.TemporaryDirectory(prefix="unisono-verify-") as folder,
-        Trials(program, limits, Path(folder), environ) as trials,
-    ):
+    with trials_of(program, limits, environ) as trials:
         return _Replay(trials, world_size, limits, say).verdict()
 
 

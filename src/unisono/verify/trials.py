@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +80,22 @@ class Trial:
     world_size: int
     failure: str = ""
     interrupted_by: int | None = None
+
+
+@contextmanager
+def trials_of(program: Program, limits: Limits, environ: Mapping[str, str]) -> Iterator[Trials]:
+    """Have a program run in folders that are deleted in the end.
+
+    Args:
+        program: what to run.
+        limits: how much of it.
+        environ: the variables it gets.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="unisono-verify-") as folder,
+        Trials(program, limits, Path(folder), environ) as trials,
+    ):
+        yield trials
 
 
 class Trials:

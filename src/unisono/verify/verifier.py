@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unisono.verify.evaluation_checks import check_evaluations
+from unisono.verify.evaluation_means import with_means_of_evaluations
 from unisono.verify.exact_checks import check_exact, exact_run
 from unisono.verify.feed import feed_of
 from unisono.verify.findings import CAUSES_FIRST, Finding, in_order, unknown
@@ -19,7 +19,7 @@ from unisono.verify.raw_trace import RawTrace, read_trace
 from unisono.verify.reading import resolve
 from unisono.verify.sample_checks import check_samples
 from unisono.verify.state_checks import check_states
-from unisono.verify.trials import Limits, Program, Trial, Trials
+from unisono.verify.trials import Limits, Program, Trial, Trials, trials_of
 
 _MORE_BATCHES = 8
 
@@ -59,10 +59,7 @@ def verify(
         environ: the variables it gets.
         say: shows a line about what is under way.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="unisono-verify-") as folder,
-        Trials(program, limits, Path(folder), environ) as trials,
-    ):
+    with trials_of(program, limits, environ) as trials:
         return _Verification(trials, world_size, limits, say).verdict()
 
 
@@ -144,14 +141,13 @@ def judge(traces: list[RawTrace], one: RawTrace) -> list[Finding]:
     identities = Identities([*traces, one])
     ranks = tuple(resolve(trace, identities) for trace in traces)
     seen = TwoRuns(ranks, resolve(one, identities))
-    return in_order(
-        [
-            *check_samples(seen),
-            *check_gradients(seen),
-            *check_states(seen),
-            *check_evaluations(seen),
-        ]
-    )
+    findings = [
+        *check_samples(seen),
+        *check_gradients(seen),
+        *check_states(seen),
+        *check_evaluations(seen),
+    ]
+    return in_order(with_means_of_evaluations(findings, seen))
 
 
 def _have_steps(traces: list[RawTrace]) -> bool:

@@ -150,6 +150,10 @@ class Team:
         """Tell those who may wait for this worker which step it is in."""
         self._line.begun = step + 1
 
+    def step_under_way(self, rank: int) -> int | None:
+        """Tell which step a worker is in; None: in none."""
+        return self._control.step_under_way(rank)
+
     def note_times(self, step: int, times: Sequence[float]) -> None:
         """Tell the others where this worker spent a step: eight numbers of seconds."""
         self._control.set_times(self._rank, step, times)

@@ -13,13 +13,16 @@
 namespace sim {
 namespace {
 
+// Until then torch, which may have this library loaded, is not to start threads for devices.
+bool is_installed = false;
+
 c10::Device device(int index) { return {kSim, static_cast<c10::DeviceIndex>(index)}; }
 
 // Devices, streams and events
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kSim; }
-  c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
+  c10::DeviceIndex deviceCount() const noexcept override { return is_installed ? kDevices : 0; }
   c10::Device getDevice() const override { return device(current_device()); }
   c10::Device exchangeDevice(c10::Device to) const override {
     return device(exchange_device(to.index()));
@@ -152,6 +155,7 @@ const at::Generator& default_generator(int index) { return defaults().at(index);
 extern "C" {
 
 void sim_install() {
+  sim::is_installed = true;
   static sim::Hooks hooks;
   if (!at::isPrivateUse1HooksRegistered()) at::RegisterPrivateUse1HooksInterface(&hooks);
 }

@@ -209,10 +209,11 @@ at::Scalar local_scalar(const at::Tensor& self) {
   note("item");
   int stream = current_stream(self.device().index());
   Views views;
+  auto view = views.view(self);
   Locked locked;
   issue(stream, "reading a number", {range_to_copy(self, false)});
   synchronize(stream);
-  return at::cpu::_local_scalar_dense(views.view(self));
+  return at::cpu::_local_scalar_dense(view);
 }
 
 void record_on_stream(at::Tensor& self, c10::Stream stream) {

@@ -55,8 +55,9 @@ struct Event {
   std::chrono::steady_clock::time_point time;
 };
 
-// Holds the lock of all state of this library. What operations leave behind is destroyed after the
-// lock is given back, as that may need Python's lock, whose holder may wait for this one.
+// Holds the lock of all state of this library. Nobody who has it may wait for Python's lock, whose
+// holder may wait for this one. So a tensor of Python's is neither first nor last referred to under
+// it: views are made before, and what operations leave behind is destroyed after it is given back.
 class Locked {
  public:
   Locked();

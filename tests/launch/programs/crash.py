@@ -54,12 +54,33 @@ class Backward(torch.autograd.Function):
         crash("raise")
 
 
+class Spoils(nn.Module):
+    """Makes NaN, or a gradient that is infinite, of bad samples."""
+
+    def forward(self, out, is_bad):
+        if WAY == "nan layer" and is_bad:
+            return out / 0 * 0  # the line that spoils it
+        if WAY == "infinite gradient" and is_bad:
+            return out + (out * 0).abs().sqrt()  # the line that spoils it
+        return out
+
+
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+        self.spoils = Spoils()
+        if WAY == "unused":
+            self.forgotten = nn.Linear(4, 4)
+
+
 def loss_of(model, batch):
     images, numbers = batch
     is_bad = RANK == 1 and bool((numbers >= BAD).any())
     if WAY.startswith("forward ") and is_bad:
         crash(WAY.removeprefix("forward "))
     out = model(images)
+    if KIND == "unisono":
+        out = model.spoils(out, is_bad)
     if WAY == "backward" and is_bad:
         out = Backward.apply(out)
     if WAY == "nan" and is_bad:
@@ -93,12 +114,13 @@ def main():
     torch.set_num_threads(1)
     if WAY == "import" and RANK == 1:
         import no_such_module  # noqa: F401
-    model = nn.Linear(4, 4)
+    model = Net()
     optimizer = BadSGD(model.parameters(), lr=1e-3)
     if KIND == "ddp":
         train_ddp(model, optimizer)
         return
-    trainer = unisono.Trainer(model, optimizer, loss_of, shards=2, seed=0)
+    clip_norm = 1.0 if WAY == "infinite gradient" else None
+    trainer = unisono.Trainer(model, optimizer, loss_of, shards=2, seed=0, clip_norm=clip_norm)
     trainer.fit(Images(), batch_size=8, epochs=1, loader_workers=2 * ("loader" in sys.argv))
 
 

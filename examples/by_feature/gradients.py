@@ -1,0 +1,41 @@
+"""Look at gradients and change them, between their sum and the update: clip by layer, add noise."""
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import unisono
+
+
+def loss(model, batch):
+    images, labels = batch
+    return F.cross_entropy(model(images), labels)
+
+
+def clip_by_layer(step, gradients):
+    """Called on every worker with the same mean gradients of the global batch."""
+    norms = {name: gradient.norm().item() for name, gradient in gradients.items()}
+    for name, gradient in gradients.items():
+        gradient.mul_(min(1.0, 0.5 / (norms[name] + 1e-6)))
+        gradient.add_(torch.randn_like(gradient), alpha=1e-3)  # generators are seeded for it
+    if step % 50 == 0 and unisono.world().rank == 0:
+        largest = max(norms, key=norms.get)
+        print(f"step {step}: the largest gradient is that of {largest}, {norms[largest]:.3f}")
+
+
+def main():
+    torch.manual_seed(0)
+    digits = load_digits()
+    data = TensorDataset(
+        torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    )
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    trainer = unisono.Trainer(model, optimizer, loss, shards=4, on_gradients=clip_by_layer)
+    trainer.fit(data, batch_size=64, epochs=5, validate=data)
+
+
+if __name__ == "__main__":
+    main()

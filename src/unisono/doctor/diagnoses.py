@@ -1,0 +1,97 @@
+"""What was seen of a machine: a verdict, a sentence, what to do; the exit status; the JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+FINE, WARNING, WRONG, UNREAD = "ok", "warning", "wrong", "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The answer to one question about a machine.
+
+    Attributes:
+        check: its name, such as ``memory``.
+        verdict: ``"ok"``, ``"warning"`` (works, but not as it could), ``"wrong"``, or
+            ``"unknown"`` where it could not be read.
+        said: what was seen, in a sentence.
+        remedy: what to do; empty if nothing is.
+        facts: the numbers, as plain JSON.
+    """
+
+    check: str
+    verdict: str
+    said: str
+    remedy: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+Probe = Callable[[], Iterable[Diagnosis]]
+
+
+def observe(probes: Mapping[str, Probe]) -> Iterator[Diagnosis]:
+    """Make all checks, one after the other; one that fails says so.
+
+    Args:
+        probes: by name.
+    """
+    for check, probe in probes.items():
+        try:
+            seen = list(probe())
+        except Exception as error:  # whatever a strange machine has done to it
+            why = f"{type(error).__name__}: {error}".rstrip(": ")
+            seen = [Diagnosis(check, UNREAD, f"This could not be read ({why}).")]
+        yield from seen
+
+
+def status_of(diagnoses: Sequence[Diagnosis]) -> int:
+    """Return the exit status: 0 fine, 1 something is wrong."""
+    return int(any(one.verdict == WRONG for one in diagnoses))
+
+
+def as_json(diagnoses: Sequence[Diagnosis]) -> str:
+    """Return all of it for programs."""
+    checks = [
+        {
+            "check": one.check,
+            "verdict": one.verdict,
+            "evidence": one.said,
+            "remedy": one.remedy,
+            "facts": dict(one.facts),
+        }
+        for one in diagnoses
+    ]
+    return json.dumps({"checks": checks}, indent=2, ensure_ascii=False, default=str)
+
+
+def summary(diagnoses: Sequence[Diagnosis]) -> str:
+    """Sum all up in one sentence."""
+    names = {
+        verdict: [one.check for one in diagnoses if one.verdict == verdict]
+        for verdict in (WRONG, WARNING, UNREAD)
+    }
+    parts = [
+        f"{len(found)} {words}: {', '.join(dict.fromkeys(found))}"
+        for words, found in (
+            ("wrong", names[WRONG]),
+            ("to look at", names[WARNING]),
+            ("could not be read", names[UNREAD]),
+        )
+        if found
+    ]
+    return f"{'; '.join(parts)}." if parts else "Nothing is wrong with this machine."
+
+
+def size(num_bytes: float) -> str:
+    """Write a number of bytes as ``3.9 GiB`` or ``64 MiB``."""
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
+        if num_bytes >= factor:
+            number = num_bytes / factor
+            return (
+                f"{number:.0f} {unit}" if number >= 100 or unit == "MiB" else f"{number:.1f} {unit}"
+            )
+    return f"{num_bytes / 1024:.0f} KiB"

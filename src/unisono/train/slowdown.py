@@ -1,0 +1,80 @@
+"""One thing that makes steps slower, in numbers and in words."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+COSTS = 0.05  # of the steps' time: less is not worth telling
+
+
+class SlowdownCause(enum.Enum):
+    """What costs time; the value is its name in the event file."""
+
+    WORKER = "slow worker"
+    UNEVEN = "uneven shards"
+    DEVICES = "mixed devices"
+    BUSY = "busy machine"
+    WHOLE_UPDATE = "whole update"
+    ALIKE = "all wait alike"
+    SMALL = "small batches"
+
+
+TOLD = (
+    SlowdownCause.WORKER,
+    SlowdownCause.UNEVEN,
+    SlowdownCause.DEVICES,
+    SlowdownCause.BUSY,
+    SlowdownCause.WHOLE_UPDATE,
+)
+"""What is worth a line at the end of a run; the rest stands in the report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """One thing that costs time.
+
+    Attributes:
+        cause: what.
+        excess_s: by how much longer a step is, in seconds.
+        of_step: that as a part of a step's time.
+        cost: that as a part of the run's time, as far as it has come.
+        sentence: says it, but not what it costs of the run.
+        remedy: what to do; empty where there is nothing.
+        rank: of the worker that it is about; None: no single one.
+        phases: in which of :data:`COLUMNS` that worker is slow, the slowest first.
+    """
+
+    cause: SlowdownCause
+    excess_s: float
+    of_step: float
+    cost: float
+    sentence: str
+    remedy: str
+    rank: int | None = None
+    phases: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[SlowdownCause, int | None]:
+        """What makes two findings the same."""
+        return self.cause, self.rank
+
+    @property
+    def line(self) -> str:
+        """What is said of it at the end of a run."""
+        advice = f": {self.remedy}" if self.remedy else ""
+        return f"{self.sentence}, which costs {percent(self.cost)} of the run{advice}"
+
+    def costing(self, cost: float) -> Slowdown:
+        """Give the same with another cost."""
+        return replace(self, cost=cost)
+
+
+def percent(share: float) -> str:
+    """Write a share as people read it."""
+    return f"{share:.0%}".replace("%", " %")
+
+
+def milliseconds(seconds: float) -> str:
+    """Write a time of a step as people read it."""
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

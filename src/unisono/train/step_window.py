@@ -1,0 +1,67 @@
+"""The times of some consecutive steps, as they are judged together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from unisono.machine_load import MachineLoad
+
+Seconds = npt.NDArray[np.float64]
+
+COLUMNS = (
+    "between", "loading", "forward", "backward", "waiting", "summing", "updating", "delayed"
+)  # fmt: skip
+_PAUSE, _PAUSE_S = 10.0, 1e-3  # times the usual, and beyond that: no step begins so late
+
+
+@dataclass(frozen=True, slots=True)
+class StepWindow:
+    """Some steps that the same workers computed with the same shards.
+
+    Attributes:
+        ranks: the workers.
+        times: in seconds, of shape (steps, ranks, columns): see :data:`COLUMNS`. `delayed` is how
+            long a worker waited for a free core until the sum; NaN where nobody knows.
+        shards: how many each has, in the order of `ranks`.
+        batch_size: samples of a step, all workers together.
+        speeds: of their devices in the same order, where these are of several kinds; else empty.
+        updater: the rank that alone updates; None: all do.
+        machine: its load meanwhile; None where nobody knows.
+        has_threads: whether workers compute with several threads, whose delays nobody sees.
+        is_on_host: whether passes run on the CPU; elsewhere they end when the host waits for them.
+        loader_workers: loader processes a worker.
+    """
+
+    ranks: tuple[int, ...]
+    times: Seconds
+    shards: tuple[int, ...]
+    batch_size: int
+    speeds: tuple[float, ...] = ()
+    updater: int | None = None
+    machine: MachineLoad | None = None
+    has_threads: bool = False
+    is_on_host: bool = True
+    loader_workers: int = 0
+
+    @property
+    def weights(self) -> Seconds:
+        """How long each worker's share should take, in any unit; of shape (ranks,)."""
+        shards = np.array(self.shards, dtype=float)
+        return shards / np.array(self.speeds) if self.speeds else shards
+
+    @property
+    def times_without_pauses(self) -> Seconds:
+        """The times, but of no step before which there was more than usual, as an evaluation."""
+        between = self.times[..., COLUMNS.index("between")].max(axis=1)
+        kept: Seconds = self.times[between <= _PAUSE * median_of(between) + _PAUSE_S]
+        return kept
+
+
+def median_of(values: Seconds) -> Seconds:
+    """Give the median along the first axis; numpy's own loads a module first, for 10 ms."""
+    ascending, num = np.sort(values, axis=0), len(values)
+    middle: Seconds = ascending[[(num - 1) // 2, num // 2]].mean(axis=0)
+    return middle

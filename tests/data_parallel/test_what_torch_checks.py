@@ -1,0 +1,382 @@
+"""What torch's own tests of DataParallel check, on simulated devices, with tests of ours.
+
+torch's are in ``test/distributed/test_data_parallel.py``, which its wheel does not have. Which of
+them has its counterpart where is in :data:`COUNTERPARTS`.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import re
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import gradcheck, gradgradcheck
+
+import unisono
+from unisono.data_parallel.chunks import cut
+from unisono.data_parallel.joined import join
+
+BOTH = [[0, 1], [1, 0]]
+NOT_OURS = "a function of `torch.nn.parallel` that Unisono has no other of"
+COUNTERPARTS = {
+    "data_parallel": "test_outputs_and_gradients_are_the_modules",
+    "data_parallel_buffers_requiring_grad": "test_buffers_may_take_gradients",
+    "data_parallel_complex": "test_complex_parameters_stay_complex",
+    "data_parallel_device_args": "test_devices_may_be_given_in_each_way",
+    "data_parallel_function_deletion": "test_a_penalty_on_gradients",
+    "data_parallel_lazy_linear": "test_lazy_modules_are_refused_until_they_have_a_shape",
+    "data_parallel_model_device": "test_the_module_must_be_on_the_first_device",
+    "data_parallel_model_no_refcycles": "test_no_cycle_is_left_behind_on_devices",
+    "data_parallel_module": "test_outputs_are_the_modules_in_each_dtype",
+    "data_parallel_module_kwargs_only": "test_keyword_arguments_alone",
+    "data_parallel_module_kwargs_only_empty_dict": "test_keyword_arguments_alone",
+    "data_parallel_module_kwargs_only_empty_list": "test_keyword_arguments_alone",
+    "data_parallel_module_kwargs_only_empty_tuple": "test_keyword_arguments_alone",
+    "data_parallel_module_zero_inputs": "test_a_module_without_inputs_is_called_once",
+    "data_parallel_multiple_input": "test_several_inputs_of_several_kinds",
+    "data_parallel_nested_input": "test_nested_inputs",
+    "data_parallel_nested_output": "test_nested_outputs",
+    "data_parallel_no_grad": "test_chunks_are_computed_without_gradients_if_the_caller_is",
+    "data_parallel_rnn": "test_recurrent_layers_compute_with_their_devices_weights",
+    "data_parallel_small_back": "test_outputs_and_gradients_are_the_modules",
+    "data_parallel_sparse": "test_sparse_gradients_are_added",
+    "autocast": "test_autocast_in_a_forward_pass",
+    "gather_cpu": "test_gathering_has_gradients_of_gradients",
+    "gather_different_len_dicts": "test_outputs_that_do_not_fit_are_refused",
+    "gather_gpu": "test_gathering_has_gradients_of_gradients",
+    "parallel_apply": NOT_OURS,
+    "parallel_apply_autocast": NOT_OURS,
+    "parallel_apply_passes_exception": "test_an_exception_names_the_device",
+    "parameter_list_dict_replica": "test_lists_and_dicts_of_parameters_have_replicas",
+    "replicate": "test_replicas_are_on_their_devices",
+    "replicate_buffers": "test_replicas_are_on_their_devices",
+    "save_replica_module": "test_replicas_can_be_saved",
+    "scatter_cpu": "test_cutting_has_gradients_of_gradients",
+    "scatter_gpu": "test_cutting_has_gradients_of_gradients",
+    "strided_grad_layout": "test_gradients_have_the_layout_of_their_parameters",
+    "zero_grad": "test_zero_grad_in_a_replica_warns",
+}
+
+
+def parallel(module, device_ids=(0, 1), **options):
+    return unisono.DataParallel(module.to(f"sim:{device_ids[0]}"), device_ids, **options)
+
+
+def test_every_counterpart_is_there():
+    here = Path(__file__).parent
+    defined = {
+        name
+        for path in here.glob("test_*.py")
+        for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    assert {name for name in COUNTERPARTS.values() if name != NOT_OURS} <= defined
+
+
+@pytest.mark.parametrize("device_ids", BOTH)
+def test_outputs_and_gradients_are_the_modules(device_ids, accelerator):
+    torch.manual_seed(0)
+    module, x = nn.Linear(10, 5), torch.randn(20, 10)
+    expected = module(x)
+    expected.sum().backward()
+    gradients = [parameter.grad.clone() for parameter in module.parameters()]
+    module.zero_grad()
+    model = parallel(module, device_ids)
+    made = model(x.to("sim:1"))
+    made.sum().backward()
+    assert made.device == torch.device("sim", device_ids[0])
+    torch.testing.assert_close(made.cpu(), expected)
+    for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad.cpu(), gradient)
+
+
+@pytest.mark.parametrize("dtype", [torch.float, torch.double, torch.half])
+def test_outputs_are_the_modules_in_each_dtype(dtype, accelerator):
+    module, x = nn.Linear(10, 5).to("sim", dtype), torch.randn(20, 10).to("sim", dtype)
+    expected = module(x)
+    made = unisono.DataParallel(module)(x)
+    assert (made.dtype, str(made.device)) == (dtype, "sim:0")
+    torch.testing.assert_close(made, expected)
+
+
+@pytest.mark.parametrize("unused", ["nothing", [], {}, ()])
+def test_keyword_arguments_alone(unused, accelerator):
+    class Net(nn.Linear):
+        def forward(self, input):
+            return super().forward(input if unused == "nothing" else input["data"])
+
+    model, x = parallel(Net(10, 5)), torch.randn(20, 10)
+    made = model(input=x if unused == "nothing" else {"data": x, "unused": unused})
+    torch.testing.assert_close(
+        made, F.linear(x.to("sim:0"), model.module.weight, model.module.bias)
+    )
+
+
+@pytest.mark.parametrize("device_ids", [[0], [0, 1]])
+def test_a_module_without_inputs_is_called_once(device_ids, accelerator):
+    class Net(nn.Module):
+        def forward(self):
+            return torch.eye(2, 3, device="sim:0")
+
+    made = parallel(Net(), device_ids)()
+    assert made.equal(torch.eye(2, 3, device="sim:0"))
+
+
+@pytest.mark.parametrize("device_ids", [[0], *BOTH, [0, 1, 2, 3]])
+@pytest.mark.parametrize("is_given", [True, False])
+def test_several_inputs_of_several_kinds(device_ids, is_given, accelerator):
+    class Net(nn.Module):
+        def forward(self, one, other, factor, added=None):
+            made = factor * (one * other)
+            return made if added is None else made + added
+
+    one, other, added = (torch.randn(5, 5) for _ in range(3))
+    one.requires_grad_()
+    other.requires_grad_()
+    options = {"added": added} if is_given else {}
+    results = []
+    for each in (Net(), parallel(Net(), device_ids)):
+        made = each(one, other, 0.7, **options)
+        made.sum().backward()
+        results.append((made.tolist(), one.grad.tolist(), other.grad.tolist()))
+        one.grad = other.grad = None
+    assert results[0] == results[1]
+
+
+def test_nested_inputs(accelerator):
+    class Net(nn.Module):
+        def forward(self, *inputs):
+            return inputs[1][0]
+
+    x = torch.randn(20, 3, device="sim:1")
+    made = parallel(Net(), [0, 1, 2, 3])(x.cos(), (x.sin(), x), x.sin())
+    assert made.cpu().equal(x.sin().cpu())
+
+
+def test_nested_outputs(accelerator):
+    class Net(nn.Module):
+        def forward(self, x):
+            return [x, (x.sin(), x.cos(), [x + 1]), OrderedDict(a=x, b=[x.sin()])]
+
+    x = torch.randn(4, 2, device="sim:1")
+    first, inner, mapping = parallel(Net(), [0, 1, 2, 3])(x)
+    assert first.cpu().equal(x.cpu())
+    assert type(inner) is tuple
+    assert inner[1].cpu().equal(x.cos().cpu())
+    assert type(inner[2]) is type(mapping["b"]) is list
+    assert inner[2][0].cpu().equal((x + 1).cpu())
+    assert type(mapping) is OrderedDict
+    assert list(mapping) == ["a", "b"]
+
+
+def test_chunks_are_computed_without_gradients_if_the_caller_is(accelerator):
+    class Net(nn.Module):
+        def forward(self, x):
+            assert not torch.is_grad_enabled()
+            return x
+
+    model = parallel(Net())
+    with torch.no_grad():
+        model(torch.randn(20, 10))
+    with pytest.raises(AssertionError):
+        model(torch.randn(20, 10))
+
+
+def test_buffers_may_take_gradients(accelerator):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("trained", torch.randn(3, dtype=torch.double, requires_grad=True))
+            self.register_buffer("fixed", torch.randn(3, dtype=torch.double))
+
+        def forward(self, x):
+            return x * self.trained + self.fixed
+
+    module = Net()
+    module.trained = module.trained.detach().to("sim:0").requires_grad_()
+    model, x = parallel(module), torch.randn(2, 3, dtype=torch.double)
+    assert gradcheck(lambda _: model(x), (module.trained,), check_batched_grad=False)
+    model(x).sum().backward()
+    torch.testing.assert_close(module.trained.grad.cpu(), x.sum(0))
+
+
+def test_complex_parameters_stay_complex(accelerator):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift = nn.Parameter(torch.full((1, 4), 2j))
+
+        def forward(self, x):
+            return x + self.shift
+
+    model = unisono.DataParallel(Net(), ["cpu", "cpu"])  # the accelerator has no complex numbers
+    x = torch.randn(3, 4, dtype=torch.cfloat)
+    made = model(x)
+    assert made.equal(x + 2j)
+    made.abs().sum().backward()
+    assert model.module.shift.grad.dtype == torch.cfloat
+
+
+def test_a_penalty_on_gradients(accelerator):
+    model = parallel(nn.Linear(4, 1))
+    x = torch.ones(2, 4, requires_grad=True)
+    made = model(x)
+    (found,) = torch.autograd.grad(made, x, torch.ones_like(made), create_graph=True)
+    found.mean().backward()
+    assert model.module.weight.grad.tolist() == [[0.25] * 4]
+
+
+def test_no_cycle_is_left_behind_on_devices(accelerator):
+    model = parallel(nn.Linear(1, 1), [0, 1, 2])
+    model(torch.randn(6, 1))
+    gc.collect()
+    model(torch.randn(6, 1)).sum().backward()
+    assert gc.collect() == 0
+
+
+@pytest.mark.parametrize("source", ["cpu", "sim:0"])
+def test_cutting_has_gradients_of_gradients(source, accelerator):
+    devices = [torch.device("sim", 0), torch.device("sim", 1)]
+    x = torch.randn(4, 4, dtype=torch.double, device=source, requires_grad=True)
+
+    def pieces(x):
+        return tuple(args[0] for args, _ in cut((x,), {}, devices, 0))
+
+    first, second = pieces(x)
+    assert [first.device, second.device] == devices
+    first.backward(torch.full_like(first, 2))
+    assert x.grad.tolist() == [[2] * 4] * 2 + [[0] * 4] * 2
+    assert gradcheck(pieces, x, check_batched_grad=False)
+    assert gradgradcheck(pieces, x, check_batched_grad=False)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), ()])
+@pytest.mark.parametrize("target", ["cpu", "sim:0"])
+@pytest.mark.filterwarnings("ignore:Was asked to gather")
+def test_gathering_has_gradients_of_gradients(shape, target, accelerator):
+    inputs = [
+        torch.randn(shape, dtype=torch.double, device=f"sim:{index}", requires_grad=True)
+        for index in range(2)
+    ]
+
+    def joined(*inputs):
+        return join(inputs, torch.device(target), 0)
+
+    made = joined(*inputs)
+    assert str(made.device) == target
+    made.backward(torch.arange(1.0, made.numel() + 1, device=target).view(made.shape).double())
+    expected = torch.arange(1.0, made.numel() + 1).double().view(2, *shape)
+    assert torch.stack([tensor.grad.cpu() for tensor in inputs]).equal(expected)
+    assert gradcheck(joined, inputs, check_batched_grad=False)
+    assert gradgradcheck(joined, inputs, check_batched_grad=False)
+
+
+def replicas_in(model, x):
+    found = []
+    handle = model.module.register_forward_pre_hook(lambda replica, _: found.append(replica))
+    model(x)
+    handle.remove()
+    return found
+
+
+def test_replicas_are_on_their_devices(accelerator):
+    model = parallel(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), [1, 0])
+    for replica, device in zip(
+        replicas_in(model, torch.randn(8, 3)), ("sim:1", "sim:0"), strict=True
+    ):
+        tensors = [*replica.parameters(), *replica.buffers()]
+        assert [str(tensor.device) for tensor in tensors] == [device] * 7
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_replicas_can_be_saved(mode, accelerator):
+    model = unisono.DataParallel(nn.Linear(8, 8), ["cpu", "cpu"])
+    with mode():
+        for replica in replicas_in(model, torch.randn(4, 8)):
+            file = io.BytesIO()
+            torch.save(replica, file)
+            file.seek(0)
+            loaded = torch.load(file, weights_only=False)
+            assert loaded.weight.equal(model.module.weight)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_zero_grad_in_a_replica_warns(accelerator):
+    class Net(nn.Linear):
+        def forward(self, x):
+            with pytest.warns(UserWarning, match=r"Calling \.zero_grad\(\) from a module created"):
+                self.zero_grad()
+            return x
+
+    parallel(Net(2, 2))(torch.rand(4, 2))
+
+
+def test_autocast_in_a_forward_pass(accelerator):
+    class Net(nn.Linear):
+        @torch.autocast("sim", dtype=torch.float16)
+        def forward(self, x):
+            return super().forward(x)
+
+    assert parallel(Net(8, 8))(torch.randn(8, 8)).dtype == torch.float16
+
+
+@pytest.mark.parametrize("dtypes", ["f f", "f h", "h h"])
+@pytest.mark.parametrize("formats", ["c c", "l c", "l l"])
+def test_gradients_have_the_layout_of_their_parameters(dtypes, formats, accelerator):
+    layouts = {"c": torch.contiguous_format, "l": torch.channels_last}
+    kinds = {"f": torch.float, "h": torch.bfloat16}
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(
+                nn.Conv2d(4, 4, 2).to(memory_format=layouts[layout], dtype=kinds[kind])
+                for layout, kind in zip(formats.split(), dtypes.split(), strict=True)
+            )
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x.to(layer.weight.dtype))
+            return x
+
+    torch.manual_seed(0)
+    module = Net()
+    x = torch.randn(6, 4, 5, 5)
+    module(x).float().square().mean().backward()
+    expected = [parameter.grad.clone() for parameter in module.parameters()]
+    model = parallel(module)
+    for _ in range(2):
+        model.zero_grad()
+        model(x).float().square().mean().backward()
+        for layer, layout in zip(module.layers, formats.split(), strict=True):
+            assert layer.weight.grad.is_contiguous(memory_format=layouts[layout])
+        for parameter, gradient in zip(module.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad.cpu(), gradient, rtol=2e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["list", "dict"])
+def test_lists_and_dicts_of_parameters_have_replicas(kind, accelerator):
+    parameters = [nn.Parameter(torch.rand(10)) for _ in range(2)]
+    named = {"0": parameters[0], "1": parameters[1]}
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.data = nn.ParameterList(parameters) if kind == "list" else nn.ParameterDict(named)
+
+        def forward(self, x):
+            for key, parameter in enumerate(parameters):
+                own = self.data[key if kind == "list" else str(key)]
+                assert own.device == x.device
+                assert own.requires_grad
+                assert own.grad_fn is not None
+                assert own.tolist() == parameter.tolist()
+            assert len(self.data) == 2
+            return x
+
+    parallel(Net())(torch.randn(8, 8))

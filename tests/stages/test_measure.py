@@ -1,0 +1,142 @@
+"""What units cost: activations and times of a sample, and what the sample leaves behind."""
+
+import importlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.stages.models import CNN, GPT, UNet
+from torch import nn
+
+from unisono.stages.cut import stages_of
+from unisono.stages.measure import UnitCosts
+from unisono.stages.split import split
+from unisono.stages.units import units_of
+
+
+@pytest.fixture(autouse=True, scope="module")
+def optimizers_are_imported():
+    importlib.import_module("torch._dynamo")
+
+
+class Backwards(nn.Module):
+    """Computes its layers the other way round, one of them twice, another never."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(4))
+        self.last, self.first = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.never, self.middle = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, scale=1):
+        return self.first(self.last(self.middle(self.first(x * scale + self.shift))))
+
+
+def test_units_are_in_the_order_in_which_they_compute():
+    model = Backwards()
+    units = units_of(model)
+    sample = UnitCosts(model, units, torch.ones(2, 4))
+    found = [units[at].name for at in sample.order]
+    assert found == ["shift", "first", "never", "middle", "last"]
+
+
+@pytest.mark.parametrize(
+    "example", [torch.ones(2, 4), (torch.ones(2, 4), 2), {"x": torch.ones(2, 4)}]
+)
+def test_examples_are_tensors_tuples_or_dicts(example):
+    UnitCosts(Backwards(), units_of(Backwards()), example)
+
+
+def test_activations_are_those_that_the_backward_pass_keeps():
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.Tanh(), nn.Flatten(), nn.Linear(6, 2), nn.Linear(2, 1)
+    )
+    sample = UnitCosts(model, units_of(model), torch.ones(8, 4, requires_grad=True))
+    # Each linear layer keeps its input; the first one's is the sample. `tanh` keeps its output.
+    assert sample.activation_bytes == [(4 + 6) * 8 * 4, 0, 2 * 8 * 4]
+
+
+class Ticking(nn.Linear):
+    """Takes so many nanoseconds of a clock of its own, and three times as many backward."""
+
+    clock = 0
+
+    def __init__(self, ticks, is_leaf=False):
+        super().__init__(4, 4)
+        self.ticks = ticks
+
+    def forward(self, x):
+        Ticking.clock += self.ticks
+        y = super().forward(x.relu_())
+        y.register_hook(self.tick)
+        return y
+
+    def tick(self, gradient):
+        Ticking.clock += 3 * self.ticks
+
+
+def test_times_are_those_of_both_passes_and_of_every_call():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([Ticking(5), Ticking(1), Ticking(2)])
+
+        def forward(self, x):
+            return self.layers[1](self.layers[2](self.layers[1](self.layers[0](x + 0))))
+
+    model = Twice()
+    sample = UnitCosts(model, units_of(model), torch.ones(2, 4))
+    assert sample.times_ns(lambda: Ticking.clock) == [20, 8, 8]
+
+
+@pytest.mark.parametrize("make", [CNN, GPT, UNet])
+def test_a_sample_changes_nothing(make):
+    torch.manual_seed(1)
+    model = make()
+    inputs, targets = model.batch(torch.Generator().manual_seed(1))
+    F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten()).backward()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    gradients = [parameter.grad for parameter in model.parameters()]
+    versions = [gradient._version for gradient in gradients]
+    state = torch.random.get_rng_state()
+    kept = inputs.clone()
+    UnitCosts(model, units_of(model), inputs).times_ns()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+    assert [gradient._version for gradient in gradients] == versions
+    assert torch.equal(inputs, kept)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_activations_move_the_cut():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 80))
+    split(model, ["cpu", "cpu"])
+    assert stages_of(model).of_units == {"0": 0, "1": 0, "2": 0, "3": 1}
+    wide = torch.ones(1000, 8, requires_grad=True)
+    split(model, ["cpu", "cpu"], example=wide)
+    assert stages_of(model).of_units == {"0": 0, "1": 0, "2": 1, "3": 1}
+
+
+def test_times_say_where_the_cut_is(monkeypatch):
+    costs = {"0": 1, "1": 1, "2": 9, "3": 1}
+    monkeypatch.setattr(UnitCosts, "times_ns", lambda sample: [*costs.values()])
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in costs))
+    split(model, ["cpu", "cpu"], "time", example=torch.ones(1, 8))
+    assert stages_of(model).of_units == {"0": 0, "1": 0, "2": 1, "3": 1}
+
+
+def test_a_split_model_is_measured_where_it_is(accelerator):
+    model = split(GPT(), ["sim:0", "sim:1"])
+    inputs = model.batch(torch.Generator().manual_seed(1))[0].to("sim:0")
+    states = [generator.get_state() for generator in torch.sim.default_generators]
+    split(model, ["sim:0", "sim:1"], "time", example=inputs)
+    after = [generator.get_state() for generator in torch.sim.default_generators]
+    assert all(map(torch.equal, states, after))
+    assert {str(p.device) for p in model.parameters()} == {"sim:0", "sim:1"}
+    model(inputs)
+
+
+def test_times_need_an_example():
+    with pytest.raises(ValueError, match="`example` must be what the model is called with"):
+        split(GPT(), ["cpu", "cpu"], "time")

@@ -1,0 +1,112 @@
+"""Programs whose optimizers ask for the loss again, and loops of one process beside them."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import unisono
+
+BATCH_SIZE, STEPS = 12, 6
+
+
+class SAM(torch.optim.SGD):
+    """Sharpness-aware minimisation (Foret et al. 2021) around SGD."""
+
+    def __init__(self, params, rho=0.05, **options):
+        super().__init__(params, **options)
+        self.rho = rho
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        assert closure is not None
+        closure = torch.enable_grad()(closure)
+        loss = closure()
+        there = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.stack([p.grad.norm() for p in there]).norm()
+        moved = []
+        for p in there:
+            moved.append((p, p.clone()))
+            p.add_(p.grad, alpha=float(self.rho / (norm + 1e-12)))
+        closure()
+        for p, old in moved:
+            p.copy_(old)
+        super().step()
+        return loss
+
+
+class FirstThenAgain(SAM):
+    """As many implementations have it: gradients are there, the closure is for the second pass."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        closure = torch.enable_grad()(closure)
+        moved = []
+        for group in self.param_groups:
+            for p in group["params"]:
+                moved.append((p, p.clone()))
+                p.add_(p.grad, alpha=0.01)
+        self.zero_grad()
+        closure()
+        for p, old in moved:
+            p.copy_(old)
+        torch.optim.SGD.step(self)
+
+
+def data():
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(34, 6, generator=generator)
+    return TensorDataset(inputs, (inputs.sum(1) > 0).long())
+
+
+def model_of():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+
+
+OPTIMIZERS = {
+    "lbfgs": (lambda p: torch.optim.LBFGS(p, lr=0.3, max_iter=4), None),
+    "line search": (
+        lambda p: torch.optim.LBFGS(p, max_iter=3, line_search_fn="strong_wolfe"),
+        None,
+    ),
+    "sam": (lambda p: SAM(p, lr=0.1, momentum=0.9), True),
+    "gradients first": (lambda p: FirstThenAgain(p, lr=0.1, momentum=0.9), True),
+}
+
+
+def loss_of(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def in_one_process(name):
+    """Train as people write it; gives the weights and buffers."""
+    model, dataset = model_of(), data()
+    optimizer = OPTIMIZERS[name][0](model.parameters())
+    for step in range(STEPS):
+        batch = dataset[(step * BATCH_SIZE) % 36 : (step * BATCH_SIZE) % 36 + BATCH_SIZE]
+
+        def closure(batch=batch):
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            loss.backward()
+            return loss
+
+        if name == "gradients first":
+            closure()
+        optimizer.step(closure)
+    return model.state_dict()
+
+
+def trainer(name, shards, loss=loss_of, **options):
+    model = model_of()
+    make, closure = OPTIMIZERS[name]
+    optimizer = make(model.parameters())
+    return unisono.Trainer(model, optimizer, loss, shards=shards, closure=closure, **options)
+
+
+def train(name, shards=4, steps=STEPS, **options):
+    """Train; gives the digest."""
+    made = trainer(name, shards, **options)
+    made.fit(data(), batch_size=BATCH_SIZE, steps=steps, shuffle=False)
+    return made.digest()

@@ -1,0 +1,178 @@
+"""Optimizers that ask for the loss again: the bits of a plain loop, on any number of workers."""
+
+import os
+import signal
+
+import pytest
+import torch
+from tests.train import closures
+from torch import nn
+
+import unisono
+
+
+@pytest.mark.parametrize("name", closures.OPTIMIZERS)
+def test_one_shard_has_the_bits_of_a_plain_loop(name):
+    expected = closures.in_one_process(name)
+    made = closures.trainer(name, 1)
+    made.fit(closures.data(), batch_size=closures.BATCH_SIZE, steps=closures.STEPS, shuffle=False)
+    found = made.run.model.state_dict()
+    for key in expected:
+        assert torch.equal(expected[key], found[key]), key
+
+
+@pytest.mark.parametrize("name", closures.OPTIMIZERS)
+def test_it_learns_and_is_resumed(name, tmp_path):
+    whole = closures.train(name)
+    options = {"directory": tmp_path / "run"}
+    closures.train(name, steps=3, **options)
+    assert closures.train(name, **options) == whole
+
+
+@pytest.mark.parametrize("name", ["sam", "lbfgs"])
+def test_the_program_says_how_a_loss_is_computed_in_a_loop_of_its_own(name):
+    made = closures.trainer(name, 4)
+    run = made.run
+    for step in run.steps(
+        closures.data(), batch_size=closures.BATCH_SIZE, steps=closures.STEPS, shuffle=False
+    ):
+        with step:
+            step.again(lambda batch: closures.loss_of(run.model, batch))
+            for batch in step.shards:
+                step.backward(closures.loss_of(run.model, batch))
+        assert step.is_done
+        assert step.loss > 0
+    assert made.digest() == closures.train(name)
+
+
+def test_the_loss_of_a_step_is_that_of_its_first_evaluation():
+    made = closures.trainer("sam", 2)
+    first = closures.data()[: closures.BATCH_SIZE]
+    with torch.no_grad():
+        shards = [[part[v::2] for part in first] for v in range(2)]
+        copy = closures.model_of()
+        expected = [closures.loss_of(copy, shard).item() for shard in shards]
+    summary = made.fit(closures.data(), batch_size=closures.BATCH_SIZE, steps=1, shuffle=False)
+    assert summary.means["loss"] == pytest.approx(sum(expected) / 2)
+
+
+def test_random_numbers_are_those_of_the_first_evaluation():
+    drawn = []
+
+    def loss(model, batch):
+        drawn.append(torch.rand(()).item())
+        return closures.loss_of(model, batch)
+
+    model = closures.model_of()
+    made = unisono.Trainer(
+        model, closures.SAM(model.parameters(), lr=0.1), loss, shards=2, closure=True
+    )
+    made.fit(closures.data(), batch_size=closures.BATCH_SIZE, steps=2, shuffle=False)
+    assert drawn[:2] == drawn[2:4]
+    assert drawn[4:6] == drawn[6:8]
+    assert len(set(drawn)) == 4
+
+
+def test_without_a_way_to_compute_the_loss_again_it_is_said():
+    run = closures.trainer("sam", 2).run
+    with pytest.raises(RuntimeError, match=r"call `step.again\(lambda batch"):
+        for step in run.steps(closures.data(), batch_size=12, steps=1):
+            with step:
+                for batch in step.shards:
+                    step.backward(closures.loss_of(run.model, batch))
+
+
+class NoClosure(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    def step(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (torch.optim.LBFGS, {"closure": False}, "`closure` must be left out for LBFGS"),
+        (NoClosure, {"closure": True}, "that of NoClosure does not"),
+        (torch.optim.LBFGS, {"audit_every": 3}, "must do without `audit_every`"),
+        (torch.optim.LBFGS, {"exchange": "shared"}, "`closure` needs one for each"),
+        (torch.optim.LBFGS, {"grad_scaler": torch.amp.GradScaler("cpu")}, "without `grad_scaler`"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_training(make, options, words):
+    model = nn.Linear(6, 2)
+    with pytest.raises(ValueError, match=words):
+        unisono.Run(model, make(model.parameters()), shards=2, **options)
+    with pytest.raises(TypeError, match="`closure` must be True, False or None"):
+        unisono.Run(model, torch.optim.LBFGS(model.parameters()), closure="yes")
+
+
+def test_a_loss_that_is_not_finite_ends_the_step_in_any_evaluation():
+    calls = []
+
+    def loss(model, batch):
+        calls.append(1)
+        return closures.loss_of(model, batch) * (float("nan") if len(calls) == 3 else 1.0)
+
+    model = closures.model_of()
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    optimizer = closures.SAM(model.parameters(), lr=0.1)
+    made = unisono.Trainer(model, optimizer, loss, shards=2, closure=True)
+    with pytest.raises(unisono.NonFiniteLossError):
+        made.fit(closures.data(), batch_size=closures.BATCH_SIZE, steps=2, shuffle=False)
+    # The optimizer had moved them by then.
+    for name, value in model.named_parameters():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", closures.OPTIMIZERS)
+def test_digest_is_the_same_on_any_number_of_workers(name):
+    alone = closures.train(name)
+    for workers in (2, 3):
+        assert unisono.launch(closures.train, name, workers=workers) == [alone] * workers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("at", "exchange"), [("gradients", "staged"), ("sums", "gloo"), ("update", "staged")]
+)
+def test_a_worker_that_is_killed_costs_nothing(monkeypatch, at, exchange):
+    alone = closures.train("sam")
+    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
+    monkeypatch.setenv("UNISONO_FAULTS", f"kill:rank=1,step=2,at={at}")
+    assert unisono.launch(closures.train, "sam", workers=3) == [alone] * 3
+
+
+def train_and_die(name, marker, call):
+    """Train; rank 1 dies as it computes a loss for the `call`-th time, once."""
+    calls = []
+
+    def loss(model, batch):
+        calls.append(1)
+        if len(calls) == call and os.environ.get("RANK") == "1" and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return closures.loss_of(model, batch)
+
+    return closures.train(name, loss=loss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sam", "line search"])
+@pytest.mark.parametrize("call", [3, 4, 8])
+def test_a_worker_may_be_lost_in_any_evaluation(tmp_path, name, call):
+    alone = closures.train(name)
+    marker = tmp_path / "killed"
+    assert unisono.launch(train_and_die, name, marker, call, workers=3) == [alone] * 3
+    assert marker.exists()
+
+
+def train_on_devices(name):
+    return closures.train(name, devices=["cpu", "cpu"])
+
+
+@pytest.mark.parametrize("name", ["sam", "lbfgs"])
+def test_several_devices_of_a_worker_have_the_same_bits(name):
+    assert train_on_devices(name) == closures.train(name)

@@ -1,0 +1,155 @@
+"""Gradients in the program's hands: between the sum and the update, the same on every worker."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import unisono
+
+
+def data():
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(30, 6, generator=generator)
+    return TensorDataset(inputs, (inputs.sum(1) > 0).long())
+
+
+def loss_of(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def noisy(step, gradients):
+    """Clip each layer by itself, add noise, and log nothing."""
+    for gradient in gradients.values():
+        gradient.mul_(min(1.0, 0.2 / float(gradient.norm() + 1e-6)))
+        gradient.add_(torch.randn_like(gradient), alpha=0.01 / (1 + step))
+
+
+def replaced(step, gradients):
+    return {name: gradient.sign() for name, gradient in gradients.items() if "weight" in name}
+
+
+HOOKS = {"noisy": noisy, "replaced": replaced}
+
+
+def make(hook, shards, optimizer="adam", **options):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+    kinds = {"adam": torch.optim.Adam, "adafactor": torch.optim.Adafactor}
+    made = kinds[optimizer](model.parameters(), lr=0.02)
+    return unisono.Trainer(
+        model, made, loss_of, shards=shards, on_gradients=HOOKS.get(hook, hook), **options
+    )
+
+
+def train(hook, shards=4, steps=6, optimizer="adam", **options):
+    trainer = make(hook, shards, optimizer, **options)
+    trainer.fit(data(), batch_size=12, steps=steps, shuffle=False)
+    return trainer.digest()
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.05])
+def test_one_shard_has_the_bits_of_a_plain_loop(clip_norm):
+    plain = make("replaced", 1)
+    model, optimizer = plain.run.model, plain.run.optimizer
+    dataset = data()
+    for step in range(6):
+        start = step * 12 % 36
+        optimizer.zero_grad()
+        loss_of(model, dataset[start : start + 12]).backward()
+        for name, parameter in model.named_parameters():
+            if "weight" in name:
+                parameter.grad.sign_()
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        optimizer.step()
+    trainer = make("replaced", 1, clip_norm=clip_norm)
+    trainer.fit(dataset, batch_size=12, steps=6, shuffle=False)
+    for mine, theirs in zip(trainer.run.model.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_it_sees_mean_gradients_by_name_once_a_step():
+    seen = []
+
+    def see(step, gradients):
+        seen.append((step, {name: gradient.clone() for name, gradient in gradients.items()}))
+        assert not torch.is_grad_enabled()
+
+    trainer = make(see, 3)
+    dataset = data()
+    loss_of(trainer.run.model, dataset[:12]).backward()
+    expected = {name: p.grad.clone() for name, p in trainer.run.model.named_parameters()}
+    trainer.fit(dataset, batch_size=12, steps=4, shuffle=False)
+    assert [step for step, _ in seen] == [0, 1, 2, 3]
+    assert seen[0][1].keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert torch.allclose(seen[0][1][name], gradient, atol=1e-6), name
+
+
+def test_seeing_alone_changes_no_bit():
+    assert train(lambda step, gradients: None) == train(None)
+
+
+def test_it_is_not_called_in_a_step_that_is_skipped():
+    seen = []
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
+
+    def loss(model, batch):
+        # In float16 that overflows until the scale has come down.
+        return loss_of(model, batch) * 64.0
+
+    torch.manual_seed(3)
+    model = nn.Linear(6, 2)
+    trainer = unisono.Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        loss,
+        shards=2,
+        precision="fp16",
+        grad_scaler=scaler,
+        on_gradients=lambda step, gradients: seen.append(
+            all(bool(gradient.isfinite().all()) for gradient in gradients.values())
+        ),
+    )
+    trainer.fit(data(), batch_size=12, steps=8, shuffle=False)
+    assert seen
+    assert all(seen)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_run_is_resumed(hook, tmp_path):
+    train(hook, steps=3, directory=tmp_path / "run")
+    assert train(hook, directory=tmp_path / "run") == train(hook)
+
+
+@pytest.mark.parametrize(
+    ("returned", "kind", "words"),
+    [
+        (3, TypeError, "must return None or gradients by name, but returned a int"),
+        ({"nobody": torch.zeros(1)}, ValueError, "returned 'nobody'"),
+        ({"0.weight": torch.zeros(1)}, ValueError, r"returned torch.Size\(\[1\]\) for '0.weight'"),
+        ({"0.weight": 3.0}, ValueError, "returned float for '0.weight'"),
+    ],
+)
+def test_what_is_no_gradient_is_refused(returned, kind, words):
+    with pytest.raises(kind, match=words):
+        train(lambda step, gradients: returned)
+
+
+def test_what_does_not_fit_is_refused_before_training():
+    with pytest.raises(TypeError, match="`on_gradients` must be a function"):
+        make(3, 2)
+    with pytest.raises(ValueError, match="`on_gradients` needs one for each"):
+        make("noisy", 2, exchange="shared")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("hook", "optimizer"), [("noisy", "adam"), ("replaced", "adafactor")])
+def test_digest_is_the_same_on_any_number_of_workers(monkeypatch, hook, optimizer):
+    alone = train(hook, optimizer=optimizer)
+    assert unisono.launch(train, hook, 4, 6, optimizer, workers=2) == [alone] * 2
+    monkeypatch.setenv("UNISONO_EXCHANGE", "gloo")
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=1,step=2,at=sums")
+    assert unisono.launch(train, hook, 4, 6, optimizer, workers=3) == [alone] * 3

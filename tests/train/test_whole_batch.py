@@ -1,0 +1,205 @@
+"""A loss over the whole global batch: the bits of a plain loop, on any number of workers."""
+
+import os
+import signal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import unisono
+
+BATCH_SIZE = 12
+
+
+class Towers(nn.Module):
+    """Two encoders and a temperature, as CLIP has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 4))
+        self.right = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4))
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, left, right):
+        return F.normalize(self.left(left), dim=1), F.normalize(self.right(right), dim=1)
+
+
+def data():
+    generator = torch.Generator().manual_seed(5)
+    left = torch.randn(34, 6, generator=generator)
+    return TensorDataset(left, left[:, :5] + 0.1 * torch.randn(34, 5, generator=generator))
+
+
+def embed(model, batch):
+    return model(*batch)
+
+
+def contrast(model, features):
+    left, right = features
+    logits = model.scale * left @ right.T
+    labels = torch.arange(len(logits), device=logits.device)
+    found = (logits.argmax(1) == labels).float().mean()
+    return {
+        "loss": (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2,
+        "found": found,
+    }
+
+
+def make(shards, contrast=contrast, embed=embed, optimizer=torch.optim.Adam, **options):
+    torch.manual_seed(3)
+    model = Towers()
+    made = optimizer(model.parameters(), lr=0.02)
+    return unisono.Trainer(model, made, contrast, embed=embed, shards=shards, **options)
+
+
+def train(shards=4, steps=6, **options):
+    trainer = make(shards, **options)
+    trainer.fit(data(), batch_size=BATCH_SIZE, steps=steps, shuffle=False)
+    return trainer.digest()
+
+
+def test_one_shard_has_the_bits_of_a_plain_loop():
+    trainer = make(1, optimizer=torch.optim.SGD)
+    trainer.run.model.left[2].p = 0.0
+    torch.manual_seed(3)
+    model = Towers()
+    model.left[2].p = 0.0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    dataset = data()
+    for step in range(6):
+        start = step * BATCH_SIZE % 36
+        optimizer.zero_grad()
+        contrast(model, embed(model, dataset[start : start + BATCH_SIZE]))["loss"].backward()
+        optimizer.step()
+    trainer.fit(dataset, batch_size=BATCH_SIZE, steps=6, shuffle=False)
+    for name, mine in trainer.run.model.named_parameters():
+        assert torch.equal(mine, dict(model.named_parameters())[name]), name
+
+
+@pytest.mark.parametrize("shards", [2, 3, 5])
+def test_gradients_of_several_shards_are_those_of_the_whole_batch(shards):
+    seen = {1: {}, shards: {}}
+    for number, found in seen.items():
+
+        def see(step, gradients, found=found):
+            found |= {name: gradient.clone() for name, gradient in gradients.items()}
+
+        trainer = make(number, on_gradients=see)
+        trainer.run.model.left[2].p = 0.0
+        trainer.fit(data(), batch_size=BATCH_SIZE, steps=1, shuffle=False)
+    assert seen[1].keys() == seen[shards].keys() == dict(Towers().named_parameters()).keys()
+    for name in seen[1]:
+        assert torch.allclose(seen[1][name], seen[shards][name], atol=1e-6), name
+
+
+def test_means_are_those_of_the_whole_batch():
+    trainer = make(3)
+    trainer.run.model.left[2].p = 0.0
+    trainer.run.model.train()
+    with torch.no_grad():
+        expected = contrast(trainer.run.model, embed(trainer.run.model, data()[:BATCH_SIZE]))
+    summary = trainer.fit(data(), batch_size=BATCH_SIZE, steps=1, shuffle=False)
+    assert summary.means["loss"] == pytest.approx(expected["loss"].item(), rel=1e-6)
+    assert summary.means["found"] == pytest.approx(expected["found"].item())
+
+
+def test_validation_takes_features_of_whole_batches():
+    trainer, dataset = make(3), data()
+    found = trainer.evaluate(dataset, batch_size=BATCH_SIZE)
+    model = trainer.run.model.eval()
+    total = 0.0
+    with torch.no_grad():
+        for start in range(0, 34, BATCH_SIZE):
+            batch = dataset[start : start + BATCH_SIZE]
+            total += contrast(model, embed(model, batch))["loss"].item() * len(batch[0])
+    assert found["loss"] == pytest.approx(total / 34, rel=1e-6)
+    assert set(found) == {"loss", "found"}
+    metrics = {"rows": lambda left, right: len(left)}
+    assert trainer.evaluate(dataset, batch_size=5, metrics=metrics, forward=embed)["rows"] == 34
+
+
+def test_a_loop_of_ones_own_gathers():
+    trainer = make(4)
+    run = trainer.run
+    for step in run.steps(data(), batch_size=BATCH_SIZE, steps=6, shuffle=False):
+        with step:
+            step.gather(
+                lambda batch: embed(run.model, batch), lambda rows: contrast(run.model, rows)
+            )
+    assert trainer.digest() == train()
+
+
+def test_a_run_is_resumed(tmp_path):
+    train(steps=3, directory=tmp_path / "run")
+    assert train(directory=tmp_path / "run") == train()
+
+
+@pytest.mark.parametrize("options", [{"clip_norm": 0.1}, {"devices": ["cpu", "cpu"]}])
+def test_it_goes_with_other_options(options):
+    assert train(**options) == train(**{k: v for k, v in options.items() if k != "devices"})
+
+
+def test_half_precision_learns():
+    assert train(precision="bf16") != train()
+
+
+@pytest.mark.parametrize(
+    ("embed", "words"),
+    [
+        (
+            lambda model, batch: model(*batch)[0].mean(),
+            r"one row for each of the \d+ samples .* \(",
+        ),
+        (lambda model, batch: "words", "but gave str"),
+    ],
+)
+def test_what_is_no_row_is_refused(embed, words):
+    with pytest.raises(TypeError, match=words):
+        train(embed=embed)
+
+
+def test_wrong_forms_are_refused_before_training():
+    with pytest.raises(TypeError, match="`embed` must be a function"):
+        make(2, embed=3)
+    with pytest.raises(ValueError, match="`closure` must be left out"):
+        make(2, closure=True)
+    run = make(2).run
+    with pytest.raises(RuntimeError, match="must be called once, within `with step:`"):
+        for step in run.steps(data(), batch_size=BATCH_SIZE, steps=1):
+            step.gather(embed, contrast)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["shared", "staged"])
+def test_digest_is_the_same_on_any_number_of_workers(monkeypatch, exchange):
+    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
+    alone = train()
+    for workers in (2, 3):
+        assert unisono.launch(train, workers=workers) == [alone] * workers
+
+
+def train_and_die(marker, call):
+    """Train; rank 1 dies as it embeds a batch for the `call`-th time, once."""
+    calls = []
+
+    def embed_or_die(model, batch):
+        calls.append(1)
+        if len(calls) == call and os.environ.get("RANK") == "1" and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return embed(model, batch)
+
+    return train(embed=embed_or_die)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["shared", "staged"])
+@pytest.mark.parametrize("call", [3, 4])  # gathering, and in the passes after it
+def test_a_worker_that_is_killed_costs_nothing(monkeypatch, tmp_path, call, exchange):
+    monkeypatch.setenv("UNISONO_EXCHANGE", exchange)
+    marker = tmp_path / "killed"
+    assert unisono.launch(train_and_die, marker, call, workers=3) == [train()] * 3
+    assert marker.exists()
