@@ -335,6 +335,9 @@ def test_a_loss_that_is_not_finite_is_raised():
         ({"devices": ["cpu", "cpu"], "shards": 4}, "`devices` must be left out"),
         ({"balance": "speed"}, '`balance` must be "memory" or the names of layers'),
         ({"balance": {0: ["first"]}}, "says nothing of `last`"),
+        ({"audit_every": 1}, "`audit_every` must be left out where workers compute stages"),
+        ({"closure": True}, "`closure` must be left out where workers compute stages"),
+        ({"compile": True}, "`compile` must be left out where workers compute stages"),
         ({"shards_in_flight": 0}, "`shards_in_flight` must be at least 1"),
     ],
 )

@@ -191,6 +191,9 @@ class Trainer:
             )
         self.run.fixed.update(self._computing.fixed_on(self.run.device))
         check_computing(model, self._computing)
+        for name, is_given in (("compile", compile), ("embed", embed is not None)):
+            if is_given and self.run.team.num_stages > 1:
+                raise ValueError(refusal_of(name))
         self._computing.prepare(model)
         self._schedule = Schedule(schedule, schedule_every, optimizer, schedule_monitor)
         self.run.fixed["schedule"] = self._schedule.name
@@ -201,8 +204,6 @@ class Trainer:
         self._loss = over_cuts(model, self._computing.of(loss, self.run.device))
         self._embed = None
         if embed is not None:
-            if self.run.team.num_stages > 1:
-                raise ValueError(refusal_of("embed"))
             self._embed = over_cuts(model, self._computing.of(embed, self.run.device))
         # Passes are timed in a fork, which no accelerator survives.
         is_alone = not (self.run.team.is_replacement or compile or devices or embed is not None)
