@@ -20,6 +20,7 @@ at         where in a step
 =========  =======================================================================================
 begin      when it begins; without ``at``, here
 shard      before the forward pass of a shard
+backward   before the backward pass of a shard, where workers compute stages of a model
 gradients  the own shards are done; before the others are met
 audit      in a step that is audited: before another's shards are computed again
 sums       all shards are done; before they are added up
@@ -56,6 +57,7 @@ DEEDS = ("kill", "stop", "raise", "exit", "segv")
 PLACES = (
     "begin",
     "shard",
+    "backward",
     "gradients",
     "audit",
     "sums",

@@ -83,6 +83,14 @@ from unisono.world import threads_per_worker
     "default, else 1. Worker LOCAL_RANK takes GPU LOCAL_RANK // N.",
 )
 @click.option(
+    "--stages",
+    callback=count,
+    default="1",
+    metavar="N",
+    help="How many workers compute one replica of the model together, each a part of it; N must "
+    "divide the number of workers. The result stays the same.",
+)
+@click.option(
     "--backend",
     default=GLOO,
     show_default=True,
@@ -114,6 +122,7 @@ def run(
     workers_per_gpu: int | None,
     debug: bool,
     backend: str,
+    stages: int,
 ) -> None:
     """Run SCRIPT with its ARGS on several workers of this machine.
 
@@ -140,6 +149,7 @@ def run(
       unisono run --gpus 0,3 train.py            two workers, each with a GPU
       unisono run --workers-per-gpu 2 train.py   two workers for each GPU
       unisono run --gpus none train.py           on the CPU, one worker for each core
+      unisono run -n 4 --stages 2 train.py       two replicas, each cut in two
       unisono run --backend unisono ddp.py       its gloo groups run on our backend
 
     \b
@@ -154,7 +164,7 @@ def run(
     with refusing():
         read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         check_backend("--backend", backend)
-        asked = Asked(workers, gpus, workers_per_gpu)
+        asked = Asked(workers, gpus, workers_per_gpu, stages)
         placement = place_workers(IN_SHELL, asked, os.environ, Machine.here())
         threads = threads_per_worker() if threads is None else threads
     command = ["unisono", *sys.argv[1:]]
@@ -171,5 +181,6 @@ def run(
         replaces=replaces,
         stall_timeout_s=stall_timeout_s,
         backend=backend,
+        stages=stages,
     )
     leave(run_workers(job))

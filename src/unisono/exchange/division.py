@@ -3,6 +3,9 @@
 Follows from the membership, and from the speeds of the workers' devices where these differ. Where
 a worker is lost within a step, the others keep what they have computed and divide the rest among
 themselves.
+
+Where a model is cut into stages, neighbours compute the shards of their replica together, and each
+part is theirs together. Then a step is begun only by all workers.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ class Division:
     Attributes:
         shards: those that this worker computes, as long as nobody is lost.
         parts: those of all workers; together they are every shard once.
-        parts_of: those of each member, by its rank.
+        parts_of: those of each member, by its rank; of each replica, by that of its first stage.
         mine: those of `parts` that are this worker's, as long as nobody is lost.
         pieces: what this worker adds up and updates where all workers do so together.
     """
@@ -49,12 +52,13 @@ class Division:
         """Divide all anew among those who are members now."""
         team = self._team
         ranks = team.membership.ranks
-        speeds = None if self._speeds is None else [self._speeds[rank] for rank in ranks]
-        ranges = assign(self.num_shards, team.size, speeds)
-        self._held: Held = {r: [own] for r, own in zip(team.membership.ranks, ranges, strict=True)}
+        speakers = ranks[:: team.num_stages]
+        speeds = None if self._speeds is None else [self._speeds[rank] for rank in speakers]
+        ranges = assign(self.num_shards, len(speakers), speeds)
+        self._held: Held = {r: [own] for r, own in zip(speakers, ranges, strict=True)}
         self._membership: Membership = team.membership
         self._divided_by = self._speeds
-        self.shards = ranges[team.position]
+        self.shards = ranges[team.position // team.num_stages]
         self.mine = parts_of(self.shards, self.num_shards)
         self._follow()
 

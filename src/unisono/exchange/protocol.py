@@ -66,6 +66,8 @@ class Exchange(ABC):
             with whole parameters and the state that its own optimizer has.
         have_all: whether every worker has the whole state; else the leader alone updates, and has
             the optimizer's state.
+        of_stage: which parameters' gradients this worker publishes, where it computes one stage of
+            a model; None: all of them.
         has_replicas: whether each worker has parameters of its own, so that they can be compared.
         pieces: what this worker adds up: pieces of the parameters, or all of them whole.
         totals: the sums over `pieces`, as vectors.
@@ -74,6 +76,7 @@ class Exchange(ABC):
 
     homes: Homes | None = None
     have_all = True
+    of_stage: Sequence[int] | None = None
     has_replicas = False
     pieces: Sequence[Piece]
     totals: Sequence[torch.Tensor]
@@ -148,7 +151,10 @@ class Exchange(ABC):
         Raises:
             TypeError: a gradient is sparse.
         """
-        self._parts.publish(part, gradients)
+        if self.of_stage is None:
+            self._parts.publish(part, gradients)
+        else:
+            self._parts.publish_some(part, gradients, self.of_stage)
 
     @property
     def takes_early(self) -> bool:

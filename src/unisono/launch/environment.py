@@ -12,12 +12,16 @@ from types import MappingProxyType
 from unisono.callbacks.cell import environment_of_workers
 from unisono.launch.job import Job
 from unisono.workers.launcher_link import COMMAND_VARIABLE, STARTED_VARIABLE
+from unisono.world import STAGES_VARIABLE
 
 ADDRESS = "127.0.0.1"
 """At which the ranks of process groups meet."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # Set by another launcher around this one, they would be wrong about these workers.
-_NOT_TRUE_HERE = ("TORCHELASTIC_", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_PORT")
+_NOT_TRUE_HERE = (
+    *("TORCHELASTIC_", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_PORT"),
+    STAGES_VARIABLE,
+)
 # What gloo, tensorpipe and NCCL listen on; else the address of the host's name, for all to see.
 _LOOPBACK_ONLY = {
     "GLOO_SOCKET_IFNAME": "lo",
@@ -37,6 +41,7 @@ _DEBUG = {
 def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables of worker `rank`; `link_fds` are those of its link."""
     kept = {k: v for k, v in job.environ.items() if not k.startswith(_NOT_TRUE_HERE)}
+    stages = {STAGES_VARIABLE: str(job.stages)} if job.stages > 1 else {}
     master = {} if job.master_port is None else {"MASTER_PORT": str(job.master_port)}
     return {
         **_LOOPBACK_ONLY,
@@ -52,6 +57,7 @@ def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict
         "GROUP_WORLD_SIZE": "1",
         "MASTER_ADDR": ADDRESS,
         **master,
+        **stages,
         **link_fds,
     }
 

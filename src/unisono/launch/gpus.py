@@ -27,6 +27,7 @@ class OptionNames:
         workers, gpus, workers_per_gpu: the options.
         on_cpu: how to ask for workers that see no GPU.
         sharing: how to ask for several workers on each GPU, with a place for the number.
+        stages: the option that says how many workers compute one replica of the model.
     """
 
     workers: str
@@ -34,13 +35,14 @@ class OptionNames:
     workers_per_gpu: str
     on_cpu: str
     sharing: str
+    stages: str
 
 
 IN_SHELL = OptionNames(
-    "-n", "--gpus", "--workers-per-gpu", f"--gpus {NONE}", "--workers-per-gpu {}"
+    "-n", "--gpus", "--workers-per-gpu", f"--gpus {NONE}", "--workers-per-gpu {}", "--stages"
 )
 IN_PYTHON = OptionNames(
-    "workers", "gpus", "workers_per_gpu", f'gpus="{NONE}"', "workers_per_gpu={}"
+    "workers", "gpus", "workers_per_gpu", f'gpus="{NONE}"', "workers_per_gpu={}", "stages"
 )
 
 

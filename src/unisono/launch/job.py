@@ -56,6 +56,7 @@ class Job:
         replaces: whether a lost worker is replaced; otherwise the others continue without it.
         stall_timeout_s: how long a worker that others wait for may stand still, in seconds.
         backend: what runs the program's gloo process groups: gloo or unisono.
+        stages: how many workers compute one replica of the model together.
         seed: where random generators start that no caller brings; the same on every worker.
         started_unix_s: when the user asked for it, in seconds since 1970.
         master_port: at which ranks meet where the program does not say it; None without a network.
@@ -76,6 +77,7 @@ class Job:
     replaces: bool
     stall_timeout_s: float
     backend: str
+    stages: int = 1
     seed: int = field(default_factory=fresh_seed)
     started_unix_s: float = field(default_factory=time.time)
     master_port: int | None = None

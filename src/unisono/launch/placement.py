@@ -29,7 +29,7 @@ from unisono.launch.gpus import (
 from unisono.launch.job import too_many_workers
 from unisono.launch.nvml import gpus_of_driver
 from unisono.launch.torch_build import torch_for_cpus_alone
-from unisono.world import WORKERS_PER_GPU_VARIABLE, num_devices, workers_per_gpu
+from unisono.world import WORKERS_PER_GPU_VARIABLE, indivisible, num_devices, workers_per_gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class Asked:
     workers: int | None = None
     gpus: str | None = None
     workers_per_gpu: int | None = None
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +99,18 @@ def place_workers(
         ValueError: they do not fit together, or the machine; the message says what to do.
     """
     gpus = _gpus(names, asked, environ, machine)
+    if asked.workers is not None and (
+        reason := indivisible(names.stages, asked.stages, asked.workers)
+    ):
+        raise ValueError(reason)
     if not gpus:
         if asked.workers_per_gpu is not None:
             raise ValueError(_no_gpu_to_share(names, asked, environ, machine))
         hidden = {VISIBLE_VARIABLE: ""} if asked.gpus == NONE else {}
-        num_workers = machine.num_cores if asked.workers is None else asked.workers
+        num_workers = asked.workers or _in_replicas(machine.num_cores, asked.stages)
         return Placement(num_workers, variables=hidden)
     each = workers_per_gpu(environ) if asked.workers_per_gpu is None else asked.workers_per_gpu
-    num_workers = len(gpus) * each if asked.workers is None else asked.workers
+    num_workers = asked.workers or _in_replicas(len(gpus) * each, asked.stages)
     if reason := too_many_workers(names.workers, num_workers):
         raise ValueError(reason)
     if num_workers > len(gpus) * each:
@@ -116,6 +121,11 @@ def place_workers(
         _variables(gpus, each, environ, is_chosen=asked.gpus is not None),
         _said_on_cpu(names, machine) if asked.workers is None else "",
     )
+
+
+def _in_replicas(num_workers: int, stages: int) -> int:
+    """Round a number of workers down to whole replicas of the model, at least one."""
+    return max(stages, num_workers - num_workers % stages)
 
 
 def _gpus(

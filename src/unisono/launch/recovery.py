@@ -76,6 +76,8 @@ class RecoveryState:
         generation: of the newest membership.
         restarts: how many workers may be lost within a minute.
         replaces: whether a lost worker is replaced; else the others go on without it.
+        world_size: how many workers there are to be.
+        needs_all: whether the others cannot go on without one, as each has a stage of the model.
         is_ready: whether a lost worker can be made up for at all.
         trouble: why it cannot any more.
         has_lost: somebody of the membership was lost, and the others have not gone on since.
@@ -93,6 +95,8 @@ class RecoveryState:
     generation: int = 0
     restarts: int = RESTARTS
     replaces: bool = True
+    world_size: int = 0
+    needs_all: bool = False
     is_ready: bool = False
     trouble: str = ""
     has_lost: bool = False
@@ -120,9 +124,21 @@ class RecoveryDecision:
     reason: str = ""
 
 
-def start(world_size: int, *, restarts: int = RESTARTS, replaces: bool = True) -> RecoveryState:
+def start(
+    world_size: int,
+    *,
+    restarts: int = RESTARTS,
+    replaces: bool = True,
+    needs_all: bool = False,
+) -> RecoveryState:
     """Describe a job whose workers have just been asked for."""
-    return RecoveryState(Membership.of(world_size), restarts=restarts, replaces=replaces)
+    return RecoveryState(
+        Membership.of(world_size),
+        restarts=restarts,
+        replaces=replaces,
+        world_size=world_size,
+        needs_all=needs_all,
+    )
 
 
 def decide(state: RecoveryState, event: Event) -> RecoveryDecision:
@@ -176,6 +192,11 @@ def _lost(state: RecoveryState, event: Lost) -> RecoveryDecision:
         )
     elif not state.replaces and state.membership is None:
         trouble = "it was the last worker, and `--no-replace` or `replace=False` allows no other"
+    elif not state.replaces and state.needs_all:
+        trouble = (
+            "it had a stage of the model that nobody else has, and `--no-replace` or "
+            "`replace=False` allows no other"
+        )
     if trouble:
         return RecoveryDecision(state, (GiveUp(),), trouble)
     actions: tuple[Action, ...] = (MarkDeparture(event.rank, Departure.LOST),)
@@ -270,6 +291,9 @@ def _go_on(
         stop.between_steps and state.loop is not None and state.is_ready and not state.has_lost
     )
     joining = sorted(state.asking) if may_join else []
+    num_members = len(membership.ranks) + len(joining)
+    if may_join and state.needs_all and num_members < state.world_size:
+        return state, ()  # they stand still until the missing ones have come
     state, new = _of_members(state, (*membership.ranks, *joining), leader=membership.leader)
     answers = [Answer(rank, Continue(new)) for rank in membership.ranks]
     # Before anybody goes on: the seat still shows to how many meetings its last owner came.

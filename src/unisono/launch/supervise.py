@@ -115,7 +115,12 @@ class _Supervision:
         self._selector.register(self._woken, selectors.EVENT_READ, self._read_writer)
         faults = read_faults(job.environ.get(FAULTS_VARIABLE, ""))
         writer = CheckpointWriter(say, lambda number: disk_full(faults, number))
-        members = recovery.start(job.num_workers, restarts=job.restarts, replaces=job.replaces)
+        members = recovery.start(
+            job.num_workers,
+            restarts=job.restarts,
+            replaces=job.replaces,
+            needs_all=job.stages > 1,
+        )
         self._desk = Reception(self._control, self, members, writer, self._wake, say)
 
     def start_workers(self) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -85,6 +85,7 @@ class StepEngine:
         is_skipped: whether the last step's gradients were not finite with a scaled loss.
         present: of which parameters the last step had a gradient.
         timers: where the time of the step under way goes on this worker.
+        is_staged: whether this worker computes a part of the model alone.
     """
 
     takes_closure = False
@@ -128,6 +129,16 @@ class StepEngine:
         self._bad: tuple[int, float] | None = None
         self._step, self._first_shard = 0, 0
         self._follow()
+
+    is_staged = False
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Have the program's operations seen within a step's block, where that is needed."""
+        return nullcontext()
+
+    def abandon(self) -> None:
+        """Leave a step that cannot be finished. Collective."""
+        raise NotImplementedError("a step is abandoned where workers compute stages of a model")
 
     @property
     def shards(self) -> Sequence[int]:

@@ -66,21 +66,22 @@ class AuditedStep(Step):
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:
+    ) -> bool:
         if error is None and self._has_to_go_back:
             self._engine.end_passes()
             self._is_finished = True
             self._boundary.go_back()
-            return
+            return False
         if error is None and self._taken and not self._is_settled:
             self._engine.end_passes()
             raise RuntimeError(
                 f"with `audit_every`, `step.shards` must be looped over to its end, but was left "
                 f"before in step {self.number}: other workers' shards come after the own ones."
             )
-        super().__exit__(kind, error, traceback)
+        is_handled = super().__exit__(kind, error, traceback)
         if error is None and self.is_done:
             self._compare()
+        return is_handled
 
     def _batches(self) -> Iterator[Any]:
         membership = self._team.membership

@@ -172,7 +172,7 @@ class Boundary:
         planned, self._planned = self._planned, BoundaryTasks.NOTHING
         if not self._exchange.is_lost:
             self._carry_out(planned)
-        if self._exchange.is_lost:
+        if self._exchange.is_lost or not self._team.can_compute:
             self.go_back()
             return False
         return True
@@ -183,6 +183,9 @@ class Boundary:
         self.undo()
         self._planned = BoundaryTasks.NOTHING
         self.is_between_steps = True
+        while not self._team.can_compute:  # a stage of the model is missing
+            self._run.observer.before_pause()
+            self._team.pause()
 
     def undo(self) -> None:
         """Put back what an exchange does not: what the program changed after a lost step, say."""

@@ -43,7 +43,7 @@ class ClosureStep(Step):
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:
+    ) -> bool:
         try:
             if error is None and self._compute_loss_again is None and self._boundary.loss is None:
                 self._engine.end_passes()
@@ -52,7 +52,7 @@ class ClosureStep(Step):
                     f"{self.number} nobody has said how it is computed: call "
                     f"`step.again(lambda batch: loss(step.model, batch))` within the block."
                 )
-            super().__exit__(kind, error, traceback)
+            return super().__exit__(kind, error, traceback)
         finally:
             self._closures.compute_again = None
 

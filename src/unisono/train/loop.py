@@ -16,19 +16,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from unisono.data.fetch import Fetch
 from unisono.device import num_threads
 from unisono.exchange.choice import chosen
+from unisono.exchange.protocol import Exchange
 from unisono.forbidden import collectives_watched
+from unisono.stages.stage_worker import StageWorker
 from unisono.step.closure_engine import ClosureEngine
 from unisono.step.engine import StepEngine
 from unisono.step.phase_timers import PhaseTimers
 from unisono.step.run_delay import RunDelay
+from unisono.step.staged_engine import StagedEngine
 from unisono.train.alternation import open_loop
 from unisono.train.audited_boundary import AuditedBoundary
 from unisono.train.audited_step import next_step
 from unisono.train.boundary import Boundary
+from unisono.train.bubble import tell_bubble
 from unisono.train.closure_step import ClosureStep
 from unisono.train.compiling import every_shape_compiled
 from unisono.train.determinism import deterministic_kernels
@@ -45,6 +50,9 @@ from unisono.train.step import Step
 from unisono.train.unused_parameters import UnusedParameters
 from unisono.workers.launcher_messages import Live, Passed
 from unisono.world import threads_per_worker
+
+# Beside the memory of a loop and those of loops within it.
+_PIPE_KEY = 1 << 31
 
 
 def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, None, None]:
@@ -92,11 +100,15 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
                 watch.finish()
                 if notes is not None:
                     notes.end()
+                if isinstance(boundary.engine, StagedEngine):
+                    tell_bubble(run, boundary.engine)
                 return
             if not is_over and run.kept.position.batch == 0:
                 begin_epoch(run, plan.samples, is_agreed=is_agreed)
             is_agreed = False
             if not boundary.act() or run.is_over(plan.totals):
+                # Who has joined there, in the place of a lost stage, comes behind that, too.
+                is_agreed = boundary.engine.is_staged
                 continue
             if balance.is_needed:
                 balance.before_step()
@@ -106,6 +118,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             step.check_finished()
             if not step.is_done:
                 boundary.undo()
+                is_agreed = boundary.engine.is_staged
                 continue
             if balance.is_needed:
                 balance.after_step(step.num_samples)
@@ -177,19 +190,35 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTim
         live=live,
     )
     run.memory = exchange.memory
-    kind = ClosureEngine if run.takes_closure else StepEngine
-    return kind(
+    options: dict[str, Any] = {
+        "seed": plan.samples.seed,
+        "team": run.team,
+        "clipping": run.options.clipping,
+        "scaling": run.scaling,
+        "is_deterministic": run.is_deterministic,
+        "timers": timers,
+        "others": run.other_devices,
+        "on_gradients": run.options.on_gradients,
+    }
+    if run.team.num_stages == 1:
+        kind = ClosureEngine if run.takes_closure else StepEngine
+        return kind(model, optimizer, exchange, **options)
+    return StagedEngine(model, optimizer, exchange, stages=_stages(run, exchange), **options)
+
+
+def _stages(run: RunContext, exchange: Exchange) -> StageWorker:
+    """Cut the model into the stages of a replica."""
+    model = run.kept.model
+    own = {id(parameter) for parameter in model.parameters()}
+    others = [p for p in (*exchange.parameters, *exchange.fixed) if id(p) not in own]
+    return StageWorker(
         model,
-        optimizer,
-        exchange,
-        seed=plan.samples.seed,
-        team=run.team,
-        clipping=run.options.clipping,
-        scaling=run.scaling,
-        is_deterministic=run.is_deterministic,
-        timers=timers,
-        others=run.other_devices,
-        on_gradients=run.options.on_gradients,
+        others,
+        run.team,
+        run.device,
+        key=exchange.memory.arena.key + _PIPE_KEY,
+        balance=run.options.balance,
+        in_flight=run.options.shards_in_flight,
     )
 
 

@@ -27,6 +27,7 @@ from unisono.data.fingerprint import Fingerprints
 from unisono.device import AUTO, drawn_without_seed
 from unisono.exchange.choice import name_of_exchange
 from unisono.plan.samples import SamplePlan
+from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.contents import check_contents
 from unisono.state.position import Position
 from unisono.state.program_state import ExtraState
@@ -43,6 +44,7 @@ from unisono.train.out_of_memory import explained, memory_explained
 from unisono.train.run_context import Observer, RunContext
 from unisono.train.run_options import RunOptions
 from unisono.train.split_model import check_split_before, devices_of_run, place_on
+from unisono.train.stage_checks import check_stages
 from unisono.train.start import start
 from unisono.train.step import Step
 from unisono.train.totals import Totals
@@ -114,6 +116,11 @@ class Run:
             deterministic kernels while this computes, its switches are put back after, and an
             operation that has none raises :class:`unisono.NondeterministicError`. False: torch's
             switches stay as the program has them. On the CPU it changes nothing.
+        balance: with ``--stages``, which layers are on which stage: ``"memory"``: the largest stage
+            is as small as it can be; or by the number of each stage the names of its layers, such
+            as ``{0: ["embed", "blocks.0"], 1: ["blocks.1", "head"]}``. It changes no bit.
+        shards_in_flight: with ``--stages``, how many shards may be under way at once; None: as many
+            as there are stages. It changes no bit.
         audit_every: every so many steps, each worker computes the shards of another again, and
             replicas are compared, so that bits which memory or a processor got wrong are found: the
             worker is named and replaced, and the run goes back to where all was right. None: never.
@@ -159,6 +166,8 @@ class Run:
         devices: Sequence[str | torch.device] | None = None,
         exchange: str = AUTO,
         exact: bool = True,
+        balance: Balance = BY_MEMORY,
+        shards_in_flight: int | None = None,
         audit_every: int | None = None,
         on_gradients: OnGradients | None = None,
         closure: bool | None = None,
@@ -176,8 +185,10 @@ class Run:
         self.joint_calls = context().join()
         self.team = self.joint_calls.team
         self.world = self.team.world
-        self.shards, self.seed = options.num_shards(self.world.world_size), options.seed
+        self.shards = options.num_shards(self.world.world_size, self.team.num_stages)
+        self.seed = options.seed
         self.device, *others = devices_of_run(model, options, self.world)
+        check_stages(self.team, model, self.device, options, 1 + len(others))
         check_contents(model, optimizer, self.device)
         options.check_closure(optimizer)
         # Refuses what does not fit.

@@ -16,6 +16,7 @@ from unisono.device_choice import read_names
 from unisono.exchange.choice import check_exchange
 from unisono.plan.samples import NUM_SEEDS
 from unisono.plan.shards import assign
+from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.optimizers import needs_closure, takes_closure
 from unisono.step.clipping import Clipping
 from unisono.step.gradient_hook import OnGradients
@@ -52,6 +53,8 @@ class RunOptions:
     devices: Sequence[str | torch.device] | None = None
     exchange: str = AUTO
     exact: bool = True
+    balance: Balance = BY_MEMORY
+    shards_in_flight: int | None = None
     audit_every: int | None = None
     on_gradients: OnGradients | None = None
     closure: bool | None = None
@@ -72,6 +75,9 @@ class RunOptions:
         if self.devices is not None:
             self._set("devices", tuple(read_names(self.devices)))
         check_exchange(self.exchange)
+        if self.shards_in_flight is not None:
+            in_flight = check_whole("shards_in_flight", self.shards_in_flight, at_least=1)
+            self._set("shards_in_flight", in_flight)
         if self.on_gradients is not None and not callable(self.on_gradients):
             raise TypeError(
                 f"`on_gradients` must be a function of (step, gradients by name), but is of type "
@@ -95,8 +101,12 @@ class RunOptions:
         names = [option.name for option in fields(cls) if option.init]
         return cls(**{name: arguments[name] for name in names} | others)
 
-    def num_shards(self, world_size: int) -> int:
+    def num_shards(self, world_size: int, num_stages: int = 1) -> int:
         """Give S: what was asked for, or else one shard for each core, worker or device.
+
+        Args:
+            world_size: how many workers there are.
+            num_stages: how many of them compute shards together.
 
         Raises:
             ValueError: there are more workers, or more of their devices, than shards.
@@ -104,8 +114,8 @@ class RunOptions:
         each = 1 if self.devices is None else len(self.devices)
         devices = world_size * each
         shards = max(num_devices(), devices) if self.shards is None else self.shards
-        assign(shards, world_size)
-        if shards < devices:
+        assign(shards, world_size // num_stages)
+        if self.devices is not None and shards < devices:
             workers = "" if world_size == 1 else f" of {world_size} workers"
             raise ValueError(
                 f"`shards` must be at least the number of `devices`{workers} ({devices}), or one "

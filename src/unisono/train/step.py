@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from traceback import walk_tb
 from types import TracebackType
 from typing import Any
@@ -13,6 +14,7 @@ from unisono.device import Device
 from unisono.errors import NonFiniteLossError
 from unisono.notices import listed
 from unisono.plan.samples import SamplePlan
+from unisono.stages.pipe import ReplicaBrokenError
 from unisono.state.position import Position
 from unisono.step.non_finite import NonFiniteCause
 from unisono.step.phase_timers import Phase
@@ -65,6 +67,7 @@ class Step:
         self._done: set[int] = set()
         self._have_all_arrived = False
         self._is_finished = False
+        self._watched: ExitStack | None = None
 
     @property
     def loss(self) -> float:
@@ -274,6 +277,9 @@ class Step:
         first = next(shard for shard, size in enumerate(self._shard_sizes) if size)
         self._boundary.begin_step(self.number)
         self._engine.begin(self.number, first)
+        if self._engine.is_staged:
+            self._watched = ExitStack()
+            self._watched.enter_context(self._engine.watched())
         self._entered = True
         return self
 
@@ -282,9 +288,27 @@ class Step:
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:
+    ) -> bool:
+        if self._watched is not None:
+            self._watched.close()
         self._engine.end_passes()
         self.model = self._engine.model
+        if isinstance(error, ReplicaBrokenError):
+            self._abandon()
+            return True
+        try:
+            self._finish(error)
+        except ReplicaBrokenError:
+            self._abandon()
+        return False
+
+    def _abandon(self) -> None:
+        """Leave a step that cannot be finished, as a worker with a stage of the model was lost."""
+        self._engine.abandon()
+        self._is_finished = True
+        self._boundary.go_back()
+
+    def _finish(self, error: BaseException | None) -> None:
         if self._engine.non_finite.is_repeating and isinstance(error, Exception):
             error = None  # the pass before went well; what it has led to is told instead
         if error is not None or self._engine.refusals.is_noting:

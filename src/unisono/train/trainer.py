@@ -22,6 +22,7 @@ from unisono.data.collating import Collate
 from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.device import AUTO
+from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.digest import digest_of, digest_of_weights
 from unisono.state.weights import check_weights, save_weights
 from unisono.step.gradient_hook import OnGradients
@@ -38,6 +39,7 @@ from unisono.train.run import Run
 from unisono.train.run_options import RunOptions
 from unisono.train.schedule import KEY, Schedule
 from unisono.train.split_model import check_computing, over_cuts
+from unisono.train.stage_checks import refusal_of
 from unisono.train.sweep import Forward, Sweep
 from unisono.train.totals import Totals
 from unisono.train.validation import Validation
@@ -107,6 +109,11 @@ class Trainer:
             deterministic kernels while this computes, its switches are put back after, and an
             operation that has none raises :class:`unisono.NondeterministicError`. False: torch's
             switches stay as the program has them. On the CPU it changes nothing.
+        balance: with ``--stages``, which layers are on which stage: ``"memory"``: the largest stage
+            is as small as it can be; or by the number of each stage the names of its layers, such
+            as ``{0: ["embed", "blocks.0"], 1: ["blocks.1", "head"]}``. It changes no bit.
+        shards_in_flight: with ``--stages``, how many shards may be under way at once; None: as many
+            as there are stages. It changes no bit.
         audit_every: every so many steps, each worker computes the shards of another again, and
             replicas are compared, so that bits which memory or a processor got wrong are found: the
             worker is named and replaced, and the run goes back to where all was right. None: never.
@@ -160,6 +167,8 @@ class Trainer:
         devices: Sequence[str | torch.device] | None = None,
         exchange: str = AUTO,
         exact: bool = True,
+        balance: Balance = BY_MEMORY,
+        shards_in_flight: int | None = None,
         audit_every: int | None = None,
         on_gradients: OnGradients | None = None,
         closure: bool | None = None,
@@ -182,6 +191,9 @@ class Trainer:
             )
         self.run.fixed.update(self._computing.fixed_on(self.run.device))
         check_computing(model, self._computing)
+        for name, is_given in (("compile", compile), ("embed", embed is not None)):
+            if is_given and self.run.team.num_stages > 1:
+                raise ValueError(refusal_of(name))
         self._computing.prepare(model)
         self._schedule = Schedule(schedule, schedule_every, optimizer, schedule_monitor)
         self.run.fixed["schedule"] = self._schedule.name
@@ -194,10 +206,9 @@ class Trainer:
         if embed is not None:
             self._embed = over_cuts(model, self._computing.of(embed, self.run.device))
         # Passes are timed in a fork, which no accelerator survives.
-        is_timed = self.run.device.is_host and not (
-            self.run.team.is_replacement or compile or devices
-        )
-        shards_watched = self.run.shards if is_timed and embed is None else 0
+        is_alone = not (self.run.team.is_replacement or compile or devices or embed is not None)
+        is_timed = self.run.device.is_host and is_alone and self.run.team.num_stages == 1
+        shards_watched = self.run.shards if is_timed else 0
         self._passes = PassWatch(model, self._loss, self.run.world, shards_watched)
 
     def fit(

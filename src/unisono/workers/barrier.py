@@ -70,6 +70,10 @@ class Barrier:
         self._look()
         return self._control.departure(other)
 
+    def has_gone_further(self, other: int) -> bool:
+        """Tell whether a worker has come to the meeting that this one comes to next."""
+        return self._has_come(other, (self.arrivals + 1) % _COUNTER)
+
     @property
     def arrivals(self) -> int:
         """Count the meetings that this worker has come to, modulo 2³²."""

@@ -11,7 +11,7 @@ from unisono.workers.launcher_link import LauncherLink, has_launcher
 from unisono.workers.launcher_messages import ComputesOn
 from unisono.workers.single_process import SingleProcess
 from unisono.workers.supervisor import Supervisor
-from unisono.world import WORKERS_PER_GPU_VARIABLE, World, world
+from unisono.world import WORKERS_PER_GPU_VARIABLE, World, num_stages, world
 
 if TYPE_CHECKING:
     from unisono.workers.joint_calls import JointCalls
@@ -86,13 +86,15 @@ class Context:
         refuse_larger_group(here)
         refuse_spawned(here)
         if link is None and here.world_size == 1:
+            num_stages(os.environ, here.world_size)  # refuses several
             return JointCalls(Team(SingleProcess(here)))
         if here not in self._joined:
             supervisor = link or ExternallyLaunched.meet(here)
             if link is not None:
                 link.control.take_seat(here.rank)
             faults = Faults.from_environment(os.environ, here.rank, supervisor.incarnation)
-            self._joined[here] = JointCalls(Team(supervisor, faults))
+            stages = num_stages(os.environ, here.world_size)
+            self._joined[here] = JointCalls(Team(supervisor, faults, stages))
         return self._joined[here]
 
 

@@ -33,16 +33,21 @@ class Team:
     Args:
         supervisor: who started this worker.
         faults: what is to go wrong here, for tests.
+        num_stages: how many neighbours compute one replica of the model together.
 
     Attributes:
         world: this worker's place.
+        num_stages: see above.
         membership: who computes together now.
         is_replacement: whether this worker takes the place of one that was lost.
     """
 
-    def __init__(self, supervisor: Supervisor, faults: Faults | None = None) -> None:
+    def __init__(
+        self, supervisor: Supervisor, faults: Faults | None = None, num_stages: int = 1
+    ) -> None:
         self.supervisor = supervisor
         self.world = supervisor.world
+        self.num_stages = num_stages
         self.is_replacement = supervisor.can_replace and supervisor.incarnation > 0
         self.faults = faults or Faults()
         self.membership = Membership.of(self.world.world_size)
@@ -70,6 +75,22 @@ class Team:
     def size(self) -> int:
         """Count the workers that compute together now."""
         return len(self.membership.ranks)
+
+    @property
+    def stage(self) -> int:
+        """Which part of the model this worker computes, counted from 0."""
+        return self.world.rank % self.num_stages
+
+    @property
+    def replica(self) -> tuple[int, ...]:
+        """The ranks that compute a replica of the model together with this worker, by stage."""
+        first = self.world.rank - self.stage
+        return tuple(range(first, first + self.num_stages))
+
+    @property
+    def can_compute(self) -> bool:
+        """Whether no stage is missing: nobody else can compute the shards of one."""
+        return self.num_stages == 1 or self.size == self.world.world_size
 
     def meet(self, purpose: str) -> bool:
         """Wait for everybody. Collective: every rank calls it, in the same order.
@@ -110,6 +131,14 @@ class Team:
     def has_left(self, rank: int) -> bool:
         """Look whether a worker has ended for good, with a word or without."""
         return self._barrier.departure(rank) not in (Departure.PRESENT, Departure.LOST)
+
+    def departure(self, rank: int) -> Departure:
+        """Look how a worker has left, if it has, also without a word."""
+        return self._barrier.departure(rank)
+
+    def has_gone_further(self, rank: int) -> bool:
+        """Tell whether a worker has come to the meeting that this one comes to next."""
+        return self._barrier.has_gone_further(rank)
 
     @property
     def has_lost(self) -> bool:
