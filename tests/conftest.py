@@ -86,10 +86,20 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Look for garbage in what tests make alone, and compute small things without a pool."""
     build(session)
+    _check_names(session)
     gc.freeze()
     gc.enable()
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # two, with other processes about, take thirty times as long
+
+
+def _check_names(session: pytest.Session) -> None:
+    """Refuse names that no other process has for the same test: two divide the tests by them."""
+    for item in session.items:
+        if " at 0x" in item.nodeid:
+            raise pytest.UsageError(
+                f"the name of a test holds an address, so give `ids`: {item.nodeid}"
+            )
 
 
 @pytest.fixture(autouse=True)

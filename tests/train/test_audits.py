@@ -69,7 +69,7 @@ def train(audit_every, *, faults="", monkeypatch=None, data=DATA, loss=loss_of, 
         {"precision": "fp16"},
         {"clip_norm": 0.1},
     ],
-    ids=str,
+    ids=lambda options: " and ".join(options) or "none",
 )
 def test_an_audited_run_has_the_same_bits(options, capfd):
     expected, _ = train(None, **options)

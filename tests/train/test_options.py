@@ -78,7 +78,8 @@ def test_an_observer_follows_a_run_until_another_one_does():
     run = unisono.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=1)
     observers = [Observer(), Observer()]
     data = torch.utils.data.TensorDataset(torch.ones(4, 1))
-    plan = LoopPlan(data, run.plan(Reading(data, 2)), Totals(None, 1))
+    reading = Reading.of(data, 2)
+    plan = LoopPlan.of(reading, run.plan(reading), Totals(None, 1))
     for observer in observers:
         run.begin_loop(plan, observer).close()
         run.say("hello")

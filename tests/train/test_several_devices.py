@@ -245,7 +245,7 @@ class Flat(Net):
         {"batch_size": 12, "shards": 5, "model": Flat, "fit": {"loader_workers": 1}, "steps": 13},
         {"fit": {"validate": DATA}},
     ],
-    ids=str,
+    ids=" and ".join,
 )
 def test_options_change_no_bit_on_several_devices(accelerator, devices, options):
     check(devices, **options)
