@@ -227,8 +227,8 @@ def test_wrong_schedules_are_refused(optimizer, options, kind, words):
 def test_validation_comes_as_often_as_it_is_asked_for(every, steps, expected, capsys):
     trainer = make("lambda", 1)
     seen = []
-    evaluate = trainer._evaluate
-    trainer._evaluate = lambda *args, **kwargs: (
+    evaluate = trainer.evaluate
+    trainer.evaluate = lambda *args, **kwargs: (
         seen.append(trainer.run.position.step),
         evaluate(*args, **kwargs),
     )[1]
