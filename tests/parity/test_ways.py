@@ -1,0 +1,81 @@
+"""Every way of using several devices, in one table: one digest each.
+
+`docs/several-devices.md` shows the table. More models, optimizers and kills of each way are in
+test_several_devices.py, test_split.py, test_data_parallel.py and tests/stages.
+"""
+
+import functools
+from typing import NamedTuple
+
+import pytest
+from tests.chaos.exchanges import ACCELERATED, install, skip_without
+from tests.parity import cases
+
+import unisono
+
+STEPS = 8
+MODELS = {
+    "cnn": ("cnn with norm and dropout", "fused adam", 6),
+    "gpt": ("gpt", "two groups", 6),
+}
+
+
+class Way(NamedTuple):
+    """How a model is trained.
+
+    Attributes:
+        options: of the trainer; ``split`` is where the model is split over.
+        workers, stages: how many there are.
+        fault: who is killed, and where.
+    """
+
+    options: dict[str, list[str]]
+    workers: int = 1
+    stages: int = 1
+    fault: str = ""
+
+
+WAYS = {
+    "plain": Way({}),
+    "two workers": Way({}, workers=2),
+    "devices=, 2": Way({"devices": ["sim"] * 2}),
+    "devices=, 3": Way({"devices": ["sim"] * 3}),
+    "devices=, 2 × 2 workers, one is killed": Way(
+        {"devices": ["sim"] * 2}, workers=2, fault="kill:rank=1,step=4,at=gradients"
+    ),
+    "split over 2": Way({"split": ["sim"] * 2}),
+    "split over 3": Way({"split": ["sim"] * 3}),
+    "split over 2 × 2 workers": Way({"split": ["sim"] * 2}, workers=2),
+    "split over 2 × 2 workers, one is killed": Way(
+        {"split": ["sim"] * 2}, workers=2, fault="kill:rank=0,step=5,at=shard"
+    ),
+    "2 stages in 2 processes": Way({}, workers=2, stages=2),
+    "2 stages × 2 replicas": Way({}, workers=4, stages=2),
+    "2 stages in 2 processes, one is killed": Way(
+        {}, workers=2, stages=2, fault="kill:rank=1,step=4,at=shard"
+    ),
+}
+
+
+@functools.cache
+def plain(model):
+    return cases.train(*MODELS[model], STEPS)
+
+
+def train(model, options):
+    for devices in options.values():
+        install(devices[0])
+    return cases.train(*MODELS[model], STEPS, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("way", [name for name in WAYS if name != "plain"])
+def test_every_way_has_the_digest_of_one_process(monkeypatch, capfd, way, model):
+    options, workers, stages, fault = WAYS[way]
+    if options:
+        skip_without(ACCELERATED)
+    monkeypatch.setenv("UNISONO_FAULTS", fault)
+    found = unisono.launch(train, model, options, workers=workers, stages=stages)
+    assert found == [plain(model)] * workers
+    assert ("was killed by SIGKILL" in capfd.readouterr().err) == bool(fault)
