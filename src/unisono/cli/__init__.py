@@ -9,6 +9,7 @@ import click
 import unisono
 from unisono.cli.doctor_command import doctor
 from unisono.cli.run_command import run
+from unisono.cli.suggestions import without_run
 from unisono.cli.verify_command import verify
 from unisono.cli.views import checkpoints, compare, report, top, where
 from unisono.launch.standard import open_standard_fds
@@ -20,6 +21,11 @@ class _Commands(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         open_standard_fds()
         return super().main(*args, **kwargs)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if (refusal := without_run(args)) is not None:
+            raise refusal
+        return super().parse_args(ctx, args)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

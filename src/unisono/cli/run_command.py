@@ -10,6 +10,7 @@ import click
 from unisono.c10d.gloo import GLOO, check_backend
 from unisono.cli.endings import check_script, leave, refusing
 from unisono.cli.options import count, not_negative, num_workers, option, seconds
+from unisono.cli.suggestions import of_another_launcher
 from unisono.faults import FAULTS_VARIABLE, read_faults
 from unisono.launch.environment import launch_environment
 from unisono.launch.gpus import IN_SHELL
@@ -21,7 +22,21 @@ from unisono.launch.stalls import TIMEOUT_S
 from unisono.world import threads_per_worker
 
 
+class _Run(click.Command):
+    """`unisono run`, which knows the options of other launchers."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if (refusal := of_another_launcher(error.option_name, given)) is not None:
+                raise refusal from None
+            raise
+
+
 @click.command(
+    cls=_Run,
     context_settings={"allow_interspersed_args": False},
     short_help="Run a script on several workers.",
 )
