@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from tests.warm import processes
 
 pytestmark = pytest.mark.slow
@@ -52,6 +53,11 @@ CASES: list[Case] = [
     ),
     ("unused", "ddp", "", r"but `forgotten\.weight`, `forgotten\.bias` got none: use them in the"),
     ("forward kill", "ddp", "", r"worker 1 of 2 was killed by SIGKILL"),
+    *(
+        []
+        if torch.cuda.is_available()
+        else [("forward cuda", "unisono", "", r"no GPU here that torch can use: leave out `.cuda")]
+    ),
     ("forward bus", "unisono", "", r"worker 1 of 2 was killed by SIGBUS"),
     ("forward raise", "ddp", "", ORIGINAL),
     ("backward", "ddp", "", ORIGINAL),

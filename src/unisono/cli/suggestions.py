@@ -44,7 +44,8 @@ def of_another_launcher(option: str, arguments: Sequence[str]) -> Refusal | None
         return Refusal(f"`{option}` is not needed: workers of one machine need no address.")
     if option in _HOSTS:
         return Refusal(
-            f"`{option}` is for several hosts, but `unisono run` starts workers on one: leave it out."
+            f"`{option}` is for several hosts, but `unisono run` starts workers on one: leave it "
+            f"out."
         )
     return None
 

@@ -15,6 +15,11 @@ from unisono.plan.shards import assign
 from unisono.workers.membership import Membership
 
 PLACE = "This was in "  # as what was noted of an exception begins
+_WITHOUT_GPU = (  # as torch says it
+    "Torch not compiled with CUDA enabled",
+    "Found no NVIDIA driver on your system",
+    "No CUDA GPUs are available",
+)
 _SHORT_LINES = 7  # of a traceback, that come within the first ten
 _SIGNAL_HINTS = {
     signal.SIGKILL: "most often the system ran out of memory: use a smaller batch or fewer "
@@ -99,6 +104,11 @@ def _in_short(state: JobState, cause: WorkerFailure) -> Iterator[str]:
         # A message may hold another traceback, as that of a DataLoader's process.
         yield from dict.fromkeys((summary[0], summary[-1]))
         yield from [line for line in lines[-3:] if line.startswith(PLACE)]
+    if any(words in summary[-1] for words in _WITHOUT_GPU):
+        yield (
+            'There is no GPU here that torch can use: leave out `.cuda()` and `.to("cuda")`; '
+            "unisono moves model and batches to where they are computed."
+        )
 
 
 def interrupt_message(state: JobState, num_workers: int) -> str:

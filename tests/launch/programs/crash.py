@@ -30,6 +30,8 @@ def crash(way):
         os.abort()
     if way == "exit":
         sys.exit(3)
+    if way == "cuda":
+        torch.ones(1).cuda()
     if way == "vanish":
         os._exit(0)
 
