@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -212,7 +213,7 @@ def test_it_measures_and_prints_json() -> None:
 
 @pytest.mark.slow
 def test_on_one_core_with_few_files_it_ends_and_says_so() -> None:
-    program = f"ulimit -n 64; exec taskset -c 0 {' '.join(COMMAND)} --quick"
+    program = f"ulimit -n 64; exec taskset -c 0 {shlex.join(COMMAND)} --quick"
     done = run(["bash", "-c", program])
     assert done.returncode == 1
     assert "✗ open-files" in done.stdout

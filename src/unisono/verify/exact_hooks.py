@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.data.loader import Loader
+from unisono.step.closure_engine import ClosureEngine
 from unisono.step.engine import StepEngine
 from unisono.step.gradients import GradientStack
 from unisono.train.run_context import RunContext
@@ -58,8 +59,8 @@ class ExactHooks:
         before = Loader.batch
 
         @functools.wraps(before)
-        def batch(loader: Any, place: Any, shards: Any) -> Any:
-            given = before(loader, place, shards)
+        def batch(loader: Any, place: Any, *args: Any, **kwargs: Any) -> Any:
+            given = before(loader, place, *args, **kwargs)
             try:
                 content = hash_of_sample(given)
             except TypeError as error:
@@ -71,7 +72,7 @@ class ExactHooks:
 
     def _wrap_engine(self) -> None:
         init_before = StepEngine.__init__
-        begin_before, finish_before = StepEngine.begin, StepEngine.finish
+        begin_before = StepEngine.begin
 
         @functools.wraps(init_before)
         def init(engine: Any, model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -83,15 +84,22 @@ class ExactHooks:
             self._step, self._names = step, engine._bound._names
             begin_before(engine, step, first_shard)
 
-        @functools.wraps(finish_before)
+        StepEngine.__init__ = init  # type: ignore[method-assign,assignment]
+        StepEngine.begin = begin  # type: ignore[method-assign,assignment]
+        for kind in (StepEngine, ClosureEngine):
+            self._wrap_finish(kind)
+
+    def _wrap_finish(self, kind: type[StepEngine]) -> None:
+        before = kind.finish
+
+        @functools.wraps(before)
         def finish(engine: Any) -> Any:
-            means, is_done = finish_before(engine)
+            means, is_done = before(engine)
             if is_done:
                 self._record(means)
             return means, is_done
 
-        StepEngine.__init__ = init  # type: ignore[method-assign,assignment]
-        StepEngine.begin, StepEngine.finish = begin, finish  # type: ignore[method-assign,assignment]
+        kind.finish = finish  # type: ignore[method-assign,assignment]
 
     def _record(self, means: dict[str, float]) -> None:
         model = self._model
