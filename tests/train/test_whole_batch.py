@@ -6,6 +6,7 @@ import signal
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.train import test_on_gradients
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -203,3 +204,10 @@ def test_a_worker_that_is_killed_costs_nothing(monkeypatch, tmp_path, call, exch
     marker = tmp_path / "killed"
     assert unisono.launch(train_and_die, marker, call, workers=3) == [train()] * 3
     assert marker.exists()
+
+
+@pytest.mark.parametrize("devices", [["sim"], ["sim:0", "sim:2", "sim:1"]])
+def test_the_bits_are_the_same_on_accelerators(accelerator, devices):
+    assert train(devices=devices) == train(device="cpu")
+    hook = test_on_gradients.noisy
+    assert train(devices=devices, on_gradients=hook) == train(device="cpu", on_gradients=hook)
