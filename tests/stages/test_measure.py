@@ -1,5 +1,6 @@
 """What units cost: activations and times of a sample, and what the sample leaves behind."""
 
+import gc
 import importlib
 
 import pytest
@@ -126,8 +127,20 @@ def test_times_say_where_the_cut_is(monkeypatch):
     assert stages_of(model).of_units == {"0": 0, "1": 0, "2": 1, "3": 1}
 
 
-# Now and then something still refers to a parameter that is to be swapped; CUDA's are not swapped.
-@pytest.mark.long
+@pytest.mark.parametrize("balance", ["memory", "time"])
+def test_what_the_sample_was_computed_with_is_given_back(accelerator, balance):
+    gc.disable()
+    model = split(GPT(), ["sim:0", "sim:1"])
+    inputs = model.batch(torch.Generator().manual_seed(1))[0].to("sim:0")
+    before = [torch.sim.memory_allocated(device) for device in range(2)]
+    UnitCosts(model, units_of(model), inputs)
+    assert [torch.sim.memory_allocated(device) for device in range(2)] == before
+    split(model, ["sim:0", "sim:1"], balance, example=inputs)
+    total = sum(torch.sim.memory_allocated(device) for device in range(2))
+    assert total == sum(before)  # whatever is where now
+    split(model, ["sim:1", "sim:0"])  # what a graph refers to cannot be moved there
+
+
 def test_a_split_model_is_measured_where_it_is(accelerator):
     model = split(GPT(), ["sim:0", "sim:1"])
     inputs = model.batch(torch.Generator().manual_seed(1))[0].to("sim:0")

@@ -78,7 +78,8 @@ class UnitCosts:
         if self._calls and storage.data_ptr() not in self._counted:
             self._counted.add(storage.data_ptr())
             self.activation_bytes[self._calls[-1][0]] += storage.nbytes()
-        return tensor
+        # An output that its own node keeps would keep that node, and so the whole graph, for ever.
+        return tensor.detach()
 
     def _find_order(self) -> list[int]:
         first: dict[int, int] = {}
