@@ -30,6 +30,10 @@ def demo() -> None:
     """Train a small CNN on handwritten digits with two workers on the CPU, in half a minute.
 
     Nothing is downloaded, and no file is written. `unisono new train.py` writes the program.
+
+    \b
+    Example:
+      unisono demo                         two workers, the same digest as on one
     """
     command = [sys.executable, "-m", "unisono", "run", "--gpus", "none", "-n", "2", str(PROGRAM)]
     # Ctrl-C reaches the command as well, which then ends its workers.

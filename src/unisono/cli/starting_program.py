@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import unisono
-from unisono.data import digits
 
 
 class Net(nn.Sequential):
@@ -43,7 +42,8 @@ def loss(model, batch):
 
 def main():
     torch.manual_seed(0)  # for the initial weights; `seed=` below is for everything after
-    train_set, test_set = digits(), digits(train=False)  # any torch Dataset, or a DataLoader
+    train_set = unisono.data.digits()  # any torch Dataset, or a DataLoader
+    test_set = unisono.data.digits(train=False)
     model = Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     trainer = unisono.Trainer(
