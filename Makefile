@@ -1,4 +1,4 @@
-# Every target makes its environment where it is missing; nothing has to be done before any of them.
+# Every target creates its environment if it is missing.
 PYTHON ?= python3
 # Tests start thousands of processes, and none should compile what another one has.
 unexport PYTHONDONTWRITEBYTECODE
