@@ -67,7 +67,7 @@ gpu: .venv/ready           ## test-gpu and bench-gpu in one sitting of ten minut
 	$(BIN)/python -m bench.gpu.sitting
 
 docs: .venv/docs           ## the documentation as a site, in site/; warnings are errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheel: .venv/ready         ## source distribution and wheel, in dist/
 	$(BIN)/python -m build --quiet
