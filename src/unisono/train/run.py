@@ -249,7 +249,7 @@ class Run:
 
     @property
     def state(self) -> dict[str, Any]:
-        """State of the program that is saved with the run: plain JSON, tensors, or objects with states.
+        """What the program saves with the run: plain JSON, tensors, or objects with states.
 
         Objects have ``state_dict`` and ``load_state_dict``, as a schedule of learning rates has.
         Put them in before the first loop; all is as it was in checkpoints, in replacements of lost
