@@ -27,14 +27,15 @@ from unisono.state.digest import digest_of, digest_of_weights
 from unisono.state.weights import check_weights, save_weights
 from unisono.step.gradient_hook import OnGradients
 from unisono.train.computing import Computing
+from unisono.train.default_forward import forward_inputs, outputs_and_targets
 from unisono.train.evaluate import evaluate, evaluate_whole
 from unisono.train.fit import FitUnderWay
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.loss_function import Loss, check_embed, check_loss
-from unisono.train.metrics import Metrics, outputs_and_targets
+from unisono.train.metrics import Metrics
 from unisono.train.order import no_epochs
 from unisono.train.passes import PassWatch
-from unisono.train.predict import Predictor, forward_inputs
+from unisono.train.predict import Predictor
 from unisono.train.run import Run
 from unisono.train.run_options import RunOptions
 from unisono.train.schedule import KEY, Schedule
