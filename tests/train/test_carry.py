@@ -54,14 +54,20 @@ def test_each_shard_has_its_own_state_from_the_start_of_an_epoch():
                 assert state is None
 
 
-def test_a_program_may_change_what_it_gets():
+def test_a_program_may_change_what_it_gets_and_what_it_has_given():
+    given = []
+
     def in_place(model, batch, state):
+        while given:
+            given.pop().zero_()
         mine = None if state is None else tuple(part.clone() for part in state)
         for part in state or ():
             part.zero_()
-        return loss_of(model, batch, mine)
+        loss, following = loss_of(model, batch, mine)
+        given.extend(part.detach() for part in following)
+        return loss, following
 
-    assert train(loss=in_place) == train()
+    assert train(loss=in_place, optimizer="sam") == train(optimizer="sam")
 
 
 def test_a_state_that_is_not_set_stays():
@@ -299,3 +305,20 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path):
 
 def stop_early(directory):
     return train(steps=4, directory=directory)
+
+
+def in_two_calls():
+    """Train the rest of a model first, then all of it: with another memory."""
+    model, _, _ = carried.made("recurrent")
+    optimizer = torch.optim.SGD([*model.embed.parameters(), *model.lstm.parameters()], lr=0.5)
+    made = unisono.Trainer(model, optimizer, loss_of, shards=4, carry=True)
+    made.fit(data(), batch_size=BATCH_SIZE, steps=2, shuffle=False)
+    optimizer.add_param_group({"params": model.head.parameters()})
+    made.fit(data(), batch_size=BATCH_SIZE, steps=5, shuffle=False)
+    return made.digest()
+
+
+@pytest.mark.slow
+def test_every_worker_has_all_states_when_a_loop_has_ended(monkeypatch):
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=3,at=shard")
+    assert unisono.launch(in_two_calls, workers=2) == [in_two_calls()] * 2

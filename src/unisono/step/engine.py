@@ -356,6 +356,8 @@ class StepEngine:
         if self._several is not None:
             for finished in self._several.finished():
                 self._publish(finished)
+        if self.carried is not None:
+            self.carried.publish()
         self._team.faults.meet("gradients", step)
         if damaged := self._team.faults.flips(step):
             self.exchange.flip_a_bit(damaged)
@@ -363,8 +365,6 @@ class StepEngine:
         if self._pending.losses:
             for shard, loss in self._pending.read():
                 self._records.write(shard, loss)
-        if self.carried is not None:
-            self.carried.publish()
         self.timers.arrive()
         more = self._wait(Phase.BACKWARD, self.exchange.gather, f"gradients of step {step}")
         if more is None:
