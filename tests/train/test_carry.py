@@ -136,7 +136,18 @@ def test_an_evaluation_begins_with_nothing_and_goes_on_from_batch_to_batch():
     assert found["rows"] == matches
 
 
-@pytest.mark.parametrize("stopped_at", [3, 6, 8])
+def test_losses_and_forward_functions_carry_states_of_their_own():
+    def count(model, batch, state):
+        assert state is None or isinstance(state, dict)
+        so_far = 0 if state is None else state["so far"]
+        return (torch.full((len(batch[0]),), so_far), batch[1]), {"so far": so_far + 1}
+
+    made, metrics = trainer("recurrent"), {"sum": lambda counts, targets: counts.sum()}
+    found = made.evaluate(data(), batch_size=BATCH_SIZE, metrics=metrics, forward=count)
+    assert found == made.evaluate(data(), batch_size=BATCH_SIZE) | {"sum": 8 * 15}
+
+
+@pytest.mark.parametrize("stopped_at", [3, 6])
 def test_a_run_is_resumed_in_the_midst_of_an_epoch(tmp_path, stopped_at):
     for name in carried.MODELS:
         options = {"directory": tmp_path / name}
@@ -320,5 +331,5 @@ def in_two_calls():
 
 @pytest.mark.slow
 def test_every_worker_has_all_states_when_a_loop_has_ended(monkeypatch):
-    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=3,at=shard")
+    monkeypatch.setenv("UNISONO_FAULTS", "kill:rank=0,step=2,at=shard")
     assert unisono.launch(in_two_calls, workers=2) == [in_two_calls()] * 2
