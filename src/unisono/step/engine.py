@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 
 from unisono.device import Device
 from unisono.errors import NonFiniteLossError
+from unisono.exchange.carried_states import CarriedStates
 from unisono.exchange.protocol import Exchange
 from unisono.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
 from unisono.plan.seeds import seed_of
@@ -75,6 +76,7 @@ class StepEngine:
         timers: of this worker's phases; None: such as nobody asks for delays.
         others: devices that this worker computes on beside the exchange's.
         on_gradients: the program's function between the sum and the update, if it has one.
+        carried: what shards hand from batch to batch, if they do.
 
     Attributes:
         exchange: carries gradients.
@@ -86,6 +88,7 @@ class StepEngine:
         present: of which parameters the last step had a gradient.
         timers: where the time of the step under way goes on this worker.
         is_staged: whether this worker computes a part of the model alone.
+        carried: see above.
     """
 
     takes_closure = False
@@ -104,7 +107,9 @@ class StepEngine:
         timers: PhaseTimers | None = None,
         others: Sequence[Device] = (),
         on_gradients: OnGradients | None = None,
+        carried: CarriedStates | None = None,
     ) -> None:
+        self.carried = carried
         self.refusals = RefusedOperations(model, is_deterministic)
         self.non_finite = NonFiniteSearch(model, optimizer)
         self._clipping = clipping or Clipping()
@@ -247,6 +252,8 @@ class StepEngine:
             self.exchange.buffers.restore()
         else:
             self.refusals.model = model = self._several.start(shard, seed)
+        if self.carried is not None:
+            self.carried.start(shard, self.device_of(shard))
         self._bound.remove_placeholders()
         return model
 
@@ -259,6 +266,8 @@ class StepEngine:
             The model that is to compute it; see :meth:`start_shard`.
         """
         self._bound.clear_gradients()
+        if self.carried is not None:
+            self.carried.start(shard, self.device_of(shard))
         seed = seed_of("train", self._seed, self._step * self._num_shards + shard)
         if self._several is None:
             self._device.seed(seed)
@@ -347,6 +356,8 @@ class StepEngine:
         if self._several is not None:
             for finished in self._several.finished():
                 self._publish(finished)
+        if self.carried is not None:
+            self.carried.publish()
         self._team.faults.meet("gradients", step)
         if damaged := self._team.faults.flips(step):
             self.exchange.flip_a_bit(damaged)
@@ -454,6 +465,8 @@ class StepEngine:
             return False
         self._update.commit()
         exchange.buffers.commit()
+        if self.carried is not None:
+            self.carried.commit()
         if self._several is not None and not self.is_skipped:
             self._several.update(present)
         if self._scaling is not None:
