@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.forecast.made import profile, timed
 
@@ -42,6 +42,7 @@ def test_without_spread_and_with_perfect_links_steps_are_ideal(number: int) -> N
     assert found.causes_s["ideal"] == pytest.approx(0.08 / number)
 
 
+@settings(max_examples=40)
 @given(
     st.integers(1, 40),
     st.integers(1, 8),
