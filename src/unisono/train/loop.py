@@ -151,7 +151,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
             with memory_explained(run, "start of the loop"):
                 run.engine = engine = _engine(run, plan, live, timers)
             stack.callback(engine.exchange.unbind)
-            stack.callback(engine.drop_copies)
+            stack.callback(engine.passes.drop)
             interrupts = Interrupts()
             if run.checkpoints is not None and run.team.supervisor.is_alone:
                 interrupts = stack.enter_context(gentle_interrupts(run.say))
