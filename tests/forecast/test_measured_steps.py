@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from unisono.forecast.measured_steps import Measurement, measure_recovery, measure_steps
-from unisono.forecast.timed_program import STEPS_AT_LEAST
 from unisono.verify.trials import Program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -53,7 +52,6 @@ def test_steps_are_timed_on_one_worker_and_on_two_and_nothing_is_left(tmp_path: 
     assert profile.together is not None
     assert (profile.alone.shards, profile.together.shards) == ((4,), (2, 2))
     for steps in (profile.alone, profile.together):
-        assert len(steps.step_s) > STEPS_AT_LEAST
         assert set(steps.turns) == {0, 1}
         assert steps.shard_s.min() >= 0.002
         assert steps.step_s.mean() >= 0.002 * steps.shards[0]

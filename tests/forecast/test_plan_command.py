@@ -95,7 +95,7 @@ def test_the_classic_sum_and_then_what_really_happens(tmp_path: Path) -> None:
     assert one["total_s"] == pytest.approx(2000 * 3600, rel=1e-3)
     assert 62.5 * 3600 < many["total_s"] < 80 * 3600
     assert answer["epoch_s_alone"] * 100 / 32 == pytest.approx(62.5 * 3600)
-    assert many["causes_s"]["exchange"] > 0.05
+    assert many["causes_s"]["bandwidth"] > 0.02
     assert many["hosts"] == 32
 
 
@@ -105,22 +105,19 @@ def test_a_program_in_a_folder_with_spaces_is_forecast(tmp_path: Path) -> None:
     folder = tmp_path / "a folder"
     folder.mkdir()
     (folder / "train it.py").write_text(TRAINING.replace("SLEEP_S", "0.005"))
-    done = plan(
-        folder, "--json", "--seconds", "0.2", "--workers", "1,2,8", "--workers-per-host", "2",
-        "train it.py", "100000",
-    )  # fmt: skip
+    done = plan(folder, "--json", "--seconds", "0.2", "--workers", "1", "train it.py", "100000")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert os.listdir(folder) == ["train it.py"]
     assert answer["program"] == "train it.py"
-    one, two, eight = answer["rows"]
+    (one,) = answer["rows"]
     assert one["step_s"] == pytest.approx(answer["measured"][0]["step_s"])
-    assert (one["is_same_run"], two["is_same_run"], eight["is_same_run"]) == (True, True, False)
-    assert (eight["hosts"], eight["batch_size"]) == (4, 16)
-    low, high = two["step_band_s"]
-    assert low <= high
-    assert two["step_s"] > 0.01, "each of two workers sleeps twice"
-    assert "timing steps on 2 workers" in done.stderr
+    assert one["step_s"] > 0.02, "it sleeps in each of four shards"
+    assert one["is_same_run"]
+    assert (
+        done.stderr
+        == "unisono: timing steps on 1 worker\nunisono: timing steps on 1 worker, again\n"
+    )
 
 
 @pytest.mark.long

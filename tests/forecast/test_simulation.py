@@ -103,14 +103,18 @@ def test_gradients_travel_while_the_rest_is_computed() -> None:
     begun_s = 0.005 + 0.005 / 4
     assert each_s > 0.005 / 4, "the link is the bottleneck from the first bucket on"
     assert found.seconds == pytest.approx(begun_s + 4 * each_s)
-    assert found.causes_s["exchange"] == pytest.approx(begun_s + 4 * each_s - 0.01)
+    assert found.causes_s["bandwidth"] == pytest.approx(begun_s + 4 * each_s - 0.01)
+    late = step(replace(NOISELESS, together=None), 8, replace(hosts, latency_s=1e-3))
+    assert late.causes_s["bandwidth"] == found.causes_s["bandwidth"]
+    # Four buckets: to all at once, then round a ring of seven others.
+    assert late.causes_s["latency"] == pytest.approx(4 * (1 + 7) * 1e-3)
 
 
 def test_a_slow_link_is_what_limits_and_a_fast_one_is_hidden() -> None:
     slow = step(NOISELESS, 8, Cluster(per_host=1, bandwidth=1e8))
-    assert max(slow.causes_s, key=slow.causes_s.__getitem__) == "exchange"
+    assert max(slow.causes_s, key=slow.causes_s.__getitem__) == "bandwidth"
     fast = step(NOISELESS, 8, Cluster(per_host=1, bandwidth=1e12, latency_s=1e-6))
-    assert fast.causes_s["exchange"] < 1e-4
+    assert fast.causes_s["bandwidth"] + fast.causes_s["latency"] < 1e-4
 
 
 def test_more_workers_wait_longer_for_the_slowest() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from unisono.faults import FAULTS_VARIABLE
 from unisono.forecast.spread import Values
 from unisono.forecast.step_profile import StepProfile, TimedSteps
+from unisono.launch.recovery import RESTARTS
 from unisono.train.step_window import COLUMNS, StepWindow, times_of
 from unisono.verify.raw_trace import read_trace
 from unisono.verify.trials import Limits, Program, Trial, Trials, trials_of
@@ -59,6 +60,7 @@ class Measurement:
             timing_s=self.seconds,
             timeout_s=self.timeout_s,
             threads=self.threads,
+            restarts=RESTARTS,  # as `unisono run`: with snapshots
             module="unisono.forecast.timed_program",
         )
 
@@ -134,7 +136,7 @@ def measure_recovery(measurement: Measurement, num_workers: int, step_s: float) 
         ValueError, InterruptedMeasurementError, OSError: as of :func:`measure_steps`.
     """
     fault = {FAULTS_VARIABLE: f"kill:rank=1,step={_KILLED_IN_STEP}"}
-    limits = replace(measurement.limits, timing_s=measurement.timeout_s, restarts=2)
+    limits = replace(measurement.limits, timing_s=measurement.timeout_s)
     measurement.say("killing a worker, to see how long the run needs to recover")
     with trials_of(measurement.program, limits, {**measurement.environ, **fault}) as trials:
         trial = trials.run(num_workers, "killed")
@@ -186,8 +188,9 @@ def _told(trial: Trial, rank: int) -> tuple[dict[str, Any], list[list[Any]]]:
             return event["facts"], event["rows"]
     raise ValueError(
         "SCRIPT must train with `unisono.Trainer` or `unisono.Run`, as its steps are timed there, "
-        "but took no step with either: call `fit` or `steps` in it, or forecast from numbers, for "
-        "example `unisono plan --samples 50000 --batch 128 --step 0.2s --gradients 100MB`."
+        "but took no step with either: call `fit` or `steps` in it, outside of `unisono.launch`; "
+        "or forecast from numbers, for example with `unisono plan --samples 50000 --batch 128 --step "
+        "0.2s --gradients 100MB`."
     )
 
 
@@ -205,10 +208,11 @@ def _steps_of(
     window = StepWindow(tuple(range(num_workers)), told, (), facts["batch_size"])
     times = window.times_without_pauses
     if len(times) < STEPS_AT_LEAST - 1:
+        times = told
+    if len(times) < STEPS_AT_LEAST - 1:
         raise ValueError(
-            f"SCRIPT must train for some steps with whole batches, without pauses between them, "
-            f"so that they can be timed, but had {len(times)}: let it go over more samples, or "
-            f"validate less often."
+            f"SCRIPT must train for some steps with whole batches, so that they can be timed, but "
+            f"had {len(times)}: let it go over more samples, or use a smaller `batch_size`."
         )
     own: Values = times[..., _OWN]
     own_s, wall_s = own.sum(axis=2), times[..., :_DELAYED].sum(axis=2).mean(axis=1)

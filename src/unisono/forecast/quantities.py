@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from itertools import pairwise
 
 TIMES_S = {
     "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0
@@ -62,7 +61,7 @@ def whole(text: str) -> int:
 def counts(text: str) -> tuple[int, ...]:
     """Read numbers of workers, ascending: ``1,2,8``, ``1,2,4,…,1024`` or ``1,2,3,...,8``.
 
-    Dots go on as the numbers before them do: each a multiple of the one before, or so much more.
+    Dots go on as the two numbers before them do: by a factor if that is whole, else by a term.
 
     Raises:
         ValueError: it is no such list, or too long.
@@ -83,15 +82,13 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def _between(before: list[int], last: int) -> list[int]:
-    factors = {b / a for a, b in pairwise(before)}
     factor, term = before[-1] / before[-2], before[-1] - before[-2]
     if term < 1 or last <= before[-1]:
         raise ValueError(before)
-    is_geometric = len(factors) == 1 and factor.is_integer()
     found: list[int] = []
     number = before[-1]
     while len(found) <= _MAX_COUNTS:
-        number = number * int(factor) if is_geometric else number + term
+        number = number * int(factor) if factor.is_integer() else number + term
         if number >= last:
             break
         found.append(number)

@@ -15,7 +15,7 @@ shrink when links get faster, so a faster link never makes a step longer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,7 +32,8 @@ CAUSES = {
     "contention": "workers of a host slow each other",
     "shards": "shards do not divide evenly",
     "stragglers": "the slowest worker of each step",
-    "exchange": "gradients on the links between hosts",
+    "bandwidth": "of the links between hosts: gradients that are still under way",
+    "latency": "of the links between hosts, once for each bucket and neighbour",
     "sum": "adding up gradients",
     "update": "the optimizer",
     "rest": "meetings, and what is between steps",
@@ -70,6 +71,7 @@ def simulate(profile: StepProfile, work: Workload, cluster: Cluster) -> Simulate
     drawn = source.some(np.arange(num_steps * -(-_DRAWS // num_steps)) % num_steps)
     common_s, own_s, unshared_s = _shards(profile, work, host, drawn.shard_s)
     exchanged_s = _exchanged(profile, work, cluster, own_s)
+    at_once = _exchanged(profile, work, replace(cluster, latency_s=0.0), own_s).mean()
     summing_s = host.summing_s(drawn.summing_s)
     updating_s = host.updating_s(drawn.updating_s)
     rest_s = host.rest_s(drawn.rest_s)
@@ -82,7 +84,8 @@ def simulate(profile: StepProfile, work: Workload, cluster: Cluster) -> Simulate
         "contention": (common - alone.shard_s.mean()) * each,
         "shards": common * (work.most_shards - each),
         "stragglers": unshared - common * work.most_shards,
-        "exchange": exchanged_s.mean() - own,
+        "bandwidth": at_once - own,
+        "latency": exchanged_s.mean() - at_once,
         "sum": summing_s.mean() - alone.summing_s.mean() * part,
         "update": updating_s.mean() - alone.updating_s.mean() * part,
         "rest": rest_s.mean() - alone.rest_s.mean() * part,
