@@ -280,7 +280,7 @@ def test_next_to_no_steps_are_no_error(num_steps):
 
 
 def finding(cause, excess_s, rank=None):
-    return Slowdown(cause, excess_s, 0.1, 0.1, "it is slow", "", rank)
+    return Slowdown(cause, excess_s, excess_s, 0.1, 0.1, "it is slow", "", rank)
 
 
 A, B = (SlowdownCause.WORKER, 1), (SlowdownCause.BUSY, None)
