@@ -16,6 +16,7 @@ clock or a file.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,9 @@ import numpy as np
 from unisono.train.step_window import Seconds, median_of
 
 _TELLING_S = 1e-5  # a shorter phase says nothing of a core
+NEARLY_ALL = 0.75  # of the steps, at least
+_ERRORS = 5.0  # standard errors: so far chance alone does not lead
+_OF_MEDIAN = 1.4826 * 1.2533  # median deviation to standard deviation, its mean's to its median's
 _NAMED = 0.25  # of the longest excess, a phase has at least if it is named
 
 
@@ -52,14 +56,18 @@ class PhaseExcess:
         return float(median_of(self.by_step)[self.longest].sum())
 
     @property
+    def is_sure(self) -> bool:
+        """Whether they are so in nearly all steps, and by more than chance makes of a few."""
+        in_all = self.by_step[:, self.longest].sum(axis=1)
+        deviation = float(median_of(np.abs(in_all - median_of(in_all))))
+        error_s = _OF_MEDIAN * deviation / math.sqrt(len(in_all))
+        is_usual = float((in_all > 0).mean()) >= NEARLY_ALL
+        return is_usual and self.excess_s >= _ERRORS * error_s
+
+    @property
     def own_s(self) -> float:
         """How many seconds of a step they take."""
         return float(self.expected[self.longest].sum()) + self.excess_s
-
-    @property
-    def is_longer_in(self) -> float:
-        """In which part of the steps they are."""
-        return float((self.by_step[:, self.longest].sum(axis=1) > 0).mean())
 
 
 def excess_of(times: Seconds, shares: Seconds, at: int) -> PhaseExcess:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unisono.train.phase_excess import PhaseExcess, excess_of
+from unisono.train.phase_excess import NEARLY_ALL, PhaseExcess, excess_of
 from unisono.train.slowdown import COSTS, Slowdown, SlowdownCause, milliseconds
 from unisono.train.step_window import COLUMNS, Seconds, StepWindow, median_of
 
@@ -26,7 +26,6 @@ _BEFORE_SUM = [_BETWEEN, _LOADING, _FORWARD, _BACKWARD]
 _BY_SHARE = [_LOADING, _FORWARD, _BACKWARD]
 _WALL = slice(_BETWEEN, _DELAYED)
 
-NEARLY_ALL = 0.75  # of the steps, at least
 SLOW_BY = 0.08  # of what is usual
 _FLOOR_S = 5e-5  # what one worker does for all, as leader, takes less
 _KNOWN_AT_LEAST = 8  # steps whose delays are known
@@ -89,17 +88,15 @@ class _Judgement:
         one, rank, excess_s = compared[at], window.ranks[at], float(excess[at])
         if excess_s < self._least_s(float(one.expected.sum())):
             yield from self._slow_core([one.core for one in compared])
-        elif one.is_longer_in >= NEARLY_ALL:
+        elif one.is_sure:
             phases = tuple(COLUMNS[column] for p in one.longest for column in self._phases[p])
             than = "is usual for its shards" if self._are_uneven else "the others"
             sentence = (
                 f"worker {rank} is slow in {_told_phases(phases)}: {milliseconds(one.own_s)} a "
                 f"step, {milliseconds(excess_s)} more than {than}"
             )
-            remedy = _remedy(phases[0], window)
-            yield self._finding(
-                SlowdownCause.WORKER, excess_s, sentence, remedy, at=at, phases=phases
-            )
+            cause, remedy = SlowdownCause.WORKER, _remedy(phases[0], window)
+            yield self._finding(cause, excess_s, sentence, remedy, at=at, phases=phases)
 
     def _slow_core(self, factors: list[float]) -> Iterator[Slowdown]:
         at = int(np.argmax(factors))
@@ -108,14 +105,12 @@ class _Judgement:
         is_last = (self._work.argmax(axis=1) == at).mean() >= NEARLY_ALL
         if not is_last or excess_s < self._least_s(work - excess_s):
             return
+        where = "core" if self._window.is_on_host else "core or device"
         sentence = (
             f"everything takes worker {rank} {factors[at]:.2f} times as long as the others, "
-            f"{milliseconds(excess_s)} more a step, so its core is slower"
+            f"{milliseconds(excess_s)} more a step: it has a slower {where}"
         )
-        remedy = (
-            "look at what else runs on that core, in this process or, where the machine is a "
-            "virtual one, beside it"
-        )
+        remedy = f"look at what else runs on its {where}; virtual cores may share a real one"
         yield self._finding(SlowdownCause.CORE, excess_s, sentence, remedy, at=at)
 
     def _uneven(self) -> Iterator[Slowdown]:
@@ -302,5 +297,8 @@ def _remedy(phase: str, window: StepWindow) -> str:
         return f"read ahead with `loader_workers={more}`, or look at where its samples lie"
     if phase == "between":
         return "look at callbacks, and at code that runs on this worker alone between steps"
-    where = "core" if window.is_on_host else "device"
-    return f"look at what else runs on its {where}, and whether its samples take longer to compute"
+    if window.is_on_host:
+        return (
+            "look at whether its samples take longer to compute, and at what else its process does"
+        )
+    return "look at what else runs on its device, and whether its samples take longer to compute"
