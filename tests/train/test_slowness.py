@@ -1,5 +1,7 @@
 """Who is slow is decided from times alone: named where it is so, and nobody where it is not."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from unisono.train.slowdown import Slowdown, SlowdownCause
 from unisono.train.slowness import SLOW_BY, judge
 from unisono.train.step_window import COLUMNS, StepWindow
 
+RECORDED = Path(__file__).parent / "recorded_steps.npz"
 USUAL_MS = {"between": 0.1, "loading": 0.4, "forward": 0.8, "backward": 1.4}
 AFTER_MS = {"summing": 0.1, "updating": 0.2}
 CROWDED = MachineLoad(2, 2.0, 0.5, runnable=9.0)
@@ -111,6 +114,24 @@ def test_a_slower_core_is_told_of_but_no_slow_worker(num_workers, rank):
     assert found[0].excess_s == pytest.approx(1e-3, rel=0.1)
     assert f"everything takes worker {rank} 1.3" in found[0].sentence
     assert "is slow" not in found[0].sentence
+
+
+def test_windows_of_real_steps_are_judged_right():
+    """Recorded on two cores that now and then differed by a third; see ``straggling.py``.
+
+    Each is of 64 steps of two workers, of whom one was slower in one phase by about 0.6 of 3 ms;
+    `slow` is -1 where none was.
+    """
+    with np.load(RECORDED) as recorded:
+        rows = zip(
+            *(recorded[name] for name in ("times_us", "slow", "phase", "planted_us")), strict=True
+        )
+        for number, (times, slow, phase, planted) in enumerate(rows):
+            found = slow_workers(judge(window(times * 1e-6)))
+            named = [(one.rank, one.phases[0]) for one in found]
+            assert named == ([] if slow < 0 else [(slow, COLUMNS[phase])]), number
+            assert all(0.7 < one.excess_s * 1e6 / planted < 1.5 for one in found), (number, found)
+    assert number >= 30
 
 
 def test_a_device_that_all_is_slow_on_is_no_core():

@@ -83,10 +83,14 @@ def excess_of(times: Seconds, shares: Seconds, at: int) -> PhaseExcess:
     others: Seconds = median_of(np.delete(of_unit, at, axis=1).swapaxes(0, 1)) * shares[at]
     usual, own = median_of(others), median_of(times[:, at])
     is_telling = usual >= _TELLING_S
-    core = _lower_median(own[is_telling] / usual[is_telling])
+    core = _middle(own[is_telling] / usual[is_telling])
     return PhaseExcess(core, core * usual, times[:, at] - core * others)
 
 
-def _lower_median(ratios: Seconds) -> float:
-    """Give what at least half of the phases show: a core is not to explain too much."""
-    return float(np.sort(ratios)[(len(ratios) - 1) // 2]) if len(ratios) > 1 else 1.0
+def _middle(ratios: Seconds) -> float:
+    """Give the median; of what may be one, whatever is next to 1: a core is not to explain much."""
+    num = len(ratios)
+    if num < 2:
+        return 1.0
+    ascending = np.sort(ratios)
+    return float(np.clip(1.0, ascending[(num - 1) // 2], ascending[num // 2]))

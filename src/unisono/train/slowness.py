@@ -36,8 +36,7 @@ def judge(window: StepWindow) -> tuple[Slowdown, ...]:
     """Find what costs time in a window of steps, the costliest first."""
     if not window.times.size:
         return ()
-    found = list(_Judgement(window).findings())
-    return tuple(sorted(found, key=lambda one: -one.of_step))
+    return tuple(sorted(_Judgement(window).findings(), key=lambda one: -one.of_step))
 
 
 class _Judgement:
@@ -53,14 +52,13 @@ class _Judgement:
         self._usual: Seconds = median_of(self._calm)
         self._step_s = float(median_of(self._times[..., _WALL].sum(axis=2).mean(axis=1)))
         self._before_sum: Seconds = self._times[..., _BEFORE_SUM].sum(axis=2)
-        own = np.maximum(self._before_sum - self._delays, 0.0)
-        self._undelayed: Seconds = own
-        self._work: Seconds = own
+        self._undelayed: Seconds = np.maximum(self._before_sum - self._delays, 0.0)
+        self._work: Seconds = self._undelayed
         passes = [[_FORWARD], [_BACKWARD]] if window.is_on_host else [[_FORWARD, _BACKWARD]]
         self._phases = [[_BETWEEN], [_LOADING], *passes]
         if window.updater is None:
             self._phases += [[_SUMMING], [_UPDATING]]
-            self._work = own + self._times[..., [_SUMMING, _UPDATING]].sum(axis=2)
+            self._work = self._undelayed + self._times[..., [_SUMMING, _UPDATING]].sum(axis=2)
         self._weights = window.weights
 
     def findings(self) -> Iterator[Slowdown]:
@@ -100,10 +98,10 @@ class _Judgement:
 
     def _slow_core(self, factors: list[float]) -> Iterator[Slowdown]:
         at = int(np.argmax(factors))
-        work, rank = float(median_of(self._work[:, at])), self._window.ranks[at]
-        excess_s = work * (1 - 1 / factors[at])
+        work_s, rank = float(median_of(self._work[:, at])), self._window.ranks[at]
+        excess_s = work_s * (1 - 1 / factors[at])
         is_last = (self._work.argmax(axis=1) == at).mean() >= NEARLY_ALL
-        if not is_last or excess_s < self._least_s(work - excess_s):
+        if not is_last or excess_s < self._least_s(work_s - excess_s):
             return
         where = "core" if self._window.is_on_host else "core or device"
         sentence = (
@@ -119,7 +117,7 @@ class _Judgement:
             return
         heavy = weights >= weights.max() * (1 - 1e-9)
         passes = self._usual[:, _BY_SHARE].sum(axis=1)
-        by_weight = float(median_of(passes / weights)) * float(weights.max() - weights.mean())
+        by_weight = float(median_of(passes / weights) * (weights.max() - weights.mean()))
         work = self._undelayed
         seen = float(median_of(work[:, heavy].mean(axis=1) - work.mean(axis=1)))
         excess_s = min(by_weight, seen)
@@ -167,9 +165,8 @@ class _Judgement:
         yield self._finding(SlowdownCause.WHOLE_UPDATE, excess_s, sentence, remedy)
 
     def _alike(self) -> Iterator[Slowdown]:
-        waiting = self._times[..., _WAITING].mean(axis=0)
         step_s = float(self._times[..., _WALL].sum(axis=2).mean())
-        excess_s = float(waiting.mean())
+        excess_s = float(self._times[..., _WAITING].mean())
         if excess_s < COSTS * step_s:
             return
         sentence = (
@@ -293,8 +290,8 @@ def _told_phases(phases: tuple[str, ...]) -> str:
 def _remedy(phase: str, window: StepWindow) -> str:
     """Say what to look at."""
     if phase == "loading":
-        more = window.loader_workers + 1
-        return f"read ahead with `loader_workers={more}`, or look at where its samples lie"
+        option = f"loader_workers={window.loader_workers + 1}"
+        return f"read ahead with `{option}`, or look at where its samples lie"
     if phase == "between":
         return "look at callbacks, and at code that runs on this worker alone between steps"
     if window.is_on_host:
