@@ -96,13 +96,38 @@ def test_callbacks_leave_the_same_on_two_workers(tmp_path: Path) -> None:
         "contrastive.py",
         *(
             pytest.param(script, marks=pytest.mark.long)
-            for script in ("closures.py", "gradients.py", "metrics.py", "streams.py")
+            for script in (
+                "closures.py",
+                "gradients.py",
+                "hidden_state.py",
+                "metrics.py",
+                "several_inputs.py",
+                "streams.py",
+                "tokens.py",
+                "why_slow.py",
+            )
         ),
     ],
 )
 def test_each_feature_has_one_digest(script: str) -> None:
     alone = run(f"by_feature/{script}")
     assert digest(alone) == digest(run(f"by_feature/{script}", workers=2))
+
+
+def test_every_feature_is_listed_and_run() -> None:
+    folder = EXAMPLES / "by_feature"
+    shown, tests = (folder / "README.md").read_text(), Path(__file__).read_text()
+    for script in folder.glob("*.py"):
+        assert f"`{script.name}`" in shown
+        assert f'"{script.name}"' in tests or f"by_feature/{script.name}" in tests
+
+
+@pytest.mark.slow
+def test_wrong_forms_are_refused_with_what_to_write() -> None:
+    shown = run("by_feature/wrong_forms.py").split("\n\n")
+    errors = [form for form in shown if re.search(r": (Type|Value|Checkpoint)Error: ", form)]
+    assert len(errors) == 6
+    assert all("must" in form for form in errors)
 
 
 @pytest.mark.slow
