@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from unisono.plan.samples import SamplePlan
 from unisono.step.engine import StepEngine
+from unisono.step.shard_passes import ShardPasses
 from unisono.train.boundary import Boundary
 from unisono.train.run import Run
 from unisono.verify.observed import main
@@ -60,7 +61,7 @@ class StepTimes:
         self._wrap(Run, "_set_up", self._set_up)
         self._wrap(Boundary, "__init__", self._begin_loop)
         self._wrap(Boundary, "count", self._count)
-        self._wrap(StepEngine, "_differentiate", self._differentiate)
+        self._wrap(ShardPasses, "add", self._differentiate)
         self._plain = register_optimizer_step_post_hook(self._after_plain_step)
 
     @staticmethod
@@ -147,22 +148,21 @@ class StepTimes:
 
     def _differentiate(
         self,
-        before: Callable[..., None],
-        engine: StepEngine,
+        before: Callable[..., Any],
+        passes: ShardPasses,
         shard: int,
         *args: Any,
-    ) -> None:
+    ) -> Any:
         """Note when each parameter gets its gradient in the last backward pass of a step."""
-        is_noted = len(self._rows) in _NOTED_STEPS and shard == engine._stack.last_shard
+        is_noted = len(self._rows) in _NOTED_STEPS and shard == passes.home.stack.last_shard
         if not is_noted:
-            before(engine, shard, *args)
-            return
+            return before(passes, shard, *args)
         at_s: dict[int, float] = {}
 
         def note(index: int, _: torch.Tensor) -> None:
             at_s[index] = perf_counter()
 
-        parameters = engine.exchange.parameters
+        parameters = passes.home.parameters
         hooks = [
             parameter.register_post_accumulate_grad_hook(functools.partial(note, index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(parameters)
@@ -170,12 +170,13 @@ class StepTimes:
         ]
         begun_s = perf_counter()
         try:
-            before(engine, shard, *args)
+            finished = before(passes, shard, *args)
         finally:
             lasted_s = perf_counter() - begun_s
             for hook in hooks:
                 hook.remove()
         self._ready = {index: (seen - begun_s) / lasted_s for index, seen in at_s.items()}
+        return finished
 
     def _write(self) -> None:
         if self._facts is not None:
