@@ -235,6 +235,11 @@ def fit(**options):
             TypeError,
             "what is carried must be tensors, numbers and texts.* of type Linear",
         ),
+        (
+            {"loss": lambda *given: (loss_of(*given)[0], [torch.eye(2).to_sparse()])},
+            TypeError,
+            r"what is carried must be .* `carried/0` must be dense .* but is torch.sparse_coo",
+        ),
         ({"audit_every": 3}, ValueError, "`audit_every` must be left out with `carry=True`"),
         ({"embed": lambda m, b: m(b)}, ValueError, "`carry` must be left out where `embed`"),
     ],
