@@ -249,6 +249,16 @@ def test_what_does_not_fit_is_refused(options, kind, words):
         fit(**options)
 
 
+def test_a_forward_function_takes_a_state_too():
+    made = trainer("recurrent")
+    with pytest.raises(
+        TypeError, match=r"`forward` must .* but takes \(m, b\): .*\(outputs, state"
+    ):
+        made.predict(data(), batch_size=BATCH_SIZE, forward=lambda m, b: m(b[0]))
+    with pytest.raises(TypeError, match=r"or `carry=True` if the third is a state"):
+        unisono.Trainer(made.run.model, made.run.optimizer, loss_of)
+
+
 def test_what_belongs_to_a_batch_is_asked_for_in_its_place():
     run = trainer("recurrent").run
     steps = run.steps(data(), batch_size=BATCH_SIZE, steps=1, shuffle=False)

@@ -17,7 +17,6 @@ Loss = Callable[[nn.Module, Any], Any]
 
 _CRITERIA = nn.modules.loss.__name__
 _WANTED = "`loss` must be a function of (model, batch)"
-_WITH_STATE = "`loss` must be a function of (model, batch, state) with `carry=True`"
 
 
 def check_loss(loss: object, *, carry: bool = False) -> None:
@@ -37,7 +36,7 @@ def check_loss(loss: object, *, carry: bool = False) -> None:
     if name and getattr(functional, name, None) is loss:
         raise _of_outputs(f"`F.{name}`", f"F.{name}")
     if carry:
-        _check_takes_state(loss)
+        check_takes_state(loss, "loss", "loss")
     else:
         _check_number_of_arguments(loss)
 
@@ -65,21 +64,34 @@ def _check_number_of_arguments(loss: Callable[..., Any]) -> None:
                 "; a batch comes as one: pass `lambda model, batch: loss(model, *batch)`, say, if "
                 "batches have as many parts"
             )
+        if len(given) == 3:
+            apart += ", or `carry=True` if the third is a state that goes from batch to batch"
         raise TypeError(
             f"{_WANTED}, but takes ({', '.join(signature.parameters)}){apart}."
         ) from None
 
 
-def _check_takes_state(loss: Callable[..., Any]) -> None:
+def check_takes_state(function: Callable[..., Any], name: str, gives: str) -> None:
+    """Refuse what is no function of (model, batch, state), where states are carried.
+
+    Args:
+        function: what is to be called so.
+        name: the argument that it is passed as.
+        gives: what it returns beside the state.
+
+    Raises:
+        TypeError: it takes something else.
+    """
     try:
-        inspect.signature(loss).bind(None, None, None)
+        inspect.signature(function).bind(None, None, None)
     except ValueError:  # some that are written in C have none
         return
     except TypeError:
-        names = ", ".join(inspect.signature(loss).parameters)
+        names = ", ".join(inspect.signature(function).parameters)
         raise TypeError(
-            f"{_WITH_STATE}, but takes ({names}): take the state that it returned for the batch "
-            f"before, None at first, and return (loss, state)."
+            f"`{name}` must be a function of (model, batch, state) with `carry=True`, but takes "
+            f"({names}): take the state that it returned for the batch before, None at first, and "
+            f"return ({gives}, state)."
         ) from None
 
 
