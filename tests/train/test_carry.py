@@ -219,7 +219,11 @@ def fit(**options):
             "but is 20: leave out 4, as `unisono.data.continuing_rows` does",
         ),
         ({"fit": {"validate": Subset(data(), range(9))}}, ValueError, "but is 9: leave out 1"),
-        ({"loss": lambda model, batch: 0}, TypeError, r"\(model, batch, state\) with `carry=True`"),
+        (
+            {"loss": lambda model, batch: 0},
+            TypeError,
+            r"takes \(model, batch\): with `carry=True`, take the state",
+        ),
         (
             {"loss": lambda *given: loss_of(*given)[0]},
             TypeError,

@@ -33,7 +33,7 @@ from unisono.train.default_forward import WITH_STATE, forward_inputs, outputs_an
 from unisono.train.evaluate import evaluate, evaluate_whole
 from unisono.train.fit import FitUnderWay
 from unisono.train.loop_plan import LoopPlan
-from unisono.train.loss_function import Loss, check_embed, check_loss, check_takes_state
+from unisono.train.loss_function import Loss, check_embed, check_forward, check_loss
 from unisono.train.metrics import Metrics
 from unisono.train.order import no_epochs
 from unisono.train.passes import PassWatch
@@ -557,11 +557,10 @@ class Trainer:
         return over_cuts(self.run.model, computed, to_first=to_first)
 
     def _with_states(self, forward: Forward) -> Forward:
-        if not self._carried:
-            return forward
-        forward = WITH_STATE.get(forward, forward)
-        check_takes_state(forward, "forward", "outputs")
-        return carrying(forward, self._carried[1])
+        if self._carried:
+            forward = WITH_STATE.get(forward, forward)
+        check_forward(forward, carry=bool(self._carried))
+        return carrying(forward, self._carried[1]) if self._carried else forward
 
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
         if metrics is None:
