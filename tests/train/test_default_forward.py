@@ -86,7 +86,7 @@ def test_what_is_no_function_of_model_and_batch_is_refused_at_once():
     made = trainer(nn.Linear(4, 2))
     with pytest.raises(TypeError, match=r"`forward` must be .*\(model, batch\), but takes \(m\)"):
         made.predict(PAIRS, batch_size=4, forward=lambda m: m)
-    with pytest.raises(TypeError, match="`forward` must be .* is of type str: pass"):
+    with pytest.raises(TypeError, match=r"`forward` must be .* is of type str: pass"):
         metrics(made, PAIRS, forward="logits")
 
 
