@@ -151,7 +151,7 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
             with memory_explained(run, "start of the loop"):
                 run.engine = engine = _engine(run, plan, live, timers)
             stack.callback(engine.exchange.unbind)
-            stack.callback(engine.drop_copies)
+            stack.callback(engine.passes.drop)
             if run.carried is not None:
                 stack.callback(run.carried.unbind)
             interrupts = Interrupts()

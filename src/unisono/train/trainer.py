@@ -269,8 +269,8 @@ class Trainer:
             validate: a dataset to evaluate on the way and at the end, read as `dataset` is; or a
                 DataLoader.
             validate_every: how often: ``500`` (steps) or ``"2 epochs"``.
-            validate_metrics, validate_forward: what else to compute then: `metrics` and `forward`
-                of :meth:`evaluate`.
+            validate_metrics: what else to compute then, as `metrics` of :meth:`evaluate`.
+            validate_forward: what metrics are given, as `forward` of :meth:`evaluate`.
             shuffle: whether each epoch has an order of its own; None: it has, if no sampler is
                 given.
             sampler: says the order: takes (epoch, seed) to indices, in each epoch equally many,
@@ -365,7 +365,9 @@ class Trainer:
             forward: for `metrics`: takes (model, batch) of one shard to what they are updated with,
                 a tuple or a dict by name; by default the model is called with the first part of a
                 pair (inputs, targets), and they get (outputs, targets); functions get rows.
-            loader_workers, collate_fn, pin_memory: see :meth:`fit`.
+            loader_workers: see :meth:`fit`.
+            collate_fn: see :meth:`fit`.
+            pin_memory: see :meth:`fit`.
             model: another model to evaluate (the one with averaged weights, say), the same on
                 every worker; None: the one that is trained.
 
@@ -415,7 +417,9 @@ class Trainer:
                 memory: it is mapped, and rows are read when they are looked at. Until every row
                 is there its name ends in ``.partial``; that is left by a job that is killed as a
                 whole (its launcher, too), or by ``torchrun`` and its like.
-            loader_workers, collate_fn, pin_memory: see :meth:`fit`.
+            loader_workers: see :meth:`fit`.
+            collate_fn: see :meth:`fit`.
+            pin_memory: see :meth:`fit`.
             model: see :meth:`evaluate`.
 
         Returns:
