@@ -73,7 +73,7 @@ def verify(
       unisono verify train.py --lr 0.1        two ranks against one; --lr goes to the script
       unisono verify -n 4 train.py            four ranks against one
       unisono verify --json train.py > a.json
-      unisono verify --resume -n 2 train.py   does it go on from its checkpoints with the same bits?
+      unisono verify --resume -n 2 train.py   does it resume with the same bits?
 
     \b
     Exit status:
