@@ -285,6 +285,16 @@ def test_every_decision_gives_its_reason() -> None:
             assert event(state, 0.0).reason
 
 
+def test_a_message_that_would_fill_the_terminal_is_cut_at_the_top() -> None:
+    message = f"KeyError: {'x' * 9999}"
+    traceback = "Traceback …\n" + "  File …\n" * 9 + message
+    _, head, told = failure_message(after(reported(failure(0, message, traceback))), 2).split(
+        "\n\n"
+    )
+    assert head == f"  {message[:480]} …"
+    assert told == traceback
+
+
 @pytest.mark.parametrize(
     ("events", "words"),
     [

@@ -29,11 +29,11 @@ from unisono.state.weights import check_weights, save_weights
 from unisono.step.gradient_hook import OnGradients
 from unisono.train.carrying import carrying
 from unisono.train.computing import Computing
-from unisono.train.default_forward import forward_inputs, outputs_and_targets
+from unisono.train.default_forward import WITH_STATE, forward_inputs, outputs_and_targets
 from unisono.train.evaluate import evaluate, evaluate_whole
 from unisono.train.fit import FitUnderWay
 from unisono.train.loop_plan import LoopPlan
-from unisono.train.loss_function import Loss, check_embed, check_loss
+from unisono.train.loss_function import Loss, check_embed, check_forward, check_loss
 from unisono.train.metrics import Metrics
 from unisono.train.order import no_epochs
 from unisono.train.passes import PassWatch
@@ -562,6 +562,9 @@ class Trainer:
         return over_cuts(self.run.model, computed, to_first=to_first)
 
     def _with_states(self, forward: Forward) -> Forward:
+        if self._carried:
+            forward = WITH_STATE.get(forward, forward)
+        check_forward(forward, carry=bool(self._carried))
         return carrying(forward, self._carried[1]) if self._carried else forward
 
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
