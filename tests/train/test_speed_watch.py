@@ -9,8 +9,8 @@ import unisono
 from unisono.step.phase_timers import DELAYED, PhaseTimers
 from unisono.train import speed_watch
 from unisono.train.slowdown import TOLD, Slowdown, SlowdownCause
-from unisono.train.speed_watch import WARMUP_STEPS, WINDOW_STEPS, times_of
-from unisono.train.step_window import COLUMNS
+from unisono.train.speed_watch import WARMUP_STEPS, WINDOW_STEPS
+from unisono.train.step_window import COLUMNS, times_of
 
 nan = float("nan")
 

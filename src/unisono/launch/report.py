@@ -82,7 +82,7 @@ def failure_message(state: JobState, num_workers: int, *, ends_others: bool = Tr
     others = "; the others were ended" if ends_others and ended < num_workers else ""
     who = f"worker {cause.rank} of {num_workers}"
     if not cause.said.traceback:
-        note = f" It could not be made up for: {cause.note}." if cause.note else ""
+        note = f" It could not be replaced: {cause.note}." if cause.note else ""
         return f"{who} {cause.how or ending(cause.exit_code)}{same}{others}.{note}"
     if cause.said.summary.startswith("SystemExit"):
         return f"{who} {ending(cause.exit_code)}{same}{others}:\n{cause.said.traceback}"
