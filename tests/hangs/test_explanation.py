@@ -35,12 +35,16 @@ FETCH = Frame("_Reader._read_one", f"{PACKAGE}/data/fetch.py", 139)
 TORCHS_TAKE = Frame("_BaseDataLoaderIter._try_get_data", f"{SITE}torch/utils/data/dataloader.py", 9)
 TORCHS_LOOP = Frame("_worker_loop", f"{SITE}torch/utils/data/_utils/worker.py", 9)
 TORCHS_FETCH = Frame("fetch", f"{SITE}torch/utils/data/_utils/fetch.py", 9)
+SELECT = Frame("EpollSelector.select", "/usr/lib/python3.11/selectors.py", 468)
+RUN_ONCE = Frame("BaseEventLoop._run_once", "/usr/lib/python3.11/asyncio/base_events.py", 1884)
 GET = Frame("get", "/usr/lib/python3.11/multiprocessing/queues.py", 100)
 LOAD = Frame("load_image", "/work/train.py", 88)
 ITEM = Frame("Images.__getitem__", "/work/train.py", 70, {"self": "", "index": "10432"})
 TRAIN = Frame("train", "/work/train.py", 40)
 OTHER = Frame("train", "/work/train.py", 44)
 ASLEEP, RUNS = KernelView("S"), KernelView("R")
+POLLS = KernelView("S", wait="waits for something to read")
+IDLE_LOOP = "in an event loop of asyncio all of whose tasks wait"
 
 
 def call(name: str, file: str = C10D) -> Frame:
@@ -289,6 +293,9 @@ def test_who_waits_for_a_loader_process_is_where_that_is(
         (RUNS, {}, "computing"),
         (KernelView("S", wait="asleep"), {}, "asleep"),
         (ASLEEP, {"sample": Sample(trouble="py-spy is not installed")}, "py-spy is not installed"),
+        (POLLS, {"sample": Sample((SELECT, RUN_ONCE, TRAIN))}, IDLE_LOOP),
+        (POLLS, {"sample": Sample((SELECT, TRAIN))}, "waits for something to read"),
+        (POLLS, {"sample": Sample((LOAD, RUN_ONCE, TRAIN))}, "waits for something to read"),
     ],
 )
 def test_what_the_kernel_says_is_added(

@@ -34,6 +34,7 @@ _FETCHES = ("torch/utils/data/_utils/fetch.py", "unisono/data/fetch.py", "unison
 _OUR_WORK = "unisono/c10d/work.py"
 _OUR_LINK = "unisono/workers/launcher_link.py"
 _DEBUGGERS = ("/bdb.py", "/pdb.py", "/pdbpp.py", "/ipdb/__main__.py", "/debugpy/")
+_SELECTORS, _EVENT_LOOP = "/selectors.py", "/asyncio/base_events.py"
 _PEERS = re.compile(r" (?:to|from|among) ranks? ([\d, ]+)$")
 _WAITS_FOR_WORK = re.compile(r"\.wait\(")
 
@@ -242,10 +243,18 @@ def _remarks(process: ProcessLook) -> Iterator[str]:
         yield "waits for its launcher, which may be writing a checkpoint"
     elif process.computes:
         yield "computing"
+    elif _loops_idly(process.stack):
+        yield "in an event loop of asyncio all of whose tasks wait"
     elif kernel.wait:
         yield kernel.wait
     if process.sample.trouble:
         yield process.sample.trouble
+
+
+def _loops_idly(stack: Stack) -> bool:
+    """Tell whether the innermost frames are those of an event loop that runs no task."""
+    innermost = [one.is_in(_SELECTORS, _EVENT_LOOP) for one in stack[:2]]
+    return innermost == [True, True] and stack[1].name == "_run_once"
 
 
 def _waits_for_loader(stack: Stack) -> bool:
