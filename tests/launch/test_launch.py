@@ -374,6 +374,7 @@ def test_closing_a_server_that_still_loads_does_not_wait_for_it() -> None:
     assert server.wait() in (0, -signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_ctrl_c_cannot_reach_a_server_that_still_starts_and_can_reach_workers() -> None:
     server = ForkServer.start(dict(os.environ))
     status = Path(f"/proc/{server.pid}/status").read_text()
