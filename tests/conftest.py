@@ -26,7 +26,7 @@ settings.load_profile("unisono")
 _BEFORE, _FROM, _MAIN = forkserver._START.partition("from unisono.launch.server")
 forkserver._START = f"{_BEFORE}import hypothesis, pytest; {_FROM}{_MAIN}"
 
-SETTLE_S = 5.0  # a worker's exit is told before the kernel has buried it
+SETTLE_S = 20.0  # a worker's exit is told before the kernel has buried it
 # pytest's own, and torch's empty folder names
 HARMLESS_VARIABLES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 

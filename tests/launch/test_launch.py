@@ -355,6 +355,7 @@ def test_what_cannot_be_called_or_pickled_is_refused() -> None:
         unisono.launch(who_am_i, threading.Lock(), workers=1)
 
 
+@pytest.mark.slow  # another one has to load torch then
 def test_a_server_is_closed_whatever_ends_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     borrowed: list[ForkServer] = []
 

@@ -22,8 +22,12 @@ def of_sklearn():
 
 
 @pytest.fixture(autouse=True, scope="module")
-def sklearn_has_set_its_variables():
+def variables_stay():
+    """Put back what scikit-learn sets: another fork server would have to load torch with it."""
+    before = dict(os.environ)
     of_sklearn()
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def data(num_samples=103):
