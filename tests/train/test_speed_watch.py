@@ -6,11 +6,11 @@ import torch
 from torch.nn import functional as F
 
 import unisono
-from unisono.step.phase_timers import DELAYED
+from unisono.step.phase_timers import DELAYED, PhaseTimers
 from unisono.train import speed_watch
 from unisono.train.slowdown import TOLD, Slowdown, SlowdownCause
-from unisono.train.speed_watch import WARMUP_STEPS, WINDOW_STEPS, times_of
-from unisono.train.step_window import COLUMNS
+from unisono.train.speed_watch import WARMUP_STEPS, WINDOW_STEPS
+from unisono.train.step_window import COLUMNS, times_of
 
 nan = float("nan")
 
@@ -78,9 +78,22 @@ def test_two_windows_are_watched_then_there_is_a_rest():
     assert summary.slowness == ""  # one worker has nobody to wait for
 
 
+def test_delays_are_looked_for_in_windows_alone(monkeypatch):
+    sought, begin = [], PhaseTimers.begin
+    monkeypatch.setattr(speed_watch, "_REST_AT_LEAST_S", 0.1)
+    monkeypatch.setattr(
+        PhaseTimers, "begin", lambda self: (sought.append(self.are_delays_sought), begin(self))
+    )
+    seen, _ = fit(800)
+    _, second, third = seen.steps[:3]
+    assert all(sought[: second + 1])
+    assert all(sought[third - WINDOW_STEPS - 1 : third + 1])
+    assert not all(sought[second + 1 : third - WINDOW_STEPS - 1])
+
+
 @pytest.mark.parametrize("cause", list(SlowdownCause))
 def test_what_nobody_need_be_told_stands_in_the_file_alone(cause, monkeypatch, capfd):
-    found = (Slowdown(cause, 1.0, 0.5, 0.5, "it is so", "do that", 1, ("forward",)),)
+    found = (Slowdown(cause, 1.0, 1.0, 0.5, 0.5, "it is so", "do that", 1, ("forward",)),)
     monkeypatch.setattr(speed_watch, "judge", lambda window: found)
     seen, summary = fit(300)
     (one,) = seen.newest["findings"]

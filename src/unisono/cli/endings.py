@@ -40,6 +40,18 @@ def refusing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def copying_folder() -> Iterator[None]:
+    """Say in one sentence that there is no room for a copy of the working folder."""
+    try:
+        yield
+    except OSError as error:
+        raise Refusal(
+            f"a folder for temporary files must take a copy of the working folder, but "
+            f"{error.filename or 'it'!r} does not ({error.strerror}): make room, or set TMPDIR."
+        ) from None
+
+
+@contextlib.contextmanager
 def saying() -> Iterator[None]:
     """Tell in one sentence that standard output takes nothing; click is quiet after `| head`."""
     try:
@@ -64,16 +76,20 @@ def replace_unknown_letters() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
-def check_script(script: str) -> None:
+def check_script(script: str, command: str = "run -n 2") -> None:
     """Refuse what is no Python file.
+
+    Args:
+        script: its name.
+        command: what takes it, for the example.
 
     Raises:
         Refusal: there is none, or it cannot be read.
     """
     if not script:
         raise Refusal(
-            "SCRIPT must be a Python file, but none is named: use for example "
-            "`unisono run -n 2 train.py`, and see `unisono run --help`."
+            f"SCRIPT must be a Python file, but none is named: use for example "
+            f"`unisono {command} train.py`, and see `unisono {command.split()[0]} --help`."
         )
     if os.path.isdir(script):
         raise Refusal(

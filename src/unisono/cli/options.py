@@ -62,15 +62,11 @@ def not_negative(text: str) -> int:
     return int(text)
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """Read a number of seconds above 0; raises ValueError."""
     if not 0 < float(text) < math.inf:
         raise ValueError
     return float(text)
-
-
-def seconds(example: str) -> Callable[..., Any]:
-    """Make the callback of an option for a number of seconds above 0."""
-    return option(_seconds, "a number of seconds above 0", example)
 
 
 count = option(_positive, "a whole number of at least 1", "2")
@@ -82,3 +78,14 @@ def num_workers(context: click.Context, param: click.Parameter, value: str | Non
     if number is not None and (reason := too_many_workers(param.opts[0], number)):
         raise Refusal(reason)
     return number
+
+
+timeout = click.option(
+    "--timeout",
+    "timeout_s",
+    callback=option(seconds, "a number of seconds above 0", "600"),
+    default="300",
+    show_default=True,
+    metavar="SECONDS",
+    help="After how long a run of the program is ended.",
+)

@@ -6,8 +6,15 @@ import os
 
 import click
 
-from unisono.cli.endings import Refusal, leave, refusing, replace_unknown_letters, saying
-from unisono.cli.options import count, num_workers, seconds, takes_script
+from unisono.cli.endings import (
+    Refusal,
+    copying_folder,
+    leave,
+    refusing,
+    replace_unknown_letters,
+    saying,
+)
+from unisono.cli.options import count, num_workers, takes_script, timeout
 
 
 @click.command(
@@ -31,15 +38,7 @@ from unisono.cli.options import count, num_workers, seconds, takes_script
     metavar="N",
     help="After how many steps of an optimizer the program is stopped.",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    callback=seconds("600"),
-    default="300",
-    show_default=True,
-    metavar="SECONDS",
-    help="After how long a run of the program is ended.",
-)
+@timeout
 @click.option(
     "--resume",
     "resumes",
@@ -74,7 +73,7 @@ def verify(
       unisono verify train.py --lr 0.1        two ranks against one; --lr goes to the script
       unisono verify -n 4 train.py            four ranks against one
       unisono verify --json train.py > a.json
-      unisono verify --resume -n 2 train.py   does it go on from its checkpoints with the same bits?
+      unisono verify --resume -n 2 train.py   does it resume with the same bits?
 
     \b
     Exit status:
@@ -104,14 +103,9 @@ def verify(
     with refusing():
         program = Program(kind, script, args, Path(working_folder()))
         limits = Limits(steps=steps, timeout_s=timeout_s)
-        try:
-            ask = verify_resume if resumes else verify_program
+        ask = verify_resume if resumes else verify_program
+        with copying_folder():
             verdict = ask(program, workers, limits, os.environ, say)
-        except OSError as error:
-            raise Refusal(
-                f"a folder for temporary files must take a copy of the working folder, but "
-                f"{error.filename or 'it'!r} does not ({error.strerror}): make room, or set TMPDIR."
-            ) from None
     if verdict.interrupted_by is not None:
         leave(128 + verdict.interrupted_by)
     if verdict.trouble:

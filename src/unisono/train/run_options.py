@@ -20,6 +20,7 @@ from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.optimizers import needs_closure, takes_closure
 from unisono.step.clipping import Clipping
 from unisono.step.gradient_hook import OnGradients
+from unisono.train.loss_function import check_function
 from unisono.whole import check_whole
 from unisono.world import num_devices
 
@@ -58,6 +59,7 @@ class RunOptions:
     audit_every: int | None = None
     on_gradients: OnGradients | None = None
     closure: bool | None = None
+    carry: bool = False
     clipping: Clipping = field(init=False)
     every: Every | None = field(init=False, default=None)
 
@@ -78,13 +80,17 @@ class RunOptions:
         if self.shards_in_flight is not None:
             in_flight = check_whole("shards_in_flight", self.shards_in_flight, at_least=1)
             self._set("shards_in_flight", in_flight)
-        if self.on_gradients is not None and not callable(self.on_gradients):
-            raise TypeError(
-                f"`on_gradients` must be a function of (step, gradients by name), but is of type "
-                f"{type(self.on_gradients).__name__}."
-            )
+        if self.on_gradients is not None:
+            check_function("on_gradients", self.on_gradients, ("step", "gradients"))
         if self.closure not in (None, True, False):
             raise TypeError(f"`closure` must be True, False or None, but is {self.closure!r}.")
+        if not isinstance(self.carry, bool):
+            raise TypeError(f"`carry` must be True or False, but is {self.carry!r}.")
+        if self.carry and self.audit_every is not None:
+            raise ValueError(
+                "`audit_every` must be left out with `carry=True`, as what shards carry is not "
+                "audited, but is given: leave one of them out."
+            )
         if self.audit_every is not None:
             self._set("audit_every", check_whole("audit_every", self.audit_every, at_least=1))
         if self.checkpoint_every is not None:

@@ -1,7 +1,8 @@
 """Watches on the leader what a loop's steps cost, and why they are not faster.
 
 All workers tell each other their times after every step, on the control block. The leader looks at
-windows of consecutive steps and rests in between, so that watching costs next to nothing::
+windows of consecutive steps and rests in between, when nobody looks for delays either, so that
+watching costs next to nothing::
 
     steps     warm-up │ window │ window │ rest … │ window │ rest … │ window
     judged                     ↑        ↑ the second one like the first: it is told
@@ -11,15 +12,11 @@ Invariant: nothing that fails here ends the run; then it is watched no more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
-from typing import TypeAlias
-
-import numpy as np
 
 from unisono.machine_load import LoadWatch, MachineLoad
 from unisono.notices import say
-from unisono.step.phase_timers import DELAYED
 from unisono.train.boundary import Boundary
 from unisono.train.confirmation import Confirmed
 from unisono.train.loop_plan import LoopPlan
@@ -28,7 +25,7 @@ from unisono.train.run_context import RunContext
 from unisono.train.slowdown import Slowdown
 from unisono.train.slowness import judge
 from unisono.train.speed_report import SpeedReport
-from unisono.train.step_window import Seconds, StepWindow
+from unisono.train.step_window import StepWindow, ToldStep, times_of
 from unisono.world import threads_per_worker
 
 WARMUP_STEPS = 10
@@ -36,9 +33,7 @@ WINDOW_STEPS = 64
 _FEW_STEPS, _LONG_S = 20, 20.0  # of a window whose steps take long
 _REST_AT_LEAST_S, _REST_AT_MOST_S = 5.0, 30.0  # else a tenth of what the loop has lasted
 _LAST_AT_LEAST = WINDOW_STEPS // 2
-
-Row: TypeAlias = "tuple[list[tuple[float, ...]], bool]"
-"""Of one step, what each worker told, and whether it had a full batch."""
+_UNTIL_ALL_LOOK = 2  # steps: a plan is made in one and read at the end of it
 
 
 class SpeedWatch:
@@ -63,7 +58,7 @@ class SpeedWatch:
         self._load = LoadWatch(clock)
         self._machine: MachineLoad | None = None
         self._confirmed = Confirmed()
-        self._rows: list[Row] = []
+        self._rows: list[ToldStep] = []
         self._newest, self._since = -2, (-1, -1)
         self._is_full = self._has_begun = self._is_broken = False
         self._to_skip = WARMUP_STEPS
@@ -84,7 +79,10 @@ class SpeedWatch:
         if self._to_skip > 0:
             self._to_skip -= 1
         elif self._engine.timers.times[0] >= self._rests_until_s:
-            self._attempt(lambda: self._take(was_full))
+            if self._boundary.is_watched:
+                self._attempt(lambda: self._take(was_full))
+            else:
+                self._boundary.is_watched, self._to_skip = True, _UNTIL_ALL_LOOK
 
     def finish(self) -> None:
         """Say what has cost time in the whole loop, once it is over."""
@@ -124,6 +122,7 @@ class SpeedWatch:
             if self._confirmed.num_windows > 1:
                 rest_s = min(max(self._lasted_s / 10, _REST_AT_LEAST_S), _REST_AT_MOST_S)
                 self._rests_until_s = now_s + max(rest_s - lasted_s, 0.0)
+                self._boundary.is_watched = False
 
     def _judge(self) -> None:
         """Judge a window of steps, and what it stands for: all since the one before."""
@@ -173,23 +172,3 @@ class SpeedWatch:
             run.device.is_host,
             int(self._plan.loader_workers),
         )
-
-
-def times_of(rows: Sequence[Row]) -> Seconds:
-    """Give what workers spent in some consecutive steps, without the first, which has no before.
-
-    Args:
-        rows: of each step, what each worker told, as ``PhaseTimers.times``, and whether the step
-            had a full batch; others are left out.
-
-    Returns:
-        Seconds, of shape (steps, workers, 8), as in :class:`StepWindow`.
-    """
-    told = np.array([times for times, _ in rows])
-    phases = told[..., 1:DELAYED]
-    ended_s = told[..., 0] + phases.sum(axis=2)
-    between_s = told[1:, :, 0] - ended_s[:-1]
-    columns = [between_s[..., None], phases[1:], told[1:, :, DELAYED:]]
-    are_full = np.array([is_full for _, is_full in rows[1:]], dtype=bool)
-    times: Seconds = np.concatenate(columns, axis=2)[are_full]
-    return times
