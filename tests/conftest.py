@@ -26,18 +26,26 @@ settings.load_profile("unisono")
 _BEFORE, _FROM, _MAIN = forkserver._START.partition("from unisono.launch.server")
 forkserver._START = f"{_BEFORE}import hypothesis, pytest; {_FROM}{_MAIN}"
 
-SETTLE_S = 5.0  # a worker's exit is told before the kernel has buried it
+SETTLE_S = 20.0  # a worker's exit is told before the kernel has buried it
 # pytest's own, and torch's empty folder names
 HARMLESS_VARIABLES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 
 
+_kept: set[int] = set()  # by number, since psutil takes longer than most tests
+
+
 def _workers_and_others() -> set[psutil.Process]:
     """Find every process below this one but idle ones that have loaded torch, kept on purpose."""
-    found = set()
-    for pid in _below(os.getpid()):
+    found, below = set(), set(_below(os.getpid()))
+    _kept.intersection_update(below)
+    for pid in below - _kept:
         with contextlib.suppress(psutil.NoSuchProcess):
-            found.add(psutil.Process(pid))
-    return {process for process in found if not _is_kept(process)}
+            process = psutil.Process(pid)
+            if _is_kept(process):
+                _kept.add(pid)
+            else:
+                found.add(process)
+    return found
 
 
 def _below(pid: int) -> Iterator[int]:
@@ -54,12 +62,9 @@ def _below(pid: int) -> Iterator[int]:
 
 
 def _is_kept(process: psutil.Process) -> bool:
-    try:
-        is_direct = process.ppid() == os.getpid()
-        command = " ".join(process.cmdline())
-        return is_direct and ("unisono.launch.server" in command or "tests.warm" in command)
-    except psutil.NoSuchProcess:
-        return True
+    is_direct = process.ppid() == os.getpid()
+    command = " ".join(process.cmdline())
+    return is_direct and ("unisono.launch.server" in command or "tests.warm" in command)
 
 
 def _in_shared_memory() -> set[str]:

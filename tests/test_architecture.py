@@ -22,9 +22,12 @@ def module_of(path):
 
 
 @functools.cache
+def nodes_of(path):
+    return [*ast.walk(ast.parse(path.read_text()))]
+
+
 def import_nodes(path):
-    nodes = ast.walk(ast.parse(path.read_text()))
-    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [node for node in nodes_of(path) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def imports_of(path):
@@ -35,11 +38,14 @@ def imports_of(path):
             yield node.module
 
 
+@functools.cache
 def edges():
-    for path in FILES:
-        for imported in imports_of(path):
-            if imported.startswith("unisono."):
-                yield module_of(path), imported
+    return [
+        (module_of(path), imported)
+        for path in FILES
+        for imported in imports_of(path)
+        if imported.startswith("unisono.")
+    ]
 
 
 def package_edges():
@@ -105,7 +111,7 @@ def test_no_public_class_is_defined_twice():
     assert not used_twice(
         (node.name, path)
         for path in FILES
-        for node in ast.parse(path.read_text()).body
+        for node in nodes_of(path)[0].body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
 
@@ -127,7 +133,7 @@ def test_one_file_alone_asks_for_a_type_of_device():
         (str(path.relative_to(PACKAGE)), node.lineno)
         for part in ON_THE_WAY
         for path in (PACKAGE / part).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         if (isinstance(node, ast.Constant) and node.value in ("cpu", "cuda"))
         or (
             isinstance(node, ast.Call)

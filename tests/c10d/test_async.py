@@ -514,10 +514,27 @@ def test_programs_that_gloo_carries_out_are_carried_out(run_ranks, tmp_path, wor
     assert "tensor" in outputs[0]
 
 
+ONCE_IT_CALLS = """
+import os, signal, sys, threading, time
+def send_once_it_calls(signum):
+    # A timer would send it before the call where the machine is busy.
+    def send():
+        path, main = "", threading.main_thread().ident
+        while "/unisono/c10d/" not in path:
+            time.sleep(0.01)
+            frame, path = sys._current_frames()[main], ""
+            while frame:
+                path, frame = path + frame.f_code.co_filename, frame.f_back
+        time.sleep(0.2)
+        os.kill(os.getpid(), signum)
+    threading.Thread(target=send, daemon=True).start()
+"""
+
+
 @pytest.mark.slow
 def test_an_interrupted_call_that_waits_for_its_turn_ends_the_group():
     code = """
-import os, signal, sys, threading, torch, torch.distributed as dist, unisono
+import torch, torch.distributed as dist, unisono
 if not os.fork():
     dist.init_process_group("unisono", init_method=f"file://{sys.argv[1]}", rank=1, world_size=2)
     try:
@@ -527,7 +544,7 @@ if not os.fork():
     os._exit(0)
 dist.init_process_group("unisono", init_method=f"file://{sys.argv[1]}", rank=0, world_size=2)
 work = dist.all_reduce(torch.ones(1), async_op=True)
-threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+send_once_it_calls(signal.SIGINT)
 try:
     dist.barrier()
 except KeyboardInterrupt:
@@ -540,19 +557,18 @@ dist.destroy_process_group()
 os.wait()
 """
     with tempfile.TemporaryDirectory() as folder:
-        ended = run([sys.executable, "-c", code, f"{folder}/store"])
+        ended = run([sys.executable, "-c", ONCE_IT_CALLS + code, f"{folder}/store"])
     assert ended.returncode == 0, ended.stderr
     said = ended.stdout.splitlines()
     assert said[0] == "interrupted"
     assert "this one has ended, as a call failed half-way: KeyboardInterrupt" in said[1]
 
 
-TWO_RANKS = """
-import os, signal, sys, threading, time
+TWO_RANKS = f"""{ONCE_IT_CALLS}
 import torch, torch.distributed as dist, unisono
 torch.set_num_threads(1)
 rank = 0 if os.fork() else 1
-dist.init_process_group("unisono", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+dist.init_process_group("unisono", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
 """
 
 
@@ -572,7 +588,7 @@ if rank == 1:
 def save(*_):
     dist.barrier()
 signal.signal(signal.SIGUSR1, save)
-threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+send_once_it_calls(signal.SIGUSR1)
 try:
     dist.all_reduce(torch.ones(3))
 except unisono.PeerLostError as error:

@@ -272,6 +272,7 @@ def test_a_run_goes_on_in_a_file_of_hostile_lines(tmp_path):
     assert [step for step in steps if step is not None] == list(range(8))
 
 
+@pytest.mark.slow
 @given(st.one_of(st.binary(max_size=60), st.one_of(NESTED, OF_A_STEP).map(as_line)))
 def test_no_line_makes_anybody_fall(line):
     place = place_of(line)
@@ -660,6 +661,7 @@ def test_what_fails_at_the_beginning_of_the_file_is_heard_by_all_workers(tmp_pat
     assert heard == ["KeyError: 'host'"]
 
 
+@pytest.mark.slow
 def test_what_slows_the_steps_is_written_once_each_time_and_at_the_end(tmp_path):
     train(tmp_path, epochs=50)  # 200 steps
     speeds = events(tmp_path, "speed")
@@ -673,6 +675,7 @@ def test_what_slows_the_steps_is_written_once_each_time_and_at_the_end(tmp_path)
     assert start["time_unix_s"] - 3600 < start["started_unix_s"] < start["time_unix_s"]
 
 
+@pytest.mark.slow
 def test_times_of_a_step_are_whole_where_something_slows_it(tmp_path):
     """The line of what slows steps goes before that of the step under way, which has no times."""
     unisono.launch(train, tmp_path, 50, workers=2)

@@ -234,7 +234,7 @@ def test_a_lost_fork_server_is_told_and_nothing_is_left(started, tmp_path, in_di
     job.server.kill()
     assert job.wait() not in (0, None)
     assert "the process that starts the workers must live as long as they do" in job.err
-    assert not gone_within(processes, 5)
+    assert not gone_within(processes, 30)
     assert steps_kept(tmp_path)
     check_goes_on(started, options)
 
@@ -263,7 +263,7 @@ def test_asked_once_the_step_is_finished_and_kept(started, tmp_path, in_director
     assert job.err.count("finishing the step, then writing a checkpoint") == 1
     assert f"interrupted {words}; all 3 workers were ended." in job.err
     assert "Traceback" not in job.err
-    assert not gone_within(processes, 5)
+    assert not gone_within(processes, 30)
     (step,) = steps_kept(tmp_path)
     assert 4 < step < NUM_STEPS
     check_goes_on(started, options)
@@ -288,8 +288,8 @@ def test_asked_twice_it_ends_at_once(started, tmp_path, in_directory, signum):
     interrupt(job, signum)
     job.wait_for("finishing the step")
     interrupt(job, signum)
-    assert job.wait(20) == 128 + signum
-    assert not gone_within(processes, 5)
+    assert job.wait(60) == 128 + signum
+    assert not gone_within(processes, 30)
     assert steps_kept(tmp_path) == []
 
 
@@ -299,9 +299,9 @@ def test_without_a_directory_it_ends_at_once(started, signum):
     job = started(Options(pace_ms=FOR_EVER_MS), step=0, workers=2)
     processes = job.processes()
     interrupt(job, signum)
-    assert job.wait(20) == 128 + signum
+    assert job.wait(60) == 128 + signum
     assert "finishing the step" not in job.err
-    assert not gone_within(processes, 5)
+    assert not gone_within(processes, 30)
 
 
 @pytest.mark.slow

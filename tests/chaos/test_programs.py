@@ -17,6 +17,7 @@ def test_a_seed_fixes_a_program():
     assert choices.choose(5) != choices.choose(6)
 
 
+@pytest.mark.slow
 def test_everything_that_can_be_chosen_is():
     drawn = [choices.choose(seed) for seed in range(2000)]
     for name, known in (
@@ -66,6 +67,7 @@ def test_a_program_that_goes_wrong_is_named(monkeypatch, capsys):
     assert "-m tests.chaos.programs --seed 1234\n" in said
 
 
+@pytest.mark.slow
 def test_another_version_is_another_one(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["programs", "--seed", "5", "--against", sys.executable])
     with pytest.raises(SystemExit):

@@ -89,7 +89,7 @@ def test_another_process_is_named_and_its_end_is_the_end_of_its_claim(folder):
         with pytest.raises(CheckpointError, match=re.compile(words, re.DOTALL)):
             lock_directory(folder)
         other.send_signal(signal.SIGKILL)
-        other.wait(20)
+        other.wait(60)
         assert lock_directory(folder) is not None
 
 

@@ -40,7 +40,9 @@ def found_alone():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
-@pytest.mark.parametrize("exchange", [ACCELERATED, "staged", "shared"])
+@pytest.mark.parametrize(
+    "exchange", [ACCELERATED, pytest.param("staged", marks=pytest.mark.long), "shared"]
+)
 def test_programs_have_the_bits_of_one_worker(monkeypatch, exchange, workers):
     skip_without(exchange)
     names, alone = found_alone()

@@ -167,6 +167,7 @@ def test_a_child_that_fails_says_why(
         answer_of("odd", 1.0, {**os.environ, "PYTHONPATH": str(tmp_path)})
 
 
+@pytest.mark.slow
 def test_a_torch_that_cannot_be_loaded_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

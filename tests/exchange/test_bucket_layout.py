@@ -44,6 +44,7 @@ def cases(draw):
     return slots, world_size, draw(st.integers(1, world_size)), sizes
 
 
+@pytest.mark.slow
 @given(case=cases())
 def test_every_element_is_in_one_slice_of_one_bucket(case):
     slots, world_size, num_workers, sizes = case

@@ -52,6 +52,7 @@ def test_shared_memory_is_the_default(monkeypatch):
     assert chosen("auto", host()) is SharedExchange
 
 
+@pytest.mark.slow
 def test_gloo_is_needed_by_those_alone_who_choose_a_group():
     unused = "unisono.exchange.communicator"
     code = f"import sys, unisono.train.trainer; assert {unused!r} not in sys.modules"

@@ -355,6 +355,7 @@ def test_what_cannot_be_called_or_pickled_is_refused() -> None:
         unisono.launch(who_am_i, threading.Lock(), workers=1)
 
 
+@pytest.mark.slow  # another one has to load torch then
 def test_a_server_is_closed_whatever_ends_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     borrowed: list[ForkServer] = []
 
@@ -374,6 +375,7 @@ def test_closing_a_server_that_still_loads_does_not_wait_for_it() -> None:
     assert server.wait() in (0, -signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_ctrl_c_cannot_reach_a_server_that_still_starts_and_can_reach_workers() -> None:
     server = ForkServer.start(dict(os.environ))
     status = Path(f"/proc/{server.pid}/status").read_text()

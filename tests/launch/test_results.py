@@ -85,6 +85,7 @@ def test_a_result_of_a_class_that_only_workers_can_import_is_told(tmp_path):
     assert isinstance(raised.value.__cause__, ModuleNotFoundError)
 
 
+@pytest.mark.slow
 def test_an_exception_of_any_length_arrives():
     def fail():
         raise ValueError("x" * 40_000_000)

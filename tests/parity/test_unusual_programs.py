@@ -229,30 +229,27 @@ def one_after_the_other(programs):
     return [program() for program in programs]
 
 
-# Starting workers takes longer than most of these programs, so `make fast` starts them once.
-@pytest.mark.parametrize(
-    "programs",
-    [
-        [
-            buffers_changed_between_steps,
-            clipping_in_a_hook,
-            clipping_around_step_in_the_second_of_three_fits,
-            a_bad_sample_that_is_mended,
-            a_schedule_over_few_elements,
-        ],
-        pytest.param([validation_of_a_model_that_counts], marks=pytest.mark.slow),
-        pytest.param([a_loss_that_closes_over_its_model], marks=pytest.mark.slow),
-        pytest.param([a_model_of_one_batch_size], marks=pytest.mark.slow),
-        pytest.param([state_changed_between_fits], marks=pytest.mark.slow),
-        pytest.param([an_optimizer_that_counts_in_its_groups], marks=pytest.mark.slow),
-    ],
-    ids=lambda programs: " and ".join(program.__name__ for program in programs),
-)
-def test_results_agree_on_one_two_and_four_workers(programs):
-    (alone,) = unisono.launch(one_after_the_other, programs, workers=1)
+PROGRAMS = [
+    buffers_changed_between_steps,
+    clipping_in_a_hook,
+    clipping_around_step_in_the_second_of_three_fits,
+    a_bad_sample_that_is_mended,
+    a_schedule_over_few_elements,
+    validation_of_a_model_that_counts,
+    a_loss_that_closes_over_its_model,
+    a_model_of_one_batch_size,
+    state_changed_between_fits,
+    an_optimizer_that_counts_in_its_groups,
+]
+
+
+@pytest.mark.slow
+def test_results_agree_on_one_two_and_four_workers():
+    (alone,) = unisono.launch(one_after_the_other, PROGRAMS, workers=1)
     for workers in (2, 4):
-        for results in unisono.launch(one_after_the_other, programs, workers=workers):
-            assert results == alone
+        for results in unisono.launch(one_after_the_other, PROGRAMS, workers=workers):
+            for program, result, expected in zip(PROGRAMS, results, alone, strict=True):
+                assert result == expected, program.__name__
 
 
 @pytest.mark.slow

@@ -21,7 +21,10 @@ def optimizers_are_imported():
     importlib.import_module("torch._dynamo")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in ("CNN", "UNet") else pytest.param(n, marks=pytest.mark.slow) for n in MODELS],
+)
 @pytest.mark.filterwarnings("ignore")
 def test_bits_are_those_of_one_device(name, accelerator):
     expected = trained(MODELS[name], ["sim:1"])
@@ -36,7 +39,9 @@ def test_the_cpu_several_times_is_the_cpu(name):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["GPT", "Recomputed", "RecomputedReentrant"])
+@pytest.mark.parametrize(
+    "name", ["GPT", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if "Recomp" in n)]
+)
 def test_layers_may_be_on_any_device_in_any_order(name, accelerator):
     balance = {
         "sim:0": ["embedding", "position", "blocks.1", "blocks.2.out", "head"],

@@ -3,21 +3,19 @@
 import functools
 import json
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.parity import cases
 from tests.stages import cut_models
+from tests.warm import processes
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
 
-MODELS = Path(cut_models.__file__)
 WHOLE_BLOCKS = {
     "0": ["embed", "position", "blocks.0", "blocks.1"],
     "1": ["scale", "blocks.2", "blocks.3", "norm", "head"],
@@ -47,17 +45,33 @@ def in_stages(name, *, workers, stages, **options):
     return unisono.launch(call, workers=workers, stages=stages)
 
 
-@pytest.mark.parametrize("name", cut_models.NAMES)
+@pytest.mark.parametrize(
+    "name", ["images", *(pytest.param(n, marks=pytest.mark.slow) for n in cut_models.NAMES[1:])]
+)
 def test_two_stages_have_the_bits_of_one_process(name):
     assert in_stages(name, workers=2, stages=2) == [alone(name)] * 2
 
 
-@pytest.mark.parametrize(("workers", "stages"), [(4, 2), (3, 3), (6, 3)])
-@pytest.mark.parametrize("name", ["images", "gpt", "unet"])
+# Each model and each form once; every pair of them is `long`.
+PAIRS = [("images", 6, 3), ("gpt", 4, 2), ("unet", 3, 3)]
+OTHER_PAIRS = [
+    (name, *form)
+    for name in ("images", "gpt", "unet")
+    for form in ((4, 2), (3, 3), (6, 3))
+    if (name, *form) not in PAIRS
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "workers", "stages"),
+    [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.long) for pair in OTHER_PAIRS)],
+)
 def test_more_stages_and_replicas_have_the_same_bits(name, workers, stages):
     assert in_stages(name, workers=workers, stages=stages) == [alone(name)] * workers
 
 
+@pytest.mark.slow
 def test_the_number_of_shards_in_flight_changes_no_bit():
     for in_flight in (1, 2, 7):
         assert in_stages("images", workers=3, stages=3, shards_in_flight=in_flight) == (
@@ -65,6 +79,7 @@ def test_the_number_of_shards_in_flight_changes_no_bit():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -86,6 +101,7 @@ def train_cases():
     return cases.train_all(PARITY, STEPS)
 
 
+@pytest.mark.slow
 def test_parity_cases_have_the_bits_of_one_process():
     expected = train_cases()
     for digests in unisono.launch(train_cases, workers=2, stages=2):
@@ -106,19 +122,17 @@ def own_loop():
     return means, {name: value.tolist() for name, value in model.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_custom_loops_are_cut_too():
     assert unisono.launch(own_loop, workers=2, stages=2) == [own_loop()] * 2
 
 
 def run_program(name, options=None, *, arguments=("-n", "2", "--stages", "2"), faults=""):
-    command = [
-        *(sys.executable, "-m", "unisono", "run", *arguments),
-        *(str(MODELS), name, json.dumps(options or {})),
-    ]
-    environ = {**os.environ, "UNISONO_FAULTS": faults, "PYTHONPATH": str(MODELS.parents[2])}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=environ, check=False
-    )
+    # As a module: with PYTHONPATH set, no fork server could be a fork of what has loaded torch.
+    program = ("-m", cut_models.__name__, name, json.dumps(options or {}))
+    command = [sys.executable, "-m", "unisono", "run", *arguments, *program]
+    environ = {**os.environ, "UNISONO_FAULTS": faults}
+    return processes.run(command, timeout=120, env=environ, cwd=processes.REPOSITORY)
 
 
 def result_of(done):
@@ -130,6 +144,7 @@ def result_of(done):
 PLACES = ("begin", "shard", "backward", "gradients", "sums", "update", "updated", "commit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("at", [*PLACES, "snapshot"])
 def test_a_worker_killed_anywhere_is_replaced_and_changes_no_bit(at, rank, tmp_path):
@@ -142,6 +157,7 @@ def test_a_worker_killed_anywhere_is_replaced_and_changes_no_bit(at, rank, tmp_p
     assert "joined" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("faults", "options"),
     [
@@ -158,6 +174,7 @@ def test_a_replica_that_is_whole_waits_for_the_other(faults, options):
     assert result_of(done) == alone("gpt", **options)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_stages_goes_on_without_and_the_other_way_round(tmp_path):
     expected = alone("images", epochs=4)
     for first, second in ((2, 1), (1, 2)):
@@ -168,6 +185,7 @@ def test_a_checkpoint_of_stages_goes_on_without_and_the_other_way_round(tmp_path
         assert result_of(done)["digest"] == expected["digest"]
 
 
+@pytest.mark.slow
 def test_the_bubble_is_told():
     done = run_program("images", {"epochs": 1})
     said = done.stdout + done.stderr
@@ -175,6 +193,7 @@ def test_the_bubble_is_told():
     assert "17% if all took equally long" in said
 
 
+@pytest.mark.slow
 def test_without_replacement_a_lost_stage_ends_the_job():
     arguments = ("-n", "2", "--stages", "2", "--no-replace")
     done = run_program("images", arguments=arguments, faults="kill:rank=1,step=2")
@@ -182,6 +201,7 @@ def test_without_replacement_a_lost_stage_ends_the_job():
     assert "a stage of the model that nobody else has" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

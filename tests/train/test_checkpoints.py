@@ -1,6 +1,7 @@
 """A stopped run goes on as if it had not stopped: same samples, same bits, whatever W is."""
 
 import functools
+import itertools
 import json
 import os
 import random
@@ -234,12 +235,11 @@ def train_in_phases(kind, directory, *, last=20):
 @pytest.mark.parametrize(
     ("stop", "kind"),
     [
-        (1, "other data"),
         (12, "another group"),
-        (12, "a new head"),
         *(
-            pytest.param(stop, kind, marks=pytest.mark.slow)
-            for stop, kind in ((12, "other data"), (1, "another group"), (1, "a new head"))
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in itertools.product((1, 12), ("other data", "another group", "a new head"))
+            if row != (12, "another group")
         ),
     ],
 )

@@ -145,6 +145,7 @@ def test_a_fingerprint_is_the_same_whatever_the_program_has_set():
         torch.set_default_dtype(dtype)
 
 
+@pytest.mark.slow
 def test_a_fingerprint_of_an_accelerator_has_no_effect_on_generators(accelerator):
     device = Device(torch.device("sim:0"))
     device.seed(3)

@@ -47,14 +47,8 @@ def untouched(monkeypatch):
     monkeypatch.setattr(LoaderProcesses, "is_ready", LoaderProcesses.is_ready)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "torch",
-        pytest.param("python", marks=pytest.mark.slow),
-        pytest.param("numpy", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["torch", "python", "numpy"])
 def test_bits_are_the_cpus(accelerator, kind):
     expected, num_early = train(kind, 2, "cpu")
     assert num_early == 0
@@ -74,6 +68,7 @@ def test_training_waits_for_no_batch(accelerator):
     assert [each for each in seen if "unisono/data" in each.file or "arrivals" in each.file] == []
 
 
+@pytest.mark.slow
 def test_a_run_resumes_with_other_batches_early(accelerator, tmp_path):
     whole, _ = train("numpy", 0, totals={"steps": 12})
     for loader_workers, steps in ((2, 3), (0, 7), (1, 12)):

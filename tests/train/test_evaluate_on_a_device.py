@@ -65,7 +65,7 @@ def test_a_negative_weight_is_refused_there_too(accelerator):
         trainer("sim", wrong).evaluate(DATA, batch_size=8)
 
 
-@pytest.mark.parametrize("loader_workers", [0, 2])
+@pytest.mark.parametrize("loader_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_predictions_are_those_of_the_cpu_and_are_never_waited_for(accelerator, loader_workers):
     options = {"batch_size": 8, "loader_workers": loader_workers}
     on_device = trainer("sim")

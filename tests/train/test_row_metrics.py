@@ -1,5 +1,6 @@
 """Metrics that are plain functions get the rows of the whole dataset, once, in its order."""
 
+import importlib
 import json
 import os
 import signal
@@ -8,12 +9,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from sklearn.metrics import confusion_matrix, roc_auc_score
 from tests.warm.processes import run
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import unisono
+
+
+def of_sklearn():
+    """Take half a second of those processes alone that run these tests, not of all that collect."""
+    return importlib.import_module("sklearn.metrics")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def variables_stay():
+    """Put back what scikit-learn sets: another fork server would have to load torch with it."""
+    before = dict(os.environ)
+    of_sklearn()
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def data(num_samples=103):
@@ -34,7 +48,7 @@ def make(shards=4, loss=None):
 
 
 def auc(outputs, targets):
-    return roc_auc_score(targets, outputs[:, 1])
+    return of_sklearn().roc_auc_score(targets, outputs[:, 1])
 
 
 def all_at_once(trainer, dataset):
@@ -82,7 +96,7 @@ def test_arrays_become_lists():
     dataset, trainer = data(), make()
 
     def confused(outputs, targets):
-        return confusion_matrix(targets, outputs.argmax(1))
+        return of_sklearn().confusion_matrix(targets, outputs.argmax(1))
 
     found = trainer.evaluate(dataset, batch_size=10, metrics={"confused": confused})
     assert found["confused"] == confused(*all_at_once(trainer, dataset)).tolist()

@@ -92,6 +92,7 @@ def test_only_what_was_drawn_without_a_seed_counts(seed, draws, is_told):
         assert drawn_without_seed() == is_told
 
 
+@pytest.mark.slow
 def test_a_fresh_process_has_no_seed_of_its_own():
     program = "import torch\nfrom unisono.device import drawn_without_seed as d\n"
     program += (

@@ -229,7 +229,9 @@ class Flat(Net):
         self.norm = nn.LayerNorm(8)
 
 
-@pytest.mark.parametrize("devices", [CPUS, SIMS, ["sim"] * 3])
+@pytest.mark.parametrize(
+    "devices", [*(pytest.param(each, marks=pytest.mark.slow) for each in (CPUS, SIMS)), ["sim"] * 3]
+)
 @pytest.mark.parametrize(
     "options",
     [
@@ -698,6 +700,7 @@ def test_a_parameter_outside_of_the_model_is_refused():
         trainer.fit(DATA, batch_size=8, steps=1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script")  # of torch's own, when it is imported
 def test_compiled_models_are_refused():
     with pytest.raises(ValueError, match="compiles the model for one device, but `devices` names"):

@@ -64,12 +64,17 @@ APART = {0: ["position", "blocks.1", "norm"], 1: ["embedding", "blocks", "head"]
     "options",
     [
         {},
-        {"clip_norm": 0.1},
-        {"clip_value": 0.01},
-        {"precision": "bf16", "clip_norm": 0.1},
-        {"precision": "fp16"},
-        {"audit_every": 2},
-        {"exact": False},
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in (
+                {"clip_norm": 0.1},
+                {"clip_value": 0.01},
+                {"precision": "bf16", "clip_norm": 0.1},
+                {"precision": "fp16"},
+                {"audit_every": 2},
+                {"exact": False},
+            )
+        ),
     ],
     ids=str,
 )
@@ -79,6 +84,7 @@ def test_bits_are_those_of_one_device(accelerator, options):
     assert fitted(GPT, ["sim:3", "sim:1"], APART, **options) == expected
 
 
+@pytest.mark.slow
 def test_gradients_are_added_up_in_the_order_of_one_device(accelerator):
     expected = fitted(Dense, ["sim:0"])
     for devices in (["sim:0", "sim:1"], ["sim:1", "sim:2", "sim:0"]):
@@ -132,6 +138,7 @@ def test_loops_of_ones_own_bring_targets_to_the_outputs(accelerator):
     assert loop(["sim:0", "sim:1"]) == loop(["sim:3"])
 
 
+@pytest.mark.slow
 def test_averages_and_files_of_weights_are_the_same(accelerator, tmp_path):
     found = []
     for devices in (["sim:0"], ["sim:2", "sim:1"]):
@@ -280,6 +287,7 @@ def test_options_that_do_not_fit_are_refused(options, words):
         unisono.Trainer(model, make_optimizer(model), loss_of, **options)
 
 
+@pytest.mark.slow
 def test_casts_do_not_depend_on_the_cut(accelerator):
     def make():
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
-import sys
 
 import click
 
-from unisono.cli.endings import leave, saying
+from unisono.cli.endings import leave, replace_unknown_letters, saying
 
 
 @click.command(short_help="Check what this machine offers.")
@@ -42,8 +40,7 @@ def doctor(quick: bool, as_json: bool) -> None:
     from unisono.doctor.diagnoses_table import print_diagnoses
     from unisono.doctor.examination import examine
 
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # not every terminal knows every letter
+    replace_unknown_letters()
     seen = examine(os.environ, measures=not quick)
     try:
         with saying():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -67,6 +68,12 @@ def saying() -> Iterator[None]:
             f"standard output must take what is printed, but does not ({error.strerror}): make "
             "room, or lead it elsewhere."
         ) from None
+
+
+def replace_unknown_letters() -> None:
+    """Print a question mark for what the terminal's encoding does not know, instead of failing."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def check_script(script: str, command: str = "run -n 2") -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from unisono.cli.endings import Refusal
-from unisono.launch.job import too_many_workers
+from unisono.cli.endings import Refusal, check_script
+from unisono.launch.job import MODULE, SCRIPT, too_many_workers
 
 
 def option(read: Callable[[str], Any], must: str, example: str) -> Callable[..., Any]:
@@ -25,6 +26,27 @@ def option(read: Callable[[str], Any], must: str, example: str) -> Callable[...,
             ) from None
 
     return callback
+
+
+def takes_script(command: Callable[..., None]) -> Callable[..., None]:
+    """Add ``[-m] SCRIPT ARGS…`` to a command; it gets `kind`, of a job, `script` and `args`.
+
+    Raises:
+        Refusal: when it is called without a script, or with what is none.
+    """
+
+    @click.option(
+        "-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`."
+    )
+    @click.argument("script", default="")
+    @click.argument("args", nargs=-1, type=click.UNPROCESSED)
+    @functools.wraps(command)
+    def checked(is_module: bool, script: str, **options: Any) -> None:
+        if not is_module or not script:
+            check_script(script)
+        command(kind=MODULE if is_module else SCRIPT, script=script, **options)
+
+    return checked
 
 
 def _positive(text: str) -> int:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from unisono.cli.endings import Refusal, check_script, copying_folder, leave, refusing, saying
+from unisono.cli.endings import (
+    Refusal,
+    check_script,
+    copying_folder,
+    leave,
+    refusing,
+    replace_unknown_letters,
+    saying,
+)
 from unisono.cli.options import count, option, seconds, timeout
 from unisono.launch.job import MODULE, SCRIPT
 
@@ -222,8 +228,7 @@ def _show(found: dict[str, Any], *, as_json: bool, output: str | None) -> None:
     from unisono.report.forecast_page import write_forecast
     from unisono.report.forecast_table import print_forecast
 
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # not every terminal knows every letter
+    replace_unknown_letters()
     page = None if output is None else write_forecast(output, found)
     with saying():
         if as_json:

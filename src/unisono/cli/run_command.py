@@ -8,13 +8,13 @@ import sys
 import click
 
 from unisono.c10d.gloo import GLOO, check_backend
-from unisono.cli.endings import check_script, leave, refusing
-from unisono.cli.options import count, not_negative, num_workers, option, seconds
+from unisono.cli.endings import leave, refusing
+from unisono.cli.options import count, not_negative, num_workers, option, seconds, takes_script
 from unisono.cli.suggestions import of_another_launcher
 from unisono.faults import FAULTS_VARIABLE, read_faults
 from unisono.launch.environment import launch_environment
 from unisono.launch.gpus import IN_SHELL
-from unisono.launch.job import MODULE, SCRIPT, Job
+from unisono.launch.job import Job
 from unisono.launch.placement import Asked, Machine, place_workers
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.run_script import run as run_workers
@@ -119,17 +119,13 @@ class _Run(click.Command):
     help="Have torch compare what ranks call (TORCH_DISTRIBUTED_DEBUG=DETAIL), and show where "
     "native code fails. Slower.",
 )
-@click.option(
-    "-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`."
-)
-@click.argument("script", default="")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@takes_script
 def run(
+    kind: str,
     script: str,
     args: tuple[str, ...],
     workers: int | None,
     threads: int | None,
-    is_module: bool,
     restarts: int,
     replaces: bool,
     stall_timeout_s: float,
@@ -174,8 +170,6 @@ def run(
       2     the command line was wrong; nothing was started
       130   Ctrl-C; 143 SIGTERM; 128 + N a worker was killed by signal N
     """
-    if not is_module or not script:
-        check_script(script)
     with refusing():
         read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         check_backend("--backend", backend)
@@ -184,7 +178,7 @@ def run(
         threads = threads_per_worker() if threads is None else threads
     command = ["unisono", *sys.argv[1:]]
     job = Job(
-        kind=MODULE if is_module else SCRIPT,
+        kind=kind,
         target=script,
         argv=args,
         environ=launch_environment(os.environ, command, placement.variables, debug=debug),

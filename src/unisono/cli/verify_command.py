@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import os
-import sys
 
 import click
 
-from unisono.cli.endings import Refusal, check_script, copying_folder, leave, refusing, saying
-from unisono.cli.options import count, num_workers, timeout
-from unisono.launch.job import MODULE, SCRIPT
+from unisono.cli.endings import (
+    Refusal,
+    copying_folder,
+    leave,
+    refusing,
+    replace_unknown_letters,
+    saying,
+)
+from unisono.cli.options import count, num_workers, takes_script, timeout
 
 
 @click.command(
@@ -43,12 +47,9 @@ from unisono.launch.job import MODULE, SCRIPT
     "undisturbed run.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@click.option(
-    "-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in `python -m`."
-)
-@click.argument("script", default="")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@takes_script
 def verify(
+    kind: str,
     script: str,
     args: tuple[str, ...],
     workers: int,
@@ -56,7 +57,6 @@ def verify(
     timeout_s: float,
     resumes: bool,
     as_json: bool,
-    is_module: bool,
 ) -> None:
     """Check that SCRIPT trains the same on several ranks as on one.
 
@@ -95,15 +95,13 @@ def verify(
     from unisono.verify.trials import Limits, Program
     from unisono.verify.verifier import verify as verify_program
 
-    if not is_module or not script:
-        check_script(script)
     if workers < 2 and not resumes:
         raise Refusal(
             "`-n` must be at least 2, as ranks are compared with one, but is 1: use for example "
             "`-n 2`."
         )
     with refusing():
-        program = Program(MODULE if is_module else SCRIPT, script, args, Path(working_folder()))
+        program = Program(kind, script, args, Path(working_folder()))
         limits = Limits(steps=steps, timeout_s=timeout_s)
         ask = verify_resume if resumes else verify_program
         with copying_folder():
@@ -112,8 +110,7 @@ def verify(
         leave(128 + verdict.interrupted_by)
     if verdict.trouble:
         say(verdict.trouble)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # not every terminal knows every letter
+    replace_unknown_letters()
     with saying():
         if as_json:
             click.echo(json_of(script, verdict.world_sizes, verdict.findings))

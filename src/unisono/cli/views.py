@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
-import sys
 
 import click
 
-from unisono.cli.endings import Refusal, refusing, saying
+from unisono.cli.endings import Refusal, refusing, replace_unknown_letters, saying
 
 
 @click.command(short_help="List the checkpoints of a run.")
@@ -66,8 +64,7 @@ def top(directory: str, once: bool) -> None:
 
     from unisono.report.top import show
 
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # not every terminal knows every letter
+    replace_unknown_letters()
     with refusing(), saying():
         show(directory, Console(), once=once)
 
