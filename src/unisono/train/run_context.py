@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -78,7 +78,7 @@ class RunContext:
         team: the workers.
         joint_calls: what they have done together.
         fixed: what fixes the run's bits, by name, beside samples and versions.
-        scaling: how losses are scaled; None: not at all.
+        scaling: how losses are scaled, by the names of optimizers.
         checkpoints: where they go; None: nowhere.
         observer: who follows the run now.
         loss: computes a batch's loss; None in loops where the program does that.
@@ -104,7 +104,7 @@ class RunContext:
     kept: RunState
     team: Team
     joint_calls: JointCalls
-    scaling: LossScaling | None
+    scaling: Mapping[str, LossScaling]
     fixed: dict[str, Any]
     is_unseeded: bool
     device: Device

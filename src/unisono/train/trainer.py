@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from unisono.callbacks.callback import Callback, Callbacks
@@ -38,6 +37,7 @@ from unisono.train.predict import Predictor, forward_inputs
 from unisono.train.run import Run
 from unisono.train.run_options import RunOptions
 from unisono.train.schedule import KEY, Schedule
+from unisono.train.several_models import Optimizers, check_one_model
 from unisono.train.split_model import check_computing, over_cuts
 from unisono.train.stage_checks import refusal_of
 from unisono.train.sweep import Forward, Sweep
@@ -51,7 +51,9 @@ class Trainer:
 
     Args:
         model: on the CPU, or on the device where it is to be computed.
-        optimizer: over the model's parameters.
+        optimizer: over the model's parameters; or several, by name, which all step after each
+            batch, each over parameters of its own. For several models, or updates that alternate
+            as a GAN's do, use :class:`unisono.Run` and ``step.update``.
         loss: takes (model, batch) of one shard to its mean loss, to ``(sum, weight)``, or to a
             dict with ``"loss"`` and further scalars, which are averaged exactly the same way. A sum
             is differentiated, then the gradients are divided by the weight of the whole batch.
@@ -143,7 +145,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         loss: Loss,
         *,
         shards: int | None = None,
@@ -178,6 +180,7 @@ class Trainer:
         check_loss(loss)
         if embed is not None:
             check_embed(embed, closure)
+        check_one_model(model)
         self._computing = Computing(
             precision=precision, channels_last=channels_last, tf32=tf32, compile=compile
         )
@@ -195,7 +198,7 @@ class Trainer:
             if is_given and self.run.team.num_stages > 1:
                 raise ValueError(refusal_of(name))
         self._computing.prepare(model)
-        self._schedule = Schedule(schedule, schedule_every, optimizer, schedule_monitor)
+        self._schedule = Schedule(schedule, schedule_every, self.run.optimizer, schedule_monitor)
         self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:
             self.run.state[KEY] = schedule
