@@ -106,7 +106,15 @@ def test_callbacks_leave_the_same_on_two_workers(tmp_path: Path) -> None:
         "contrastive.py",
         *(
             pytest.param(script, marks=pytest.mark.long)
-            for script in ("closures.py", "gradients.py", "metrics.py", "streams.py")
+            for script in (
+                "actor_critic.py",
+                "closures.py",
+                "distillation.py",
+                "gan.py",
+                "gradients.py",
+                "metrics.py",
+                "streams.py",
+            )
         ),
     ],
 )

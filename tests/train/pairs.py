@@ -13,7 +13,6 @@ import unisono
 from unisono.device import seed_generators
 from unisono.faults import Fault
 from unisono.plan.seeds import seed_of
-from unisono.state.digest import digest_of
 
 BATCH_SIZE, STEPS, SAMPLES = 12, 7, 34  # the third step ends an epoch
 
@@ -186,7 +185,7 @@ def run_of(name, shards=4, **options):
 def train(name, **options):
     """Train; gives the digest."""
     run = trained(name, **options)
-    return digest_of(run.model, run.optimizer)
+    return run.digest()
 
 
 def train_with(name, loader_workers, fault=None, marker=None):

@@ -28,6 +28,7 @@ from unisono.exchange.choice import name_of_exchange
 from unisono.plan.samples import SamplePlan
 from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.contents import check_contents
+from unisono.state.digest import digest_of
 from unisono.state.position import Position
 from unisono.state.program_state import ExtraState
 from unisono.state.run_state import RunState
@@ -398,6 +399,20 @@ class Run:
         """Take back that the run was stopped, now or before it was started again. Collective."""
         self.last.pop("stopped_at", None)
         self._context.goes_on = True
+
+    def digest(self) -> str:
+        """Hash parameters, buffers and optimizer state; equal digests mean equal runs.
+
+        Collective: every rank calls it and gets rank 0's.
+
+        Returns:
+            64 hexadecimal digits.
+        """
+
+        def speak() -> bytes:
+            return digest_of(self.model, self.optimizer).encode()
+
+        return self.joint_calls.hear_leader(speak, "digest").decode()
 
     def plan(self, reading: Reading, *, may_be_endless: bool = False) -> SamplePlan:
         """Plan which samples are computed where; raises as :meth:`steps` does."""

@@ -22,7 +22,7 @@ from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.device import AUTO
 from unisono.stages.stage_worker import BY_MEMORY, Balance
-from unisono.state.digest import digest_of, digest_of_weights
+from unisono.state.digest import digest_of_weights
 from unisono.state.weights import check_weights, save_weights
 from unisono.step.gradient_hook import OnGradients
 from unisono.train.computing import Computing
@@ -470,19 +470,8 @@ class Trainer:
             raise OSError(heard.decode())
 
     def digest(self) -> str:
-        """Hash parameters, buffers and optimizer state; equal digests mean equal runs.
-
-        Collective: every rank calls it and gets rank 0's.
-
-        Returns:
-            64 hexadecimal digits.
-        """
-        run = self.run
-
-        def speak() -> bytes:
-            return digest_of(run.model, run.optimizer).encode()
-
-        return run.joint_calls.hear_leader(speak, "digest").decode()
+        """Hash parameters, buffers and optimizer state; see :meth:`unisono.Run.digest`."""
+        return self.run.digest()
 
     @property
     def directory(self) -> Path | None:
