@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 
 from unisono.device import Device
 from unisono.errors import NonFiniteLossError
+from unisono.exchange.carried_states import CarriedStates
 from unisono.exchange.protocol import Exchange
 from unisono.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
 from unisono.plan.summation import Node
@@ -74,6 +75,7 @@ class StepEngine:
         timers: of this worker's phases; None: such as nobody asks for delays.
         others: devices that this worker computes on beside the exchange's.
         on_gradients: the program's function between the sum and the update, if it has one.
+        carried: what shards hand from batch to batch, if they do.
 
     Attributes:
         exchange: carries gradients.
@@ -87,6 +89,7 @@ class StepEngine:
         members: the optimizers, by name.
         timers: where the time of the step under way goes on this worker.
         is_staged: whether this worker computes a part of the model alone.
+        carried: see above.
     """
 
     takes_closure = False
@@ -105,7 +108,9 @@ class StepEngine:
         timers: PhaseTimers | None = None,
         others: Sequence[Device] = (),
         on_gradients: OnGradients | None = None,
+        carried: CarriedStates | None = None,
     ) -> None:
+        self.carried = carried
         self.refusals = RefusedOperations(model, is_deterministic)
         self.non_finite = NonFiniteSearch(model, optimizer)
         clips, scales = clipping or {}, scaling or {}
@@ -213,12 +218,16 @@ class StepEngine:
         self.timers.lap(Phase.LOADING)
         self._team.faults.meet("shard", self._step)
         self.refusals.model = model = self.passes.start(shard)
+        if self.carried is not None:
+            self.carried.start(shard, self.passes.devices[shard])
         self._bound.remove_placeholders()
         return model
 
     def repeat_shard(self, shard: int) -> nn.Module:
         """Prepare for one shard's passes once more, in a step that will fail; see `refusals`."""
         self._bound.clear_gradients()
+        if self.carried is not None:
+            self.carried.start(shard, self.passes.devices[shard])
         self.non_finite.computing = model = self.passes.repeat(shard)
         return model
 
@@ -280,6 +289,8 @@ class StepEngine:
         self._bound.check_passes()
         for finished in self.passes.finished():
             self._publish(finished)
+        if self.carried is not None:
+            self.carried.publish()
         self._team.faults.meet("gradients", step)
         if damaged := self._team.faults.flips(step):
             self.exchange.flip_a_bit(damaged)
@@ -394,6 +405,8 @@ class StepEngine:
         for member in self._active:
             member.update.commit()
         self.passes.commit(present)
+        if self.carried is not None:
+            self.carried.commit()
         if self._scaling is not None:
             self._scaling.update(is_skipped=self.is_skipped)
         self._bound.remember()

@@ -61,6 +61,7 @@ def check_together(optimizer: Optimizer, options: RunOptions, num_stages: int) -
         return
     for refused, is_given in {
         "`audit_every`": options.audit_every is not None,
+        "`carry`": options.carry,
         "`--stages`": num_stages > 1,
         "an optimizer that takes a closure": options.closure or needs_closure(optimizer),
     }.items():

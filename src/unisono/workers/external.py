@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from unisono.errors import MismatchError, RendezvousError
+from unisono.workers.allocator import keep_freed_memory
 from unisono.workers.control_block import ControlBlock, Departure
 from unisono.workers.host_rendezvous import TIMEOUT_S, HostRendezvous
 from unisono.workers.jobname import job_name, num_restarts
@@ -49,7 +50,7 @@ class ExternallyLaunched(Supervisor):
     def meet(cls, here: World) -> ExternallyLaunched:
         """Take this process's seat among the workers of its job. Collective, once in a process.
 
-        From then on the others learn how this process ends.
+        From then on the others learn how this process ends, and it keeps the memory that it frees.
 
         Raises:
             RendezvousError: the seat is taken, or the others cannot be reached from here.
@@ -65,6 +66,7 @@ class ExternallyLaunched(Supervisor):
             folder.close()
         os.environ[PID_VARIABLE] = str(os.getpid())
         _tell_the_end(control, here.rank)
+        keep_freed_memory()
         return cls(here, control, watch)
 
     def look(self) -> None:
