@@ -230,7 +230,42 @@ def test_an_error_within_an_update_says_where():
     with pytest.raises(KeyError) as raised:
         looped(lambda step, loss: update(step, "student", fail))
     (note,) = raised.value.__notes__
-    assert "in step 0, in the forward pass of shard 0" in note
+    assert "in step 0, in the update of student, in the forward pass of shard 0" in note
+
+
+def test_a_loss_that_is_not_finite_says_that_other_updates_stay():
+    def use(step, loss):
+        update(step, "student", loss)
+        update(step, "teacher", lambda batch: step.model["teacher"](batch[0]).mean() / 0)
+
+    with pytest.raises(unisono.NonFiniteLossError) as raised:
+        looped(use)
+    assert "This was in step 0, in the update of teacher; updates" in raised.value.__notes__[-1]
+
+
+def test_a_trainer_steps_several_optimizers_of_one_model():
+    def made():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+        head = torch.optim.Adam(model[2].parameters(), 1e-2)
+        optimizers = {"trunk": torch.optim.SGD(model[0].parameters(), 0.1), "head": head}
+        return model, optimizers, torch.optim.lr_scheduler.StepLR(head, 1, 0.5)
+
+    def loss(model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    model, optimizers, schedule = made()
+    trainer = unisono.Trainer(model, optimizers, loss, shards=1, schedule=schedule)
+    trainer.fit(pairs.data(), batch_size=12, epochs=2, shuffle=False)
+    plain, optimizers, schedule = made()
+    for _ in range(2):
+        for start in (0, 12, 24):
+            plain.zero_grad()
+            loss(plain, pairs.data()[start : start + 12]).backward()
+            for optimizer in optimizers.values():
+                optimizer.step()
+        schedule.step()
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
 
 
 @pytest.mark.slow

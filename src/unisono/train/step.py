@@ -284,10 +284,16 @@ class Step:
         self.is_done = self._is_finished = False
 
     def _end_update(self, error: BaseException | None) -> None:
-        self._updating = ()
         self._engine.end_passes()
         self.model = self._engine.model
-        self._finish(error)
+        try:
+            self._finish(error)
+        except NonFiniteLossError as raised:
+            if self._turn > 1:
+                raised.add_note(f"This was {self._in_step()}; updates of the step before it stay.")
+            raise
+        finally:
+            self._updating = ()
 
     def gather(self, embed: Embed, loss: Callable[[Any], Any]) -> None:
         """Train on a loss over the features of the whole global batch, such as a contrastive one.
@@ -453,7 +459,7 @@ class Step:
         except Exception as raised:
             if isinstance(raised, RuntimeError):
                 self._explain(raised, "update")
-            note_place(raised, f"in step {self.number}, in the sum of gradients or the update")
+            note_place(raised, f"{self._in_step()}, in the sum of gradients or the update")
             raise
         self.gradient_norm = self._engine.gradient_norm
         self.is_skipped = self._engine.is_skipped
@@ -498,11 +504,11 @@ class Step:
         """Say where in the step an exception was raised: in which pass, and over which samples."""
         shard = self._waiting
         if shard is None:
-            return f"in step {self.number}"
+            return self._in_step()
         codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
         what = "backward" if Step.backward.__code__ in codes else "forward"
         if what == "backward" and len(together := self._engine.passes.computed_with(shard)) > 1:
-            return f"in step {self.number}, in the backward passes of {listed('shard', together)}"
+            return f"{self._in_step()}, in the backward passes of {listed('shard', together)}"
         samples = ""
         with contextlib.suppress(Exception):  # a sampler may raise; the error that is told counts
             numbers = self._loader.indices(Place(self.epoch, self.batch, shard))
@@ -510,7 +516,11 @@ class Step:
         where = ""
         if self._engine.passes.others:
             where = f" on {self._engine.passes.devices[shard].name}"
-        return f"in step {self.number}, in the {what} pass of shard {shard}{where}{samples}"
+        return f"{self._in_step()}, in the {what} pass of shard {shard}{where}{samples}"
+
+    def _in_step(self) -> str:
+        of = f", in the update of {'+'.join(self._updating)}" if self._updating else ""
+        return f"in step {self.number}{of}"
 
     def _note_devices(self, error: RuntimeError) -> None:
         """Say what helps if a program has mixed this worker's devices."""
