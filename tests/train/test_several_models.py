@@ -130,6 +130,16 @@ def closure_in_one():
         ),
         (
             lambda: unisono.Trainer(
+                nn.Linear(2, 2),
+                {"a": torch.optim.SGD([torch.ones(1)], 1.0)},
+                lambda model, batch: None,
+                precision="fp16",
+            ),
+            ValueError,
+            "scaled for one optimizer at a time, but one loss is for several",
+        ),
+        (
+            lambda: unisono.Trainer(
                 {"a": nn.Linear(2, 2)}, torch.optim.SGD([torch.ones(1)], 1.0), print
             ),
             TypeError,

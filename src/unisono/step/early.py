@@ -19,17 +19,17 @@ from unisono.step.gradients import GradientStack
 @contextmanager
 def published_early(
     parameters: Sequence[torch.nn.Parameter],
-    others: Sequence[torch.nn.Parameter],
     stack: GradientStack,
     exchange: Exchange,
+    others: Sequence[torch.nn.Parameter] = (),
 ) -> Iterator[None]:
     """Publish each gradient that the backward pass in the block leaves, summed over the last part.
 
     Args:
         parameters: those that the optimizers update.
-        others: those of them that stay as they are in this update.
         stack: has the shards before this one, which is the last.
         exchange: takes gradients early.
+        others: those of `parameters` that stay as they are in this update.
     """
 
     def publish(index: int, parameter: torch.Tensor) -> None:

@@ -213,7 +213,7 @@ class ShardPasses:
         if shard != stack.last_shard or not exchange.takes_early:
             self._device.backward(*backward)
         else:
-            with published_early(exchange.parameters, self.home.others, stack, exchange):
+            with published_early(exchange.parameters, stack, exchange, self.home.others):
                 self._device.backward(*backward)
         finished = self.home.push(shard)
         if shard == self._first_shard:

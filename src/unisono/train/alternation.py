@@ -48,7 +48,7 @@ class OpenLoop:
                 f"{wanted} where a run has a `directory`, as its checkpoints are of one run and "
                 f"the two would go on from different steps, but two loops take turns step by step: "
                 f"train both in one run, with `unisono.Run(models, optimizers)` and `step.update`, "
-                f"or leave `directory` out of both, and save what they have led to yourself."
+                f"or leave `directory` out of both runs, and save what they have led to yourself."
             )
         if self._recovers:
             raise RuntimeError(

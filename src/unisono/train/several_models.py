@@ -72,8 +72,23 @@ def check_together(optimizer: Optimizer, options: RunOptions, num_stages: int) -
             )
 
 
-def check_one_model(model: Any) -> None:
-    """Refuse several models where there is no way to say which loss updates what; TypeError."""
+def check_one_loss(model: Any, optimizer: Any, *, is_scaled: bool) -> None:
+    """Refuse what one loss for all cannot train.
+
+    Args:
+        model, optimizer: as a program gives them.
+        is_scaled: whether the loss is scaled.
+
+    Raises:
+        TypeError: there are several models.
+        ValueError: the loss is scaled for several optimizers.
+    """
+    if isinstance(optimizer, Mapping) and is_scaled:
+        raise ValueError(
+            f"losses are scaled for one optimizer at a time, but one loss is for several "
+            f"({_listed(optimizer)}): leave out `grad_scaler` and take another `precision`, or "
+            f"use `unisono.Run`, whose steps have `step.update(name)`."
+        )
     if isinstance(model, Mapping):
         raise TypeError(
             f"a Trainer must have one model, but is given {_listed(model)}: train several with "

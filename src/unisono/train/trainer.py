@@ -40,7 +40,7 @@ from unisono.train.predict import Predictor
 from unisono.train.run import Run
 from unisono.train.run_options import RunOptions
 from unisono.train.schedule import KEY, Schedule
-from unisono.train.several_models import Optimizers, check_one_model
+from unisono.train.several_models import Optimizers, check_one_loss
 from unisono.train.split_model import check_computing, over_cuts
 from unisono.train.stage_checks import refusal_of
 from unisono.train.sweep import Forward, Sweep
@@ -164,10 +164,10 @@ class Trainer:
         keep: int = 3,
         resume: str = "auto",
         resume_options: str = "checkpoint",
-        clip_norm: float | None = None,
-        clip_value: float | None = None,
+        clip_norm: float | Mapping[str, float] | None = None,
+        clip_value: float | Mapping[str, float] | None = None,
         precision: str = "fp32",
-        grad_scaler: torch.amp.GradScaler | None = None,
+        grad_scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None,
         channels_last: bool = False,
         tf32: bool | None = None,
         compile: bool = False,
@@ -190,10 +190,10 @@ class Trainer:
         check_loss(loss, carry=carry is True)
         if embed is not None:
             check_embed(embed, closure, carry=carry)
-        check_one_model(model)
         self._computing = Computing(
             precision=precision, channels_last=channels_last, tf32=tf32, compile=compile
         )
+        check_one_loss(model, optimizer, is_scaled=grad_scaler is not None or precision == "fp16")
         scaler = self._computing.scaler(grad_scaler)
         self.run = Run.of(model, optimizer, RunOptions.among(locals(), grad_scaler=scaler))
         if compile and devices is not None and len(devices) > 1:
