@@ -97,7 +97,10 @@ def test_callbacks_leave_the_same_on_two_workers(tmp_path: Path) -> None:
         *(
             pytest.param(script, marks=pytest.mark.long)
             for script in (
+                "actor_critic.py",
                 "closures.py",
+                "distillation.py",
+                "gan.py",
                 "gradients.py",
                 "hidden_state.py",
                 "metrics.py",

@@ -102,7 +102,7 @@ def train(
     moved = {"copy to the host", "copy from the host", "item"}  # by the program, and back again
     allowed = {"item"} if clip_norm else moved if on_host else set()
     engine = StepEngine(
-        model, updates, exchange, seed=SEED, team=team, clipping=Clipping(norm=clip_norm)
+        model, updates, exchange, seed=SEED, team=team, clipping={"": Clipping(norm=clip_norm)}
     )
     means: list[dict[str, float]] = []
     try:

@@ -16,7 +16,8 @@ from unisono.exchange.staged import StagedExchange
 from unisono.plan.summation import tree_sum
 from unisono.state.digest import digest_of
 from unisono.state.optimizer_state import group_options, take_state
-from unisono.step.update import update_of
+from unisono.step.clipping import Clipping
+from unisono.step.update import Member
 from unisono.workers import barrier
 
 EXCHANGES = [SharedExchange, StagedExchange, GroupExchange]
@@ -163,7 +164,9 @@ def take_step(exchange, optimizer, step):
     while more is not None:
         publish(exchange, more, step)
         # While nobody updates: it reads how far the optimizer has counted.
-        update = update_of(optimizer, exchange)
+        member = Member("", optimizer, Clipping(), None)
+        member.follow(exchange)
+        update = member.update
         more = exchange.gather(f"gradients of {step}")
     if exchange.is_lost:
         return None

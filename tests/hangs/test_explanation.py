@@ -323,6 +323,7 @@ def test_a_rank_without_a_stack_is_still_told_of() -> None:
     [
         ("gradients of step 1", "the sum of gradients"),
         ("gradients of step 123456", "the sum of gradients"),
+        ("gradients 123.1 generato", "the sum of gradients"),
         ("update of step 3", "the update"),
         ("start of a loop", "start of a loop"),
         ("evaluate", "evaluate"),

@@ -36,6 +36,7 @@ _OUR_LINK = "unisono/workers/launcher_link.py"
 _DEBUGGERS = ("/bdb.py", "/pdb.py", "/pdbpp.py", "/ipdb/__main__.py", "/debugpy/")
 _SELECTORS, _EVENT_LOOP = "/selectors.py", "/asyncio/base_events.py"
 _PEERS = re.compile(r" (?:to|from|among) ranks? ([\d, ]+)$")
+_NUMBER_OF_STEP = re.compile(r" of step| \d+\.\d")  # of one, or of one of its updates
 _WAITS_FOR_WORK = re.compile(r"\.wait\(")
 
 
@@ -198,7 +199,7 @@ def _waits_for_work(process: ProcessLook) -> bool:
 
 def meeting_in_words(purpose: str) -> str:
     """Name a meeting of Unisono's workers for those who have never heard of meetings."""
-    kind, _, _ = purpose.partition(" of step")
+    kind = _NUMBER_OF_STEP.split(purpose)[0]
     known = {
         "gradients": SUM_OF_GRADIENTS,
         "sums": SUM_OF_GRADIENTS,

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from unisono.device import HOST, Device, is_on_host
 from unisono.state.optimizer_state import move_state
 from unisono.state.optimizers import check_optimizer, is_elementwise
+from unisono.state.several_optimizers import kind_of
 
 
 def named_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
@@ -93,7 +94,7 @@ def signature(model: nn.Module, optimizer: Optimizer) -> str:
 
     And whether it updates pieces: a hook on one worker alone would have it update the whole.
     """
-    lines = [f"{type(optimizer).__name__} {is_elementwise(optimizer)}"]
+    lines = [f"{kind_of(optimizer)} {is_elementwise(optimizer)}"]
     names = {id(p): name for name, p in named_parameters(model, optimizer).items()}
     for group in optimizer.param_groups:
         options = sorted((key, str(value)) for key, value in group.items() if key != "params")

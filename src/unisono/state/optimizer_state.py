@@ -17,6 +17,7 @@ from unisono.errors import CheckpointError
 from unisono.notices import shown
 from unisono.state.packing import check_plain, keep_in, pack, unpack
 from unisono.state.program_state import STATE_PREFIX
+from unisono.state.several_optimizers import members_of
 
 _MISSING = object()
 _PLAIN = (bool, int, float, str, tuple)
@@ -173,18 +174,22 @@ def check_told(optimizer: Optimizer) -> None:
     Raises:
         CheckpointError: its `state_dict` says more than torch's, or it wraps another optimizer.
     """
-    name, troubles = type(optimizer).__name__, []
+    for member in members_of(optimizer).values():
+        for trouble in _untold(member):
+            raise CheckpointError(
+                f"an optimizer must have all its state in `optimizer.state` to be kept with a run, "
+                f"but {trouble}: use an optimizer that has, or train without checkpoints."
+            )
+
+
+def _untold(optimizer: Optimizer) -> Iterator[str]:
+    name = type(optimizer).__name__
     if type(optimizer).state_dict is not Optimizer.state_dict:
         beside = _beside("", optimizer.state_dict(), Optimizer.state_dict(optimizer))
-        troubles += [f"{name}'s `state_dict` also has `{path}`" for path in beside]
+        yield from (f"{name}'s `state_dict` also has `{path}`" for path in beside)
     for key, value in vars(optimizer).items():
         if isinstance(value, Optimizer) and value.state is not optimizer.state:
-            troubles.append(f"{name}'s `{key}` is another optimizer with state of its own")
-    if troubles:
-        raise CheckpointError(
-            f"an optimizer must have all its state in `optimizer.state` to be kept with a run, but "
-            f"{troubles[0]}: use an optimizer that has, or train without checkpoints."
-        )
+            yield f"{name}'s `{key}` is another optimizer with state of its own"
 
 
 def _plain(what: str, value: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from unisono.device import HOST
+from unisono.state.several_optimizers import SeveralOptimizers, members_of
 
 ELEMENTWISE: tuple[type[optim.Optimizer], ...] = (
     optim.Adam,
@@ -37,8 +38,12 @@ def is_elementwise(optimizer: optim.Optimizer) -> bool:
     Exactly torch's own classes: a subclass may look at whole parameters. Fused SGD computes the
     last elements of a range otherwise than the others, and with several threads every thread has
     such a range; then the parameters stay whole. So they do for code around ``step()``, which may
-    look at whatever it likes: it clips gradients by their norm, say.
+    look at whatever it likes: it clips gradients by their norm, say. Of several, all must.
     """
+    return all(map(_is_elementwise, members_of(optimizer).values()))
+
+
+def _is_elementwise(optimizer: optim.Optimizer) -> bool:
     if type(optimizer) not in ELEMENTWISE or is_surrounded(optimizer):
         return False
     fused = any(group.get("fused") for group in optimizer.param_groups)
@@ -51,19 +56,26 @@ def is_surrounded(optimizer: optim.Optimizer) -> bool:
     A hook, or what a program has put in the place of ``step`` of one optimizer or of its class. A
     schedule puts something there, too, only to be told that the optimizer has stepped.
     """
-    return bool(
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or _global_optimizer_pre_hooks
-        or _global_optimizer_post_hooks
-        or _module_of(_unwrapped_step(optimizer)) not in _modules_of(type(optimizer))
-    )
+    several = optimizer.members.values() if isinstance(optimizer, SeveralOptimizers) else ()
+    for member in several or (optimizer,):  # once a step, so without a call
+        if (
+            member._optimizer_step_pre_hooks
+            or member._optimizer_step_post_hooks
+            or _global_optimizer_pre_hooks
+            or _global_optimizer_post_hooks
+            or _module_of(_unwrapped_step(member)) not in _modules_of(type(member))
+        ):
+            return True
+    return False
 
 
 def needs_closure(optimizer: optim.Optimizer) -> bool:
     """Tell whether ``step()`` cannot be called without a closure."""
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
+    closures = [
+        inspect.signature(type(member).step).parameters.get("closure")
+        for member in members_of(optimizer).values()
+    ]
+    return any(c is not None and c.default is inspect.Parameter.empty for c in closures)
 
 
 def takes_closure(optimizer: optim.Optimizer) -> bool:
@@ -78,8 +90,9 @@ def changes_what_has_gradients(optimizer: optim.Optimizer) -> bool:
 
     So do torch's own optimizers, if no code of others runs with them.
     """
-    is_torchs = type(optimizer).__module__.startswith(f"{optim.__name__}.")
-    return is_torchs and not is_surrounded(optimizer)
+    kinds = map(type, members_of(optimizer).values())
+    are_torchs = all(kind.__module__.startswith(f"{optim.__name__}.") for kind in kinds)
+    return are_torchs and not is_surrounded(optimizer)
 
 
 def bare_step(optimizer: optim.Optimizer) -> Callable[[], object]:
@@ -135,6 +148,11 @@ def check_optimizer(optimizer: optim.Optimizer, *, on_host: bool) -> None:
             f"`optimizer` must be a torch.optim.Optimizer, but is of type "
             f"{type(optimizer).__name__}: pass `torch.optim.Adam(model.parameters())`, say."
         )
+    for member in members_of(optimizer).values():
+        _check_one(member, on_host=on_host)
+
+
+def _check_one(optimizer: optim.Optimizer, *, on_host: bool) -> None:
     name = type(optimizer).__name__
     if isinstance(optimizer, optim.SparseAdam):
         raise ValueError(
@@ -172,6 +190,8 @@ def state_like(
     Returns:
         By name, an example: of four elements where the tensor is like the parameter.
     """
+    members = members_of(optimizer).values()
+    optimizer = next(m for m in members if any(one is group for one in m.param_groups))
     parameter = torch.nn.Parameter(torch.zeros(4, dtype=dtype, device=HOST))
     parameter.grad = torch.zeros_like(parameter)
     probe = copy.copy(optimizer)

@@ -29,6 +29,7 @@ from unisono.state.packing import check_dtype
 from unisono.state.position import Position
 from unisono.state.program_state import pack, unpack, unpacked
 from unisono.state.saved import FORMAT, Snapshot, apply, apply_groups, check_groups
+from unisono.state.several_optimizers import members_of
 from unisono.workers.launcher_messages import Passed
 from unisono.workers.team import Team
 
@@ -63,9 +64,13 @@ class RunState:
 
     @property
     def has_lost_schedule(self) -> bool:
-        """Whether a schedule steps with the optimizer that is not among what is kept."""
-        has_one = getattr(self.optimizer.step, "_wrapped_by_lr_sched", False)
-        return has_one and not any(isinstance(value, LRScheduler) for value in self.state.values())
+        """Whether a schedule steps with an optimizer that is not among what is kept."""
+        kept = [value for value in self.state.values() if isinstance(value, LRScheduler)]
+        return any(
+            getattr(member.step, "_wrapped_by_lr_sched", False)
+            and not any(not name or schedule.optimizer is member for schedule in kept)
+            for name, member in members_of(self.optimizer).items()
+        )
 
     def collect(
         self, identity: Mapping[str, Any], *, with_optimizer: bool, was_left: bool = False

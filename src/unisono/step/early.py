@@ -18,14 +18,18 @@ from unisono.step.gradients import GradientStack
 
 @contextmanager
 def published_early(
-    parameters: Sequence[torch.nn.Parameter], stack: GradientStack, exchange: Exchange
+    parameters: Sequence[torch.nn.Parameter],
+    stack: GradientStack,
+    exchange: Exchange,
+    others: Sequence[torch.nn.Parameter] = (),
 ) -> Iterator[None]:
     """Publish each gradient that the backward pass in the block leaves, summed over the last part.
 
     Args:
-        parameters: those that the optimizer updates.
+        parameters: those that the optimizers update.
         stack: has the shards before this one, which is the last.
         exchange: takes gradients early.
+        others: those of `parameters` that stay as they are in this update.
     """
 
     def publish(index: int, parameter: torch.Tensor) -> None:
@@ -33,10 +37,11 @@ def published_early(
             part, total = stack.add_early(index, parameter.grad)
             exchange.publish_early(part, index, total)
 
+    unwanted = set(map(id, others))
     hooks = [
         parameter.register_post_accumulate_grad_hook(partial(publish, index))  # type: ignore[no-untyped-call]
         for index, parameter in enumerate(parameters)
-        if parameter.requires_grad
+        if parameter.requires_grad and id(parameter) not in unwanted
     ]
     try:
         yield

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ from unisono.exchange.protocol import Exchange
 from unisono.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
 from unisono.plan.summation import Node
 from unisono.state.contents import updated_parameters
+from unisono.state.several_optimizers import members_of
 from unisono.step.bound_model import BoundModel
 from unisono.step.clipping import Clipping, total_norm
 from unisono.step.gradient_hook import GradientHook, OnGradients
@@ -54,7 +55,7 @@ from unisono.step.refused_operation import RefusedOperations
 from unisono.step.scaling import SMALLEST, LossScaling
 from unisono.step.several_devices import SeveralDevices
 from unisono.step.shard_passes import Backward, Finished, ShardPasses
-from unisono.step.update import pass_for_stepped, update_of
+from unisono.step.update import Member, pass_for_stepped
 from unisono.workers.team import Team
 
 Met = TypeVar("Met")
@@ -68,8 +69,8 @@ class StepEngine:
         exchange: carries gradients.
         seed: the run's.
         team: the workers.
-        clipping: how gradients are clipped.
-        scaling: how losses are scaled; None: not at all.
+        clipping: how gradients are clipped, by optimizer; not at all where one is missing.
+        scaling: how losses are scaled, likewise.
         is_deterministic: whether torch refuses operations that have no deterministic form.
         timers: of this worker's phases; None: such as nobody asks for delays.
         others: devices that this worker computes on beside the exchange's.
@@ -82,9 +83,10 @@ class StepEngine:
         passes: over this worker's shards.
         refusals: says where operations are called that torch refuses.
         non_finite: says what has made a loss, or gradients, not finite.
-        gradient_norm: of the last step's gradients, before they were clipped by it; else None.
-        is_skipped: whether the last step's gradients were not finite with a scaled loss.
-        present: of which parameters the last step had a gradient.
+        gradient_norm: of the last update's gradients, before they were clipped by it; else None.
+        is_skipped: whether the last update's gradients were not finite with a scaled loss.
+        present: of which parameters the last update had a gradient.
+        members: the optimizers, by name.
         timers: where the time of the step under way goes on this worker.
         is_staged: whether this worker computes a part of the model alone.
         carried: see above.
@@ -100,8 +102,8 @@ class StepEngine:
         *,
         seed: int,
         team: Team,
-        clipping: Clipping | None = None,
-        scaling: LossScaling | None = None,
+        clipping: Mapping[str, Clipping] | None = None,
+        scaling: Mapping[str, LossScaling] | None = None,
         is_deterministic: bool = False,
         timers: PhaseTimers | None = None,
         others: Sequence[Device] = (),
@@ -111,8 +113,14 @@ class StepEngine:
         self.carried = carried
         self.refusals = RefusedOperations(model, is_deterministic)
         self.non_finite = NonFiniteSearch(model, optimizer)
-        self._clipping = clipping or Clipping()
-        self._scaling, self.is_skipped = scaling, False
+        clips, scales = clipping or {}, scaling or {}
+        self.members = {
+            name: Member(name, member, clips.get(name, Clipping()), scales.get(name))
+            for name, member in members_of(optimizer).items()
+        }
+        self._active = list(self.members.values())
+        self._clips = any(member.clipping != Clipping() for member in self._active)
+        self._scaling, self.is_skipped = self._active[0].scaling, False
         self._optimizer, self._team = optimizer, team
         self.exchange, self._device = exchange, exchange.device
         self._pending = PendingLosses(exchange.copies)
@@ -132,7 +140,7 @@ class StepEngine:
         self._copied: int | None = None
         self._read: list[Record] = []  # what the shards of the step have come to, all done
         self._bad: tuple[int, float] | None = None
-        self._step, self._first_shard = 0, 0
+        self._step, self._first_shard, self._turn, self._named = 0, 0, 0, ""
         self._follow()
 
     is_staged = False
@@ -153,9 +161,23 @@ class StepEngine:
             first_shard: the first one that has samples in this step.
         """
         self._step, self._first_shard = step, first_shard
-        self.begin_again()
+        self.begin_update(list(self.members.values()), 0)
         self._team.faults.meet("begin", step)
         self.timers.begin()
+
+    def begin_update(self, members: list[Member], turn: int) -> None:
+        """Begin one of the step's updates: passes whose gradients are for some of the optimizers.
+
+        Args:
+            members: those.
+            turn: how many updates the step has had.
+        """
+        self._active, self._turn, self._scaling = members, turn, members[0].scaling
+        self.is_skipped, self.gradient_norm = False, None
+        self._named = f"of step {self._step}"
+        if turn or len(members) < len(self.members):  # shorter, as meetings have 24 letters
+            self._named = f"{self._step}.{turn} {'+'.join(member.name for member in members)}"
+        self.begin_again()
 
     def begin_again(self) -> None:
         """Be ready for the passes of all shards, maybe once more; maybe others compute them now."""
@@ -163,7 +185,11 @@ class StepEngine:
             self.exchange.divide()
             self._follow()
         self._bound.begin(self._step)
-        self.passes.begin(self._step, self._first_shard)
+        others: Sequence[int] = ()
+        if len(self._active) < len(self.members):
+            active = {index for member in self._active for index in member.parameters}
+            others = [at for at in range(len(self.exchange.parameters)) if at not in active]
+        self.passes.begin(self._step, self._first_shard, self._turn, others)
         self._pending.losses.clear()
 
     def begin_passes(self, sizes: Sequence[int]) -> Sequence[int]:
@@ -172,6 +198,12 @@ class StepEngine:
         Args:
             sizes: how many samples each shard of the step has.
         """
+        if len(self._active) > 1 and any(member.scaling for member in self._active):
+            raise ValueError(
+                "losses are scaled for one optimizer at a time where `grad_scaler` is given, but "
+                "this update is of several: compute each loss in an update of its own, such as "
+                f"`with step.update({self._active[0].name!r}):`."
+            )
         forbid(IN_A_PASS)
         self.passes.begin_passes(sizes)
         return self.passes.shards
@@ -267,7 +299,7 @@ class StepEngine:
             for shard, loss in self._pending.read():
                 self._records.write(shard, loss)
         self.timers.arrive()
-        more = self._wait(Phase.BACKWARD, self.exchange.gather, f"gradients of step {step}")
+        more = self._wait(Phase.BACKWARD, self.exchange.gather, f"gradients {self._named}")
         if more is None:
             if self._copied is not None:
                 self.exchange.memory.snapshots.complete(self._copied)
@@ -279,7 +311,8 @@ class StepEngine:
         # The snapshot is not known to be whole; the one before it still is.
         self._copied = None
         # Now, while nobody updates: what it reads of the optimizer's state must be this step's.
-        self._update = update_of(self._optimizer, self.exchange)
+        for member in self.members.values():
+            member.follow(self.exchange)
         return self.passes.take_over(more)
 
     @property
@@ -305,10 +338,15 @@ class StepEngine:
         if present is None:
             return totals.means, False
         self._team.faults.meet("update", self._step)
-        if self.is_skipped:
-            pass_for_stepped(self._optimizer)
-        else:
-            self._apply(present)
+        before = forbid(IN_AN_UPDATE)  # one worker may do it for all
+        try:
+            for member in self._active:
+                if self.is_skipped:
+                    pass_for_stepped(member.optimizer)
+                else:
+                    member.update.apply(present)
+        finally:
+            forbid(before)
         return totals.means, self._settle(present)
 
     def _sum(self) -> tuple[StepTotals, Sequence[bool] | None]:
@@ -327,14 +365,17 @@ class StepEngine:
         self._bound.remove_placeholders()
         records, bad = self._read, self._bad
         if bad is not None and self._scaling is None:
-            self._team.meet(f"bad loss in step {step}")
+            self._team.meet(f"bad loss {self._named}")
             shard, value = bad
             raise self._after_nothing(non_finite(value, step, shard))
         totals = self._records.totals(records)
         if exchange.is_lost:
             return totals, None
         self._team.faults.meet("sums", step)
-        self.present = present = exchange.add_up(f"sums of step {step}")
+        present = exchange.add_up(f"sums {self._named}")
+        if len(self.members) > 1:
+            self._check_present(present)
+        self.present = present
         if totals.form == Form.SUM:
             self._divide_sums(present, totals.weight)
         if self._scaling is not None and not self._unscale(self._scaling, present, bad):
@@ -342,11 +383,11 @@ class StepEngine:
         if self._hook is not None and not self.is_skipped:
             self.passes.seed("gradients")
             self._hook.call(step, exchange.whole, present)
-        if not self._clip(present, step):
+        if self._clips and not self._clip(present, step):
             return totals, None
         self.timers.lap(Phase.SUMMING)
         if exchange.homes is None and not self._wait(
-            Phase.SUMMING, exchange.all_sums, f"sums of step {step}"
+            Phase.SUMMING, exchange.all_sums, f"sums {self._named}"
         ):
             return totals, None
         return totals, present
@@ -359,9 +400,10 @@ class StepEngine:
         """
         exchange, step = self.exchange, self._step
         self._team.faults.meet("updated", step)
-        if not self._wait(Phase.UPDATING, exchange.share, f"update of step {step}"):
+        if not self._wait(Phase.UPDATING, exchange.share, f"update {self._named}"):
             return False
-        self._update.commit()
+        for member in self._active:
+            member.update.commit()
         self.passes.commit(present)
         if self.carried is not None:
             self.carried.commit()
@@ -431,7 +473,8 @@ class StepEngine:
     def _follow(self) -> None:
         """Be ready for what is this worker's now."""
         self.passes.divide()
-        self._update = update_of(self._optimizer, self.exchange)
+        for member in self.members.values():
+            member.follow(self.exchange)
 
     def _publish(self, finished: Finished | None) -> None:
         if finished is not None:
@@ -447,14 +490,6 @@ class StepEngine:
         for totals in self._device.groups(self._totals(present)):
             torch._foreach_div_(totals, weight)
 
-    def _apply(self, present: Sequence[bool]) -> None:
-        """Update, where one worker may do it for all."""
-        before = forbid(IN_AN_UPDATE)
-        try:
-            self._update.apply(present)
-        finally:
-            forbid(before)
-
     def _unscale(
         self, scaling: LossScaling, present: Sequence[bool], bad: tuple[int, float] | None
     ) -> bool:
@@ -468,7 +503,7 @@ class StepEngine:
         are_finite = [scaling.unscale(totals) for totals in groups]
         mine = b"finite" if all(are_finite) else b""
         vote = functools.partial(self.exchange.agree, mine)
-        heard = self._wait(Phase.SUMMING, vote, f"scale of step {step}")
+        heard = self._wait(Phase.SUMMING, vote, f"scale {self._named}")
         if heard is None:
             return False
         self.is_skipped = not all(heard)
@@ -486,30 +521,43 @@ class StepEngine:
         Returns:
             Whether all have; False if somebody was lost.
         """
+        whole = [member for member in self._active if member.clipping.norm is not None]
         if self.is_skipped:
-            self.gradient_norm = None if self._clipping.norm is None else math.inf
+            self.gradient_norm = math.inf if whole else None
             return True
-        if self._clipping.value is not None:
-            for totals in self._device.groups(self._totals(present)):
-                self._clipping.clip_values(totals)
-        if self._clipping.norm is None:
+        for member in self._active:
+            if member.clipping.value is not None:
+                for totals in self._device.groups(self._totals(present, member.parameters)):
+                    member.clipping.clip_values(totals)
+        if not whole:
             return True
-        if not self._wait(Phase.SUMMING, self.exchange.all_sums, f"sums of step {step}"):
+        if not self._wait(Phase.SUMMING, self.exchange.all_sums, f"sums {self._named}"):
             return False
-        sums = zip(self.exchange.whole, present, strict=True)
-        norm = total_norm([total for total, is_there in sums if is_there])
-        self.gradient_norm = norm.item()
+        sums = self.exchange.whole
+        norms = [total_norm([sums[at] for at in one.parameters if present[at]]) for one in whole]
+        self.gradient_norm = math.hypot(*[norm.item() for norm in norms])
         if not math.isfinite(self.gradient_norm):  # now, while the sums are to be read
             self.non_finite.note_gradients(
-                (at, total) for at, total in enumerate(self.exchange.whole) if present[at]
+                (at, total) for at, total in enumerate(sums) if present[at]
             )
-        if not self._wait(Phase.SUMMING, self.exchange.are_read, f"norm of step {step}"):
+        if not self._wait(Phase.SUMMING, self.exchange.are_read, f"norm {self._named}"):
             return False
         if not math.isfinite(self.gradient_norm):
             raise self._after_nothing(non_finite_norm(self.gradient_norm, step))
-        for totals in self._device.groups(self._totals(present)):
-            self._clipping.scale(totals, norm.to(totals[0].device))
+        for member, norm in zip(whole, norms, strict=True):
+            for totals in self._device.groups(self._totals(present, member.parameters)):
+                member.clipping.scale(totals, norm.to(totals[0].device))
         return True
+
+    def _check_present(self, present: Sequence[bool]) -> None:
+        """Refuse an update of several that has no gradients of its own."""
+        for member in self._active:
+            if not any(present[index] for index in member.parameters):
+                raise ValueError(
+                    f"the loss of an update must depend on the parameters that it changes, but in "
+                    f"step {self._step} none of {member.name!r} has a gradient: compute it with "
+                    f"them, without `detach()` or `torch.no_grad()`, or name another optimizer."
+                )
 
     def _wait(self, phase: Phase, meet: Callable[[str], Met], purpose: str) -> Met:
         """Meet the others; the time before is that of `phase`, the rest that of waiting."""
@@ -518,15 +566,21 @@ class StepEngine:
         self.timers.lap(Phase.WAITING)
         return met
 
-    def _totals(self, present: Sequence[bool]) -> list[torch.Tensor]:
+    def _totals(
+        self, present: Sequence[bool], own: Container[int] | None = None
+    ) -> list[torch.Tensor]:
         """View this worker's pieces of the summed gradients that are there.
 
         What has no dimensions has none here either: by a scalar of a wider dtype, such as the norm,
         torch multiplies it in that dtype, but a vector in its own.
+
+        Args:
+            present: for each parameter, whether it has a gradient.
+            own: which parameters; None: all.
         """
         exchange = self.exchange
         return [
             total if exchange.parameters[piece.index].ndim else total.view(())
             for total, piece in zip(exchange.totals, exchange.pieces, strict=True)
-            if present[piece.index]
+            if present[piece.index] and (own is None or piece.index in own)
         ]

@@ -96,9 +96,9 @@ class SeveralDevices(ShardPasses):
         """See :class:`ShardPasses`."""
         self._place([])
 
-    def begin(self, step: int, first_shard: int) -> None:
+    def begin(self, step: int, first_shard: int, turn: int = 0, others: Sequence[int] = ()) -> None:
         """See :class:`ShardPasses`; the copies are as the model is."""
-        super().begin(step, first_shard)
+        super().begin(step, first_shard, turn, others)
         self._num_steps += 1
         if not self._place_of:
             self._place(self._divided)
@@ -107,6 +107,7 @@ class SeveralDevices(ShardPasses):
         else:
             self._model_copies.follow()
         for replica in self._further:
+            replica.others = [replica.parameters[index] for index in others]
             replica.buffers.begin_as(self.home.buffers)
             replica.clear_gradients()
         self._begin_parts()

@@ -49,6 +49,8 @@ class DeviceReplica:
 
     Attributes:
         stack: the sums of the step under way.
+        others: those of `parameters` that stay as they are in this update, as they belong to other
+            optimizers: their gradients are dropped.
         done: the parts that are finished in this step and wait for those of other devices.
     """
 
@@ -62,6 +64,7 @@ class DeviceReplica:
     ) -> None:
         self.device, self.model, self.buffers = device, model, buffers
         self.parameters, self.fixed = parameters, fixed
+        self.others: Sequence[nn.Parameter] = ()
         self._copies = device.copies()
         self.begin([])
 
@@ -72,6 +75,8 @@ class DeviceReplica:
 
     def push(self, shard: int) -> Finished | None:
         """Take the gradients that the backward pass of a shard has left."""
+        for parameter in self.others:
+            parameter.grad = None
         finished = self.stack.push(shard)
         for parameter in self.fixed:
             parameter.grad = None
@@ -135,7 +140,7 @@ class ShardPasses:
             exchange.device, model, exchange.parameters, exchange.fixed, exchange.buffers
         )
         self._replicas = [self.home]
-        self._step = self._first_shard = 0
+        self._step = self._first_shard = self._turn = 0
         self.devices = dict.fromkeys(range(self._num_shards), exchange.device)
 
     def divide(self) -> None:
@@ -149,14 +154,17 @@ class ShardPasses:
         self.home.begin(parts)
         return [shard for part in parts for shard in range(part.lo, part.hi)]
 
-    def begin(self, step: int, first_shard: int) -> None:
-        """Be ready for the passes of a step; what one before has not finished is forgotten.
+    def begin(self, step: int, first_shard: int, turn: int = 0, others: Sequence[int] = ()) -> None:
+        """Be ready for the passes of an update; what one before has not finished is forgotten.
 
         Args:
             step: counted over the whole run.
             first_shard: the first one that has samples; the buffers that it leaves are kept.
+            turn: how many updates the step has had.
+            others: the positions of parameters that stay as they are.
         """
-        self._step, self._first_shard = step, first_shard
+        self._step, self._first_shard, self._turn = step, first_shard, turn
+        self.home.others = [self.home.parameters[index] for index in others]
         self.home.buffers.begin()
         self.home.stack.discard()
 
@@ -170,8 +178,8 @@ class ShardPasses:
         """Compute nothing more in this step."""
 
     def seed(self, stream: str) -> None:
-        """Seed generators for what is computed once in the step."""
-        self._device.seed(seed_of(stream, self._seed, self._step))
+        """Seed generators for what is computed once in the update."""
+        self._device.seed(seed_of(stream, self._seed, self._step, self._turn))
 
     @contextmanager
     def seeded(self, stream: str) -> Iterator[None]:
@@ -205,7 +213,7 @@ class ShardPasses:
         if shard != stack.last_shard or not exchange.takes_early:
             self._device.backward(*backward)
         else:
-            with published_early(exchange.parameters, stack, exchange):
+            with published_early(exchange.parameters, stack, exchange, self.home.others):
                 self._device.backward(*backward)
         finished = self.home.push(shard)
         if shard == self._first_shard:
@@ -249,5 +257,6 @@ class ShardPasses:
         return next((r for r in self._replicas if r.device is device), self.home)
 
     def _start(self, replica: DeviceReplica, shard: int) -> None:
-        replica.device.seed(seed_of("train", self._seed, self._step * self._num_shards + shard))
+        place = self._step * self._num_shards + shard
+        replica.device.seed(seed_of("train", self._seed, place, self._turn))
         replica.buffers.restore()

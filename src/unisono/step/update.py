@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch.optim import Optimizer
 from unisono.exchange.homes import Homes
 from unisono.exchange.protocol import Exchange
 from unisono.state.optimizers import bare_step
+from unisono.step.clipping import Clipping
+from unisono.step.scaling import LossScaling
 
 
 def pass_for_stepped(optimizer: Optimizer) -> None:
@@ -23,21 +26,52 @@ def pass_for_stepped(optimizer: Optimizer) -> None:
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
-def update_of(optimizer: Optimizer, exchange: Exchange) -> SlicedUpdate | WholeUpdate:
-    """Be ready to update, with the user's optimizer, what an exchange says is this worker's now."""
-    if exchange.homes is None:
-        return WholeUpdate(optimizer, exchange)
-    return SlicedUpdate(optimizer, exchange, exchange.homes)
+def updated_by(optimizer: Optimizer, exchange: Exchange) -> dict[int, torch.nn.Parameter]:
+    """Find the parameters of one of a run's optimizers, by their positions in the exchange."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    each = enumerate(exchange.parameters)
+    return {index: parameter for index, parameter in each if id(parameter) in own}
+
+
+@dataclass(slots=True)
+class Member:
+    """One of a run's optimizers in the steps of one loop.
+
+    Attributes:
+        name: its own among several; one alone has "".
+        optimizer: the user's.
+        clipping: how the gradients of its parameters are clipped.
+        scaling: how losses are scaled for it; None: not at all.
+        parameters: those that it updates, by their positions in the exchange.
+        update: what this worker does of it now.
+    """
+
+    name: str
+    optimizer: Optimizer
+    clipping: Clipping
+    scaling: LossScaling | None
+    parameters: dict[int, torch.nn.Parameter] = field(init=False)
+    update: SlicedUpdate | WholeUpdate = field(init=False)
+
+    def follow(self, exchange: Exchange) -> None:
+        """Be ready to update what an exchange says is this worker's now."""
+        self.parameters = updated_by(self.optimizer, exchange)
+        if exchange.homes is None:
+            self.update = WholeUpdate(self, exchange)
+        else:
+            self.update = SlicedUpdate(self, exchange, exchange.homes)
 
 
 class SlicedUpdate:
     """Element-wise optimizers: each worker updates its pieces; state lies with them. Final."""
 
-    def __init__(self, optimizer: Optimizer, exchange: Exchange, homes: Homes) -> None:
-        self._optimizer, self._parameters = optimizer, exchange.parameters
+    def __init__(self, member: Member, exchange: Exchange, homes: Homes) -> None:
+        self._optimizer, self._parameters = member.optimizer, member.parameters
         self._homes, self._keys = homes, homes.keys
-        pieces = exchange.pieces
-        self._pieces, self._totals = pieces, exchange.totals
+        each = zip(exchange.pieces, exchange.totals, strict=True)
+        own = [(piece, total) for piece, total in each if piece.index in self._parameters]
+        pieces = self._pieces = [piece for piece, _ in own]
+        self._totals = [total for _, total in own]
         self._leaves = [torch.nn.Parameter(homes.parameter(piece)) for piece in pieces]
         self._state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
         self._groups = self._group_leaves()
@@ -86,7 +120,7 @@ class SlicedUpdate:
         known = bytes(self._homes.known)
         if known == self._known:
             return
-        for index, parameter in enumerate(self._parameters):
+        for index, parameter in self._parameters.items():
             if known[index] and self._known[index : index + 1] != b"\1":
                 self._optimizer.state[parameter] = self._homes.state(index)
         self._known = known
@@ -150,8 +184,8 @@ class WholeUpdate:
     The optimizer's state stays in the processes of those who update.
     """
 
-    def __init__(self, optimizer: Optimizer, exchange: Exchange) -> None:
-        self._optimizer, self._parameters = optimizer, exchange.parameters
+    def __init__(self, member: Member, exchange: Exchange) -> None:
+        self._optimizer, self._parameters = member.optimizer, member.parameters
         self._exchange, self._acts = exchange, exchange.acts
 
     def apply(self, present: Sequence[bool]) -> None:
@@ -161,12 +195,12 @@ class WholeUpdate:
             return
         # Now: where a worker was lost while all added up, the sums of those left lie elsewhere.
         sums = self._exchange.whole
-        for parameter, total, here in zip(self._parameters, sums, present, strict=True):
-            parameter.grad = total if here else None
+        for index, parameter in self._parameters.items():
+            parameter.grad = sums[index] if present[index] else None
         try:
             self._optimizer.step()
         finally:
-            for parameter in self._parameters:
+            for parameter in self._parameters.values():
                 parameter.grad = None
 
     def commit(self) -> None:

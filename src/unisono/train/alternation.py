@@ -47,14 +47,16 @@ class OpenLoop:
             raise RuntimeError(
                 f"{wanted} where a run has a `directory`, as its checkpoints are of one run and "
                 f"the two would go on from different steps, but two loops take turns step by step: "
-                f"leave `directory` out of both runs, and save what they have led to yourself."
+                f"train both in one run, with `unisono.Run(models, optimizers)` and `step.update`, "
+                f"or leave `directory` out of both runs, and save what they have led to yourself."
             )
         if self._recovers:
             raise RuntimeError(
                 f"{wanted} where lost workers are replaced, as a replacement can join only one "
                 f"of them, but two loops take turns step by step: start the job with "
                 f"`--restarts 0` or `restarts=0`, which has the same bits, and in which a lost "
-                f"worker ends the job."
+                f"worker ends the job; or train both in one run, with "
+                f"`unisono.Run(models, optimizers)` and `step.update`."
             )
 
 

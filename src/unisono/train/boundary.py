@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from unisono.device import Device
 from unisono.errors import CheckpointError, UnisonoError
@@ -139,6 +140,11 @@ class Boundary:
     def device(self) -> Device:
         """Where this worker computes."""
         return self._run.device
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The run's."""
+        return self._kept.optimizer
 
     @property
     def loss(self) -> Callable[[nn.Module, Any], Any] | None:

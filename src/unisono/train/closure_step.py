@@ -58,8 +58,7 @@ class ClosureStep(Step):
 
     def _evaluate(self) -> None:
         """Compute all shards once more. Collective."""
-        self._taken = self._have_all_arrived = False
-        self._done.clear()
+        self._begin()
         for batch in self.shards:
             self.backward(self._loss_of(batch))
 

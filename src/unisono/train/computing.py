@@ -102,7 +102,7 @@ class Computing:
 
         return autocast
 
-    def scaler(self, grad_scaler: torch.amp.GradScaler | None) -> torch.amp.GradScaler | None:
+    def scaler(self, grad_scaler: Any) -> Any:
         """Find what scales the loss: in ``"fp16"`` torch's scaler or the user's, else nothing.
 
         Raises:

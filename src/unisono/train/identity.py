@@ -16,6 +16,7 @@ from unisono.device import Device
 from unisono.errors import CheckpointError
 from unisono.plan.samples import SamplePlan
 from unisono.state.contents import updated_parameters
+from unisono.state.several_optimizers import kind_of
 from unisono.train.device_fingerprint import fingerprint_of
 from unisono.train.tf32 import TF32, tf32_in_words
 from unisono.world import threads_per_worker
@@ -66,7 +67,7 @@ def fixed_by(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Say what of an optimizer belongs to a run's identity: what it is, and what it updates."""
     names = list(updated_parameters(model, optimizer))
     return {
-        "optimizer": type(optimizer).__qualname__,
+        "optimizer": kind_of(optimizer),
         "updated parameters": f"{len(names)} from `{names[0]}` to `{names[-1]}`",
     }
 

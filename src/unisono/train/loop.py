@@ -24,6 +24,7 @@ from unisono.exchange.choice import chosen
 from unisono.exchange.protocol import Exchange
 from unisono.forbidden import collectives_watched
 from unisono.stages.stage_worker import StageWorker
+from unisono.state.several_optimizers import members_of
 from unisono.step.closure_engine import ClosureEngine
 from unisono.step.engine import StepEngine
 from unisono.step.phase_timers import PhaseTimers
@@ -195,7 +196,7 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTim
     options: dict[str, Any] = {
         "seed": plan.samples.seed,
         "team": run.team,
-        "clipping": run.options.clipping,
+        "clipping": {name: run.options.clipping_of(name) for name in members_of(optimizer)},
         "scaling": run.scaling,
         "is_deterministic": run.is_deterministic,
         "timers": timers,

@@ -12,13 +12,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from unisono.data.collating import Collate
 from unisono.data.data_reading import Reading
@@ -30,9 +29,11 @@ from unisono.exchange.choice import name_of_exchange
 from unisono.plan.samples import SamplePlan
 from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.contents import check_contents
+from unisono.state.digest import digest_of
 from unisono.state.position import Position
 from unisono.state.program_state import ExtraState
 from unisono.state.run_state import RunState
+from unisono.state.several_optimizers import members_of
 from unisono.step.gradient_hook import OnGradients
 from unisono.step.scaling import LossScaling
 from unisono.train.carrying import check_rows
@@ -45,6 +46,7 @@ from unisono.train.order import no_epochs, plan_samples
 from unisono.train.out_of_memory import explained, memory_explained
 from unisono.train.run_context import Observer, RunContext
 from unisono.train.run_options import RunOptions
+from unisono.train.several_models import Models, Optimizers, check_together, joined
 from unisono.train.split_model import check_split_before, devices_of_run, place_on
 from unisono.train.stage_checks import check_stages
 from unisono.train.start import start
@@ -77,8 +79,11 @@ class Run:
     again. There every rank has to make its first run, which waits for all of them.
 
     Args:
-        model: on the CPU, or on the device where it is to be computed.
-        optimizer: over the model's parameters.
+        model: on the CPU, or on the device where it is to be computed; or several, by name. Then
+            ``run.model["generator"]`` is one of them.
+        optimizer: over the model's parameters; or several, by name, each over parameters of its
+            own. ``with step:`` computes one loss and steps all of them;
+            ``with step.update("generator"):`` within it is for one.
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the number of cores, at most 8, or the number of workers if larger.
         seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴. Weights
@@ -97,6 +102,8 @@ class Run:
         clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
             the bits of torch's ``clip_grad_norm_`` over what the optimizer updates, in the model's
             order; ``math.inf`` only has it found, for ``step.gradient_norm`` and the event file.
+            Several optimizers are clipped each on its own, by one value or by those of a dict with
+            their names; so it is with `clip_value` and `grad_scaler`.
         clip_value: what the magnitude of each element of the mean gradients is clamped to.
         grad_scaler: for passes in float16: `Step.backward` scales the loss, gradients are unscaled
             before they are clipped, and a step in which they are not finite is skipped, on all
@@ -156,8 +163,8 @@ class Run:
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: Optimizer,
+        model: Models,
+        optimizer: Optimizers,
         *,
         shards: int | None = None,
         seed: int = 0,
@@ -166,9 +173,9 @@ class Run:
         keep: int = 3,
         resume: str = "auto",
         resume_options: str = "checkpoint",
-        clip_norm: float | None = None,
-        clip_value: float | None = None,
-        grad_scaler: torch.amp.GradScaler | None = None,
+        clip_norm: float | Mapping[str, float] | None = None,
+        clip_value: float | Mapping[str, float] | None = None,
+        grad_scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None,
         device: str | torch.device = AUTO,
         devices: Sequence[str | torch.device] | None = None,
         exchange: str = AUTO,
@@ -183,13 +190,14 @@ class Run:
         self._set_up(model, optimizer, RunOptions.among(locals()))
 
     @classmethod
-    def of(cls, model: nn.Module, optimizer: Optimizer, options: RunOptions) -> Run:
+    def of(cls, model: Models, optimizer: Optimizers, options: RunOptions) -> Run:
         """Make a run of its options, which are the arguments of the same names."""
         run = cls.__new__(cls)
         run._set_up(model, optimizer, options)
         return run
 
-    def _set_up(self, model: nn.Module, optimizer: Optimizer, options: RunOptions) -> None:
+    def _set_up(self, models: Models, optimizers: Optimizers, options: RunOptions) -> None:
+        model, optimizer = joined(models, optimizers)
         self.joint_calls = context().join()
         self.team = self.joint_calls.team
         self.world = self.team.world
@@ -198,13 +206,17 @@ class Run:
         self.device, *others = devices_of_run(model, options, self.world)
         check_stages(self.team, model, self.device, options, 1 + len(others))
         check_contents(model, optimizer, self.device)
+        check_together(optimizer, options, self.team.num_stages)
         options.check_closure(optimizer)
         # Refuses what does not fit.
         replicas_for = options.replicas_for(optimizer)
         name_of_exchange(options.exchange, self.device, replicas_for=replicas_for)
         options.check_audits(self.device)
-        options.clipping.check_fits(optimizer)
-        scaling = LossScaling.of(options.grad_scaler, optimizer)
+        scaling: dict[str, LossScaling] = {}
+        for name, member in members_of(optimizer).items():
+            options.clipping_of(name).check_fits(member)
+            if (scaled := LossScaling.of(options.scaler_of(name), member)) is not None:
+                scaling[name] = scaled
         self.model, self.optimizer = model, optimizer
         is_unseeded = drawn_without_seed()
         if options.exact:
@@ -213,7 +225,7 @@ class Run:
             "clip_norm": options.clip_norm,
             "clip_value": options.clip_value,
             **fixed_by(model, optimizer),
-            "grad_scaler": None if scaling is None else scaling.rule,
+            "grad_scaler": _rules(scaling),
         }
         if not self.device.is_host:
             fixed["exact"] = options.exact
@@ -238,8 +250,11 @@ class Run:
         )
         with memory_explained(self._context, "move of the model"):
             place_on(model, optimizer, self.device)
-        if scaling is not None:
-            self.state[SCALER_KEY] = options.grad_scaler
+        for name in scaling:
+            key = SCALER_KEY
+            if isinstance(options.grad_scaler, Mapping):
+                key = f"{SCALER_KEY}.{name}"
+            self.state[key] = options.scaler_of(name)
         if options.carry:
             self._context.carried = self.state[CARRIED_KEY] = CarriedStates(self.shards)
         extra_state = ExtraState(model)
@@ -397,6 +412,20 @@ class Run:
         self.last.pop("stopped_at", None)
         self._context.goes_on = True
 
+    def digest(self) -> str:
+        """Hash parameters, buffers and optimizer state; equal digests mean equal runs.
+
+        Collective: every rank calls it and gets rank 0's.
+
+        Returns:
+            64 hexadecimal digits.
+        """
+
+        def speak() -> bytes:
+            return digest_of(self.model, self.optimizer).encode()
+
+        return self.joint_calls.hear_leader(speak, "digest").decode()
+
     def plan(self, reading: Reading, *, may_be_endless: bool = False) -> SamplePlan:
         """Plan which samples are computed where; raises as :meth:`steps` does."""
         samples = plan_samples(
@@ -424,3 +453,9 @@ class Run:
     def say(self, line: str) -> None:
         """Show the user one line, where whoever follows the run shows them."""
         self._context.say(line)
+
+
+def _rules(scaling: Mapping[str, LossScaling]) -> Any:
+    """Say how losses are scaled: by optimizer, where there are several."""
+    rules = {name: each.rule for name, each in scaling.items()}
+    return rules.get("", rules) or None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -79,7 +79,7 @@ class RunContext:
         team: the workers.
         joint_calls: what they have done together.
         fixed: what fixes the run's bits, by name, beside samples and versions.
-        scaling: how losses are scaled; None: not at all.
+        scaling: how losses are scaled, by the names of optimizers.
         carried: what shards hand from batch to batch; None: nothing.
         checkpoints: where they go; None: nowhere.
         observer: who follows the run now.
@@ -106,7 +106,7 @@ class RunContext:
     kept: RunState
     team: Team
     joint_calls: JointCalls
-    scaling: LossScaling | None
+    scaling: Mapping[str, LossScaling]
     fixed: dict[str, Any]
     is_unseeded: bool
     device: Device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.optim import Optimizer
@@ -25,6 +25,8 @@ from unisono.whole import check_whole
 from unisono.world import num_devices
 
 RESUME = ("auto", "never")
+PER_OPTIMIZER = ("clip_norm", "clip_value", "grad_scaler")  # one for all, or by name
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,6 @@ class RunOptions:
     """How a run computes and where it is kept; :class:`unisono.Run` documents each.
 
     Attributes:
-        clipping: what follows from `clip_norm` and `clip_value`.
         every: what follows from `checkpoint_every`.
 
     Raises:
@@ -47,9 +48,9 @@ class RunOptions:
     keep: int = 3
     resume: str = "auto"
     resume_options: str = "checkpoint"
-    clip_norm: float | None = None
-    clip_value: float | None = None
-    grad_scaler: torch.amp.GradScaler | None = None
+    clip_norm: float | Mapping[str, float] | None = None
+    clip_value: float | Mapping[str, float] | None = None
+    grad_scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None
     device: str | torch.device = AUTO
     devices: Sequence[str | torch.device] | None = None
     exchange: str = AUTO
@@ -60,11 +61,11 @@ class RunOptions:
     on_gradients: OnGradients | None = None
     closure: bool | None = None
     carry: bool = False
-    clipping: Clipping = field(init=False)
     every: Every | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self._set("clipping", Clipping(self.clip_norm, self.clip_value))
+        for name in {name for each in (self.clip_norm, self.clip_value) for name in _names(each)}:
+            self.clipping_of(name)
         if self.shards is not None:
             self._set("shards", check_whole("shards", self.shards, at_least=1))
         if not isinstance(self.exact, bool):
@@ -106,6 +107,14 @@ class RunOptions:
         """Take the options out of a function's arguments; `others` replace some of them."""
         names = [option.name for option in fields(cls) if option.init]
         return cls(**{name: arguments[name] for name in names} | others)
+
+    def clipping_of(self, name: str) -> Clipping:
+        """Say how the gradients of an optimizer are clipped; raises what :class:`Clipping` does."""
+        return Clipping(_of(self.clip_norm, name), _of(self.clip_value, name))
+
+    def scaler_of(self, name: str) -> torch.amp.GradScaler | None:
+        """Give the scaler of an optimizer's losses, if it has one."""
+        return _of(self.grad_scaler, name)
 
     def num_shards(self, world_size: int, num_stages: int = 1) -> int:
         """Give S: what was asked for, or else one shard for each core, worker or device.
@@ -179,3 +188,12 @@ class RunOptions:
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
+
+
+def _of(given: T | Mapping[str, T] | None, name: str) -> T | None:
+    """Give an option's value for one optimizer, where it may be by name."""
+    return given.get(name) if isinstance(given, Mapping) else given
+
+
+def _names(given: Any) -> Sequence[str]:
+    return list(given) if isinstance(given, Mapping) else [""]

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from unisono.callbacks.early_stopping import monitored
+from unisono.state.several_optimizers import members_of
 
 INTERVALS = ("step", "epoch")
 KEY = "schedule"
@@ -44,7 +45,8 @@ class Schedule:
                 f"`schedule` must be one of torch.optim.lr_scheduler, but is of type "
                 f"{type(scheduler).__name__}: pass `CosineAnnealingLR(optimizer, T_max=30)`, say."
             )
-        if scheduler is not None and scheduler.optimizer is not optimizer:
+        members = members_of(optimizer).values()
+        if scheduler is not None and not any(scheduler.optimizer is each for each in members):
             raise ValueError(
                 "`schedule` must belong to the optimizer that trains, but belongs to another one: "
                 "make it with the optimizer that the trainer gets."

@@ -21,15 +21,24 @@ from unisono.step.non_finite import NonFiniteCause
 from unisono.step.phase_timers import Phase
 from unisono.train.boundary import Boundary
 from unisono.train.failures import note_place, samples_in_words
+from unisono.train.several_models import members_named
 from unisono.train.whole_batch import Embed, Features, WholeBatch, WholeBatchLoss, gathered
 
 _MIXED = "all tensors to be on the same device"  # as torch says it
 
 
+class StepUndoneError(BaseException):
+    """A worker was lost in the midst of an update, so that the step comes again.
+
+    No :class:`Exception`: it passes through the program's block, to the step.
+    """
+
+
 class Step:
     """One global batch and the update that it leads to. Made by ``Run.steps``.
 
-    Used as ``with step:``; when the block ends, gradients are summed and parameters updated.
+    Used as ``with step:``; when the block ends, gradients are summed and parameters updated. With
+    several optimizers it may have blocks within it that update some; see :meth:`update`.
 
     Attributes:
         number: counted from 0 over the whole run.
@@ -44,7 +53,7 @@ class Step:
             that parameters have stayed as they were. The step counts all the same.
         model: what computes the batch that :attr:`shards` has just given: the run's model, or with
             ``devices=`` its copy on the batch's device.
-        is_done: after the block: whether the step counts. False where a worker was lost in the
+        is_done: after the step's block: whether it counts. False where a worker was lost in the
             midst of it: the step, and maybe some before it, will come again.
     """
 
@@ -61,14 +70,20 @@ class Step:
         self.model = self._engine.model
         self._finish_shard = self._engine.finish_shard
         self._plan, self._shard_sizes = plan, plan.shard_sizes(self.batch)
+        self._entered = self._is_finished = False
+        self._turn = 0  # how many updates there were
+        self._updating: tuple[str, ...] = ()
+        self._means_of: dict[str, dict[str, float]] = {}
         self._kept: dict[int, tuple[Device, Any]] = {}  # batches that were read before, and where
+        self._watched: ExitStack | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Be ready for the passes of all shards."""
         self._waiting: int | None = None
-        self._entered = False
         self._taken = False
         self._done: set[int] = set()
         self._have_all_arrived = False
-        self._is_finished = False
-        self._watched: ExitStack | None = None
 
     @property
     def loss(self) -> float:
@@ -113,7 +128,7 @@ class Step:
         """
         if not self._entered:
             raise RuntimeError("a step must be entered before it is used: write `with step:`.")
-        if self._taken:
+        if self._taken or (self._turn and not self._updating):
             raise RuntimeError(
                 f"`step.shards` must be looped over once, but is taken again in step "
                 f"{self.number}: do all that a batch is for while the loop has it."
@@ -148,6 +163,8 @@ class Step:
             kept_on, batch = self._kept.pop(shard, (None, None))
             if kept_on is not device:
                 batch = self._read(place, device)
+            if self._updating:
+                self._kept[shard] = device, batch  # for the updates to come
             # After reading: what a dataset draws never shifts what the model draws.
             self.model = self._engine.start_shard(shard)
             self._waiting = shard
@@ -219,6 +236,64 @@ class Step:
             raise
         self._waiting = None
         self._done.add(shard)
+
+    @contextlib.contextmanager
+    def update(self, *names: str) -> Iterator[Step]:
+        """Begin an update of some of the run's optimizers, within the block of the step.
+
+        Used as ``with step.update("generator"):``, with a loop over :attr:`shards` as in a step of
+        its own: all shards' gradients are summed, and these optimizers step. Other parameters keep
+        their values; gradients that reach them are dropped. A step has as many updates as the
+        program likes, of one optimizer several times, too, with other random numbers each time;
+        every worker makes the same ones. Without any, the step updates all from one loss. After
+        the block `means`, `gradient_norm` and `is_skipped` are those of the update; after the
+        step's, `means` has those of all, as ``"generator.loss"``, and the sum of losses, as
+        ``"loss"``.
+
+        Collective.
+
+        Args:
+            names: of the optimizers, as the run has got them.
+
+        Raises:
+            ValueError: there are no such ones, or nothing reaches their parameters.
+            RuntimeError: it is not used as said.
+        """
+        self._begin_update(members_named(self._boundary.optimizer, names))
+        try:
+            yield self
+        except BaseException as error:
+            self._end_update(error)
+            raise
+        self._end_update(None)
+        if not self.is_done:
+            raise StepUndoneError
+        self._means_of["+".join(names)] = self.means
+
+    def _begin_update(self, names: tuple[str, ...]) -> None:
+        if not self._entered or self._updating or (self._taken and not self._turn):
+            raise RuntimeError(
+                f"`step.update` must be used within `with step:`, one block after the other, and "
+                f"without a loop over `step.shards` outside of them; in step {self.number} it is "
+                f"not."
+            )
+        if self._turn:
+            self._begin()
+        self._engine.begin_update([self._engine.members[name] for name in names], self._turn)
+        self._turn, self._updating = self._turn + 1, names
+        self.is_done = self._is_finished = False
+
+    def _end_update(self, error: BaseException | None) -> None:
+        self._engine.end_passes()
+        self.model = self._engine.model
+        try:
+            self._finish(error)
+        except NonFiniteLossError as raised:
+            if self._turn > 1:
+                raised.add_note(f"This was {self._in_step()}; updates of the step before it stay.")
+            raise
+        finally:
+            self._updating = ()
 
     def gather(self, embed: Embed, loss: Callable[[Any], Any]) -> None:
         """Train on a loss over the features of the whole global batch, such as a contrastive one.
@@ -327,14 +402,26 @@ class Step:
         if error is not None or not self._have_all_arrived:
             self._engine.end_passes()
         self.model = self._engine.model
-        if isinstance(error, ReplicaBrokenError):
-            self._abandon()
+        if isinstance(error, (ReplicaBrokenError, StepUndoneError)):
+            if isinstance(error, ReplicaBrokenError):
+                self._abandon()
             return True
         try:
-            self._finish(error)
+            if not self._turn:
+                self._finish(error)
         except ReplicaBrokenError:
             self._abandon()
+        if error is None and self.is_done:
+            if self._turn:
+                self.means = self._means()
+            self._boundary.count(self.means)
         return False
+
+    def _means(self) -> dict[str, float]:
+        """Put together the means of all updates."""
+        named = self._means_of.items()
+        every = {f"{name}.{key}": mean for name, of in named for key, mean in of.items()}
+        return {"loss": sum(of["loss"] for _, of in named), **every}
 
     def _abandon(self) -> None:
         """Leave a step that cannot be finished, as a worker with a stage of the model was lost."""
@@ -375,14 +462,12 @@ class Step:
         except Exception as raised:
             if isinstance(raised, RuntimeError):
                 self._explain(raised, "update")
-            note_place(raised, f"in step {self.number}, in the sum of gradients or the update")
+            note_place(raised, f"{self._in_step()}, in the sum of gradients or the update")
             raise
         self.gradient_norm = self._engine.gradient_norm
         self.is_skipped = self._engine.is_skipped
         self._is_finished = True
-        if self.is_done:
-            self._boundary.count(self.means)
-        else:
+        if not self.is_done:
             self._boundary.go_back()
 
     def _explain_refusal(self, error: BaseException | None) -> None:
@@ -422,11 +507,11 @@ class Step:
         """Say where in the step an exception was raised: in which pass, and over which samples."""
         shard = self._waiting
         if shard is None:
-            return f"in step {self.number}"
+            return self._in_step()
         codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
         what = "backward" if Step.backward.__code__ in codes else "forward"
         if what == "backward" and len(together := self._engine.passes.computed_with(shard)) > 1:
-            return f"in step {self.number}, in the backward passes of {listed('shard', together)}"
+            return f"{self._in_step()}, in the backward passes of {listed('shard', together)}"
         samples = ""
         with contextlib.suppress(Exception):  # a sampler may raise; the error that is told counts
             numbers = self._loader.indices(Place(self.epoch, self.batch, shard))
@@ -434,7 +519,11 @@ class Step:
         where = ""
         if self._engine.passes.others:
             where = f" on {self._engine.passes.devices[shard].name}"
-        return f"in step {self.number}, in the {what} pass of shard {shard}{where}{samples}"
+        return f"{self._in_step()}, in the {what} pass of shard {shard}{where}{samples}"
+
+    def _in_step(self) -> str:
+        of = f", in the update of {'+'.join(self._updating)}" if self._updating else ""
+        return f"in step {self.number}{of}"
 
     def _note_devices(self, error: RuntimeError) -> None:
         """Say what helps if a program has mixed this worker's devices."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from unisono.callbacks.callback import Callback, Callbacks
@@ -24,7 +23,7 @@ from unisono.data.epoch_order import Sampler
 from unisono.device import AUTO
 from unisono.exchange.carried_states import CarriedStates
 from unisono.stages.stage_worker import BY_MEMORY, Balance
-from unisono.state.digest import digest_of, digest_of_weights
+from unisono.state.digest import digest_of_weights
 from unisono.state.weights import check_weights, save_weights
 from unisono.step.gradient_hook import OnGradients
 from unisono.train.carrying import carrying
@@ -41,6 +40,7 @@ from unisono.train.predict import Predictor
 from unisono.train.run import Run
 from unisono.train.run_options import RunOptions
 from unisono.train.schedule import KEY, Schedule
+from unisono.train.several_models import Optimizers, check_one_loss
 from unisono.train.split_model import check_computing, over_cuts
 from unisono.train.stage_checks import refusal_of
 from unisono.train.sweep import Forward, Sweep
@@ -54,7 +54,9 @@ class Trainer:
 
     Args:
         model: the plain model, on any device.
-        optimizer: over the model's parameters.
+        optimizer: over the model's parameters; or several, by name, which all step after each
+            batch, each over parameters of its own. For several models, or updates that alternate
+            as a GAN's do, use :class:`unisono.Run` and ``step.update``.
         loss: a function of (model, batch of one shard). It returns the mean loss,
             ``(sum, weight)``, or a dict with ``"loss"`` and further scalars, which are averaged in
             the same way. A sum is differentiated, then the gradients are divided by the weight of
@@ -153,7 +155,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         loss: Loss,
         *,
         shards: int | None = None,
@@ -163,10 +165,10 @@ class Trainer:
         keep: int = 3,
         resume: str = "auto",
         resume_options: str = "checkpoint",
-        clip_norm: float | None = None,
-        clip_value: float | None = None,
+        clip_norm: float | Mapping[str, float] | None = None,
+        clip_value: float | Mapping[str, float] | None = None,
         precision: str = "fp32",
-        grad_scaler: torch.amp.GradScaler | None = None,
+        grad_scaler: torch.amp.GradScaler | Mapping[str, torch.amp.GradScaler] | None = None,
         channels_last: bool = False,
         tf32: bool | None = None,
         compile: bool = False,
@@ -192,6 +194,7 @@ class Trainer:
         self._computing = Computing(
             precision=precision, channels_last=channels_last, tf32=tf32, compile=compile
         )
+        check_one_loss(model, optimizer, is_scaled=grad_scaler is not None or precision == "fp16")
         scaler = self._computing.scaler(grad_scaler)
         self.run = Run.of(model, optimizer, RunOptions.among(locals(), grad_scaler=scaler))
         if compile and devices is not None and len(devices) > 1:
@@ -206,7 +209,7 @@ class Trainer:
             if is_given and self.run.team.num_stages > 1:
                 raise ValueError(refusal_of(name))
         self._computing.prepare(model)
-        self._schedule = Schedule(schedule, schedule_every, optimizer, schedule_monitor)
+        self._schedule = Schedule(schedule, schedule_every, self.run.optimizer, schedule_monitor)
         self.run.fixed["schedule"] = self._schedule.name
         if schedule is not None:
             self.run.state[KEY] = schedule
@@ -489,19 +492,8 @@ class Trainer:
             raise OSError(heard.decode())
 
     def digest(self) -> str:
-        """Hash parameters, buffers and optimizer state; equal digests mean equal runs.
-
-        Collective: every rank calls it and gets rank 0's.
-
-        Returns:
-            64 hexadecimal digits.
-        """
-        run = self.run
-
-        def speak() -> bytes:
-            return digest_of(run.model, run.optimizer).encode()
-
-        return run.joint_calls.hear_leader(speak, "digest").decode()
+        """Hash parameters, buffers and optimizer state; see :meth:`unisono.Run.digest`."""
+        return self.run.digest()
 
     @property
     def directory(self) -> Path | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unisono.state.contents import updated_parameters
+from unisono.state.several_optimizers import members_of
 from unisono.train.run_context import RunContext
 
 STEPS = 8
@@ -30,7 +31,8 @@ class UnusedParameters:
         self._run = run
         self._seen: list[bool] = []
         self._steps_to_go = STEPS
-        self.is_watching = not run.has_told_unused
+        # Of several optimizers one may step now and then alone.
+        self.is_watching = not run.has_told_unused and len(members_of(run.kept.optimizer)) == 1
 
     def look(self, present: Sequence[bool]) -> None:
         """Take into account which parameters had a gradient in a step; tell after the last one."""
