@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
-from unisono.launch.rendezvous import be_store
+from unisono.launch.process_groups import be_store
 from unisono.launch.worker import be_worker
 from unisono.workers import launcher_messages as messages
 from unisono.workers.channel import Channel

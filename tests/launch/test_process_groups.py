@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from unisono.launch.groups import LoopbackPort
-from unisono.launch.rendezvous import group_request, is_this_host
+from unisono.launch.process_groups import group_request, is_this_host
 from unisono.workers.launcher_messages import GroupRequest
 
 ENVIRON = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "here", "MASTER_PORT": "77"}
