@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
@@ -22,14 +22,19 @@ from unisono.workers.team import Team
 Group = TypeVar("Group")
 
 _LOOK_EVERY_S = 0.01
+_ADDRESSES = "addresses"
 
 
-def connect(team: Team, make: Callable[[Store], Group]) -> Group:
+def connect(
+    team: Team, make: Callable[[Store], Group], ranks: Sequence[int] | None = None
+) -> Group:
     """Make a process group of the present members. Collective.
 
     Args:
         team: the workers.
         make: makes the group with a store; runs in another thread.
+        ranks: the members of the group, this worker among them; None: all. Others make one of
+            their own at the same time, or :func:`stand_by`.
 
     Raises:
         BrokenError: a member was lost meanwhile, or the group could not be made.
@@ -40,9 +45,10 @@ def connect(team: Team, make: Callable[[Store], Group]) -> Group:
     membership = team.membership
     heard: dict[int, bytes] = {}
     try:
-        heard = team.gather(json.dumps(making.store.told).encode(), "addresses")
+        heard = team.gather(json.dumps(making.store.told).encode(), _ADDRESSES)
     finally:
-        making.store.answer({k: v for said in heard.values() for k, v in json.loads(said).items()})
+        told = [said for rank, said in heard.items() if ranks is None or rank in ranks]
+        making.store.answer({k: v for said in told for k, v in json.loads(said).items()})
     is_whole = team.membership == membership
     while making.is_alive() and is_whole and not team.has_lost:
         making.join(_LOOK_EVERY_S)
@@ -51,6 +57,11 @@ def connect(team: Team, make: Callable[[Store], Group]) -> Group:
     if making.group is None:
         raise BrokenError(f"the workers could not be connected: {making.error}")
     return making.group
+
+
+def stand_by(team: Team) -> None:
+    """Let others make groups that this worker does not belong to. Collective."""
+    team.gather(b"{}", _ADDRESSES)
 
 
 class _Making(threading.Thread, Generic[Group]):

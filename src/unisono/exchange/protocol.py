@@ -249,10 +249,11 @@ class Exchange(ABC):
             The slot; it is whole once everybody has done so.
         """
         team = self._team
-        position, size = (0, 1) if alone else (team.position, team.size)
+        here = team.neighbours
+        position, size = (0, 1) if alone else (here.index(team.world.rank), len(here))
         slot = self.memory.snapshots.begin()
         self._copy(slot, self.buffers.now, position, size, into_slot=True)
-        if team.is_leader:
+        if team.leads_host:
             self._describe(slot, facts, tensors)
         return slot
 

@@ -37,8 +37,8 @@ from unisono.launch.exceptions import (
     traceback_text,
 )
 from unisono.launch.job import Job
-from unisono.launch.program import run_program
 from unisono.launch.process_groups import ask_launcher
+from unisono.launch.program import run_program
 from unisono.workers.allocator import keep_freed_memory
 from unisono.workers.context import context
 from unisono.workers.launcher_link import (

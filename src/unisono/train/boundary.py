@@ -292,7 +292,7 @@ class Boundary:
     def _snapshot(self, *, wait: bool) -> int | None:
         self._run.observer.before_snapshot()
         start_s = time.monotonic()
-        if not self._team.is_leader:
+        if not self._team.leads_host:
             self._kept.note_modes()
         slot = self.engine.take_snapshot(self._kept.position.step, self._collect, wait=wait)
         now_s = time.monotonic()

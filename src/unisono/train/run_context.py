@@ -139,7 +139,12 @@ class RunContext:
     def name_of_exchange(self) -> str:
         """The exchange of this worker's loops."""
         replicas_for = self.options.replicas_for(self.kept.optimizer)
-        return name_of_exchange(self.options.exchange, self.device, replicas_for=replicas_for)
+        return name_of_exchange(
+            self.options.exchange,
+            self.device,
+            replicas_for=replicas_for,
+            num_hosts=len(self.team.hosts),
+        )
 
     @property
     def is_deterministic(self) -> bool:

@@ -39,6 +39,7 @@ class Barrier:
         say: where those words go.
         look: called several times a second while somebody is missing; marks on the control block
             who has died. By default nothing: a launcher does that.
+        spins: whether others are near enough to wait for them without sleeping.
     """
 
     def __init__(
@@ -50,20 +51,21 @@ class Barrier:
         notice_after_s: float = NOTICE_AFTER_S,
         say: Callable[[str], None] = say,
         look: Callable[[], None] = lambda: None,
+        spins: bool = True,
     ) -> None:
         self._control = control
         self._rank = rank
         self._timeout_s = timeout_s
         self._notice_after_s = notice_after_s
         self._say = say
-        self._look = look
+        self._look, self._spins = look, spins
         self.set_membership(range(control.world_size))
 
     def set_membership(self, ranks: Sequence[int]) -> None:
         """Wait for these ranks from now on."""
         self._others = [other for other in ranks if other != self._rank]
         crowded = len(ranks) > len(os.sched_getaffinity(0))
-        self._spin_s = _SPIN_WHEN_CROWDED_S if crowded else _SPIN_S
+        self._spin_s = (_SPIN_WHEN_CROWDED_S if crowded else _SPIN_S) if self._spins else 0.0
 
     def departure(self, other: int) -> Departure:
         """Look whether `other` has left, also without a word."""
@@ -186,6 +188,11 @@ class Barrier:
             Departure.DIED: (
                 f"has died, its process {self._control.process(other)[0]} is gone",
                 "look for what ended it (a signal, too little memory), and start all again; with a "
+                "`directory` the run goes on from its newest checkpoint.",
+            ),
+            Departure.UNREACHABLE: (
+                "cannot be reached any more",
+                "its host has gone, or the link to it; see to that and start all again; with a "
                 "`directory` the run goes on from its newest checkpoint.",
             ),
         }.get(how, ("has failed", _SAME_CALLS))

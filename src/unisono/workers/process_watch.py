@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+from collections.abc import Sequence
 
 from unisono.workers.control_block import ControlBlock, Departure
 from unisono.workers.proc import started_at
@@ -21,11 +22,15 @@ class ProcessWatch:
     Args:
         control: the control block on which they have said who they are.
         rank: this worker.
+        ranks: those on this host; None: all.
     """
 
-    def __init__(self, control: ControlBlock, rank: int) -> None:
+    def __init__(
+        self, control: ControlBlock, rank: int, ranks: Sequence[int] | None = None
+    ) -> None:
         self._control = control
-        self._unseen = [other for other in range(control.world_size) if other != rank]
+        ranks = range(control.world_size) if ranks is None else ranks
+        self._unseen = [other for other in ranks if other != rank]
         self._pidfds: dict[int, int] = {}
 
     def look(self) -> None:

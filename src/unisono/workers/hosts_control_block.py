@@ -1,0 +1,110 @@
+"""The control block of one of several hosts: workers of other hosts have their lines here, too.
+
+The workers of this host share it as on a single host. What a worker of another host writes into its
+line and mailbox reaches each process with its next arrival, in memory of that process alone: so no
+older view overwrites a newer one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from unisono.workers.control_block import ControlBlock, Departure, RankLine
+from unisono.workers.host_links import HostLinks
+from unisono.workers.rendezvous import Places
+
+# What others need of a line: not where it hangs, which is looked at on its own host.
+_TOLD_BYTES = RankLine.num_waits.offset
+_SIZE_BYTES = 8
+
+
+class HostsControlBlock(ControlBlock):
+    """A control block of which other hosts see this worker's line. Final.
+
+    Args:
+        fd: the memory that the workers of this host share; see :class:`ControlBlock`.
+        places: who is where.
+        links: to the workers of other hosts.
+    """
+
+    def __init__(self, fd: int, places: Places, links: HostLinks) -> None:
+        super().__init__(fd, places.world_size)
+        self._rank, self._links = places.rank, links
+        self._mail, self._put = b"", [b"", b""]
+        self._came: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
+        # Mapped for this process alone.
+        self._far = ControlBlock(-1, places.world_size)
+        here = places.ranks_of_host[places.host]
+        self._far_ranks = frozenset(range(places.world_size)) - frozenset(here)
+        for rank in self._far_ranks:
+            self.lines[rank] = self._far.lines[rank]
+            self._arrivals_at[rank] = self._far._arrivals_at[rank]
+
+    def arrive(self, rank: int) -> None:
+        """See :class:`ControlBlock`."""
+        super().arrive(rank)
+        self._tell()
+
+    def leave(self, rank: int, how: Departure) -> None:
+        """See :class:`ControlBlock`."""
+        super().leave(rank, how)
+        if rank == self._rank:
+            self._tell()
+
+    def receive(self, timeout_s: float = 0.0) -> None:
+        """Take what workers of other hosts have said, or wait for it so many seconds."""
+        for rank, said in self._links.receive(timeout_s):
+            if isinstance(said, bytes):
+                self._take(rank, said)
+            elif self.departure(rank) == Departure.PRESENT:
+                self.leave(rank, said)
+
+    def sleep_until_arrival(self, rank: int, seen: int, timeout_s: float) -> None:
+        """See :class:`ControlBlock`."""
+        if rank not in self._far_ranks:
+            super().sleep_until_arrival(rank, seen, timeout_s)
+        elif self.lines[rank].arrivals == seen:
+            self.receive(timeout_s)
+
+    def times(self, rank: int, step: int) -> tuple[float, ...] | None:
+        """See :class:`ControlBlock`."""
+        if rank in self._far_ranks:
+            return self._far.times(rank, step)
+        return super().times(rank, step)
+
+    def post(self, rank: int, message: bytes) -> None:
+        """See :class:`ControlBlock`."""
+        super().post(rank, message)
+        self._mail = message
+
+    def posted(self, rank: int) -> bytes:
+        """See :class:`ControlBlock`."""
+        return self._far.posted(rank) if rank in self._far_ranks else super().posted(rank)
+
+    def put_beside(self, which: int, data: bytes) -> None:
+        """See :class:`ControlBlock`."""
+        self._put[which] = data
+
+    def beside(self, which: int) -> dict[int, bytes]:
+        """See :class:`ControlBlock`."""
+        came = dict(self._came[which])
+        self._came[which].clear()
+        return came
+
+    def _tell(self) -> None:
+        """Send this worker's line, its new mail and what is put beside it to all other hosts."""
+        line = self.lines[self._rank]
+        which = line.arrivals % 2
+        mail, self._mail = self._mail, b""
+        beside, self._put[which] = self._put[which], b""
+        num_bytes = len(mail).to_bytes(_SIZE_BYTES, "little")
+        self._links.send(bytes(line)[:_TOLD_BYTES] + num_bytes + mail + beside)
+
+    def _take(self, rank: int, said: bytes) -> None:
+        line, mail_at = self.lines[rank], _TOLD_BYTES + _SIZE_BYTES
+        end = mail_at + int.from_bytes(said[_TOLD_BYTES:mail_at], "little")
+        if end > mail_at:
+            self._far.post(rank, said[mail_at:end])
+        ctypes.memmove(ctypes.addressof(line), said, _TOLD_BYTES)
+        if len(said) > end:
+            self._came[line.arrivals % 2][rank] = said[end:]
