@@ -31,6 +31,9 @@ from typing import Any
 
 TOOLS = ("unshare", "nsenter", "ip", "tc", "ss", "mount")
 _NETWORK = "10.77.0"
+_NAMES = "127.0.0.1 localhost\\n" + "".join(
+    f"{_NETWORK}.{number + 1} host{number}\\n" for number in range(9)
+)
 _READY_S = 10.0
 _PR_SET_PDEATHSIG = 1
 # What a host would not have from this machine.
@@ -38,7 +41,8 @@ _OWN = {"XDG_RUNTIME_DIR": "/dev/shm/run", "TMPDIR": "/dev/shm/tmp"}
 _UNSHARE = ("unshare", "--fork", "--kill-child=KILL", "--mount-proc")
 _SET_UP = (
     "mount --make-rprivate / && mount -t tmpfs tmpfs /dev/shm && mkdir -m 700 /dev/shm/run "
-    "/dev/shm/tmp && hostname {name} && ip link set lo up && exec sleep infinity"
+    "/dev/shm/tmp && printf '{names}' > /dev/shm/names && mount --bind /dev/shm/names /etc/hosts "
+    "&& hostname {name} && ip link set lo up && exec sleep infinity"
 )
 
 
@@ -84,7 +88,7 @@ class Namespaces:
         self.name = name
         kinds = ("--net", "--uts", "--ipc", "--mount", "--pid")
         self._holder = subprocess.Popen(
-            [*_UNSHARE, *kinds, "sh", "-c", _SET_UP.format(name=name)],
+            [*_UNSHARE, *kinds, "sh", "-c", _SET_UP.format(name=name, names=_NAMES)],
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
@@ -244,18 +248,31 @@ def torchrun(
     workers: Sequence[int],
     program: Sequence[str],
     *,
-    options: Sequence[str] = (),
+    elastic: str = "",
     environ: Mapping[str, str] | None = None,
 ) -> list[subprocess.Popen[str]]:
-    """Start a program on hosts, so many workers on each, the way torch's users do."""
+    """Start a program on hosts, so many workers on each, the way torch's users do.
+
+    Args:
+        hosts: the first of them has the rendezvous.
+        workers: how many on each.
+        program: a script and its arguments.
+        elastic: how many hosts may do, as ``"1:2"``; then torchrun starts the program again when
+            some are lost. Empty: all are needed, and nothing is started again.
+        environ: what the workers' environment has besides.
+    """
     torch_run = os.path.join(os.path.dirname(os.sys.executable), "torchrun")
-    common = ["--nnodes", str(len(hosts)), "--master-addr", hosts[0].address]
-    common += ["--master-port", "29500", *options]
+    place = hosts[0].address
+    common = ["--nnodes", str(len(hosts)), "--master-addr", place, "--master-port", "29500"]
+    if elastic:
+        common = ["--nnodes", elastic, "--rdzv-backend", "c10d", "--max-restarts", "3"]
+        common += ["--rdzv-endpoint", f"{place}:29400", "--rdzv-id", "job"]
     return [
         host.start(
             torch_run,
             *common,
-            f"--node-rank={host.number}",
+            f"--local-addr={host.address}",
+            *([] if elastic else [f"--node-rank={host.number}"]),
             f"--nproc-per-node={count}",
             *program,
             environ=environ,
