@@ -25,11 +25,11 @@ from unisono.world import SOMEBODY, World
 _WRAPPER = ("torch.multiprocessing.spawn", "_wrap")
 
 
-def refuse_strangers(here: World, environ: Mapping[str, str] | None = None) -> None:
-    """Refuse those that cannot take a seat: children of workers, and workers of several hosts.
+def refuse_children(here: World, environ: Mapping[str, str] | None = None) -> None:
+    """Refuse what a worker has started: it has that one's variables, but not its seat.
 
     Raises:
-        RuntimeError: this process is one of these; the message says which.
+        RuntimeError: this process is one.
     """
     environ = os.environ if environ is None else environ
     if PID_VARIABLE in environ and not is_worker(environ):
@@ -39,6 +39,14 @@ def refuse_strangers(here: World, environ: Mapping[str, str] | None = None) -> N
             f"(process {environ[PID_VARIABLE]}): train in the worker itself; for a training of its "
             f"own, start it without {PID_VARIABLE}, RANK and WORLD_SIZE."
         )
+
+
+def refuse_several_hosts(here: World) -> None:
+    """Refuse workers of several hosts.
+
+    Raises:
+        RuntimeError: this process is one of these.
+    """
     if here.local_world_size != here.world_size:
         raise RuntimeError(
             f"all workers must be on one host, but of {here.world_size} that {here.started_by} has "

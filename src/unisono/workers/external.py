@@ -12,7 +12,6 @@ is refused a seat.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
 import sys
@@ -20,18 +19,21 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from unisono.errors import MismatchError, RendezvousError
-from unisono.workers.control_block import ControlBlock, Departure
-from unisono.workers.host_rendezvous import TIMEOUT_S, HostRendezvous
-from unisono.workers.jobname import job_name, num_restarts
+from unisono.workers.control_block import (
+    MEMORY_NAME,
+    ControlBlock,
+    Departure,
+    control_block_bytes,
+)
+from unisono.workers.jobname import num_restarts
 from unisono.workers.launcher_link import PID_VARIABLE
 from unisono.workers.memory import Memory
-from unisono.workers.private import PrivateFolder
 from unisono.workers.proc import NotThereError, create_memory, open_memory
 from unisono.workers.process_watch import ProcessWatch
+from unisono.workers.rendezvous import Rendezvous
 from unisono.workers.supervisor import Gather, Supervisor
 from unisono.world import World
 
-TIMEOUT_VARIABLE = "UNISONO_MEETING_TIMEOUT"
 _MEMORY_NAME = "unisono-memory"
 _SHARING = "sharing memory"
 
@@ -46,23 +48,16 @@ class ExternallyLaunched(Supervisor):
         self._watch = watch
 
     @classmethod
-    def meet(cls, here: World) -> ExternallyLaunched:
+    def meet(cls, rendezvous: Rendezvous, here: World) -> ExternallyLaunched:
         """Take this process's seat among the workers of its job. Collective, once in a process.
 
         From then on the others learn how this process ends.
 
         Raises:
-            RendezvousError: the seat is taken, or the others cannot be reached from here.
-            WaitTimeoutError: somebody did not come in time.
+            RendezvousError: the others cannot be reached from here.
             PeerLostError: somebody came and left before all were there.
         """
-        job = job_name(os.environ, here, session=os.getsid(0))
-        timeout_s = _timeout_s(os.environ)
-        folder = PrivateFolder.open()
-        try:
-            control, watch = HostRendezvous(job, here, folder, timeout_s=timeout_s).enter()
-        finally:
-            folder.close()
+        control, watch = _seated(rendezvous)
         os.environ[PID_VARIABLE] = str(os.getpid())
         _tell_the_end(control, here.rank)
         return cls(here, control, watch)
@@ -85,13 +80,38 @@ class ExternallyLaunched(Supervisor):
             _check_alike(said)
             _, _, pid_of_0, fd_of_0 = said[0]
             if self.world.rank:
-                fd = _open(pid_of_0, fd_of_0, num_bytes)
+                fd = _open(pid_of_0, fd_of_0, _MEMORY_NAME, num_bytes)
             memory = Memory.map(fd, num_bytes)
             gather(b"", _SHARING)
         finally:
             if fd >= 0:
                 os.close(fd)
         return memory
+
+
+def _seated(rendezvous: Rendezvous) -> tuple[ControlBlock, ProcessWatch]:
+    """Share the control block that rank 0 makes. Collective: every rank calls it."""
+    places = rendezvous.places
+    if len(places.ranks_of_host) > 1:
+        raise RendezvousError(
+            f"all workers must be on one host and in one container, but those of ranks "
+            f"{' and '.join(map(str, places.ranks_of_host))} are apart: several hosts are not "
+            f"supported yet. Start all workers in the same container."
+        )
+    control = ControlBlock.create(places.world_size) if places.rank == 0 else None
+    fd = -1 if control is None else control.fd
+    pid_of_0, fd_of_0 = rendezvous.gather("unisono.Trainer", [os.getpid(), fd])[0]
+    if control is None:
+        num_bytes = control_block_bytes(places.world_size)
+        fd = _open(pid_of_0, fd_of_0, MEMORY_NAME, num_bytes)
+        control = ControlBlock(fd, places.world_size)
+    control.take_seat(places.rank)
+    watch = ProcessWatch(control, places.rank)
+    # Once everybody has mapped it nobody needs to find it any more.
+    rendezvous.gather("unisono.Trainer", None)
+    watch.look()
+    control.close()
+    return control, watch
 
 
 def _tell_the_end(control: ControlBlock, rank: int) -> None:
@@ -117,21 +137,9 @@ def _tell_the_end(control: ControlBlock, rank: int) -> None:
     atexit.register(leave, Departure.FINISHED)
 
 
-def _timeout_s(environ: Mapping[str, str]) -> float:
-    text = environ.get(TIMEOUT_VARIABLE, "")
-    if not text:
-        return TIMEOUT_S
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < float("inf"):
-            return float(text)
-    raise ValueError(
-        f"`{TIMEOUT_VARIABLE}` must be a number of seconds above 0, but is {text!r}: unset it."
-    )
-
-
-def _open(pid: int, fd: int, num_bytes: int) -> int:
+def _open(pid: int, fd: int, name: str, num_bytes: int) -> int:
     try:
-        return open_memory(pid, fd, _MEMORY_NAME, num_bytes)
+        return open_memory(pid, fd, name, num_bytes)
     except NotThereError as error:
         raise RendezvousError(
             f"all workers must share the memory that rank 0 has made, but {error}: start them as "
