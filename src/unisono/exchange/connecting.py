@@ -24,33 +24,45 @@ Group = TypeVar("Group")
 _LOOK_EVERY_S = 0.01
 
 
-def connect(team: Team, make: Callable[[Store], Group]) -> Group:
-    """Make a process group of the present members. Collective.
+def connect(team: Team, make: Callable[[Store], Group], number: int = 1) -> list[Group]:
+    """Make process groups of the present members. Collective.
+
+    All tell each other their addresses once, for all groups: afterwards one worker may fail where
+    another does not notice, so none meets the others here again.
 
     Args:
         team: the workers.
-        make: makes the group with a store; runs in another thread.
+        make: makes a group with a store; runs in other threads.
+        number: how many groups to make.
 
     Raises:
-        BrokenError: a member was lost meanwhile, or the group could not be made.
+        BrokenError: a member was lost meanwhile, or a group could not be made.
     """
-    making = _Making(make)
-    making.start()
-    making.store.is_asked.wait()
+    makings = [_Making(make) for _ in range(number)]
+    for making in makings:
+        making.start()
+    for making in makings:
+        making.store.is_asked.wait()
     membership = team.membership
     heard: dict[int, bytes] = {}
     try:
-        heard = team.gather(json.dumps(making.store.told).encode(), "addresses")
+        told = json.dumps([making.store.told for making in makings]).encode()
+        heard = team.gather(told, "addresses")
     finally:
-        making.store.answer({k: v for said in heard.values() for k, v in json.loads(said).items()})
+        said = [json.loads(message) for message in heard.values()]
+        for at, making in enumerate(makings):
+            making.store.answer({k: v for told_by in said for k, v in told_by[at].items()})
     is_whole = team.membership == membership
-    while making.is_alive() and is_whole and not team.has_lost:
-        making.join(_LOOK_EVERY_S)
-    if making.is_alive() or not is_whole:
+    for making in makings:
+        while making.is_alive() and is_whole and not team.has_lost:
+            making.join(_LOOK_EVERY_S)
+    if not is_whole or any(making.is_alive() for making in makings):
         raise BrokenError("a worker was lost while the workers were connected")
-    if making.group is None:
-        raise BrokenError(f"the workers could not be connected: {making.error}")
-    return making.group
+    groups = [making.group for making in makings if making.group is not None]
+    if len(groups) < number:
+        error = next(making.error for making in makings if making.group is None)
+        raise BrokenError(f"the workers could not be connected: {error}")
+    return groups
 
 
 class _Making(threading.Thread, Generic[Group]):
@@ -61,13 +73,13 @@ class _Making(threading.Thread, Generic[Group]):
         self._make = make
         self.store = Addresses()
         self.group: Group | None = None
-        self.error: Exception | None = None
+        self.error = ""
 
     def run(self) -> None:
         try:
             self.group = self._make(self.store)
         except RuntimeError as error:
-            self.error = error
+            self.error = str(error)  # itself it would keep what it was raised in
         finally:
             self.store.is_asked.set()
 

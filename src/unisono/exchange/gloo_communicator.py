@@ -74,7 +74,7 @@ class GlooCommunicator(Communicator):
             group.set_timeout(_TIMEOUT)
             return group
 
-        self._groups = [connect(team, make), connect(team, make)]
+        self._groups = connect(team, make, number=2)
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, from_each: list[int], to_each: list[int]
