@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -53,6 +54,9 @@ def _run_and_exit(function: Callable[[], object], writing: int) -> NoReturn:
         # A fork makes torch's pool of threads anew when it is asked for first. Autograd's threads,
         # one a device, ask at once, and one that comes in between ends the process (torch 2.13).
         torch.set_num_threads(torch.get_num_threads())
+        # What tests before have left, such as a failed one's process group, is not for this process
+        # to free: torch would join threads that are not here, and end the process.
+        gc.freeze()
         function()
         said = "passed\n"
     except pytest.skip.Exception as skipped:

@@ -26,42 +26,57 @@ _ADDRESSES = "addresses"
 
 
 def connect(
-    team: Team, make: Callable[[Store], Group], ranks: Sequence[int] | None = None
-) -> Group:
-    """Make a process group of the present members. Collective.
+    team: Team,
+    make: Callable[[Store], Group],
+    number: int = 1,
+    ranks: Sequence[int] | None = None,
+) -> list[Group]:
+    """Make process groups of the present members. Collective.
+
+    All tell each other their addresses once, for all groups: afterwards one worker may fail where
+    another does not notice, so none meets the others here again.
 
     Args:
         team: the workers.
-        make: makes the group with a store; runs in another thread.
-        ranks: the members of the group, this worker among them; None: all. Others make one of
-            their own at the same time, or :func:`stand_by`.
+        make: makes a group with a store; runs in other threads.
+        number: how many groups to make.
+        ranks: their members, this worker among them; None: all. Others make theirs at the same
+            time, or :func:`stand_by`.
 
     Raises:
-        BrokenError: a member was lost meanwhile, or the group could not be made.
+        BrokenError: a member was lost meanwhile, or a group could not be made.
     """
-    making = _Making(make)
-    making.start()
-    making.store.is_asked.wait()
+    makings = [_Making(make) for _ in range(number)]
+    for making in makings:
+        making.start()
+    for making in makings:
+        making.store.is_asked.wait()
     membership = team.membership
     heard: dict[int, bytes] = {}
     try:
-        heard = team.gather(json.dumps(making.store.told).encode(), _ADDRESSES)
+        told = json.dumps([making.store.told for making in makings]).encode()
+        heard = team.gather(told, _ADDRESSES)
     finally:
-        told = [said for rank, said in heard.items() if ranks is None or rank in ranks]
-        making.store.answer({k: v for said in told for k, v in json.loads(said).items()})
+        members = [rank for rank in heard if ranks is None or rank in ranks]
+        said = [json.loads(heard[rank]) for rank in members]
+        for at, making in enumerate(makings):
+            making.store.answer({k: v for told_by in said for k, v in told_by[at].items()})
     is_whole = team.membership == membership
-    while making.is_alive() and is_whole and not team.has_lost:
-        making.join(_LOOK_EVERY_S)
-    if making.is_alive() or not is_whole:
+    for making in makings:
+        while making.is_alive() and is_whole and not team.has_lost:
+            making.join(_LOOK_EVERY_S)
+    if not is_whole or any(making.is_alive() for making in makings):
         raise BrokenError("a worker was lost while the workers were connected")
-    if making.group is None:
-        raise BrokenError(f"the workers could not be connected: {making.error}")
-    return making.group
+    groups = [making.group for making in makings if making.group is not None]
+    if len(groups) < number:
+        error = next(making.error for making in makings if making.group is None)
+        raise BrokenError(f"the workers could not be connected: {error}")
+    return groups
 
 
 def stand_by(team: Team) -> None:
     """Let others make groups that this worker does not belong to. Collective."""
-    team.gather(b"{}", _ADDRESSES)
+    team.gather(b"[]", _ADDRESSES)
 
 
 class _Making(threading.Thread, Generic[Group]):
@@ -72,13 +87,13 @@ class _Making(threading.Thread, Generic[Group]):
         self._make = make
         self.store = Addresses()
         self.group: Group | None = None
-        self.error: Exception | None = None
+        self.error = ""
 
     def run(self) -> None:
         try:
             self.group = self._make(self.store)
         except RuntimeError as error:
-            self.error = error
+            self.error = str(error)  # itself it would keep what it was raised in
         finally:
             self.store.is_asked.set()
 

@@ -57,13 +57,11 @@ class GlooCommunicator(Communicator):
     Args:
         team: the workers; the communicator connects the present members.
         ranks: those that it connects, where these are not all; the others make another one at the
-            same time, or stand by :attr:`num_groups` times.
+            same time, or stand by.
 
     Raises:
         BrokenError: a member was lost meanwhile.
     """
-
-    num_groups = 2
 
     def __init__(self, team: Team, ranks: Sequence[int] | None = None) -> None:
         self._team, self.membership = team, team.membership
@@ -84,7 +82,7 @@ class GlooCommunicator(Communicator):
             group.set_timeout(_HOSTS_TIMEOUT if is_far else _TIMEOUT)
             return group
 
-        self._groups = [connect(team, make, ranks) for _ in range(self.num_groups)]
+        self._groups = connect(team, make, number=2, ranks=ranks)
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, from_each: list[int], to_each: list[int]

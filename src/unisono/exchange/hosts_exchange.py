@@ -102,8 +102,7 @@ class HostsExchange(SharedExchange):
         """Connect the lanes, and bring the first host's state to the others."""
         team, lane = self._team, self._lane
         if lane is None:
-            for _ in range(GlooCommunicator.num_groups):
-                stand_by(team)
+            stand_by(team)
         else:
             try:
                 self._communicator = GlooCommunicator(team, [ranks[lane] for ranks in team.hosts])

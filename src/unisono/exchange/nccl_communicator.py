@@ -81,7 +81,7 @@ class NcclCommunicator(Communicator):
         self._group: Any = None
         position, size = team.position, team.size
         with _environment():
-            self._group = connect(
+            [self._group] = connect(
                 team, lambda store: (make or _make)(store, position, size, device)
             )
         self._stream = self._module.Stream(device)

@@ -56,17 +56,12 @@ class Looked:
         return ProcessLook(pid, command_of(pid), seen, kernel, computes, source)
 
 
-def look_at_ranks(
-    pids: Mapping[int, int],
-    notes: Mapping[int, RankNotes],
-    gathers: Mapping[int, str] | None = None,
-) -> list[RankLook]:
+def look_at_ranks(pids: Mapping[int, int], notes: Mapping[int, RankNotes]) -> list[RankLook]:
     """Look at each rank.
 
     Args:
         pids: their processes.
         notes: what is known of them otherwise.
-        gathers: where ranks wait to make a process group.
     """
     below = {rank: children(pid)[:_CHILDREN_AT_MOST] for rank, pid in pids.items()}
     looked = _look_at_processes({*pids.values(), *(c for some in below.values() for c in some)})
@@ -82,7 +77,6 @@ def look_at_ranks(
                 meeting=known.meeting,
                 is_behind=known.is_behind,
                 shown_wait=known.shown_wait,
-                gathers=(gathers or {}).get(rank, ""),
                 call=known.call,
                 num_calls=known.num_calls,
             )

@@ -24,11 +24,11 @@ from unisono.world import SOMEBODY, World
 _WRAPPER = ("torch.multiprocessing.spawn", "_wrap")
 
 
-def refuse_strangers(here: World, environ: Mapping[str, str] | None = None) -> None:
-    """Refuse those that cannot take a seat: children of workers.
+def refuse_children(here: World, environ: Mapping[str, str] | None = None) -> None:
+    """Refuse what a worker has started: it has that one's variables, but not its seat.
 
     Raises:
-        RuntimeError: this process is one of these.
+        RuntimeError: this process is one.
     """
     environ = os.environ if environ is None else environ
     if PID_VARIABLE in environ and not is_worker(environ):

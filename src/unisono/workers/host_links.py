@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from unisono.errors import RendezvousError
+from unisono.timeouts import RENDEZVOUS
 from unisono.workers.control_block import Departure
 from unisono.workers.rendezvous import Rendezvous
 
@@ -111,19 +112,18 @@ class HostLinks:
         link.close()
 
 
-def connect_hosts(rendezvous: Rendezvous, address: str, timeout_s: float) -> HostLinks:
+def connect_hosts(rendezvous: Rendezvous, address: str) -> HostLinks:
     """Connect this worker with every one of other hosts. Collective: every rank calls it.
 
     Args:
         rendezvous: where all workers have met.
         address: of this host, where the others reach it; nothing else is listened on.
-        timeout_s: how long the others may take, in seconds.
 
     Raises:
         RendezvousError: another host cannot be reached.
     """
-    places, deadline = rendezvous.places, time.monotonic() + timeout_s
-    mine = set(places.ranks_of_host[places.host])
+    places, deadline = rendezvous.places, time.monotonic() + RENDEZVOUS.in_s()
+    mine = set(places.local_ranks)
     others = [rank for rank in range(places.world_size) if rank not in mine]
     with socket.create_server((address, 0), backlog=len(others)) as listening:
         ports = rendezvous.gather("addresses of workers", list(listening.getsockname()[:2]))

@@ -11,7 +11,7 @@ import ctypes
 
 from unisono.workers.control_block import ControlBlock, Departure, RankLine
 from unisono.workers.host_links import HostLinks
-from unisono.workers.rendezvous import Places
+from unisono.workers.rendezvous import RankPlaces
 
 # What others need of a line: not where it hangs, which is looked at on its own host.
 _TOLD_BYTES = RankLine.num_waits.offset
@@ -27,14 +27,14 @@ class HostsControlBlock(ControlBlock):
         links: to the workers of other hosts.
     """
 
-    def __init__(self, fd: int, places: Places, links: HostLinks) -> None:
+    def __init__(self, fd: int, places: RankPlaces, links: HostLinks) -> None:
         super().__init__(fd, places.world_size)
         self._rank, self._links = places.rank, links
         self._mail, self._put = b"", [b"", b""]
         self._came: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
         # Mapped for this process alone.
         self._far = ControlBlock(-1, places.world_size)
-        here = places.ranks_of_host[places.host]
+        here = places.local_ranks
         self._far_ranks = frozenset(range(places.world_size)) - frozenset(here)
         for rank in self._far_ranks:
             self.lines[rank] = self._far.lines[rank]

@@ -80,7 +80,9 @@ def main() -> None:
         time.sleep(given.pause)
         print(f"rank {run.world.rank} step {run.position.step}", flush=True)
     took_s = time.monotonic() - begun_s
-    print(f"rank {run.world.rank} digest {digest_of(model, optimizer)} in {took_s:.3f} s", flush=True)
+    print(
+        f"rank {run.world.rank} digest {digest_of(model, optimizer)} in {took_s:.3f} s", flush=True
+    )
 
 
 main()
