@@ -125,6 +125,7 @@ class RunContext:
     has_told_unused: bool = False
     has_told_inexact: bool = False
     has_told_cost: bool = False
+    has_told_hosts: bool = False
 
     def say(self, line: str) -> None:
         """Show the user one line."""

@@ -1,0 +1,44 @@
+"""May workers be on several hosts here, and do their shards suit them? Said before a loop begins."""
+
+from __future__ import annotations
+
+from unisono.plan.hosts import parts_of_hosts, shards_for_hosts
+from unisono.train.run_options import RunOptions
+from unisono.workers.team import Team
+
+
+def check_hosts(team: Team, options: RunOptions) -> None:
+    """Refuse what is not there yet where workers are on several hosts.
+
+    Raises:
+        ValueError: something does not fit.
+    """
+    if len(team.hosts) == 1:
+        return
+    if team.num_stages > 1:
+        raise ValueError(
+            "`UNISONO_STAGES` must be 1 where workers are on several hosts, as the stages of a "
+            "model share memory: unset it, or start all workers on one host."
+        )
+    if options.audit_every is not None:
+        raise ValueError(
+            "`audit_every` must be left out where workers are on several hosts, as audits are not "
+            "there yet: leave it out, or start all workers on one host."
+        )
+
+
+def told_hosts(team: Team, num_shards: int) -> str:
+    """Say in a sentence that another number of shards would send less; empty where none would."""
+    workers = list(map(len, team.hosts))
+    most = max(parts_of_hosts(num_shards, workers))
+    if len(workers) == 1 or most == 1:
+        return ""
+    told = (
+        f"with `shards={num_shards}` on hosts with {', '.join(map(str, workers))} workers a host "
+        f"sends {most} parts of the gradients a step, {(most + 1) / 2:g} times the bytes that one "
+        f"part would take"
+    )
+    better = shards_for_hosts(num_shards, workers)
+    if better is None:
+        return f"{told}: hosts with equally many workers would send less"
+    return f"{told}: pass `shards={better}`, which changes the result as any other number does"
