@@ -37,7 +37,12 @@ _NAMES = "127.0.0.1 localhost\\n" + "".join(
 _READY_S = 10.0
 _PR_SET_PDEATHSIG = 1
 # What a host would not have from this machine.
-_OWN = {"XDG_RUNTIME_DIR": "/dev/shm/run", "TMPDIR": "/dev/shm/tmp"}
+_OWN = {
+    "XDG_RUNTIME_DIR": "/dev/shm/run",
+    "TMPDIR": "/dev/shm/tmp",
+    "PYTHONPATH": os.getcwd(),
+    "OMP_NUM_THREADS": "1",
+}
 _UNSHARE = ("unshare", "--fork", "--kill-child=KILL", "--mount-proc")
 _SET_UP = (
     "mount --make-rprivate / && mount -t tmpfs tmpfs /dev/shm && mkdir -m 700 /dev/shm/run "

@@ -36,11 +36,14 @@ def parts_of_hosts(num_shards: int, workers: Sequence[int]) -> list[int]:
 
 
 def shards_for_hosts(num_shards: int, workers: Sequence[int]) -> int | None:
-    """Find the number of shards nearest to S with which each host has one part; None: there is none.
+    """Find the number of shards nearest to S with which each host has one part.
 
     Args:
         num_shards: S.
         workers: how many each host has.
+
+    Returns:
+        None if no number of shards makes it so.
     """
     candidates = range(sum(workers), _TIMES_AS_MANY * num_shards + 1)
     fit = [one for one in candidates if set(parts_of_hosts(one, workers)) == {1}]

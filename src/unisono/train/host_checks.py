@@ -1,4 +1,4 @@
-"""May workers be on several hosts here, and do their shards suit them? Said before a loop begins."""
+"""May workers be on several hosts here, and do their shards suit them? Said before a loop."""
 
 from __future__ import annotations
 

@@ -98,6 +98,7 @@ class RunContext:
         has_told_unused: whether parameters without a gradient were looked for.
         has_told_inexact: whether it was said that results may differ from one run to the next.
         has_told_cost: whether it was said what audits cost.
+        has_told_hosts: whether it was said which number of shards would send less between hosts.
     """
 
     options: RunOptions

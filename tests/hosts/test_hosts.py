@@ -1,0 +1,176 @@
+"""Workers of several hosts: the same bits, few bytes, and what happens when one is lost."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.hosts.conftest import MakeHosts
+from tests.hosts.virtual_hosts import Host, Link, torchrun
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
+
+TRAIN, DDP = "tests/hosts/programs/train.py", "tests/hosts/programs/ddp.py"
+ENDED_WITHIN_S = 120.0
+NAMED_WITHIN_S = 10.0
+
+
+class Output:
+    """What a host's program prints, line by line, with the time of each."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process, self.lines = process, list[tuple[float, str]]()
+        self._reading = threading.Thread(target=self._read)
+        self._reading.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append((time.monotonic(), line))
+
+    @property
+    def text(self) -> str:
+        return "".join(line for _, line in self.lines)
+
+    def end(self) -> str:
+        """Wait for the end of the program; gives all that it has printed."""
+        self.process.wait(ENDED_WITHIN_S)
+        self._reading.join()
+        return self.text
+
+    def has_ended_well(self) -> str:
+        text = self.end()
+        assert self.process.returncode == 0, text
+        return text
+
+    def await_line(self, pattern: str) -> float:
+        """Wait until a line matches; gives its time."""
+        deadline = time.monotonic() + ENDED_WITHIN_S
+        while time.monotonic() < deadline:
+            for at_s, line in list(self.lines):
+                if re.search(pattern, line):
+                    return at_s
+            assert self._reading.is_alive() or re.search(pattern, self.text), self.text
+            time.sleep(0.02)
+        raise AssertionError(f"no line matches {pattern}: {self.text}")
+
+
+def start(
+    hosts: Sequence[Host], workers: Sequence[int], program: Sequence[str], *, elastic: str = ""
+) -> list[Output]:
+    return [Output(process) for process in torchrun(hosts, workers, program, elastic=elastic)]
+
+
+def digests(outputs: Sequence[Output]) -> set[str]:
+    return {one for output in outputs for one in re.findall(r"digest (\w+)", output.text)}
+
+
+def trained(hosts: Sequence[Host], workers: Sequence[int], *options: str) -> set[str]:
+    outputs = start(hosts, workers, [TRAIN, *options])
+    for output in outputs:
+        output.has_ended_well()
+    found = digests(outputs)
+    assert sum(output.text.count("digest") for output in outputs) == sum(workers)
+    return found
+
+
+@pytest.mark.parametrize("options", [("cnn",), ("gpt",), ("gpt", "--optimizer", "normed")], ids=str)
+def test_any_division_among_hosts_gives_the_same_bits(make_hosts: MakeHosts, options) -> None:
+    hosts = make_hosts(4)
+    one = trained(hosts[:1], [4], *options)
+    assert len(one) == 1
+    for workers in ([2, 2], [1, 3], [1, 1, 1, 1]):
+        assert trained(hosts[: len(workers)], workers, *options) == one, workers
+
+
+def test_late_and_lost_packets_change_no_bit(make_hosts: MakeHosts) -> None:
+    near, far = make_hosts(1), make_hosts(2, Link(delay_ms=5, loss_percent=1, rate="100mbit"))
+    assert trained(far, [1, 1], "gpt") == trained(near, [2], "gpt")
+
+
+def sent_a_step(make_hosts: MakeHosts, workers: Sequence[int], program: Sequence[str]) -> float:
+    """The most bytes that a host sends in a step, without those of the beginning and the end."""
+    counts = []
+    for steps in (4, 14):
+        hosts = make_hosts(len(workers))
+        for output in start(hosts, workers, [*program, "--steps", str(steps)]):
+            output.has_ended_well()
+        counts.append([host.traffic().sent for host in hosts])
+    return max(more - less for less, more in zip(*counts, strict=True)) / 10
+
+
+def test_hosts_send_what_a_ring_would(make_hosts: MakeHosts) -> None:
+    ring = sent_a_step(make_hosts, [1, 1], [DDP, "--ring", "--width", "256"])
+    ours = sent_a_step(make_hosts, [2, 2], [TRAIN, "gpt", "--width", "256"])
+    assert 0.5 * ring < ours <= 1.05 * ring
+
+
+def test_torch_ddp_runs_on_these_hosts(make_hosts: MakeHosts) -> None:
+    for output in start(make_hosts(2), [2, 2], [DDP]):
+        assert "took" in output.has_ended_well()
+
+
+def test_only_the_interface_between_the_hosts_is_listened_on(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(2)
+    outputs = start(hosts, [2, 2], [TRAIN, "cnn", "--steps", "10", "--pause", "0.3"])
+    outputs[0].await_line("rank 0 step 3")
+    places = [{place.rsplit(":", 1)[0] for place in host.listening()} for host in hosts]
+    assert places == [{"*", hosts[0].address}, {hosts[1].address}]  # * is torchrun's agent
+    assert [p for p in hosts[0].listening() if p[0] == "*"] == ["*:29500"]
+    for output in outputs:
+        output.has_ended_well()
+
+
+SLOW = (TRAIN, "cnn", "--steps", "16", "--pause", "0.3")
+
+
+def test_a_link_that_is_cut_for_five_seconds_changes_nothing(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(2)
+    outputs = start(hosts, [1, 1], SLOW)
+    outputs[0].await_line("rank 0 step 4")
+    hosts[1].cut()
+    time.sleep(5)
+    hosts[1].restore()
+    for output in outputs:
+        output.has_ended_well()
+    assert digests(outputs) == trained(hosts[:1], [2], *SLOW[1:4], "--pause", "0")
+
+
+def test_a_link_that_is_cut_for_good_is_named_on_both_sides(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(2)
+    outputs = start(hosts, [2, 2], SLOW)
+    outputs[0].await_line("rank 0 step 4")
+    hosts[1].cut()
+    cut_s = time.monotonic()
+    for output, others in zip(outputs, ("[23]", "[01]"), strict=True):
+        named_s = output.await_line(f"PeerLostError: .* rank {others} cannot be reached any more")
+        assert named_s - cut_s < NAMED_WITHIN_S
+        output.end()
+        assert output.process.returncode == 1
+
+
+@pytest.mark.parametrize("what", ["host", "worker"])
+def test_the_run_resumes_when_torchrun_starts_it_again(
+    make_hosts: MakeHosts, tmp_path: Path, what: str
+) -> None:
+    """A lost host is done without; where a worker was lost both hosts begin again."""
+    hosts, directory = make_hosts(2), ("--directory", str(tmp_path / "a run"))
+    outputs = start(hosts, [2, 2], [*SLOW, *directory], elastic="1:2")
+    outputs[0].await_line("rank 0 step 6")
+    if what == "host":
+        hosts[1].cut()
+        hosts[1].kill()
+    else:
+        hosts[1].run("pkill", "-9", "-n", "-f", "python.* -u .*train.py")
+    lost_s = time.monotonic()
+    assert outputs[0].await_line("PeerLostError: .* rank [23] ") - lost_s < NAMED_WITHIN_S
+    outputs[0].await_line("going on from checkpoint step-")
+    assert digests([outputs[0]]) == set()
+    outputs[0].has_ended_well()
+    assert outputs[0].text.count("step 1\n") == 2  # of the first start alone
+    assert digests(outputs) == trained(hosts[:1], [2], *SLOW[1:4])
