@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -108,6 +109,23 @@ def test_hosts_send_what_a_ring_would(make_hosts: MakeHosts) -> None:
     ring = sent_a_step(make_hosts, [1, 1], [DDP, "--ring", "--width", "256"])
     ours = sent_a_step(make_hosts, [2, 2], [TRAIN, "gpt", "--width", "256"])
     assert 0.5 * ring < ours <= 1.05 * ring
+
+
+def test_unisono_run_starts_one_host_of_several(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(2)
+    place = ["--nnodes", "2", "--rendezvous", f"{hosts[0].address}:29400"]
+    outputs = [
+        Output(
+            host.start(
+                *(sys.executable, "-m", "unisono", "run", *place, "-n", "2"),
+                *("--node-rank", str(host.number), TRAIN, "gpt"),
+            )
+        )
+        for host in hosts
+    ]
+    for output in outputs:
+        output.has_ended_well()
+    assert digests(outputs) == trained(hosts, [1, 1], "gpt")
 
 
 def test_torch_ddp_runs_on_these_hosts(make_hosts: MakeHosts) -> None:

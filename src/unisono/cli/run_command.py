@@ -10,6 +10,7 @@ import click
 from unisono.c10d.gloo import GLOO, check_backend
 from unisono.cli.endings import check_script, leave, refusing
 from unisono.cli.options import count, not_negative, num_workers, option, seconds
+from unisono.cli.several_hosts import read_hosts, run_on_hosts
 from unisono.cli.suggestions import of_another_launcher
 from unisono.faults import FAULTS_VARIABLE, read_faults
 from unisono.launch.environment import launch_environment
@@ -106,6 +107,30 @@ class _Run(click.Command):
     "divide the number of workers. The result stays the same.",
 )
 @click.option(
+    "--nnodes",
+    callback=count,
+    metavar="N",
+    help="How many hosts compute together. Run the same command on each, with its own "
+    "`--node-rank`; torchrun starts the workers there, and starts them again when some are lost.",
+)
+@click.option(
+    "--node-rank",
+    callback=option(not_negative, "a whole number of at least 0", "0"),
+    metavar="N",
+    help="With `--nnodes`: the number of this host, from 0.",
+)
+@click.option(
+    "--rendezvous",
+    metavar="HOST:PORT",
+    help="With `--nnodes`: the address of host 0, and a free port there.",
+)
+@click.option(
+    "--interface",
+    metavar="NAME",
+    help="With `--nnodes`: the network interface on which this host talks to the others; "
+    "UNISONO_INTERFACE by default, else the one that reaches the rendezvous.",
+)
+@click.option(
     "--backend",
     default=GLOO,
     show_default=True,
@@ -124,7 +149,9 @@ class _Run(click.Command):
 )
 @click.argument("script", default="")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
 def run(
+    context: click.Context,
     script: str,
     args: tuple[str, ...],
     workers: int | None,
@@ -138,8 +165,12 @@ def run(
     debug: bool,
     backend: str,
     stages: int,
+    nnodes: int | None,
+    node_rank: int | None,
+    rendezvous: str | None,
+    interface: str | None,
 ) -> None:
-    """Run SCRIPT with its ARGS on several workers of this machine.
+    """Run SCRIPT with its ARGS on several workers of this machine, or of several.
 
     Every worker is a Python process that runs the script as `python SCRIPT ARGS` would. All that
     stands behind SCRIPT goes to the script, dashes included.
@@ -166,6 +197,7 @@ def run(
       unisono run --gpus none train.py           on the CPU, one worker for each core
       unisono run -n 4 --stages 2 train.py       two replicas, each cut in two
       unisono run --backend unisono ddp.py       its gloo groups run on our backend
+      unisono run --nnodes 2 --node-rank 0 --rendezvous 10.0.0.1:29400 train.py
 
     \b
     Exit status:
@@ -176,6 +208,12 @@ def run(
     """
     if not is_module or not script:
         check_script(script)
+    hosts = read_hosts(nnodes, node_rank, rendezvous, interface)
+    if hosts is not None:
+        with refusing():
+            threads = threads_per_worker() if threads is None else threads
+        called = [*(["-m"] if is_module else []), script, *args]
+        run_on_hosts(context, hosts, called, workers=workers, restarts=restarts, threads=threads)
     with refusing():
         read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         check_backend("--backend", backend)
