@@ -38,6 +38,8 @@ def parts_of_hosts(num_shards: int, workers: Sequence[int]) -> list[int]:
 def shards_for_hosts(num_shards: int, workers: Sequence[int]) -> int | None:
     """Find the number of shards nearest to S with which each host has one part.
 
+    Each worker has equally many of them.
+
     Args:
         num_shards: S.
         workers: how many each host has.
@@ -45,6 +47,7 @@ def shards_for_hosts(num_shards: int, workers: Sequence[int]) -> int | None:
     Returns:
         None if no number of shards makes it so.
     """
-    candidates = range(sum(workers), _TIMES_AS_MANY * num_shards + 1)
+    total = sum(workers)
+    candidates = range(total, _TIMES_AS_MANY * num_shards + 1, total)
     fit = [one for one in candidates if set(parts_of_hosts(one, workers)) == {1}]
-    return min(fit, key=lambda one: (abs(one - num_shards), one), default=None)
+    return min(fit, key=lambda one: (abs(one - num_shards), -one), default=None)

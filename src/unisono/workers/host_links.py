@@ -32,6 +32,7 @@ _LENGTH = struct.Struct("<I")
 _HELLO = struct.Struct("<I32s")
 _READ_BYTES = 1 << 18
 _HELLO_WITHIN_S = 5.0
+_CONNECTS_WITHIN_S = 20.0
 _BUFFER_BYTES = 1 << 20
 
 
@@ -75,6 +76,11 @@ class HostLinks:
             if gone is not None:
                 self._drop(rank)
                 yield rank, gone
+
+    def close(self) -> None:
+        """End all connections."""
+        for rank in list(self._sockets):
+            self._drop(rank)
 
     def _read(self, rank: int) -> Departure | None:
         """Read what has come; gives how the worker is lost, if it is."""
@@ -141,11 +147,15 @@ def _call(
     rank: int, place: tuple[str, int], rendezvous: Rendezvous, deadline: float
 ) -> socket.socket:
     me, token = rendezvous.places.rank, rendezvous.token
+    link = None
     try:
-        link = socket.create_connection((place[0], place[1]), max(0.1, deadline - time.monotonic()))
+        within_s = min(_CONNECTS_WITHIN_S, max(0.1, deadline - time.monotonic()))
+        link = socket.create_connection((place[0], place[1]), within_s)
         link.sendall(_HELLO.pack(me, _shown(token, me, rank)))
         _, shown = _HELLO.unpack(_exactly(link, _HELLO.size))
     except OSError as error:
+        if link is not None:
+            link.close()
         raise RendezvousError(
             f"every host must reach the others, but rank {me} does not reach rank {rank} at "
             f"{place[0]}:{place[1]} ({error}): name the interface that connects the hosts with "
