@@ -89,8 +89,19 @@ def test_any_division_among_hosts_gives_the_same_bits(make_hosts: MakeHosts, opt
         assert trained(hosts[: len(workers)], workers, *options) == one, workers
 
 
+ASK = """
+import socket, sys, time
+begun_s = time.monotonic()
+try:
+    socket.create_connection((sys.argv[1], 9))
+except ConnectionRefusedError:
+    print(time.monotonic() - begun_s)
+"""
+
+
 def test_late_and_lost_packets_change_no_bit(make_hosts: MakeHosts) -> None:
     near, far = make_hosts(1), make_hosts(2, Link(delay_ms=5, loss_percent=1, rate="100mbit"))
+    assert float(far[0].run(sys.executable, "-c", ASK, far[1].address)) >= 0.02  # there and back
     assert trained(far, [1, 1], "gpt") == trained(near, [2], "gpt")
 
 

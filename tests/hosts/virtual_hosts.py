@@ -8,7 +8,8 @@
 
 Each host has its own network, host name, processes, mounts and /dev/shm, so nothing but its link
 connects it to the others: shared memory, pidfds and loopback end at its border. Files are shared,
-as on a cluster's file system. The links are veth pairs, shaped by tc where they leave a host.
+as on a cluster's file system. The links are veth pairs, or cables that delay and lose packets
+(``cable.py``); tc shapes what leaves a host.
 
 No namespace has a name and no interface is in the machine's own network: when the process that
 holds a namespace ends, so does all that is in it. The kernel ends those when this process ends.
@@ -23,6 +24,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +38,7 @@ _NAMES = "127.0.0.1 localhost\\n" + "".join(
 )
 _READY_S = 10.0
 _PR_SET_PDEATHSIG = 1
+_CABLE = os.path.join(os.path.dirname(__file__), "cable.py")
 # What a host would not have from this machine.
 _OWN = {
     "XDG_RUNTIME_DIR": "/dev/shm/run",
@@ -155,8 +158,12 @@ class Host(Namespaces):
         self.number, self._switch = number, switch
         self.address, self._port = f"{_NETWORK}.{number + 1}", f"h{number}"
         self.processes: list[subprocess.Popen[str]] = []
-        ends = ["name", self._port, "netns", str(switch.pid), "type", "veth"]
-        _run("ip", "link", "add", *ends, "peer", "name", self.interface, "netns", str(self.pid))
+        self._cable: subprocess.Popen[str] | None = None
+        if link.delay_ms or link.loss_percent:
+            self._cable = self._long_cable(link)
+        else:
+            ends = ["name", self._port, "netns", str(switch.pid), "type", "veth"]
+            _run("ip", "link", "add", *ends, "peer", "name", self.interface, "netns", str(self.pid))
         switch.run("ip", "link", "set", self._port, "master", "bridge", "up")
         self.run("ip", "address", "add", f"{self.address}/24", "dev", self.interface)
         self.run("ip", "link", "set", self.interface, "up")
@@ -198,9 +205,24 @@ class Host(Namespaces):
         """Plug the cable in again."""
         self._switch.run("ip", "link", "set", self._port, "up")
 
+    def _long_cable(self, link: Link) -> subprocess.Popen[str]:
+        places = [str(self.pid), str(self._switch.pid), self.interface, self._port]
+        cable = subprocess.Popen(
+            [sys.executable, _CABLE, *places, str(link.delay_ms), str(link.loss_percent)],
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=_end_with_parent,
+        )
+        assert cable.stdout is not None
+        assert cable.stdout.readline() == "plugged in\n"
+        return cable
+
     def close(self) -> None:
         """End the host and what runs on it."""
         self.kill()
+        if self._cable is not None:
+            self._cable.kill()
+            self._cable.communicate()
         for process in self.processes:
             process.kill()
             process.communicate()
@@ -266,7 +288,7 @@ def torchrun(
             some are lost. Empty: all are needed, and nothing is started again.
         environ: what the workers' environment has besides.
     """
-    torch_run = os.path.join(os.path.dirname(os.sys.executable), "torchrun")
+    torch_run = os.path.join(os.path.dirname(sys.executable), "torchrun")
     place = hosts[0].address
     common = ["--nnodes", str(len(hosts)), "--master-addr", place, "--master-port", "29500"]
     if elastic:

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from unisono.errors import MismatchError, RendezvousError
+from unisono.workers.allocator import keep_freed_memory
 from unisono.workers.control_block import (
     MEMORY_NAME,
     ControlBlock,
@@ -62,7 +63,7 @@ class ExternallyLaunched(Supervisor):
     def meet(cls, rendezvous: Rendezvous, here: World) -> ExternallyLaunched:
         """Take this process's seat among the workers of its job. Collective, once in a process.
 
-        From then on the others learn how this process ends.
+        From then on the others learn how this process ends, and it keeps the memory that it frees.
 
         Raises:
             RendezvousError: the others cannot be reached from here.
@@ -75,6 +76,7 @@ class ExternallyLaunched(Supervisor):
         control, watch = _seated(rendezvous, links)
         os.environ[PID_VARIABLE] = str(os.getpid())
         _tell_the_end(control, here.rank)
+        keep_freed_memory()
         supervisor = cls(here, control, watch, several)
         supervisor.address = address
         return supervisor
