@@ -203,3 +203,15 @@ def test_the_run_resumes_when_torchrun_starts_it_again(
     outputs[0].has_ended_well()
     assert outputs[0].text.count("step 1\n") == 2  # of the first start alone
     assert digests(outputs) == trained(hosts[:1], [2], *SLOW[1:4])
+
+
+def test_a_directory_that_hosts_do_not_share_is_refused_everywhere(make_hosts: MakeHosts) -> None:
+    own = "/dev/shm/tmp/run"  # each host has one
+    for output in start(make_hosts(2), [1, 1], [TRAIN, "cnn", "--directory", own]):
+        assert f"rank 0 writes to {own} is not there for ranks [1]" in output.end()
+        assert output.process.returncode == 1
+
+
+def test_what_is_not_there_yet_across_hosts_is_refused(make_hosts: MakeHosts) -> None:
+    for output in start(make_hosts(2), [1, 1], [TRAIN, "cnn", "--exchange", "gloo"]):
+        assert 'ValueError: `exchange="gloo"` is for workers of one host' in output.end()

@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--directory")
+    parser.add_argument("--exchange", default="auto")
     parser.add_argument("--optimizer", choices=("adamw", "normed"), default="adamw")
     given = parser.parse_args()
     torch.manual_seed(0)
@@ -28,7 +29,13 @@ def main() -> None:
     )
     every = {"checkpoint_every": 2} if given.directory else {}
     run = unisono.Run(
-        model, optimizer, shards=given.shards, clip_norm=5.0, directory=given.directory, **every
+        model,
+        optimizer,
+        shards=given.shards,
+        clip_norm=5.0,
+        exchange=given.exchange,
+        directory=given.directory,
+        **every,
     )
     begun_s = time.monotonic()
     for step in run.steps(model.data(seed=0), batch_size=32, steps=given.steps):
