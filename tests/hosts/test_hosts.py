@@ -16,7 +16,7 @@ from tests.hosts.virtual_hosts import Host, Link, torchrun
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
-TRAIN, DDP = "tests/hosts/programs/train.py", "tests/hosts/programs/ddp.py"
+TRAIN, FIT, DDP = (f"tests/hosts/programs/{name}.py" for name in ("train", "fit", "ddp"))
 ENDED_WITHIN_S = 120.0
 NAMED_WITHIN_S = 10.0
 
@@ -137,6 +137,33 @@ def test_unisono_run_starts_one_host_of_several(make_hosts: MakeHosts) -> None:
     for output in outputs:
         output.has_ended_well()
     assert digests(outputs) == trained(hosts, [1, 1], "gpt")
+
+
+def srun(hosts: Sequence[Host], workers: Sequence[int], program: str) -> list[Output]:
+    """Start a program with the variables that tasks of Slurm have."""
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(sum(workers))}
+    step |= {"SLURM_STEP_TASKS_PER_NODE": ",".join(map(str, workers))}
+    step |= {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29501"}
+    step |= {"UNISONO_INTERFACE": Host.interface}
+    outputs = []
+    for host, count in zip(hosts, workers, strict=True):
+        for task in range(count):
+            place = {"SLURM_PROCID": str(len(outputs)), "SLURM_LOCALID": str(task)}
+            environ = {**step, **place, "SLURM_NODEID": str(host.number)}
+            outputs.append(Output(host.start(sys.executable, program, environ=environ)))
+    return outputs
+
+
+def test_a_trainer_runs_under_slurm_and_evaluates_the_same(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(2)
+    said = []
+    for workers in ([3], [2, 1]):
+        outputs = srun(hosts[: len(workers)], workers, FIT)
+        said.append({re.search("digest .*", output.has_ended_well())[0] for output in outputs})
+        for output in outputs:
+            assert ("refused: `predict` must be" in output.text) == (len(workers) > 1)
+    assert said[0] == said[1]
+    assert len(said[0]) == 1
 
 
 def test_torch_ddp_runs_on_these_hosts(make_hosts: MakeHosts) -> None:

@@ -26,11 +26,15 @@ def check_hosts(team: Team, options: RunOptions) -> None:
             "`UNISONO_STAGES` must be 1 where workers are on several hosts, as the stages of a "
             "model share memory: unset it, or start all workers on one host."
         )
-    if options.audit_every is not None:
-        raise ValueError(
-            "`audit_every` must be left out where workers are on several hosts, as audits are not "
-            "there yet: leave it out, or start all workers on one host."
-        )
+    for name, is_given in (
+        ("audit_every", options.audit_every is not None),
+        ("carry", options.carry),
+    ):
+        if is_given:
+            raise ValueError(
+                f"`{name}` must be left out where workers are on several hosts, as it is not there "
+                f"yet across hosts: leave it out, or start all workers on one host."
+            )
 
 
 def told_hosts(team: Team, num_shards: int) -> str:
