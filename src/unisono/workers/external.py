@@ -19,17 +19,12 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from unisono.errors import MismatchError, RendezvousError
-from unisono.workers.control_block import (
-    MEMORY_NAME,
-    ControlBlock,
-    Departure,
-    control_block_bytes,
-)
+from unisono.workers.control_block import MEMORY_NAME, ControlBlock, control_block_bytes
 from unisono.workers.jobname import num_restarts
 from unisono.workers.launcher_link import PID_VARIABLE
+from unisono.workers.meeting_point import Departure
 from unisono.workers.memory import Memory
 from unisono.workers.proc import NotThereError, create_memory, open_memory
-from unisono.workers.process_watch import ProcessWatch
 from unisono.workers.rendezvous import Rendezvous
 from unisono.workers.supervisor import Gather, Supervisor
 from unisono.world import World
@@ -41,11 +36,10 @@ _SHARING = "sharing memory"
 class ExternallyLaunched(Supervisor):
     """What workers of another launcher do for each other. Final; made by :meth:`meet`."""
 
-    def __init__(self, world: World, control: ControlBlock, watch: ProcessWatch) -> None:
+    def __init__(self, world: World, control: ControlBlock) -> None:
         self.world = world
         self.control = control
         self.incarnation = num_restarts(os.environ)
-        self._watch = watch
 
     @classmethod
     def meet(cls, rendezvous: Rendezvous, here: World) -> ExternallyLaunched:
@@ -57,14 +51,16 @@ class ExternallyLaunched(Supervisor):
             RendezvousError: the others cannot be reached from here.
             PeerLostError: somebody came and left before all were there.
         """
-        control, watch = _seated(rendezvous)
+        control = _seated(rendezvous)
         os.environ[PID_VARIABLE] = str(os.getpid())
         _tell_the_end(control, here.rank)
-        return cls(here, control, watch)
+        return cls(here, control)
 
     def look(self) -> None:
         """Mark who has died without a word."""
-        self._watch.look()
+        for rank, line in enumerate(self.control.lines):
+            if rank != self.world.rank and line.departure == Departure.PRESENT and line.has_died:
+                self.control.leave(rank, Departure.DIED)
 
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
         """Share memory that rank 0 makes. Collective: every rank calls it.
@@ -89,7 +85,7 @@ class ExternallyLaunched(Supervisor):
         return memory
 
 
-def _seated(rendezvous: Rendezvous) -> tuple[ControlBlock, ProcessWatch]:
+def _seated(rendezvous: Rendezvous) -> ControlBlock:
     """Share the control block that rank 0 makes. Collective: every rank calls it."""
     places = rendezvous.places
     if len(places.ranks_of_host) > 1:
@@ -106,12 +102,10 @@ def _seated(rendezvous: Rendezvous) -> tuple[ControlBlock, ProcessWatch]:
         fd = _open(pid_of_0, fd_of_0, MEMORY_NAME, num_bytes)
         control = ControlBlock(fd, places.world_size)
     control.take_seat(places.rank)
-    watch = ProcessWatch(control, places.rank)
     # Once everybody has mapped it nobody needs to find it any more.
     rendezvous.gather("unisono.Trainer", None)
-    watch.look()
     control.close()
-    return control, watch
+    return control
 
 
 def _tell_the_end(control: ControlBlock, rank: int) -> None:
