@@ -22,8 +22,8 @@ from unisono.launch.policy import (
     start,
 )
 from unisono.launch.report import exit_status, failure_message, interrupt_message
-from unisono.workers.control_block import Departure
 from unisono.workers.launcher_messages import ProgramFailed
+from unisono.workers.meeting_point import Departure
 
 Event = Callable[[JobState, float], Decision]
 

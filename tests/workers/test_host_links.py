@@ -9,12 +9,12 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from unisono.errors import PeerLostError, RendezvousError
-from unisono.workers.control_block import Departure, control_block_bytes
+from unisono.workers.control_block import control_block_bytes
 from unisono.workers.external import ExternallyLaunched
 from unisono.workers.host_links import connect_hosts
 from unisono.workers.hosts_control_block import HostsControlBlock
+from unisono.workers.meeting_point import Departure
 from unisono.workers.proc import create_memory
-from unisono.workers.process_watch import ProcessWatch
 from unisono.workers.rendezvous import RankPlaces, Rendezvous
 from unisono.workers.team import Team
 from unisono.world import World
@@ -116,9 +116,7 @@ def team_of_hosts(ranks_of_host):
             control = HostsControlBlock(blocks[places.host], places, link)
             control.take_seat(rank)
             world = World(rank, world_size, places.local_rank, places.local_size)
-            watch = ProcessWatch(control, rank, places.local_ranks)
-            stack.callback(watch.close)
-            teams.append(Team(ExternallyLaunched(world, control, watch, ranks_of_host)))
+            teams.append(Team(ExternallyLaunched(world, control, ranks_of_host)))
         yield teams
 
 

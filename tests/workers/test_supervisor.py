@@ -19,7 +19,6 @@ from unisono.workers.launcher_link import (
     LauncherLink,
 )
 from unisono.workers.membership import Membership
-from unisono.workers.process_watch import ProcessWatch
 from unisono.workers.single_process import SingleProcess
 from unisono.world import World
 
@@ -27,9 +26,8 @@ from unisono.world import World
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_where_nobody_replaces_workers_everyone_continues(world_size):
     control = ControlBlock.create(world_size)
-    watch = ProcessWatch(control, 0)
     alone = SingleProcess()
-    other = ExternallyLaunched(World(0, world_size, 0, world_size), control, watch)
+    other = ExternallyLaunched(World(0, world_size, 0, world_size), control)
     for supervisor in (other, alone):
         everyone = Membership.of(supervisor.world.world_size)
         supervisor.tell(messages.Ready())
@@ -42,7 +40,6 @@ def test_where_nobody_replaces_workers_everyone_continues(world_size):
         # The process does it itself.
         assert not supervisor.write_checkpoint({}, wait=True)
         assert not supervisor.lock_directory("runs/1")
-    watch.close()
     control.close()
 
 

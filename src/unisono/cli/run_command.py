@@ -19,7 +19,7 @@ from unisono.launch.job import MODULE, SCRIPT, Job
 from unisono.launch.placement import Asked, Machine, place_workers
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.run_script import run as run_workers
-from unisono.launch.stalls import TIMEOUT_S
+from unisono.timeouts import STALL
 from unisono.world import threads_per_worker
 
 
@@ -76,8 +76,9 @@ class _Run(click.Command):
 @click.option(
     "--stall-timeout",
     "stall_timeout_s",
-    callback=option(seconds, "a number of seconds above 0", f"{TIMEOUT_S:.0f}"),
-    default=f"{TIMEOUT_S:.0f}",
+    callback=option(seconds, "a number of seconds above 0", f"{STALL.default_s:.0f}"),
+    default=f"{STALL.default_s:.0f}",
+    envvar=STALL.variable,
     show_default=True,
     metavar="SECONDS",
     help="How long a worker that others wait for may stand still before it is ended and made up "

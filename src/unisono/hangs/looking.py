@@ -20,7 +20,8 @@ from unisono.hangs.kernel_view import (
 )
 from unisono.hangs.sampler import Sample, sample
 from unisono.hangs.whereabouts import ProcessLook, RankLook
-from unisono.workers.control_block import ControlBlock, Departure
+from unisono.workers.control_block import ControlBlock
+from unisono.workers.meeting_point import Departure
 
 _COMPUTES_ABOVE = 0.3  # of the time between two looks
 _CHILDREN_AT_MOST = 16

@@ -20,8 +20,8 @@ import math
 import signal
 from dataclasses import dataclass, replace
 
-from unisono.workers.control_block import Departure
 from unisono.workers.launcher_messages import ProgramFailed
+from unisono.workers.meeting_point import Departure
 
 
 class Stage(enum.IntEnum):

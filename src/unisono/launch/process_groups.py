@@ -27,10 +27,10 @@ from unisono.errors import MismatchError, PeerLostError
 from unisono.launch.environment import ADDRESS
 from unisono.notices import listed
 from unisono.workers.context import context
-from unisono.workers.control_block import Departure
 from unisono.workers.gathering import Gathering
 from unisono.workers.launcher_link import LauncherLink
 from unisono.workers.launcher_messages import IN_INIT, MakesGroup
+from unisono.workers.meeting_point import Departure
 from unisono.workers.proc import started_at
 from unisono.workers.rendezvous import prefixed
 from unisono.workers.waiting import ShownWait

@@ -20,20 +20,15 @@ from types import TracebackType
 
 from unisono.errors import MismatchError, RendezvousError
 from unisono.workers.allocator import keep_freed_memory
-from unisono.workers.control_block import (
-    MEMORY_NAME,
-    ControlBlock,
-    Departure,
-    control_block_bytes,
-)
+from unisono.workers.control_block import MEMORY_NAME, ControlBlock, control_block_bytes
 from unisono.workers.host_links import HostLinks, connect_hosts
 from unisono.workers.hosts_control_block import HostsControlBlock
 from unisono.workers.interfaces import address_here
 from unisono.workers.jobname import num_restarts
 from unisono.workers.launcher_link import PID_VARIABLE
+from unisono.workers.meeting_point import Departure
 from unisono.workers.memory import Memory
 from unisono.workers.proc import NotThereError, create_memory, open_memory
-from unisono.workers.process_watch import ProcessWatch
 from unisono.workers.rendezvous import Rendezvous
 from unisono.workers.supervisor import Gather, Supervisor
 from unisono.world import World
@@ -49,15 +44,15 @@ class ExternallyLaunched(Supervisor):
         self,
         world: World,
         control: ControlBlock,
-        watch: ProcessWatch,
         ranks_of_host: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         self.world = world
         self.control = control
         self.incarnation = num_restarts(os.environ)
-        self._watch = watch
         self.ranks_of_host = ranks_of_host
-        self._first = next((ranks[0] for ranks in ranks_of_host if world.rank in ranks), 0)
+        here = (ranks for ranks in ranks_of_host if world.rank in ranks)
+        self._neighbours = next(here, tuple(range(world.world_size)))
+        self._first = self._neighbours[0]
 
     @classmethod
     def meet(cls, rendezvous: Rendezvous, here: World) -> ExternallyLaunched:
@@ -73,17 +68,20 @@ class ExternallyLaunched(Supervisor):
         several = places.ranks_of_host if len(places.ranks_of_host) > 1 else ()
         address = _check_hosts(several, here) if several else ""
         links = connect_hosts(rendezvous, address) if several else None
-        control, watch = _seated(rendezvous, links)
+        control = _seated(rendezvous, links)
         os.environ[PID_VARIABLE] = str(os.getpid())
         _tell_the_end(control, here.rank)
         keep_freed_memory()
-        supervisor = cls(here, control, watch, several)
+        supervisor = cls(here, control, several)
         supervisor.address = address
         return supervisor
 
     def look(self) -> None:
         """Mark who has died without a word."""
-        self._watch.look()
+        for rank in self._neighbours:
+            line = self.control.lines[rank]
+            if rank != self.world.rank and line.departure == Departure.PRESENT and line.has_died:
+                self.control.leave(rank, Departure.DIED)
         if isinstance(self.control, HostsControlBlock):
             self.control.receive()
 
@@ -135,7 +133,7 @@ def _check_hosts(ranks_of_host: tuple[tuple[int, ...], ...], here: World) -> str
     return address_here()
 
 
-def _seated(rendezvous: Rendezvous, links: HostLinks | None) -> tuple[ControlBlock, ProcessWatch]:
+def _seated(rendezvous: Rendezvous, links: HostLinks | None) -> ControlBlock:
     """Share the control block that a host's first rank makes. Collective: every rank calls it."""
     places = rendezvous.places
     num_bytes, first = control_block_bytes(places.world_size), places.local_ranks[0]
@@ -148,12 +146,10 @@ def _seated(rendezvous: Rendezvous, links: HostLinks | None) -> tuple[ControlBlo
     else:
         control = HostsControlBlock(fd, places, links)
     control.take_seat(places.rank)
-    watch = ProcessWatch(control, places.rank, places.local_ranks)
     # Once everybody has mapped it nobody needs to find it any more.
     rendezvous.gather("unisono.Trainer", None)
-    watch.look()
     control.close()
-    return control, watch
+    return control
 
 
 def _tell_the_end(control: ControlBlock, rank: int) -> None:

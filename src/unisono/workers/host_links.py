@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 
 from unisono.errors import RendezvousError
 from unisono.timeouts import RENDEZVOUS
-from unisono.workers.control_block import Departure
+from unisono.workers.meeting_point import Departure
 from unisono.workers.rendezvous import Rendezvous
 
 # After so long without a sign of life a host, or the link to it, is taken for lost. A link that is

@@ -8,9 +8,12 @@ older view overwrites a newer one.
 from __future__ import annotations
 
 import ctypes
+import math
+from collections.abc import Sequence
 
-from unisono.workers.control_block import ControlBlock, Departure, RankLine
+from unisono.workers.control_block import ControlBlock, RankLine
 from unisono.workers.host_links import HostLinks
+from unisono.workers.meeting_point import Departure, MeetingPoint, Waiter
 from unisono.workers.rendezvous import RankPlaces
 
 # What others need of a line: not where it hangs, which is looked at on its own host.
@@ -38,18 +41,18 @@ class HostsControlBlock(ControlBlock):
         self._far_ranks = frozenset(range(places.world_size)) - frozenset(here)
         for rank in self._far_ranks:
             self.lines[rank] = self._far.lines[rank]
-            self._arrivals_at[rank] = self._far._arrivals_at[rank]
 
-    def arrive(self, rank: int) -> None:
+    def meeting_point(
+        self, rank: int, waiter: Waiter, notice_after_s: float | None = None
+    ) -> MeetingPoint:
         """See :class:`ControlBlock`."""
-        super().arrive(rank)
-        self._tell()
+        return HostsMeetingPoint(self, rank, waiter, notice_after_s)
 
     def leave(self, rank: int, how: Departure) -> None:
         """See :class:`ControlBlock`."""
         super().leave(rank, how)
         if rank == self._rank:
-            self._tell()
+            self.tell()
 
     def receive(self, timeout_s: float = 0.0) -> None:
         """Take what workers of other hosts have said, or wait for it so many seconds."""
@@ -59,12 +62,9 @@ class HostsControlBlock(ControlBlock):
             elif self.departure(rank) == Departure.PRESENT:
                 self.leave(rank, said)
 
-    def sleep_until_arrival(self, rank: int, seen: int, timeout_s: float) -> None:
-        """See :class:`ControlBlock`."""
-        if rank not in self._far_ranks:
-            super().sleep_until_arrival(rank, seen, timeout_s)
-        elif self.lines[rank].arrivals == seen:
-            self.receive(timeout_s)
+    def is_far(self, rank: int) -> bool:
+        """Tell whether a worker is on another host."""
+        return rank in self._far_ranks
 
     def times(self, rank: int, step: int) -> tuple[float, ...] | None:
         """See :class:`ControlBlock`."""
@@ -91,7 +91,7 @@ class HostsControlBlock(ControlBlock):
         self._came[which].clear()
         return came
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
         """Send this worker's line, its new mail and what is put beside it to all other hosts."""
         line = self.lines[self._rank]
         which = line.arrivals % 2
@@ -108,3 +108,42 @@ class HostsControlBlock(ControlBlock):
         ctypes.memmove(ctypes.addressof(line), said, _TOLD_BYTES)
         if len(said) > end:
             self._came[line.arrivals % 2][rank] = said[end:]
+
+
+class HostsMeetingPoint(MeetingPoint):
+    """A meeting point that workers of other hosts come to. Final.
+
+    Args:
+        control: has their seats.
+        rank: this worker.
+        waiter, notice_after_s: see :class:`MeetingPoint`.
+    """
+
+    def __init__(
+        self, control: HostsControlBlock, rank: int, waiter: Waiter, notice_after_s: float | None
+    ) -> None:
+        super().__init__(control.lines, rank, waiter, notice_after_s)
+        self._control = control
+
+    def arrive(self) -> None:
+        """See :class:`MeetingPoint`."""
+        super().arrive()
+        self._control.tell()
+
+    def wait(
+        self,
+        others: Sequence[int],
+        target: int,
+        timeout_s: float,
+        patience_s: float = math.inf,
+        *,
+        spins: bool = True,
+    ) -> bool:
+        """See :class:`MeetingPoint`; nobody spins for what comes over a network."""
+        return super().wait(others, target, timeout_s, patience_s, spins=False)
+
+    def _rest(self, rank: int, seen: int, at_most_s: float) -> None:
+        if self._control.is_far(rank):
+            self._control.receive(at_most_s)
+        else:
+            super()._rest(rank, seen, at_most_s)

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.errors import PeerLostError
 from unisono.timeouts import RENDEZVOUS
-from unisono.workers.control_block import Departure
 from unisono.workers.gathering import Gathering
 from unisono.workers.job_store import (
     announced_store,
@@ -36,6 +35,7 @@ from unisono.workers.job_store import (
     store_at_master,
 )
 from unisono.workers.jobname import JobName, job_name, num_restarts
+from unisono.workers.meeting_point import Departure
 from unisono.workers.private import PrivateFolder
 from unisono.workers.proc import host_name, network_name, started_at
 from unisono.world import World

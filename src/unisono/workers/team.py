@@ -16,8 +16,9 @@ from types import MappingProxyType
 
 from unisono.errors import MismatchError
 from unisono.faults import Faults
-from unisono.workers.barrier import NOTICE_AFTER_S, Barrier
-from unisono.workers.control_block import MAILBOX_BYTES, Departure
+from unisono.workers.barrier import Barrier
+from unisono.workers.control_block import MAILBOX_BYTES
+from unisono.workers.meeting_point import Departure
 from unisono.workers.membership import Membership
 from unisono.workers.memory import Memory
 from unisono.workers.supervisor import Supervisor
@@ -57,9 +58,8 @@ class Team:
         self._barrier = Barrier(
             self._control,
             self.world.rank,
-            notice_after_s=math.inf if supervisor.explains_waits else NOTICE_AFTER_S,
+            notice_after_s=math.inf if supervisor.explains_waits else None,
             look=supervisor.look,
-            spins=not supervisor.ranks_of_host,
         )
 
     @property
