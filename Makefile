@@ -1,4 +1,4 @@
-# Every target makes its environment where it is missing; nothing has to be done before any of them.
+# Every target creates its environment if it is missing.
 PYTHON ?= python3
 # Tests start thousands of processes, and none should compile what another one has.
 unexport PYTHONDONTWRITEBYTECODE
@@ -70,7 +70,7 @@ gpu: .venv/ready           ## test-gpu and bench-gpu in one sitting of ten minut
 	$(BIN)/python -m bench.gpu.sitting
 
 docs: .venv/docs           ## the documentation as a site, in site/; warnings are errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheel: .venv/ready         ## source distribution and wheel, in dist/
 	$(BIN)/python -m build --quiet

@@ -18,6 +18,7 @@ from unisono.cli.starting import PROGRAM
 
 @needs_two_cores
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_demo_has_the_digest_of_the_program_that_new_writes(tmp_path: Path) -> None:
     file = tmp_path / "my program.py"
     assert CliRunner().invoke(main, ["new", str(file)]).exit_code == 0

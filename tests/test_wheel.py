@@ -76,6 +76,7 @@ def check(python: Path, folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_wheel_trains_with_required_packages_alone(tmp_path: Path) -> None:
     check(environment(tmp_path / "empty", build(tmp_path, "--wheel")), tmp_path / "elsewhere")
 

@@ -29,7 +29,7 @@ from types import MappingProxyType
 
 
 class UnisonoError(Exception):
-    """The root: everything that the world, not the caller, did wrong."""
+    """Base class of Unisono's errors. Mistakes in a call are ValueError and TypeError."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
@@ -61,7 +61,7 @@ class WorkerError(UnisonoError):
 
 
 class PeerLostError(UnisonoError):
-    """A worker that this one waits for has finished or failed; it will never come.
+    """This worker waited for another one that has finished or failed and will never arrive.
 
     Attributes:
         rank: the worker that left.
@@ -73,10 +73,10 @@ class PeerLostError(UnisonoError):
 
 
 class WaitTimeoutError(UnisonoError):
-    """A worker did not come to a common point in time.
+    """Another worker did not arrive in time where all workers meet.
 
     Attributes:
-        missing: the ranks that did not come.
+        missing: the ranks that did not arrive.
         waited_s: how long this worker waited, in seconds.
     """
 
@@ -91,7 +91,7 @@ class MismatchError(UnisonoError):
 
 
 class RendezvousError(UnisonoError):
-    """The ranks of a process group could not come to share a memory."""
+    """The ranks of a job or of a process group could not find each other."""
 
 
 class NonFiniteLossError(UnisonoError):
@@ -130,7 +130,7 @@ class NonFiniteLossError(UnisonoError):
 
 
 class CorruptionError(UnisonoError):
-    """An audit found that what workers computed or keep is wrong; the run must not go on so.
+    """An audit found wrong bits, and the run cannot continue.
 
     Attributes:
         ranks: the workers that are wrong; empty where it cannot be told which are.
@@ -175,7 +175,7 @@ class NondeterministicError(UnisonoError, RuntimeError):
 
 
 class OutOfMemoryError(UnisonoError, MemoryError):
-    """A pass or an update needs more memory than its device has; this worker cannot go on.
+    """A pass or an update needs more memory than its device has.
 
     Its cause is torch's own error.
 
@@ -222,11 +222,11 @@ class LoadingError(UnisonoError):
 
 
 class CallbackError(UnisonoError):
-    """A callback raised something; its cause is what."""
+    """A callback raised an exception, which is the cause of this error."""
 
 
 class DownloadError(UnisonoError, OSError):
-    """A data set's file cannot be had from any mirror, or cannot be written."""
+    """A data set's file cannot be fetched from any mirror, or cannot be written."""
 
 
 class CheckpointError(UnisonoError):

@@ -78,7 +78,7 @@ def check_goes_on(started, options, **more):
     """Start again without disturbance."""
     job = started(replace(options, pace_ms=0.0), **{"workers": 2, **more})
     assert job.wait() == 0, job.err
-    assert "going on from checkpoint" in job.err
+    assert "resuming from checkpoint" in job.err
     assert job.results
     assert all(result == undisturbed() for result in job.results)
 

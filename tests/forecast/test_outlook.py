@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from tests.forecast.made import profile, timed
@@ -69,6 +70,14 @@ def test_a_band_is_wider_where_measurements_vary_more() -> None:
     assert 0 < width(0.05) < width(0.3)
 
 
+def test_turns_that_differ_are_in_the_band() -> None:
+    steps = timed((8,), 0.01)
+    drifted = replace(steps, own_s=steps.own_s * (1 + 0.2 * steps.turns[:, None]))
+    (row,) = expectations(profile(drifted), [1], Cluster(), NONE)
+    assert row.step_s == pytest.approx(0.088)
+    assert row.step_band_s == pytest.approx((0.08, 0.096))
+
+
 def test_what_was_given_has_no_band() -> None:
     (row,) = expectations(CLASSIC, [4], Cluster(), NONE)
     assert (row.step_band_s, row.speed_up_band) == (None, None)
@@ -82,8 +91,6 @@ def test_spread_alone_costs_the_expected_maximum() -> None:
 
 
 def test_nobody_knows_the_epoch_of_an_endless_stream() -> None:
-    from dataclasses import replace
-
     (row,) = expectations(replace(CLASSIC, num_samples=None), [2], Cluster(), NONE, epochs=3)
     assert (row.epoch_s, row.total_s) == (None, None)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.forecast.made import profile, timed
 
-from unisono.forecast.cluster import Cluster, sent_bytes
+from unisono.forecast.cluster import Cluster
 from unisono.forecast.simulation import SimulatedStep, simulate
 from unisono.forecast.step_profile import StepProfile
 from unisono.forecast.workload import divide_work
@@ -86,13 +86,6 @@ def test_beyond_the_shards_the_batch_grows_by_one_shard_a_worker() -> None:
     grown = divide_work(MEASURED, 3, [3], grows=True)
     assert (grown.num_shards, grown.batch_size, grown.is_same_run) == (24, 192, False)
     assert divide_work(MEASURED, 1, [1], grows=True).is_same_run
-
-
-def test_hosts_send_what_a_ring_sends_where_each_has_one_part() -> None:
-    for on_hosts, parts in (([2, 2], 1), ([1, 1, 1], 2)):  # 4 shards each; 3, 3 and 2 of them
-        assert divide_work(MEASURED, sum(on_hosts), on_hosts).parts_of_host == parts
-    ring = divide_work(MEASURED, 8, [2, 2, 2, 2])
-    assert sent_bytes(100.0, ring) == pytest.approx(2 * 100 * 3 / 4)
 
 
 def test_gradients_travel_while_the_rest_is_computed() -> None:

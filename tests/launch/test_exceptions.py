@@ -11,7 +11,13 @@ import torch
 
 from unisono.errors import PeerLostError, UnisonoError
 from unisono.launch import exceptions
-from unisono.launch.exceptions import is_disconnect, lost_peer, own_excepthook, traceback_text
+from unisono.launch.exceptions import (
+    is_disconnect,
+    lost_peer,
+    own_excepthook,
+    summary_line,
+    traceback_text,
+)
 from unisono.launch.job import num_workers_at_most
 from unisono.world import World, world
 
@@ -151,3 +157,43 @@ def test_the_summary_of_an_exception_is_its_own_word_and_not_its_place() -> None
     error.add_note("This was in step 3.")
     assert exceptions.summary_line(error) == "KeyError: 'the original'"
     assert traceback_text(error).endswith("\nThis was in step 3.")
+
+
+def test_a_group_is_summed_up_by_what_is_in_it() -> None:
+    inner = ExceptionGroup("inner", [ValueError("bad shard 1"), ValueError("bad shard 1")])
+    group = ExceptionGroup("reading failed", [inner, OSError(5, "no disk\nat all"), KeyError(1)])
+    said = "ExceptionGroup: reading failed (3 sub-exceptions): "
+    assert (
+        summary_line(group)
+        == f"{said}ValueError: bad shard 1; OSError: [Errno 5] no disk; KeyError: 1"
+    )
+    more = ExceptionGroup("reading failed", [*group.exceptions, TypeError()])
+    assert summary_line(more).endswith("; KeyError: 1; …")
+
+
+def test_a_lost_peer_is_found_in_a_group() -> None:
+    group = ExceptionGroup("tasks", [KeyError(), ExceptionGroup("", [PeerLostError("", rank=2)])])
+    assert lost_peer(group) == 2
+    assert is_disconnect(ExceptionGroup("tasks", [RuntimeError("Broken pipe")]))
+
+
+def _deep(left: int) -> int:
+    return _deeper(left - 1) if left else 1 // 0
+
+
+def _deeper(left: int) -> int:
+    return _deep(left)
+
+
+@pytest.mark.parametrize("wrap", [lambda error: error, lambda e: ExceptionGroup("tasks", [e])])
+def test_deep_stacks_are_folded(
+    wrap: Callable[[BaseException], BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = wrap(raised_by(lambda: _deep(200)))
+    text = traceback_text(error)
+    assert text.count("in _deep") <= 2 * exceptions._FRAMES_AT_EITHER_END
+    assert re.search(r"\n.* \(\d+ frames left out; `unisono run --debug` shows them\)\n", text)
+    assert "ZeroDivisionError" in text
+    assert not re.search(r"\(\d+ frames", traceback_text(wrap(raised_by(lambda: _deep(20)))))
+    monkeypatch.setenv("TORCH_SHOW_CPP_STACKTRACES", "1")
+    assert traceback_text(error).count("in _deep") == 401

@@ -240,7 +240,7 @@ def test_a_worker_left_behind_is_no_failure() -> None:
 def test_what_kept_others_from_going_on_is_told() -> None:
     state = after(exited(1, -9, note="3 workers were lost within 60 s"))
     assert failure_message(state, 2).endswith(
-        "It could not be made up for: 3 workers were lost within 60 s."
+        "It could not be replaced: 3 workers were lost within 60 s."
     )
 
 
@@ -248,8 +248,7 @@ def test_what_is_known_better_than_from_the_status_is_told() -> None:
     how = "was ended, as it stood still for 60 s"
     state = after(exited(1, -9, note="`--restarts` is 0", how=how))
     assert failure_message(state, 2) == (
-        f"worker 1 of 2 {how}; the others were ended. It could not be made up for: `--restarts` "
-        f"is 0."
+        f"worker 1 of 2 {how}; the others were ended. It could not be replaced: `--restarts` is 0."
     )
     assert exit_status(state) == 137
 
@@ -275,6 +274,16 @@ def test_every_decision_gives_its_reason() -> None:
     for state in states:
         for event in events:
             assert event(state, 0.0).reason
+
+
+def test_a_message_that_would_fill_the_terminal_is_cut_at_the_top() -> None:
+    message = f"KeyError: {'x' * 9999}"
+    traceback = "Traceback …\n" + "  File …\n" * 9 + message
+    _, head, told = failure_message(after(reported(failure(0, message, traceback))), 2).split(
+        "\n\n"
+    )
+    assert head == f"  {message[:480]} …"
+    assert told == traceback
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.test_docs import DOCS, blocks
 
 PYTHON = os.environ.get("UNISONO_PEERS", "")
 PROGRAMS = Path(__file__).parent / "programs"
@@ -62,3 +63,19 @@ def test_two_ranks_end_with_gloos_bits_and_three_alike(program: str, tmp_path: P
     ]
     digests = {line.split()[-1] for line in ends_of("unisono", 3)}
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("page", "starter"),
+    # Lightning starts its ranks itself.
+    [("accelerate", ["-m", "unisono.cli", "run", "-n", "2"]), ("lightning", [])],
+)
+def test_the_program_that_the_docs_compare_with_trains(
+    page: str, starter: list[str], tmp_path: Path
+) -> None:
+    before, _ = blocks(DOCS / "from" / f"{page}.md")
+    (tmp_path / "before.py").write_text(before)
+    command = [PYTHON, *starter, "before.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("model.*"))) == 1

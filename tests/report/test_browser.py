@@ -7,10 +7,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from tests.report.made_forecast import forecast
 from tests.report.synthetic import run_lines, start_line, step_line, write_run
 from tests.warm import processes
 
 from unisono.report.files import write_comparison, write_report
+from unisono.report.forecast_page import write_forecast
 
 BROWSER = os.environ.get("UNISONO_TEST_BROWSER") or shutil.which("chromium")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -268,3 +270,15 @@ def test_runs_are_drawn_together(tmp_path, opened):
     assert "All digests are equal" in page.locator("header").inner_text()
     assert page.evaluate("document.documentElement.scrollWidth") == 400
     assert Path(path).stat().st_size < 8_000_000
+
+
+def test_a_forecast_is_drawn_and_its_plot_saved_as_svg(opened, tmp_path):
+    page = opened(write_forecast(tmp_path / "a page.html", forecast()))
+    plots = drawn(page)
+    assert plots["Speed-up and the ideal line"]["curves"] == 4  # ideal, expected, a band
+    assert plots["What a step consists of"]["bars"] > 5
+    page.hover(".plot >> nth=0")
+    with page.expect_download() as download:
+        page.click(".modebar-btn >> nth=0")
+    download.value.save_as(tmp_path / "plot.svg")
+    assert (tmp_path / "plot.svg").read_text().startswith("<svg")

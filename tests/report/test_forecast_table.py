@@ -8,25 +8,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.forecast.made import profile, timed
+from tests.report.made_forecast import COUNTS, forecast
 
-from unisono.forecast.cluster import Cluster
-from unisono.forecast.facts import Forecast
-from unisono.forecast.outlook import Failures, expectations
 from unisono.report.forecast_page import forecast_page, write_forecast
 from unisono.report.forecast_table import chart, long_duration, print_forecast
-
-COUNTS = [1, 2, 8, 32, 1024]
-
-
-def forecast(**options: Any) -> dict[str, Any]:
-    found = profile(
-        timed((8,), 0.01, spread=0.05), timed((4, 4), 0.011, spread=0.05), megabytes=100
-    )
-    cluster, failures = Cluster(cores=8, per_host=8), Failures(1e7, 10.0, 60.0, 600.0)
-    rows = expectations(found, COUNTS, cluster, failures, epochs=10)
-    return Forecast("train.py", "cpu", found, cluster, failures, 10, rows).as_json | options
-
 
 FOUND = forecast()
 
@@ -87,8 +72,8 @@ def test_long_times_are_told_in_hours(seconds: float | None, words: str) -> None
 
 def test_the_page_has_the_curve_the_ideal_line_and_what_is_supposed(tmp_path: Path) -> None:
     target = write_forecast(tmp_path / "a page.html", FOUND)
+    assert target == tmp_path / "a page.html"
     text = target.read_text()
-    assert text == forecast_page(FOUND)
     for words in ("Speed-up and the ideal line", "What a step consists of", "1,024", "train.py"):
         assert words in text
     assert "<script>alert" not in forecast_page(forecast(program="<script>alert(1)</script>"))
@@ -97,5 +82,5 @@ def test_the_page_has_the_curve_the_ideal_line_and_what_is_supposed(tmp_path: Pa
 def test_a_forecast_of_numbers_is_drawn_without_a_band() -> None:
     rows = [{**row, "step_band_s": None, "speed_up_band": None} for row in FOUND["rows"]]
     found = forecast(program=None, rows=rows)
-    assert "90 % of it" not in printed(200, found=found)
+    assert "90 % band" not in printed(200, found=found)
     assert "resampled" not in forecast_page(found)

@@ -64,6 +64,14 @@ def test_of_short_steps_every_eighth_is_looked_at(clock):
     assert [number for number, one in enumerate(known) if one] == [7, 15, 23]
 
 
+def test_delays_are_not_looked_at_while_nobody_wants_to_know(clock):
+    timers = PhaseTimers(Delays(1.0, 1.5, 2.0, 2.25))
+    step(timers, clock, 0.01)
+    sought = [True, False, False, True]
+    for timers.are_delays_sought in sought:
+        assert math.isnan(step(timers, clock, 0.01)) != timers.are_delays_sought
+
+
 def test_delays_are_asked_for_no_more_once_closed():
     delays = Delays()
     PhaseTimers(delays).close()

@@ -219,7 +219,11 @@ def fit(**options):
             "but is 20: leave out 4, as `unisono.data.continuing_rows` does",
         ),
         ({"fit": {"validate": Subset(data(), range(9))}}, ValueError, "but is 9: leave out 1"),
-        ({"loss": lambda model, batch: 0}, TypeError, r"\(model, batch, state\) with `carry=True`"),
+        (
+            {"loss": lambda model, batch: 0},
+            TypeError,
+            r"takes \(model, batch\): with `carry=True`, take the state",
+        ),
         (
             {"loss": lambda *given: loss_of(*given)[0]},
             TypeError,
@@ -235,6 +239,11 @@ def fit(**options):
             TypeError,
             "what is carried must be tensors, numbers and texts.* of type Linear",
         ),
+        (
+            {"loss": lambda *given: (loss_of(*given)[0], [torch.eye(2).to_sparse()])},
+            TypeError,
+            r"what is carried must be .* `carried/0` must be dense .* but is torch.sparse_coo",
+        ),
         ({"audit_every": 3}, ValueError, "`audit_every` must be left out with `carry=True`"),
         ({"embed": lambda m, b: m(b)}, ValueError, "`carry` must be left out where `embed`"),
     ],
@@ -242,6 +251,16 @@ def fit(**options):
 def test_what_does_not_fit_is_refused(options, kind, words):
     with pytest.raises(kind, match=words):
         fit(**options)
+
+
+def test_a_forward_function_takes_a_state_too():
+    made = trainer("recurrent")
+    with pytest.raises(
+        TypeError, match=r"`forward` must .* but takes \(m, b\): .*\(outputs, state"
+    ):
+        made.predict(data(), batch_size=BATCH_SIZE, forward=lambda m, b: m(b[0]))
+    with pytest.raises(TypeError, match=r"or `carry=True` if the third is a state"):
+        unisono.Trainer(made.run.model, made.run.optimizer, loss_of)
 
 
 def test_what_belongs_to_a_batch_is_asked_for_in_its_place():

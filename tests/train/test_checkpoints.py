@@ -80,7 +80,7 @@ def test_checkpoints_come_at_their_interval_and_at_the_end(tmp_path, capsys):
     names = sorted(os.listdir(tmp_path / "checkpoints"))
     assert names == [f"step-{step:012}" for step in (3, 6, 8)]
     fit(tmp_path, 8)
-    assert "going on from checkpoint step-000000000008" in capsys.readouterr().out
+    assert "resuming from checkpoint step-000000000008" in capsys.readouterr().out
 
 
 def test_a_directory_that_is_a_file_is_refused_in_words(tmp_path):
@@ -97,7 +97,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_the_reason(tmp_path, capsys):
     assert fit(tmp_path, 12) == (6, whole[1])
     out = capsys.readouterr().out
     assert "checkpoint step-000000000008 is passed over: run.json must have" in out
-    assert "going on from checkpoint step-000000000006" in out
+    assert "resuming from checkpoint step-000000000006" in out
 
 
 def test_never_resuming_begins_anew(tmp_path):
@@ -250,7 +250,7 @@ def test_a_program_of_two_phases_is_taken_up_in_its_second(tmp_path, capsys, kin
     assert train_in_phases(kind, tmp_path / "parts") == whole
     out = capsys.readouterr().out
     assert ("nothing to do here: the run has come to step 12 already" in out) == (stop == 12)
-    assert out.count("going on from checkpoint") == 1
+    assert out.count("resuming from checkpoint") == 1
 
 
 @pytest.mark.slow
@@ -276,7 +276,7 @@ def test_calls_that_have_nothing_to_do_look_for_a_checkpoint_once(tmp_path, caps
     capsys.readouterr()
     assert fit_in_calls(6) == (1, 6)
     out = capsys.readouterr().out
-    assert (out.count("nothing to do here"), out.count("going on from")) == (1, 1)
+    assert (out.count("nothing to do here"), out.count("resuming from")) == (1, 1)
 
 
 def test_another_seed_is_refused_where_there_is_nothing_to_do(tmp_path):

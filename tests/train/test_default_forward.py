@@ -82,6 +82,14 @@ def test_a_batch_that_does_not_fit_the_model_is_refused(model, dataset, words):
         trainer(model).predict(dataset, batch_size=4)
 
 
+def test_what_is_no_function_of_model_and_batch_is_refused_at_once():
+    made = trainer(nn.Linear(4, 2))
+    with pytest.raises(TypeError, match=r"`forward` must be .*\(model, batch\), but takes \(m\)"):
+        made.predict(PAIRS, batch_size=4, forward=lambda m: m)
+    with pytest.raises(TypeError, match=r"`forward` must be .* is of type str: pass"):
+        metrics(made, PAIRS, forward="logits")
+
+
 def test_a_model_that_takes_a_dict_is_given_it():
     model = Whole()
     assert torch.equal(trainer(model).predict(DICTS, batch_size=4), model({"image": ROWS[0]}))

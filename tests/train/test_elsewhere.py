@@ -159,5 +159,5 @@ def test_a_run_that_torchrun_starts_again_comes_to_the_same_bits(tmp_path):
     command = (*TORCHRUN, "--nproc-per-node", "2", "--max-restarts", "1")
     said, told = started(subprocess.Popen, command, tmp_path, tmp_path / "run", **faults)
     assert said == expected("torchrun", 2)
-    assert "going on from checkpoint" in told
+    assert "resuming from checkpoint" in told
     assert list(tmp_path.glob("unisono-*/*")) == []

@@ -79,7 +79,8 @@ def test_an_update_that_fails_is_told_of():
 
 def test_what_unisono_refuses_says_so_itself():
     assert notes_of(fit, lambda model, batch: "no loss") == []
-    assert notes_of(fit, lambda model, batch: loss_of(model, batch) * float("nan")) == []
+    (page,) = notes_of(fit, lambda model, batch: loss_of(model, batch) * float("nan"))
+    assert page.endswith("docs/errors.md#nonfinitelosserror")
 
 
 def test_between_passes_the_step_is_named():

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 import unisono
-from unisono.step.phase_timers import DELAYED
+from unisono.step.phase_timers import DELAYED, PhaseTimers
 from unisono.train import speed_watch
 from unisono.train.slowdown import TOLD, Slowdown, SlowdownCause
 from unisono.train.speed_watch import WARMUP_STEPS, WINDOW_STEPS
@@ -76,6 +76,19 @@ def test_two_windows_are_watched_then_there_is_a_rest():
     first = WARMUP_STEPS + WINDOW_STEPS + 1
     assert seen.steps == [first, first + WINDOW_STEPS + 1]
     assert summary.slowness == ""  # one worker has nobody to wait for
+
+
+def test_delays_are_looked_for_in_windows_alone(monkeypatch):
+    sought, begin = [], PhaseTimers.begin
+    monkeypatch.setattr(speed_watch, "_REST_AT_LEAST_S", 0.1)
+    monkeypatch.setattr(
+        PhaseTimers, "begin", lambda self: (sought.append(self.are_delays_sought), begin(self))
+    )
+    seen, _ = fit(800)
+    _, second, third = seen.steps[:3]
+    assert all(sought[: second + 1])
+    assert all(sought[third - WINDOW_STEPS - 1 : third + 1])
+    assert not all(sought[second + 1 : third - WINDOW_STEPS - 1])
 
 
 @pytest.mark.parametrize("cause", list(SlowdownCause))

@@ -18,14 +18,15 @@ BATCH_SIZE = 12
 class Towers(nn.Module):
     """Two encoders and a temperature, as CLIP has them."""
 
-    def __init__(self):
+    def __init__(self, norm=True):
         super().__init__()
+        self.norm = nn.BatchNorm1d(4) if norm else nn.Identity()
         self.left = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 4))
         self.right = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4))
         self.scale = nn.Parameter(torch.tensor(2.0))
 
     def forward(self, left, right):
-        return F.normalize(self.left(left), dim=1), F.normalize(self.right(right), dim=1)
+        return F.normalize(self.left(left), dim=1), F.normalize(self.norm(self.right(right)), dim=1)
 
 
 def data():
@@ -49,9 +50,9 @@ def contrast(model, features):
     }
 
 
-def make(shards, contrast=contrast, embed=embed, optimizer=torch.optim.Adam, **options):
+def make(shards, contrast=contrast, embed=embed, optimizer=torch.optim.Adam, norm=True, **options):
     torch.manual_seed(3)
-    model = Towers()
+    model = Towers(norm)
     made = optimizer(model.parameters(), lr=0.02)
     return unisono.Trainer(model, made, contrast, embed=embed, shards=shards, **options)
 
@@ -76,8 +77,8 @@ def test_one_shard_has_the_bits_of_a_plain_loop():
         contrast(model, embed(model, dataset[start : start + BATCH_SIZE]))["loss"].backward()
         optimizer.step()
     trainer.fit(dataset, batch_size=BATCH_SIZE, steps=6, shuffle=False)
-    for name, mine in trainer.run.model.named_parameters():
-        assert torch.equal(mine, dict(model.named_parameters())[name]), name
+    for name, mine in trainer.run.model.state_dict().items():  # buffers as well
+        assert torch.equal(mine, model.state_dict()[name]), name
 
 
 @pytest.mark.parametrize("shards", [2, 3, 5])
@@ -88,16 +89,17 @@ def test_gradients_of_several_shards_are_those_of_the_whole_batch(shards):
         def see(step, gradients, found=found):
             found |= {name: gradient.clone() for name, gradient in gradients.items()}
 
-        trainer = make(number, on_gradients=see)
+        trainer = make(number, on_gradients=see, norm=False)
         trainer.run.model.left[2].p = 0.0
         trainer.fit(data(), batch_size=BATCH_SIZE, steps=1, shuffle=False)
-    assert seen[1].keys() == seen[shards].keys() == dict(Towers().named_parameters()).keys()
+    names = dict(Towers(norm=False).named_parameters()).keys()
+    assert seen[1].keys() == seen[shards].keys() == names
     for name in seen[1]:
         assert torch.allclose(seen[1][name], seen[shards][name], atol=1e-6), name
 
 
 def test_means_are_those_of_the_whole_batch():
-    trainer = make(3)
+    trainer = make(3, norm=False)
     trainer.run.model.left[2].p = 0.0
     trainer.run.model.train()
     with torch.no_grad():
@@ -160,6 +162,13 @@ def test_half_precision_learns():
 def test_what_is_no_row_is_refused(embed, words):
     with pytest.raises(TypeError, match=words):
         train(embed=embed)
+
+
+def test_an_error_in_embedding_says_where_it_was():
+    with pytest.raises(KeyError) as caught:
+        train(embed=lambda model, batch: {}["features"])
+    place = "in step 0, in the forward pass of shard 0, over samples 0, 4, 8"
+    assert caught.value.__notes__ == [f"This was {place}."]
 
 
 def test_wrong_forms_are_refused_before_training():

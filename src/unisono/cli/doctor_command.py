@@ -21,7 +21,7 @@ def doctor(quick: bool, as_json: bool) -> None:
     variables of this shell; then starts two workers for some seconds, and says how fast they meet,
     compute and add up gradients, and what to expect of two workers. Nothing is changed.
 
-    ✓ is as it should be, ! works but not as it could, ✗ is wrong, ? could not be read.
+    ✓ good, ! works but could be better, ✗ wrong, ? could not be read.
 
     \b
     Examples:

@@ -39,6 +39,18 @@ def refusing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def copying_folder() -> Iterator[None]:
+    """Say in one sentence that there is no room for a copy of the working folder."""
+    try:
+        yield
+    except OSError as error:
+        raise Refusal(
+            f"a folder for temporary files must take a copy of the working folder, but "
+            f"{error.filename or 'it'!r} does not ({error.strerror}): make room, or set TMPDIR."
+        ) from None
+
+
+@contextlib.contextmanager
 def saying() -> Iterator[None]:
     """Tell in one sentence that standard output takes nothing; click is quiet after `| head`."""
     try:

@@ -56,3 +56,14 @@ def num_workers(context: click.Context, param: click.Parameter, value: str | Non
     if number is not None and (reason := too_many_workers(param.opts[0], number)):
         raise Refusal(reason)
     return number
+
+
+timeout = click.option(
+    "--timeout",
+    "timeout_s",
+    callback=option(seconds, "a number of seconds above 0", "600"),
+    default="300",
+    show_default=True,
+    metavar="SECONDS",
+    help="After how long a run of the program is ended.",
+)

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from unisono.cli.endings import Refusal, check_script, leave, refusing, saying
-from unisono.cli.options import count, option, seconds
+from unisono.cli.endings import Refusal, check_script, copying_folder, leave, refusing, saying
+from unisono.cli.options import count, option, seconds, timeout
 from unisono.launch.job import MODULE, SCRIPT
 
 if TYPE_CHECKING:
     from unisono.forecast.facts import Forecast
     from unisono.forecast.measured_steps import Measured, Measurement
+    from unisono.forecast.outlook import Failures
+    from unisono.forecast.step_profile import StepProfile
 
 _BANDWIDTH, _LATENCY, _CHECKPOINT = "10Gbit/s", "50us", "10min"
 _PIECES = 64  # in which given gradients become ready
@@ -139,15 +141,7 @@ _time = _reads("time", "a time above 0 with its unit", "90s")
     metavar="SECONDS",
     help="For how long steps are timed, each of four times.",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    callback=option(seconds, "a number of seconds above 0", "600"),
-    default="300",
-    show_default=True,
-    metavar="SECONDS",
-    help="After how long a run of the program is ended.",
-)
+@timeout
 @click.option("--threads", callback=count, metavar="N", help="As of `unisono run`.")
 @click.option(
     "--samples",
@@ -301,34 +295,26 @@ def _of_numbers(asked: dict[str, Any]) -> Forecast:
     if num_bytes is not None and asked["hosts"] is None and asked["per_host"] is None:
         asked["per_host"] = 1
     asked["grows"] = True
-    return _forecast("", "", profile, asked, asked["cores"], asked["recovery_s"])
+    failures = _failures(asked, asked["recovery_s"], asked["recovery_s"])
+    return _forecast("", "", profile, asked, asked["cores"], failures)
 
 
 def _of_script(script: str, asked: dict[str, Any]) -> Forecast:
     """Time a script; what it cannot be timed for is refused."""
     from unisono.forecast.measured_steps import InterruptedMeasurementError, measure_steps
 
+    recovery_s = restart_s = asked["recovery_s"]
     with refusing():
         measurement, num_workers, cores = _measurement(script, asked)
         try:
-            measured = measure_steps(measurement, min(num_workers, max(asked["counts"])))
-            recovery_s = asked["recovery_s"]
-            if asked["mtbf_s"] is not None and recovery_s is None:
-                recovery_s = _recovery(measurement, measured)
-                measured_restart_s = measured.startup_s
-            else:
-                measured_restart_s = recovery_s
+            with copying_folder():
+                measured = measure_steps(measurement, min(num_workers, max(asked["counts"])))
+                if asked["mtbf_s"] is not None and recovery_s is None:
+                    recovery_s, restart_s = _recovery(measurement, measured), measured.startup_s
         except InterruptedMeasurementError as interrupted:
             leave(128 + interrupted.signum)
-        except OSError as error:
-            raise Refusal(
-                f"a folder for temporary files must take a copy of the working folder, but "
-                f"{error.filename or 'it'!r} does not ({error.strerror}): make room, or set TMPDIR."
-            ) from None
-        profile = measured.profile
-        return _forecast(
-            script, measured.device, profile, asked, cores, recovery_s, measured_restart_s
-        )
+    failures = _failures(asked, recovery_s, restart_s)
+    return _forecast(script, measured.device, measured.profile, asked, cores, failures)
 
 
 def _measurement(script: str, asked: dict[str, Any]) -> tuple[Measurement, int, int]:
@@ -369,18 +355,25 @@ def _recovery(measurement: Measurement, measured: Measured) -> float:
     return measure_recovery(measurement, several.num_workers, float(several.step_s.mean()))
 
 
+def _failures(asked: dict[str, Any], recovery_s: float, restart_s: float) -> Failures:
+    from unisono.forecast.outlook import Failures
+
+    if asked["mtbf_s"] is None:
+        return Failures()
+    return Failures(asked["mtbf_s"], recovery_s, restart_s, asked["checkpoint_s"])
+
+
 def _forecast(
     program: str,
     device: str,
-    profile: Any,
+    profile: StepProfile,
     asked: dict[str, Any],
     cores: int | None,
-    recovery_s: float | None,
-    restart_s: float | None = None,
+    failures: Failures,
 ) -> Forecast:
     from unisono.forecast.cluster import Cluster
     from unisono.forecast.facts import Forecast
-    from unisono.forecast.outlook import Failures, expectations
+    from unisono.forecast.outlook import expectations
 
     cluster = Cluster(
         cores,
@@ -389,10 +382,6 @@ def _forecast(
         asked["bandwidth"] or _read("bandwidth", _BANDWIDTH),
         _read("latency", _LATENCY) if asked["latency_s"] is None else asked["latency_s"],
     )
-    failures = Failures()
-    if asked["mtbf_s"] is not None and recovery_s is not None:
-        restart_s = recovery_s if restart_s is None else restart_s
-        failures = Failures(asked["mtbf_s"], recovery_s, restart_s, asked["checkpoint_s"])
     epochs = asked["epochs"]
     rows = expectations(
         profile, asked["counts"], cluster, failures, epochs=epochs, grows=asked["grows"]

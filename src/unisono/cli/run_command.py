@@ -62,8 +62,8 @@ class _Run(click.Command):
     default=str(RESTARTS),
     show_default=True,
     metavar="N",
-    help="How many workers may be lost within a minute; one more ends the run with the first "
-    "failure's explanation. 0: none, and no memory is spent on snapshots.",
+    help="How many workers may be lost within a minute; one more ends the run, and the first "
+    "failure is shown. 0: none, and no memory is spent on snapshots.",
 )
 @click.option(
     "--no-replace",
@@ -71,7 +71,7 @@ class _Run(click.Command):
     is_flag=True,
     flag_value=False,
     default=True,
-    help="Go on without a worker that is lost, instead of starting another in its place.",
+    help="Do not replace lost workers: the remaining ones continue without them.",
 )
 @click.option(
     "--stall-timeout",
@@ -81,8 +81,8 @@ class _Run(click.Command):
     envvar=STALL.variable,
     show_default=True,
     metavar="SECONDS",
-    help="How long a worker that others wait for may stand still before it is ended and made up "
-    "for.",
+    help="How long a worker that others wait for may make no progress before it is killed and "
+    "replaced.",
 )
 @click.option(
     "--gpus",
@@ -173,19 +173,19 @@ def run(
 ) -> None:
     """Run SCRIPT with its ARGS on several workers of this machine, or of several.
 
-    Every worker is a Python process that runs the script as `python SCRIPT ARGS` would. All that
-    stands behind SCRIPT goes to the script, dashes included.
+    Every worker is a Python process that runs the script as `python SCRIPT ARGS` would. Everything
+    after SCRIPT is passed to the script, options included.
 
-    A worker that is killed, or that stands still, costs a run with unisono.Trainer nothing: the
-    others go on, a replacement joins them, and the result is the same. If one fails with an
-    exception, the others are ended and the failure is shown once, with its rank.
+    If a script trains with unisono.Trainer, a worker that is killed or hangs is replaced: the
+    others continue, and the result is the same. If a worker raises an exception, the others are
+    ended, and the failure is shown once, with its rank.
 
-    A script that makes process groups itself, with torch.distributed.init_process_group, runs as
-    it is: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set, every `init_method`
-    works, whichever port it names, and nothing listens beyond this machine.
+    A script that calls torch.distributed.init_process_group runs as it is: RANK, WORLD_SIZE,
+    LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set, every `init_method` and every port works, and
+    nothing listens beyond this machine.
 
-    Ctrl-C and SIGTERM finish the step, write a checkpoint where the script has a `directory` for
-    it, and end all workers; the second one ends them at once.
+    Ctrl-C and SIGTERM finish the step, write a checkpoint if the script has a `directory`, and end
+    all workers. A second Ctrl-C ends them at once.
 
     \b
     Examples:

@@ -8,8 +8,8 @@ import sys
 
 import click
 
-from unisono.cli.endings import Refusal, check_script, leave, refusing, saying
-from unisono.cli.options import count, num_workers, option, seconds
+from unisono.cli.endings import Refusal, check_script, copying_folder, leave, refusing, saying
+from unisono.cli.options import count, num_workers, timeout
 from unisono.launch.job import MODULE, SCRIPT
 
 
@@ -34,15 +34,7 @@ from unisono.launch.job import MODULE, SCRIPT
     metavar="N",
     help="After how many steps of an optimizer the program is stopped.",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    callback=option(seconds, "a number of seconds above 0", "600"),
-    default="300",
-    show_default=True,
-    metavar="SECONDS",
-    help="After how long a run of the program is ended.",
-)
+@timeout
 @click.option(
     "--resume",
     "resumes",
@@ -81,7 +73,7 @@ def verify(
       unisono verify train.py --lr 0.1        two ranks against one; --lr goes to the script
       unisono verify -n 4 train.py            four ranks against one
       unisono verify --json train.py > a.json
-      unisono verify --resume -n 2 train.py   does it go on from its checkpoints with the same bits?
+      unisono verify --resume -n 2 train.py   does it resume with the same bits?
 
     \b
     Exit status:
@@ -113,14 +105,9 @@ def verify(
     with refusing():
         program = Program(MODULE if is_module else SCRIPT, script, args, Path(working_folder()))
         limits = Limits(steps=steps, timeout_s=timeout_s)
-        try:
-            ask = verify_resume if resumes else verify_program
+        ask = verify_resume if resumes else verify_program
+        with copying_folder():
             verdict = ask(program, workers, limits, os.environ, say)
-        except OSError as error:
-            raise Refusal(
-                f"a folder for temporary files must take a copy of the working folder, but "
-                f"{error.filename or 'it'!r} does not ({error.strerror}): make room, or set TMPDIR."
-            ) from None
     if verdict.interrupted_by is not None:
         leave(128 + verdict.interrupted_by)
     if verdict.trouble:

@@ -17,7 +17,7 @@ def checkpoints(directory: str) -> None:
     """List the checkpoints in DIRECTORY, newest first, each checked to the last byte.
 
     DIRECTORY is what the script passed as `Trainer(..., directory=...)`. A run that starts again
-    goes on from the first line that says "whole".
+    resumes from the first line that says "whole".
 
     \b
     Example:
@@ -45,13 +45,13 @@ def checkpoints(directory: str) -> None:
 
 
 @click.command(short_help="Watch a run, live.")
-@click.option("--once", is_flag=True, help="Print how it stands, and end; so in a pipe, too.")
+@click.option("--once", is_flag=True, help="Print the current state once; also done in a pipe.")
 @click.argument("directory")
 def top(directory: str, once: bool) -> None:
     """Show the run in DIRECTORY: one line for each worker, until it has ended or Ctrl-C.
 
     DIRECTORY is what the script passes as `Trainer(..., directory=...)`. Nothing is written there,
-    and the run takes no notice.
+    and the run is not slowed down.
 
     Each line has a worker's step, the phase that takes most of its time and a bar of all six, its
     time a step without waiting for others, and, where the run is on this machine, the state of

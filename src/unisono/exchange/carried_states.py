@@ -183,5 +183,9 @@ class CarriedStates:
 def _packed(value: Any) -> _Packed:
     tensors: dict[str, torch.Tensor] = {}
     plain = pack(value, _VALUE, keep_in(tensors, str), lambda path: f"`{path}`")
+    for label, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_meta:
+            kind = "meta" if tensor.is_meta else str(tensor.layout)
+            raise CheckpointError(f"`{label}` must be dense and have values, but is {kind}.")
     # Copies: the program may go on with the same memory.
     return _Packed(plain, {label: tensor.clone() for label, tensor in tensors.items()})

@@ -189,8 +189,8 @@ def _told(trial: Trial, rank: int) -> tuple[dict[str, Any], list[list[Any]]]:
     raise ValueError(
         "SCRIPT must train with `unisono.Trainer` or `unisono.Run`, as its steps are timed there, "
         "but took no step with either: call `fit` or `steps` in it, outside of `unisono.launch`; "
-        "or forecast from numbers, for example with `unisono plan --samples 50000 --batch 128 --step "
-        "0.2s --gradients 100MB`."
+        "or forecast from numbers, for example with `unisono plan --samples 50000 --batch 128 "
+        "--step 0.2s --gradients 100MB`."
     )
 
 

@@ -33,6 +33,8 @@ _DISCONNECTED = (
     "ncclRemoteError",
 )
 _READ_AT_MOST = 100_000
+_FRAMES_AT_EITHER_END = 20  # of a stack that is deeper than a program's is, as by recursion
+_GROUPED_AT_MOST = 3
 _FRAME = re.compile(r'^([ |]*)File "([^"\n]+)", line (\d+)', re.MULTILINE)
 _NATIVE_STACK = re.compile(
     r"(?:Exception raised from [^\n]* \(most recent call first\):\n)?"
@@ -51,14 +53,31 @@ def traceback_text(error: BaseException) -> str:
         trace = trace.tb_next  # all of them, if the program never began
     formatted = traceback.TracebackException(type(error), error, trace)
     _drop_frames_of_refusals(error, formatted)
+    if not _shows_all():
+        _fold_deep_stacks(formatted)
     return without_native_frames(_plainly(error, "".join(formatted.format()).rstrip("\n")))
 
 
 def summary_line(error: BaseException) -> str:
-    """Describe `error` in one line, ``Type: message``, without what was noted of its place."""
+    """Describe `error` in one line, ``Type: message``, without what was noted of its place.
+
+    Of a group of exceptions the first ones are described, too.
+    """
     told = traceback.TracebackException(type(error), error, None)
     told.__notes__ = None
-    return _plainly(error, list(told.format_exception_only())[-1].strip())
+    line = _plainly(error, list(told.format_exception_only())[-1].strip())
+    if not (single := _singles(error)):
+        return line
+    words = list(dict.fromkeys(summary_line(one).splitlines()[0] for one in single))
+    more = "; …" if len(words) > _GROUPED_AT_MOST else ""
+    return f"{line}: {'; '.join(words[:_GROUPED_AT_MOST])}{more}"
+
+
+def _singles(error: BaseException) -> list[BaseException]:
+    """Give the exceptions of a group, and of groups in it; of a single one, none."""
+    if not isinstance(error, BaseExceptionGroup):
+        return []
+    return [single for one in error.exceptions for single in _singles(one) or [one]]
 
 
 def _plainly(error: BaseException, text: str) -> str:
@@ -72,9 +91,34 @@ def without_native_frames(text: str) -> str:
 
     They stand between the words that say what happened and Python's own.
     """
-    if os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1":
-        return text
-    return _NATIVE_STACK.sub(_fold, text)
+    return text if _shows_all() else _NATIVE_STACK.sub(_fold, text)
+
+
+def _shows_all() -> bool:
+    return os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1"
+
+
+class _DeepStack(traceback.StackSummary):
+    """Frames of which those in the middle are not shown."""
+
+    def format(self, **options: Any) -> list[str]:
+        """See ``StackSummary.format``."""
+        shown = super().format(**options)
+        left_out = len(self) - 2 * _FRAMES_AT_EITHER_END
+        first = traceback.StackSummary.from_list(self[:_FRAMES_AT_EITHER_END]).format(**options)
+        last = traceback.StackSummary.from_list(self[-_FRAMES_AT_EITHER_END:]).format(**options)
+        told = f"  ({left_out} frames left out; `unisono run --debug` shows them)\n"
+        return [*first, told, *last] if len(shown) > len(first) + len(last) else shown
+
+
+def _fold_deep_stacks(formatted: traceback.TracebackException | None) -> None:
+    """Leave out the middle of deep stacks, in the whole chain and in groups."""
+    while formatted is not None:
+        if len(formatted.stack) > 3 * _FRAMES_AT_EITHER_END:
+            formatted.stack = _DeepStack(formatted.stack)
+        for one in getattr(formatted, "exceptions", None) or ():
+            _fold_deep_stacks(one)
+        formatted = formatted.__cause__ or formatted.__context__
 
 
 def _fold(match: re.Match[str]) -> str:
@@ -105,9 +149,10 @@ def is_disconnect(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception, what it was raised from or while handling, and so on."""
+    """Yield an exception, what it was raised from or while handling, and so on; of groups, all."""
     while error is not None:
         yield error
+        yield from _singles(error)
         error = error.__cause__ or error.__context__
 
 

@@ -20,6 +20,7 @@ _WITHOUT_GPU = (  # as torch says it
     "Found no NVIDIA driver on your system",
     "No CUDA GPUs are available",
 )
+_FEW_LINES = 480  # characters
 _SHORT_LINES = 7  # of a traceback, that come within the first ten
 _SIGNAL_HINTS = {
     signal.SIGKILL: "most often the system ran out of memory: use a smaller batch or fewer "
@@ -76,7 +77,7 @@ def failure_message(state: JobState, num_workers: int, *, ends_others: bool = Tr
     others = "; the others were ended" if ends_others and ended < num_workers else ""
     who = f"worker {cause.rank} of {num_workers}"
     if not cause.said.traceback:
-        note = f" It could not be made up for: {cause.note}." if cause.note else ""
+        note = f" It could not be replaced: {cause.note}." if cause.note else ""
         return f"{who} {cause.how or ending(cause.exit_code)}{same}{others}.{note}"
     if cause.said.summary.startswith("SystemExit"):
         return f"{who} {ending(cause.exit_code)}{same}{others}:\n{cause.said.traceback}"
@@ -97,13 +98,18 @@ def _in_short(state: JobState, cause: WorkerFailure) -> Iterator[str]:
     summary = cause.said.summary.splitlines() or [""]
     if gone or not any(summary[-1] in line for line in lines[:_SHORT_LINES]):
         # A message may hold another traceback, as that of a DataLoader's process.
-        yield from dict.fromkeys((summary[0], summary[-1]))
+        yield from (_in_lines(line) for line in dict.fromkeys((summary[0], summary[-1])))
         yield from [line for line in lines[-3:] if line.startswith(PLACE)]
     if any(words in summary[-1] for words in _WITHOUT_GPU):
         yield (
             'There is no GPU here that torch can use: leave out `.cuda()` and `.to("cuda")`; '
             "unisono moves model and batches to where they are computed."
         )
+
+
+def _in_lines(message: str) -> str:
+    """Cut a message that would fill a terminal; it stands in full at the traceback's end."""
+    return message if len(message) <= _FEW_LINES else f"{message[:_FEW_LINES]} …"
 
 
 def interrupt_message(state: JobState, num_workers: int) -> str:

@@ -77,7 +77,7 @@ def columns_of(found: Mapping[str, Any]) -> Iterator[Column]:
     yield column("batch", 7, lambda row: f"{row['batch_size']:,}")
     yield column("step", 5, lambda row: duration(row["step_s"]))
     if any(row["step_band_s"] for row in rows):
-        yield column("90 % of it", 9, lambda row: _band(row["step_band_s"]))
+        yield column("90 % band", 9, lambda row: _band(row["step_band_s"]))
     if alone_s is not None:
         whole_s = alone_s * (epochs or 1)
         yield column("ideal", 6, lambda row: long_duration(whole_s / row["workers"]))

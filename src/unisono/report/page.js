@@ -103,6 +103,7 @@
           displaylogo: false,
           displayModeBar: narrow.matches ? false : "hover",
           modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
+          toImageButtonOptions: { format: "svg" },
         });
       } catch (error) {
         place.textContent = `This plot cannot be drawn here: ${error.message}`;

@@ -38,11 +38,14 @@ class PhaseTimers:
             phase, then those of the phases before the first meeting in which this worker waited
             for a free core: NaN where that is not known, as in most steps that take less than a
             millisecond. That clock is the same one for all processes of a Linux host.
+        are_delays_sought: whether to look for these: the kernel's code for it is in no cache
+            after a step's passes, so that it takes some 10 µs.
     """
 
     def __init__(self, delay: RunDelay | None = None) -> None:
         self._delay = delay
         self.times = [0.0] * (DELAYED + 1)
+        self.are_delays_sought = True
         self._at_s = 0.0
         self._delayed_s = math.nan
         self._turn = 0
@@ -72,5 +75,7 @@ class PhaseTimers:
 
     def _is_asked(self) -> bool:
         """Whether to look for delays in the step that begins."""
+        if not self.are_delays_sought:
+            return False
         self._turn += 1
         return self._turn % _ELSE_EVERY == 0 or self._at_s - self.times[0] >= _ALWAYS_S

@@ -51,7 +51,7 @@ class OpenLoop:
             )
         if self._recovers:
             raise RuntimeError(
-                f"{wanted} where lost workers are made up for, as a replacement can join only one "
+                f"{wanted} where lost workers are replaced, as a replacement can join only one "
                 f"of them, but two loops take turns step by step: start the job with "
                 f"`--restarts 0` or `restarts=0`, which has the same bits, and in which a lost "
                 f"worker ends the job."

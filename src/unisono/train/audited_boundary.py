@@ -95,7 +95,7 @@ class AuditedBoundary(Boundary):
 
     def plan_next(self) -> None:
         """See :class:`Boundary`; what needs a snapshot waits for an audited step."""
-        self._team.plan(self._kept.position.step + 1, self._due_once_audited())
+        self._tell_plan(self._due_once_audited())
 
     def act(self) -> bool:
         """See :class:`Boundary`."""

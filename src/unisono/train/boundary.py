@@ -43,6 +43,10 @@ class BoundaryTasks(enum.IntFlag):
     CHECKPOINT = 2
     STOP = 4
     AUDIT = 8
+    WATCH = 16  # look how long workers wait for free cores
+
+
+_WATCH = int(BoundaryTasks.WATCH)  # which is faster, in every step
 
 
 class Boundary:
@@ -60,13 +64,14 @@ class Boundary:
         has_ended: what the loop has led to is kept.
         snapshots_s: how long snapshots have taken here, in seconds.
         disk_s: how long this worker has waited for checkpoints on their way to the disk.
+        is_watched: whether the steps to come are watched; only the leader's word counts.
     """
 
     def __init__(
         self, run: RunContext, engine: StepEngine, plan: SamplePlan, interrupts: Interrupts
     ) -> None:
         self.engine = engine
-        self.is_between_steps = True
+        self.is_between_steps = self.is_watched = True
         self.has_ended = False
         self.snapshots_s = self.disk_s = 0.0
         self._run, self._kept, self._team = run, run.kept, run.team
@@ -149,7 +154,7 @@ class Boundary:
 
     def plan_next(self) -> None:
         """Say what is to be done after the step under way; only the leader's word counts."""
-        self._team.plan(self._kept.position.step + 1, self._due_next())
+        self._tell_plan(self._due_next())
 
     def count(self, means: Mapping[str, float]) -> None:
         """Count a step that is done."""
@@ -157,7 +162,9 @@ class Boundary:
         self._team.note_times(position.step, self.engine.timers.times)
         self._advance(position)
         self._kept.last["means"] = dict(means)
-        self._planned = BoundaryTasks(self._team.planned(position.step))
+        planned = self._team.planned(position.step)
+        self.engine.timers.are_delays_sought = bool(planned & _WATCH)
+        self._planned = BoundaryTasks(planned)
         self.is_between_steps = True
 
     def act(self) -> bool:
@@ -227,6 +234,9 @@ class Boundary:
         position.batch += 1
         if position.batch == self._steps_per_epoch:
             position.epoch, position.batch = position.epoch + 1, 0
+
+    def _tell_plan(self, due: int) -> None:
+        self._team.plan(self._kept.position.step + 1, due | _WATCH if self.is_watched else due)
 
     def _due_next(self) -> BoundaryTasks:
         if not self._team.is_leader:

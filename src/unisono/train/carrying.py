@@ -20,7 +20,6 @@ from torch import nn
 
 from unisono.exchange.carried_states import CarriedStates
 from unisono.plan.samples import SamplePlan
-from unisono.train.default_forward import WITH_STATE
 
 
 def carrying(compute: Callable[..., Any], states: CarriedStates) -> Callable[[nn.Module, Any], Any]:
@@ -29,7 +28,6 @@ def carrying(compute: Callable[..., Any], states: CarriedStates) -> Callable[[nn
     Raises:
         TypeError: it returns something else.
     """
-    compute = WITH_STATE.get(compute, compute)
 
     @functools.wraps(compute)
     def carry(model: nn.Module, batch: Any) -> Any:

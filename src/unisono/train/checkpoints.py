@@ -158,7 +158,7 @@ class Checkpoints:
                 f"but {entry.path.name} is of {snapshot.facts['position']}: it was changed."
             )
         self._set_aside(position.step)
-        self._say(f"going on from checkpoint {entry.path.name} in {self._run_directory.folder}")
+        self._say(f"resuming from checkpoint {entry.path.name} in {self._run_directory.folder}")
         return FoundCheckpoint(str(entry.path), snapshot, is_ahead=False)
 
     def read(self, path: str) -> Snapshot:

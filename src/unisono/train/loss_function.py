@@ -7,7 +7,7 @@ takes a batch apart; both fail in the first step with words about something else
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -17,7 +17,8 @@ Loss = Callable[[nn.Module, Any], Any]
 
 _CRITERIA = nn.modules.loss.__name__
 _WANTED = "`loss` must be a function of (model, batch)"
-_WITH_STATE = "`loss` must be a function of (model, batch, state) with `carry=True`"
+WITH_STATE = ("model", "batch", "state")
+"""What functions take with ``carry=True``."""
 
 
 def check_loss(loss: object, *, carry: bool = False) -> None:
@@ -26,20 +27,58 @@ def check_loss(loss: object, *, carry: bool = False) -> None:
     Raises:
         TypeError: it is something else; the message says what to write.
     """
-    if not callable(loss):
-        raise TypeError(
-            f"{_WANTED}, but is of type {type(loss).__name__}: pass `lambda model, batch: …`, or a "
-            f"function."
-        )
     if isinstance(loss, nn.Module) and type(loss).__module__ == _CRITERIA:
         raise _of_outputs(f"`nn.{type(loss).__name__}`", "criterion")
     name = getattr(loss, "__name__", "")
     if name and getattr(functional, name, None) is loss:
         raise _of_outputs(f"`F.{name}`", f"F.{name}")
     if carry:
-        _check_takes_state(loss)
+        check_function("loss", loss, WITH_STATE, _AND_STATE.format("loss"))
     else:
-        _check_number_of_arguments(loss)
+        check_function("loss", loss, ("model", "batch"), _apart(loss))
+
+
+def check_forward(forward: object, *, carry: bool = False) -> None:
+    """Refuse, with a TypeError, what is no such function, either, for outputs."""
+    if carry:
+        check_function("forward", forward, WITH_STATE, _AND_STATE.format("outputs"))
+    else:
+        check_function("forward", forward, ("model", "batch"))
+
+
+def check_function(name: str, function: object, arguments: Sequence[str], advice: str = "") -> None:
+    """Refuse what cannot be called with so many arguments.
+
+    Args:
+        name: what it is passed as.
+        function: is to be called.
+        arguments: what it is called with, by name.
+        advice: what to do if it takes others.
+
+    Raises:
+        TypeError: it is no function, or takes others.
+    """
+    wanted = f"`{name}` must be a function of ({', '.join(arguments)})"
+    if not callable(function):
+        raise TypeError(
+            f"{wanted}, but is of type {type(function).__name__}: pass "
+            f"`lambda {', '.join(arguments)}: …`, or a function."
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some that are written in C have none
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        takes = ", ".join(signature.parameters)
+        raise TypeError(f"{wanted}, but takes ({takes}){advice}.") from None
+
+
+_AND_STATE = (
+    ": with `carry=True`, take the state that it returned for the batch before, None at first, and "
+    "return ({}, state)"
+)
 
 
 def _of_outputs(what: str, call: str) -> TypeError:
@@ -50,37 +89,20 @@ def _of_outputs(what: str, call: str) -> TypeError:
     )
 
 
-def _check_number_of_arguments(loss: Callable[..., Any]) -> None:
+def _apart(loss: object) -> str:
+    """Say what to write where a function takes a batch apart."""
     try:
-        signature = inspect.signature(loss)
-    except (TypeError, ValueError):  # some that are written in C have none
-        return
-    try:
-        signature.bind(None, None)
-    except TypeError:
-        given = [name for name, p in signature.parameters.items() if p.default is p.empty]
-        apart = ""
-        if len(given) > 2:
-            apart = (
-                "; a batch comes as one: pass `lambda model, batch: loss(model, *batch)`, say, if "
-                "batches have as many parts"
-            )
-        raise TypeError(
-            f"{_WANTED}, but takes ({', '.join(signature.parameters)}){apart}."
-        ) from None
-
-
-def _check_takes_state(loss: Callable[..., Any]) -> None:
-    try:
-        inspect.signature(loss).bind(None, None, None)
-    except ValueError:  # some that are written in C have none
-        return
-    except TypeError:
-        names = ", ".join(inspect.signature(loss).parameters)
-        raise TypeError(
-            f"{_WITH_STATE}, but takes ({names}): take the state that it returned for the batch "
-            f"before, None at first, and return (loss, state)."
-        ) from None
+        parameters = inspect.signature(loss).parameters  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return ""
+    given = [name for name, p in parameters.items() if p.default is p.empty]
+    if len(given) < 3:
+        return ""
+    state = ", or `carry=True` if the third is a state that goes from batch to batch"
+    return (
+        "; a batch comes as one: pass `lambda model, batch: loss(model, *batch)`, say, if batches "
+        f"have as many parts{state if len(given) == 3 else ''}"
+    )
 
 
 def check_embed(embed: object, closure: bool | None, *, carry: bool = False) -> None:
@@ -89,11 +111,7 @@ def check_embed(embed: object, closure: bool | None, *, carry: bool = False) -> 
     Raises:
         TypeError, ValueError: it does not fit; the message says what to write.
     """
-    if not callable(embed):
-        raise TypeError(
-            f"`embed` must be a function of (model, batch) that gives features, but is of type "
-            f"{type(embed).__name__}: pass `lambda model, batch: model(batch[0])`, say."
-        )
+    check_function("embed", embed, ("model", "batch"))
     if closure:
         raise ValueError(
             "`closure` must be left out where `embed` is given: a loss over the whole batch is "

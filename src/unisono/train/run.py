@@ -1,4 +1,4 @@
-"""The step loop: every global batch once, for people with a loop of their own.
+"""The step loop: every global batch once, for custom training loops.
 
 ::
 
@@ -266,7 +266,7 @@ class Run:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the program wants kept with the run: plain JSON, tensors, or objects with states.
+        """What the program saves with the run: plain JSON, tensors, or objects with states.
 
         Objects have ``state_dict`` and ``load_state_dict``, as a schedule of learning rates has.
         Put them in before the first loop; all is as it was in checkpoints, in replacements of lost
@@ -297,12 +297,12 @@ class Run:
 
     @property
     def has_joined(self) -> bool:
-        """Whether this worker has joined the newest loop under way, in the place of a lost one."""
+        """Whether this worker has joined the newest loop as a replacement of a lost one."""
         return self._context.has_joined
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the run goes on from a checkpoint of a later loop, so that this one is over."""
+        """Whether the checkpoint that the run resumes from is past this loop, now a no-op."""
         return self._context.is_ahead
 
     def steps(
@@ -318,7 +318,7 @@ class Run:
         collate_fn: Collate | None = None,
         pin_memory: bool = False,
     ) -> Generator[Step, None, None]:
-        """Go on until the totals are reached; a finished run gives nothing.
+        """Yield steps until the totals are reached; a finished run yields none.
 
         Collective: every rank calls it and uses every step, in the same order.
 
@@ -398,7 +398,7 @@ class Run:
         self._context.goes_on = False
 
     def go_on(self) -> None:
-        """Take back that the run was stopped, now or before it was started again. Collective."""
+        """Undo `stop`, now or from before the program was started again. Collective."""
         self.last.pop("stopped_at", None)
         self._context.goes_on = True
 

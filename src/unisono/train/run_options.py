@@ -20,6 +20,7 @@ from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.optimizers import needs_closure, takes_closure
 from unisono.step.clipping import Clipping
 from unisono.step.gradient_hook import OnGradients
+from unisono.train.loss_function import check_function
 from unisono.whole import check_whole
 from unisono.world import num_devices
 
@@ -79,11 +80,8 @@ class RunOptions:
         if self.shards_in_flight is not None:
             in_flight = check_whole("shards_in_flight", self.shards_in_flight, at_least=1)
             self._set("shards_in_flight", in_flight)
-        if self.on_gradients is not None and not callable(self.on_gradients):
-            raise TypeError(
-                f"`on_gradients` must be a function of (step, gradients by name), but is of type "
-                f"{type(self.on_gradients).__name__}."
-            )
+        if self.on_gradients is not None:
+            check_function("on_gradients", self.on_gradients, ("step", "gradients"))
         if self.closure not in (None, True, False):
             raise TypeError(f"`closure` must be True, False or None, but is {self.closure!r}.")
         if not isinstance(self.carry, bool):

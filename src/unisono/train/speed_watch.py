@@ -1,7 +1,8 @@
 """Watches on the leader what a loop's steps cost, and why they are not faster.
 
 All workers tell each other their times after every step, on the control block. The leader looks at
-windows of consecutive steps and rests in between, so that watching costs next to nothing::
+windows of consecutive steps and rests in between, when nobody looks for delays either, so that
+watching costs next to nothing::
 
     steps     warm-up │ window │ window │ rest … │ window │ rest … │ window
     judged                     ↑        ↑ the second one like the first: it is told
@@ -32,6 +33,7 @@ WINDOW_STEPS = 64
 _FEW_STEPS, _LONG_S = 20, 20.0  # of a window whose steps take long
 _REST_AT_LEAST_S, _REST_AT_MOST_S = 5.0, 30.0  # else a tenth of what the loop has lasted
 _LAST_AT_LEAST = WINDOW_STEPS // 2
+_UNTIL_ALL_LOOK = 2  # steps: a plan is made in one and read at the end of it
 
 
 class SpeedWatch:
@@ -77,7 +79,10 @@ class SpeedWatch:
         if self._to_skip > 0:
             self._to_skip -= 1
         elif self._engine.timers.times[0] >= self._rests_until_s:
-            self._attempt(lambda: self._take(was_full))
+            if self._boundary.is_watched:
+                self._attempt(lambda: self._take(was_full))
+            else:
+                self._boundary.is_watched, self._to_skip = True, _UNTIL_ALL_LOOK
 
     def finish(self) -> None:
         """Say what has cost time in the whole loop, once it is over."""
@@ -117,6 +122,7 @@ class SpeedWatch:
             if self._confirmed.num_windows > 1:
                 rest_s = min(max(self._lasted_s / 10, _REST_AT_LEAST_S), _REST_AT_MOST_S)
                 self._rests_until_s = now_s + max(rest_s - lasted_s, 0.0)
+                self._boundary.is_watched = False
 
     def _judge(self) -> None:
         """Judge a window of steps, and what it stands for: all since the one before."""

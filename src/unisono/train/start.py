@@ -80,7 +80,7 @@ def tell_over(run: RunContext, totals: Totals) -> None:
         for name, total in (("epochs", totals.epochs), ("steps", totals.steps))
         if total is not None
     )
-    more = "totals count from the beginning of a run, so pass higher ones to go on"
+    more = "totals count from the beginning of a run, so pass a higher total to train longer"
     if totals.are_passed(position):
         run.say(f"the run has come to step {position.step}, past {asked}: {more}")
     else:

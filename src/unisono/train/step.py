@@ -255,12 +255,15 @@ class Step:
                 self._kept[shard] = here, batch
                 self.model = engine.start_shard(shard)
                 # With a graph, as torch may take other kernels without one.
+                self._waiting = shard  # for errors
                 leaves = whole.features_of(batch, self._shard_sizes[shard])
+                self._waiting = None
                 found[shard] = [leaf.detach().to(device.torch) for leaf in leaves]
             engine.end_passes()
             return Features(found)
 
         features = gathered(shards, team, device, engine.passes.shards, compute)
+        engine.exchange.buffers.restore()  # each shard's are those of its second pass alone
         engine.begin_again()
         for batch in self.shards:
             shard = self._waiting

@@ -29,11 +29,11 @@ from unisono.state.weights import check_weights, save_weights
 from unisono.step.gradient_hook import OnGradients
 from unisono.train.carrying import carrying
 from unisono.train.computing import Computing
-from unisono.train.default_forward import forward_inputs, outputs_and_targets
+from unisono.train.default_forward import WITH_STATE, forward_inputs, outputs_and_targets
 from unisono.train.evaluate import evaluate, evaluate_whole
 from unisono.train.fit import FitUnderWay
 from unisono.train.loop_plan import LoopPlan
-from unisono.train.loss_function import Loss, check_embed, check_loss
+from unisono.train.loss_function import Loss, check_embed, check_forward, check_loss
 from unisono.train.metrics import Metrics
 from unisono.train.order import no_epochs
 from unisono.train.passes import PassWatch
@@ -53,46 +53,47 @@ class Trainer:
     """Trains a model to the same bits on any number of workers. Final.
 
     Args:
-        model: on the CPU, or on the device where it is to be computed.
+        model: the plain model, on any device.
         optimizer: over the model's parameters.
-        loss: takes (model, batch) of one shard to its mean loss, to ``(sum, weight)``, or to a
-            dict with ``"loss"`` and further scalars, which are averaged exactly the same way. A sum
-            is differentiated, then the gradients are divided by the weight of the whole batch.
+        loss: a function of (model, batch of one shard). It returns the mean loss,
+            ``(sum, weight)``, or a dict with ``"loss"`` and further scalars, which are averaged in
+            the same way. A sum is differentiated, then the gradients are divided by the weight of
+            the whole batch.
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the number of cores, at most 8, or the number of workers if larger.
         seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴. Weights
             are drawn before: call ``torch.manual_seed`` before the model is made.
-        directory: where checkpoints are kept; None: nowhere. Where workers name different ones, as
-            with a time in the name, all take rank 0's at the first `fit`.
+        directory: where checkpoints and the event file are written; None: nowhere. If workers
+            pass different ones, for example with a time in the name, all take rank 0's at the
+            first `fit`.
         checkpoint_every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``;
             with a directory there is always one when `fit` ends.
         keep: how many checkpoints stay.
-        resume: ``"auto"``: the first `fit` goes on from the newest checkpoint that is whole;
-            ``"never"``: it begins anew.
-        resume_options: where the program gives other options of the optimizer or of a schedule than
-            when the run began, or has other parameters fixed (it is told which): ``"checkpoint"``:
-            those that the run began with stay; ``"program"``: the new ones are taken, and a
-            schedule has the rates of one that was given them at the start.
-        clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
-            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates, in the model's
-            order; ``math.inf`` only has it found, for ``step.gradient_norm`` and the event file.
-        clip_value: what the magnitude of each element of the mean gradients is clamped to.
-        precision: ``"fp32"``: the loss is computed as it is written; ``"bf16"``, ``"fp16"``: with
-            autocast, ``"fp16"`` with a scaled loss. A step whose gradients overflow is then
-            skipped, on all workers alike; it counts, and the schedule steps.
+        resume: ``"auto"``: the first `fit` resumes from the newest checkpoint that is whole;
+            ``"never"``: it starts from the beginning.
+        resume_options: what a resumed run does if the program now passes other options of the
+            optimizer or of a schedule, or has frozen other parameters; each is reported.
+            ``"checkpoint"``: it keeps those that the run began with; ``"program"``: it takes the
+            new ones, and a schedule continues as if it had them from the start.
+        clip_norm: the largest norm of the mean gradients; larger ones are scaled down, with the
+            bits of torch's ``clip_grad_norm_`` over what the optimizer updates, in the model's
+            order. ``math.inf`` only computes it, for ``step.gradient_norm`` and the event file.
+        clip_value: the largest magnitude of each element of the mean gradients.
+        precision: ``"fp32"``: no autocast; ``"bf16"``, ``"fp16"``: autocast, and for ``"fp16"`` a
+            scaled loss. A step whose gradients overflow is then skipped on all workers; it counts,
+            and the schedule steps.
         grad_scaler: how the loss is scaled in ``"fp16"``; None: ``torch.amp.GradScaler("cpu")``.
-        channels_last: whether images have their channels last in memory: the model (here and
-            now) and tensors with four dimensions in batches, as with ``torch.channels_last``.
+        channels_last: whether the model (now) and tensors with four dimensions in batches are
+            converted to ``torch.channels_last``.
         tf32: whether NVIDIA GPUs may round the factors of float32 products to TF32 while this
             computes; torch's switches are put back after. None: as the program has it. On the CPU
             it changes nothing; on an accelerator it belongs to the run's identity.
-        compile: whether the model's forward pass is compiled by torch, here and now for good, as
-            with ``model.compile()``: for each shape of a shard anew, on each worker. It needs a
-            C++ compiler, which belongs to the run's identity.
-        schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; it is kept with the run.
+        compile: whether the model is compiled now, as by ``model.compile()``: for each shape of a
+            shard, on each worker. It needs a C++ compiler, which belongs to the run's identity.
+        schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; saved with the run.
         schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
             after each validation.
-        schedule_monitor: the name of the validations' mean that ReduceLROnPlateau looks at.
+        schedule_monitor: the name of the validation mean that ReduceLROnPlateau watches.
         device: where each worker computes: ``"auto"``: one GPU for each, or the CPU where there is
             none; or torch's name, such as ``"cpu"`` or ``"cuda"`` (``"cuda:1"``: for all workers
             the same one). The model is moved there, here and now; batches come there. A model that
@@ -117,16 +118,16 @@ class Trainer:
             as ``{0: ["embed", "blocks.0"], 1: ["blocks.1", "head"]}``. It changes no bit.
         shards_in_flight: with ``--stages``, how many shards may be under way at once; None: as many
             as there are stages. It changes no bit.
-        audit_every: every so many steps, each worker computes the shards of another again, and
-            replicas are compared, so that bits which memory or a processor got wrong are found: the
-            worker is named and replaced, and the run goes back to where all was right. None: never.
-            A line says once with which interval this takes at most 1 % of the time.
-        on_gradients: called once a step with (step, mean gradients by name), before they are
-            clipped: changes them in place, or returns others by name. It is called on every worker
-            with the same bits, and must do the same on each; generators are seeded for it.
+        audit_every: the number of steps from one audit to the next; None: no audits. In an audit,
+            each worker computes the shards of another again, and replicas are compared. A worker
+            with wrong bits is reported and replaced, and the run goes back to the last audit that
+            found nothing. A line says which interval costs at most 1 % of the time.
+        on_gradients: a function of (step, mean gradients by name), called once a step before
+            clipping. It changes gradients in place, or returns others by name. It is called on
+            every worker with the same bits and must do the same on each; generators are seeded.
         closure: whether the optimizer's ``step`` is called with a closure, which computes all
-            shards again with the parameters as they are then, with the same random numbers. None:
-            if it cannot be called without one, as LBFGS'.
+            shards again with the current parameters and the same random numbers. None: if the
+            optimizer requires one, as LBFGS does.
         embed: for a loss over the whole global batch, such as a contrastive one: takes (model,
             batch) of one shard to features, a tensor with one row for each sample or several in a
             tuple or dict. `loss` then takes (model, features of the global batch), in its order.
@@ -137,8 +138,8 @@ class Trainer:
             comes back detached. It is kept with the run. Samples must come in an order in which
             each row of a batch continues that row of the batch before, see
             ``unisono.data.continuing_rows``.
-        callbacks: what takes notice of the run, see `unisono.callbacks`; progress is always shown,
-            and with `directory` there is always an event file.
+        callbacks: see `unisono.callbacks`. Progress is always shown, and with `directory` there
+            is always an event file.
 
     Attributes:
         callbacks: a list; may be changed between calls of `fit`.
@@ -245,16 +246,16 @@ class Trainer:
         collate_fn: Collate | None = None,
         pin_memory: bool = False,
     ) -> Summary:
-        """Train until the run has come to its totals; a finished run's `fit` does nothing.
+        """Train until the run has done `epochs` or `steps`; if it has, do nothing.
 
         Collective: every rank calls it, in the same order. The whole model is put into training
-        mode, also layers that the program has put into ``eval()``; `Run.steps` leaves that alone.
-        A run that goes on from a checkpoint has its layers in the modes that they had there.
+        mode, also layers that the program has put into ``eval()``; `Run.steps` does not do that.
+        In a run that resumes from a checkpoint, layers have the modes that they had there.
 
         A program may call it several times, with higher totals, other data or more parameters each
-        time. Started again, calls that its newest checkpoint has passed do nothing, and the one in
-        which that was made goes on from it, whatever the program has done in between. Where a
-        phase may end before its totals, give each a trainer and a directory of its own.
+        time. When the program is started again, the call in which the newest checkpoint was written
+        resumes from it, and earlier calls do nothing. If a phase may end before its totals, give
+        each phase a trainer and a directory of its own.
 
         Args:
             dataset: map-style, or an IterableDataset, which every worker reads whole from its
@@ -271,16 +272,16 @@ class Trainer:
             validate_every: how often: ``500`` (steps) or ``"2 epochs"``.
             validate_metrics: what else to compute then, as `metrics` of :meth:`evaluate`.
             validate_forward: what metrics are given, as `forward` of :meth:`evaluate`.
-            shuffle: whether each epoch has an order of its own; None: it has, if no sampler is
-                given.
-            sampler: says the order: takes (epoch, seed) to indices, in each epoch equally many,
-                some maybe several times; the same on every worker. Or one of torch's samplers.
-            loader_workers: processes of each worker that read ahead while steps are computed;
-                0: the worker reads for itself. Bits do not depend on it.
+            shuffle: whether samples are shuffled anew in each epoch; None: yes, unless there is a
+                sampler.
+            sampler: the order of samples: a function of (epoch, seed) that returns indices, equally
+                many in each epoch and the same on every worker; or one of torch's samplers.
+            loader_workers: the number of processes for each worker that read ahead; 0: the worker
+                reads itself. Bits do not depend on it.
             collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
-            pin_memory: with ``device="cpu"``, give batches out in pinned memory where there is a
-                GPU, for programs that copy them there. On an accelerator batches come to the
-                device by way of pinned memory in any case.
+            pin_memory: with ``device="cpu"``, put batches into pinned memory if there is a GPU, for
+                programs that copy them there. On an accelerator, batches always pass through
+                pinned memory.
 
         Returns:
             What this call did; its text is the summary line.
@@ -561,6 +562,9 @@ class Trainer:
         return over_cuts(self.run.model, computed, to_first=to_first)
 
     def _with_states(self, forward: Forward) -> Forward:
+        if self._carried:
+            forward = WITH_STATE.get(forward, forward)
+        check_forward(forward, carry=bool(self._carried))
         return carrying(forward, self._carried[1]) if self._carried else forward
 
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
