@@ -7,10 +7,10 @@ PEERS := .venv-peers/bin
 # Tests in two processes; each may start workers, so more would not be faster on two cores.
 TWO := -n 2 --dist worksteal
 
-.PHONY: demo test fast chaos mutants test-verify test-torch test-peers test-gpu check format bench bench-peers bench-gpu gpu clean help
+.PHONY: demo test fast chaos mutants test-verify test-torch test-peers test-gpu check format bench bench-peers bench-gpu gpu docs wheel clean help
 
 demo: .venv/ready          ## train a small CNN on two workers, on the CPU
-	$(BIN)/unisono run --gpus none -n 2 examples/digits.py
+	$(BIN)/unisono demo
 
 test: fast                 ## every test, in about ten minutes on two cores
 	$(BIN)/python -m pytest -q $(TWO) -m "slow and not long and not gpu"
@@ -66,8 +66,14 @@ bench-gpu: .venv/ready     ## GPT-2, ResNet-50 and a small network on a GPU, bes
 gpu: .venv/ready           ## test-gpu and bench-gpu in one sitting of ten minutes, all figures in one file
 	$(BIN)/python -m bench.gpu.sitting
 
+docs: .venv/docs           ## the documentation as a site, in site/; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+wheel: .venv/ready         ## source distribution and wheel, in dist/
+	$(BIN)/python -m build --quiet
+
 clean:
-	rm -rf .venv .venv-peers
+	rm -rf .venv .venv-peers site dist build
 
 help:
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/'
@@ -76,6 +82,10 @@ help:
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch .venv/ready
+
+.venv/docs: .venv/ready
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	touch .venv/docs
 
 .venv-peers/ready: pyproject.toml constraints.txt bench/peers/requirements.txt
 	$(PYTHON) -m venv .venv-peers

@@ -221,6 +221,7 @@ def test_public_names_are_these():
         "launch",
         "load_model",
         "split",
+        "token_mean",
         "world",
     ]
     assert all(getattr(unisono, name) is not None for name in unisono.__all__)

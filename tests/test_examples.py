@@ -68,16 +68,6 @@ def write_idx(dataset: TensorDataset, num_samples: int, folder: Path, prefix: st
 
 
 @pytest.mark.slow
-@needs_two_cores
-def test_digits_gives_the_same_digest_on_two_workers_and_learns() -> None:
-    alone = run("digits.py")
-    together = run("digits.py", workers=2, popen=subprocess.Popen)  # as a user starts it
-    assert digest(alone) == digest(together)
-    assert validation_accuracy(together) == validation_accuracy(alone) > 0.97
-    assert f"test accuracy {validation_accuracy(alone):.2%}" in together
-
-
-@pytest.mark.slow
 def test_several_devices_give_the_digest_of_one() -> None:
     names = [["cpu"], ["cpu"] * 3]
     outputs = [run("several_devices.py", "--devices", *each) for each in names]
@@ -106,13 +96,38 @@ def test_callbacks_leave_the_same_on_two_workers(tmp_path: Path) -> None:
         "contrastive.py",
         *(
             pytest.param(script, marks=pytest.mark.long)
-            for script in ("closures.py", "gradients.py", "metrics.py", "streams.py")
+            for script in (
+                "closures.py",
+                "gradients.py",
+                "hidden_state.py",
+                "metrics.py",
+                "several_inputs.py",
+                "streams.py",
+                "tokens.py",
+                "why_slow.py",
+            )
         ),
     ],
 )
 def test_each_feature_has_one_digest(script: str) -> None:
     alone = run(f"by_feature/{script}")
     assert digest(alone) == digest(run(f"by_feature/{script}", workers=2))
+
+
+def test_every_feature_is_listed_and_run() -> None:
+    folder = EXAMPLES / "by_feature"
+    shown, tests = (folder / "README.md").read_text(), Path(__file__).read_text()
+    for script in folder.glob("*.py"):
+        assert f"`{script.name}`" in shown
+        assert f'"{script.name}"' in tests or f"by_feature/{script.name}" in tests
+
+
+@pytest.mark.slow
+def test_wrong_forms_are_refused_with_what_to_write() -> None:
+    shown = run("by_feature/wrong_forms.py").split("\n\n")
+    errors = [form for form in shown if re.search(r": (Type|Value|Checkpoint)Error: ", form)]
+    assert len(errors) == 6
+    assert all("must" in form for form in errors)
 
 
 @pytest.mark.slow
@@ -142,39 +157,3 @@ def test_gpt_writes_the_same_text_on_two_workers() -> None:
     written = [output.split("per character")[1].strip() for output in (alone, together)]
     assert written[0] == written[1]
     assert len(written[0]) > 300
-
-
-FIRST_PROGRAM_NEEDS = """
-from torch import nn
-from torch.utils.data import TensorDataset
-
-Net = lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
-inputs = torch.randn(200, 8, generator=torch.Generator().manual_seed(1))
-train_set = test_set = TensorDataset(inputs, inputs.argmax(1) % 3)
-"""
-
-
-@needs_two_cores
-@pytest.mark.slow
-def test_the_first_program_of_the_readme_has_one_digest_everywhere(tmp_path):
-    program = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.S)[0]
-    script = tmp_path / "train.py"
-    script.write_text(program.replace("\n\n\ndef main", FIRST_PROGRAM_NEEDS + "\n\ndef main"))
-    outputs = []
-    for starter in ([], ["-m", "unisono", "run", "-n", "1"], ["-m", "unisono", "run", "-n", "2"]):
-        done = processes.run([sys.executable, *starter, str(script)], cwd=tmp_path, timeout=200)
-        assert done.returncode == 0, done.stderr
-        outputs.append(done.stdout)
-    assert len({digest(output) for output in outputs}) == 1
-    assert not any("manual_seed" in output for output in outputs)
-
-
-def test_every_program_that_is_shown_seeds_the_weights():
-    for path in [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")]:
-        shown = path.read_text()
-        for made in re.finditer(r"unisono\.(Trainer|Run)\(", shown):
-            assert "torch.manual_seed(" in shown[: made.start()], path
-    for path in [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]:
-        for block in re.findall(r"```python\n(.*?)```", path.read_text(), re.S):
-            model = re.search(r"^ *model = ", block, re.M)
-            assert model is None or "torch.manual_seed(" in block[: model.start()], path

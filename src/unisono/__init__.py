@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from unisono.state.load import load_model
     from unisono.train.run import Run
     from unisono.train.step import Step
+    from unisono.train.token_mean import token_mean
     from unisono.train.trainer import Trainer
 
 _register_backend()
@@ -58,6 +59,7 @@ _LOADED_ON_FIRST_USE = {
     "init": "unisono.ddp.init",
     "load_model": "unisono.state.load",
     "split": "unisono.stages.split",
+    "token_mean": "unisono.train.token_mean",
 }
 
 __all__ = [
@@ -89,6 +91,7 @@ __all__ = [
     "launch",
     "load_model",
     "split",
+    "token_mean",
     "world",
 ]
 

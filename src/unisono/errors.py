@@ -31,6 +31,11 @@ from types import MappingProxyType
 class UnisonoError(Exception):
     """The root: everything that the world, not the caller, did wrong."""
 
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        # Tracebacks show notes below the message; `str(error)` stays the message.
+        self.add_note(f"Causes and remedies: docs/errors.md#{type(self).__name__.lower()}")
+
 
 class WorkerError(UnisonoError):
     """A worker raised an exception, was killed by a signal, or left at the wrong time.

@@ -124,6 +124,15 @@ def test_sparse_tensors_do_not_cross():
         first.send(1, 0, MessageKind.VALUE, torch.ones(3).to_sparse())
 
 
+def test_what_has_as_many_dimensions_as_a_header_holds_crosses():
+    first, second = ends()
+    most = torch.arange(4.0).reshape(*[1] * 11, 2, 2)
+    first.send(1, 0, MessageKind.VALUE, most)
+    assert second.receive(0, 0, MessageKind.VALUE, 0).tensor.equal(most)
+    with pytest.raises(TypeError, match="must have at most 13 dimensions, but has 14"):
+        first.send(1, 0, MessageKind.VALUE, most[None])
+
+
 @pytest.mark.parametrize(
     ("wait", "rank"),
     [

@@ -9,8 +9,8 @@ import unisono
 from unisono.step.phase_timers import DELAYED
 from unisono.train import speed_watch
 from unisono.train.slowdown import TOLD, Slowdown, SlowdownCause
-from unisono.train.speed_watch import WARMUP_STEPS, WINDOW_STEPS, times_of
-from unisono.train.step_window import COLUMNS
+from unisono.train.speed_watch import WARMUP_STEPS, WINDOW_STEPS
+from unisono.train.step_window import COLUMNS, times_of
 
 nan = float("nan")
 
@@ -80,7 +80,7 @@ def test_two_windows_are_watched_then_there_is_a_rest():
 
 @pytest.mark.parametrize("cause", list(SlowdownCause))
 def test_what_nobody_need_be_told_stands_in_the_file_alone(cause, monkeypatch, capfd):
-    found = (Slowdown(cause, 1.0, 0.5, 0.5, "it is so", "do that", 1, ("forward",)),)
+    found = (Slowdown(cause, 1.0, 1.0, 0.5, 0.5, "it is so", "do that", 1, ("forward",)),)
     monkeypatch.setattr(speed_watch, "judge", lambda window: found)
     seen, summary = fit(300)
     (one,) = seen.newest["findings"]

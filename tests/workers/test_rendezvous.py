@@ -3,9 +3,12 @@
 import atexit
 import functools
 import os
+import platform
+import resource
 import signal
 import time
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 from tests.workers.forked import job  # noqa: F401
@@ -37,6 +40,26 @@ def test_whoever_comes_last_they_find_each_other(job, world_size, last):  # noqa
 def test_all_runs_of_a_process_have_one_seat(job):  # noqa: F811
     said = job.run(lambda rank: context().team() is context().team(), 2)
     assert [one.value for one in said] == [True, True]
+
+
+def page_faults():
+    """Count those of a block larger than what glibc would keep of its own accord."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.empty(64 << 20, np.uint8).fill(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_a_worker_keeps_the_memory_that_it_frees(job):  # noqa: F811
+    def work(rank):
+        before = min(page_faults() for _ in range(3))
+        meet_once()
+        # The first block is new, and so is one whose place something small has taken meanwhile.
+        return before, min(page_faults() for _ in range(8))
+
+    for said in job.run(work, 2):
+        before, since = said.value
+        assert since < before / 10
 
 
 def test_two_jobs_at_once_do_not_mix(job):  # noqa: F811

@@ -8,7 +8,9 @@ import click
 
 import unisono
 from unisono.cli.doctor_command import doctor
+from unisono.cli.plan_command import plan
 from unisono.cli.run_command import run
+from unisono.cli.starting import demo, new
 from unisono.cli.suggestions import without_run
 from unisono.cli.verify_command import verify
 from unisono.cli.views import checkpoints, compare, report, top, where
@@ -38,9 +40,12 @@ def main() -> None:
 
     \b
     Examples:
+      unisono demo                         train a small CNN on two workers
+      unisono new train.py                 write a program to start from
       unisono run train.py                 one worker for each device
       unisono run -n 2 train.py --lr 0.1   two workers; --lr goes to the script
       unisono verify -n 2 ddp.py           do two ranks of any torch program equal one?
+      unisono plan train.py                how long on 1, 2, 4, … workers?
       unisono doctor                       what does this machine offer, what is wrong?
       unisono top runs/mnist               watch a run, live
       unisono where runs/mnist             which line is every rank at?
@@ -49,5 +54,5 @@ def main() -> None:
     """
 
 
-for _command in (run, verify, doctor, checkpoints, top, where, report, compare):
+for _command in (demo, new, run, verify, plan, doctor, checkpoints, top, where, report, compare):
     main.add_command(_command)

@@ -57,16 +57,20 @@ def saying() -> Iterator[None]:
         ) from None
 
 
-def check_script(script: str) -> None:
+def check_script(script: str, command: str = "run -n 2") -> None:
     """Refuse what is no Python file.
+
+    Args:
+        script: its name.
+        command: what takes it, for the example.
 
     Raises:
         Refusal: there is none, or it cannot be read.
     """
     if not script:
         raise Refusal(
-            "SCRIPT must be a Python file, but none is named: use for example "
-            "`unisono run -n 2 train.py`, and see `unisono run --help`."
+            f"SCRIPT must be a Python file, but none is named: use for example "
+            f"`unisono {command} train.py`, and see `unisono {command.split()[0]} --help`."
         )
     if os.path.isdir(script):
         raise Refusal(

@@ -2,8 +2,9 @@
 
 ::
 
-    from unisono.data import mnist
+    from unisono.data import digits, mnist
 
+    small_set = digits()  # part of the package
     train_set = mnist("data/mnist", download=True)
     test_set = mnist("data/mnist", train=False, download=True)
 
@@ -104,6 +105,27 @@ def fashion_mnist(
 ) -> TensorDataset:
     """Read Fashion-MNIST, from a folder of its own; everything else is as for :func:`mnist`."""
     return _read_pairs(Path(folder).expanduser(), train, download, mirrors, FASHION_MNIST)
+
+
+def digits(train: bool = True) -> TensorDataset:
+    """Read 1,797 handwritten digits, which are part of the package: for examples and tests.
+
+    They are scikit-learn's: the test images of *Optical Recognition of Handwritten Digits* by
+    E. Alpaydin and C. Kaynak (UCI Machine Learning Repository, CC BY 4.0).
+
+    Args:
+        train: the 1,437 samples to train on, else the 360 to test with, which are every fifth.
+
+    Returns:
+        Pairs of an image, float32 (1, 8, 8) in [0, 1], and its label, int64 in 0 … 9.
+    """
+    folder = Path(__file__).with_name("digits")
+    images, labels = (
+        read_idx(folder / f"{name}-ubyte.gz") for name in ("images-idx3", "labels-idx1")
+    )
+    chosen = (torch.arange(len(images)) % 5 == 0) != train
+    pixels = images[chosen].unsqueeze(1).to(torch.float32).div_(16)
+    return TensorDataset(pixels, labels[chosen].to(torch.int64))
 
 
 def _read_pairs(

@@ -14,7 +14,7 @@ Where a sampler says the order, each process asks it, and compares the answer wi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import dropwhile
 from typing import Any, NamedTuple
 
@@ -148,19 +148,19 @@ class Loader:
             return (device or self._device).move(batch)
         return pin(batch) if self._pins else batch
 
-    def take_early(self, device_of: Callable[[int], Device] | None = None) -> None:
+    def take_early(self, devices: Mapping[int, Device] | None = None) -> None:
         """Take the next batch from the processes, if it is there, and begin to copy it.
 
         Nobody waits. What goes wrong is raised when the batch is asked for.
 
         Args:
-            device_of: takes a shard to where its batch is to be; None: where all are.
+            devices: where the batch of each shard is to be; None: where all are.
         """
         ahead = self._ahead
         if self._early is None and ahead is not None and ahead.is_ready:
             place, _ = ahead.under_way[0]
             take = functools.partial(self._take, ahead)
-            device = self._device if device_of is None else device_of(place.shard)
+            device = self._device if devices is None else devices[place.shard]
             self._early = EarlyBatch(place, device, take)
 
     def _batch(self, place: Place, shards: Sequence[int]) -> Any:

@@ -151,7 +151,8 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
         """Cut a batch; a subclass may do that in its own way.
 
         Args:
-            inputs, kwargs: what the module is called with.
+            inputs: what the module is called with.
+            kwargs: what it is called with by name.
             device_ids: the device of each chunk; in a subclass, of as many as there may be.
 
         Returns:

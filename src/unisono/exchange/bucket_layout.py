@@ -9,15 +9,14 @@ bucket can travel while the rest is still computed. Within a bucket each worker 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from unisono.exchange.arena import Slot
 from unisono.exchange.parts import pieces_within
+from unisono.plan.buckets import BUCKET_BYTES, FIRST_BYTES, bucket_ranges
 from unisono.plan.slices import Piece
 from unisono.workers.memory import ALIGNMENT_BYTES, aligned
-
-FIRST_BYTES, BUCKET_BYTES = 1 << 20, 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ def lay_out_buckets(
     """
     buckets: list[ParameterBucket] = []
     start = 0
-    for indices in _groups([_size_of(slot) for slot in slots], first_bytes, bucket_bytes):
+    for indices in bucket_ranges([_size_of(slot) for slot in slots], first_bytes, bucket_bytes):
         own, offset = [], 0
         for index in indices:
             own.append(replace(slots[index], offset=offset))
@@ -94,16 +93,6 @@ def lay_out_buckets(
     in_order = [placed[index] for index in range(len(slots))]
     numbers, absolute = tuple(n for n, _ in in_order), tuple(slot for _, slot in in_order)
     return BucketLayout(tuple(buckets), absolute, start, numbers)
-
-
-def _groups(sizes: Sequence[int], first_bytes: int, bucket_bytes: int) -> Iterator[range]:
-    """Cut parameters, from the last to the first, where a bucket is full."""
-    stop, num_bytes, full_bytes = len(sizes), 0, first_bytes
-    for index in reversed(range(len(sizes))):
-        num_bytes += sizes[index]
-        if num_bytes >= full_bytes or index == 0:
-            yield range(index, stop)
-            stop, num_bytes, full_bytes = index, 0, bucket_bytes
 
 
 def _size_of(slot: Slot) -> int:

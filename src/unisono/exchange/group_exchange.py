@@ -54,7 +54,7 @@ class GroupExchange(ReplicaExchange):
         return parts + (0 if self._pipeline is None else self._pipeline.num_bytes)
 
     @property
-    def takes_early(self) -> bool:
+    def takes_early(self) -> bool:  # type: ignore[override]
         """See :class:`~.protocol.Exchange`; the first exchange of a membership connects it."""
         return self._connected() is not None
 

@@ -68,6 +68,7 @@ class Exchange(ABC):
             the optimizer's state.
         of_stage: which parameters' gradients this worker publishes, where it computes one stage of
             a model; None: all of them.
+        takes_early: whether :meth:`publish_early` is of use now.
         has_replicas: whether each worker has parameters of its own, so that they can be compared.
         pieces: what this worker adds up: pieces of the parameters, or all of them whole.
         totals: the sums over `pieces`, as vectors.
@@ -77,6 +78,7 @@ class Exchange(ABC):
     homes: Homes | None = None
     have_all = True
     of_stage: Sequence[int] | None = None
+    takes_early = False
     has_replicas = False
     pieces: Sequence[Piece]
     totals: Sequence[torch.Tensor]
@@ -155,11 +157,6 @@ class Exchange(ABC):
             self._parts.publish(part, gradients)
         else:
             self._parts.publish_some(part, gradients, self.of_stage)
-
-    @property
-    def takes_early(self) -> bool:
-        """Whether :meth:`publish_early` is of use now."""
-        return False
 
     def publish_early(self, part: Node, index: int, gradient: torch.Tensor) -> None:
         """Show the others one parameter of this worker's last part, while a backward pass goes on.

@@ -63,7 +63,7 @@ class StagedExchange(ReplicaExchange):
             self._copy_part(part, [(0, self._num_bytes)])
 
     @property
-    def takes_early(self) -> bool:
+    def takes_early(self) -> bool:  # type: ignore[override]
         """See :class:`~.protocol.Exchange`; buckets are copied beside the backward pass."""
         return self._copies_parts
 

@@ -140,6 +140,15 @@ def footer(*said: str) -> str:
     return f"<footer><p>{in_page(' '.join([made, alone, *said]))}</p></footer>"
 
 
+def check_library() -> None:
+    """Find out whether pages can be drawn here.
+
+    Raises:
+        MissingLibraryError: plotly is not installed.
+    """
+    _plotly()
+
+
 def _plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -26,7 +26,7 @@ class Column:
     head: str
     width: int  # in cells
     importance: int  # those with the lowest number stay longest
-    cell: Callable[[WorkerLine], Text | str]
+    cell: Callable[[Any], Text | str]
     justify: Literal["left", "right"] = "right"
 
 

@@ -38,6 +38,7 @@ from unisono.workers.waiting import ShownWait
 
 _HEADER = struct.Struct("<IIIIqqq")  # kind, dtype, dimensions, flags, shard, elements, phase
 _HEADER_BYTES = 256
+_DIMS_AT_MOST = (_HEADER_BYTES - _HEADER.size) // 16
 _LINE_BYTES = 64
 _SLOT_BYTES_AT_MOST = 1 << 32
 _ALL_BYTES = 1 << 36  # of addresses; pages that are not written do not exist
@@ -296,6 +297,11 @@ def _sendable(tensor: torch.Tensor) -> torch.Tensor:
         raise TypeError(
             f"what crosses between two stages must be a dense tensor, but one has layout "
             f"{tensor.layout} and {tensor.dtype}: make it dense, or have both layers in one stage."
+        )
+    if tensor.dim() > _DIMS_AT_MOST:
+        raise TypeError(
+            f"what crosses between two stages must have at most {_DIMS_AT_MOST} dimensions, but "
+            f"has {tensor.dim()}: reshape it, or have both layers in one stage."
         )
     return tensor.resolve_conj().resolve_neg()
 

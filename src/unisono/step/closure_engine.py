@@ -72,10 +72,7 @@ class ClosureEngine(StepEngine):
         exchange = self.exchange
         if self._versions != [parameter._version for parameter in exchange.parameters]:
             exchange.share(f"evaluation in step {self._step}")
-            exchange.buffers.commit()
-            if self._several is not None:
-                self._several.before_update()
-                self._several.update([True] * len(exchange.parameters))
+            self.passes.commit([True] * len(exchange.parameters))
             self._bound.remember()
             self.begin_again()
             assert self.compute_again is not None

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -28,16 +28,14 @@ from torch.optim import Optimizer
 
 from unisono.device import Device
 from unisono.errors import NonFiniteLossError
+from unisono.exchange.carried_states import CarriedStates
 from unisono.exchange.protocol import Exchange
 from unisono.forbidden import IN_A_PASS, IN_AN_UPDATE, forbid
-from unisono.plan.seeds import seed_of
 from unisono.plan.summation import Node
 from unisono.state.contents import updated_parameters
 from unisono.step.bound_model import BoundModel
 from unisono.step.clipping import Clipping, total_norm
-from unisono.step.early import published_early
 from unisono.step.gradient_hook import GradientHook, OnGradients
-from unisono.step.gradients import Gradients, GradientStack
 from unisono.step.loss import (
     ShardLoss,
     check_differentiable,
@@ -54,7 +52,8 @@ from unisono.step.recomputation import Digests, Recomputation, published_digests
 from unisono.step.records import Form, Record, Records, StepTotals, non_finite_shard
 from unisono.step.refused_operation import RefusedOperations
 from unisono.step.scaling import SMALLEST, LossScaling
-from unisono.step.several_devices import Backward, SeveralDevices
+from unisono.step.several_devices import SeveralDevices
+from unisono.step.shard_passes import Backward, Finished, ShardPasses
 from unisono.step.update import pass_for_stepped, update_of
 from unisono.workers.team import Team
 
@@ -75,10 +74,12 @@ class StepEngine:
         timers: of this worker's phases; None: such as nobody asks for delays.
         others: devices that this worker computes on beside the exchange's.
         on_gradients: the program's function between the sum and the update, if it has one.
+        carried: what shards hand from batch to batch, if they do.
 
     Attributes:
         exchange: carries gradients.
         model: the user's.
+        passes: over this worker's shards.
         refusals: says where operations are called that torch refuses.
         non_finite: says what has made a loss, or gradients, not finite.
         gradient_norm: of the last step's gradients, before they were clipped by it; else None.
@@ -86,6 +87,7 @@ class StepEngine:
         present: of which parameters the last step had a gradient.
         timers: where the time of the step under way goes on this worker.
         is_staged: whether this worker computes a part of the model alone.
+        carried: see above.
     """
 
     takes_closure = False
@@ -104,21 +106,24 @@ class StepEngine:
         timers: PhaseTimers | None = None,
         others: Sequence[Device] = (),
         on_gradients: OnGradients | None = None,
+        carried: CarriedStates | None = None,
     ) -> None:
+        self.carried = carried
         self.refusals = RefusedOperations(model, is_deterministic)
         self.non_finite = NonFiniteSearch(model, optimizer)
         self._clipping = clipping or Clipping()
         self._scaling, self.is_skipped = scaling, False
-        self._optimizer, self._team, self._seed = optimizer, team, seed
+        self._optimizer, self._team = optimizer, team
         self.exchange, self._device = exchange, exchange.device
         self._pending = PendingLosses(exchange.copies)
-        self._num_shards = exchange.division.num_shards
         self._records = Records(exchange.memory.arena.rows)
         is_sliced = exchange.homes is not None
         self._bound = BoundModel(model, optimizer, exchange.fixed, is_sliced=is_sliced)
         self.timers = timers or PhaseTimers()
         self.model = model
-        self._several = SeveralDevices(model, optimizer, exchange, others) if others else None
+        self.passes = ShardPasses(model, exchange, seed)
+        if others:
+            self.passes = SeveralDevices(model, exchange, seed, optimizer, others)
         self._hook: GradientHook | None = None
         if on_gradients is not None:
             self._hook = GradientHook(on_gradients, list(updated_parameters(model, optimizer)))
@@ -140,46 +145,6 @@ class StepEngine:
         """Leave a step that cannot be finished. Collective."""
         raise NotImplementedError("a step is abandoned where workers compute stages of a model")
 
-    @property
-    def shards(self) -> Sequence[int]:
-        """Those that this worker computes, as long as nobody is lost, in the order it does so."""
-        return self.exchange.division.shards if self._several is None else self._several.shards
-
-    def device_of(self, shard: int) -> Device:
-        """Say which of this worker's devices computes a shard."""
-        return self._device if self._several is None else self._several.device_of(shard)
-
-    def found_in(self, error: BaseException, shard: int | None) -> tuple[Device, int | None]:
-        """Say on which device, and in which shard's pass, torch has raised an error.
-
-        Args:
-            error: what was raised.
-            shard: whose pass was issued last; None: outside of passes.
-        """
-        return (
-            (self._device, shard) if self._several is None else self._several.found_in(error, shard)
-        )
-
-    def computed_with(self, shard: int) -> Sequence[int]:
-        """List the shards whose losses are differentiated together with that of one."""
-        return [shard] if self._several is None else self._several.computed_with(shard)
-
-    @property
-    def has_several_devices(self) -> bool:
-        """Whether this worker computes on several devices."""
-        return self._several is not None
-
-    def model_on(self, device: Device) -> nn.Module:
-        """Give the model that computes on one of this worker's devices."""
-        return self.model if self._several is None else self._several.replica_on(device).model
-
-    def gradient_bytes(self, device: Device) -> int:
-        """What gradients take while a backward pass is under way, beside published parts."""
-        if self._several is not None:
-            return self._several.replica_on(device).gradient_bytes
-        there = [p.nbytes for p in self.exchange.parameters if device.has(p)]
-        return sum(there) * (1 + self._stack.depth)
-
     def begin(self, step: int, first_shard: int) -> None:
         """Start a step.
 
@@ -188,32 +153,18 @@ class StepEngine:
             first_shard: the first one that has samples in this step.
         """
         self._step, self._first_shard = step, first_shard
-        self._prepare(step)
+        self.begin_again()
         self._team.faults.meet("begin", step)
         self.timers.begin()
 
-    def _prepare(self, step: int) -> None:
-        """Be ready for the passes of all shards."""
+    def begin_again(self) -> None:
+        """Be ready for the passes of all shards, maybe once more; maybe others compute them now."""
         if self.exchange.division.is_outdated:
             self.exchange.divide()
             self._follow()
-        self._bound.begin(step)
-        self.exchange.buffers.begin()
-        self._stack.discard()
+        self._bound.begin(self._step)
+        self.passes.begin(self._step, self._first_shard)
         self._pending.losses.clear()
-        if self._several is not None:
-            self._several.begin()
-
-    def begin_again(self) -> None:
-        """Be ready for the passes of the step once more; who computes what may be otherwise now."""
-        self._prepare(self._step)
-
-    @contextmanager
-    def seeded(self, stream: str) -> Iterator[None]:
-        """Seed generators for what is computed once in the step; put them back after it."""
-        with self._device.generators_put_back():
-            self._device.seed(seed_of(stream, self._seed, self._step))
-            yield
 
     def begin_passes(self, sizes: Sequence[int]) -> Sequence[int]:
         """Give this worker's shards; collectives are refused until :meth:`end_passes`.
@@ -222,49 +173,30 @@ class StepEngine:
             sizes: how many samples each shard of the step has.
         """
         forbid(IN_A_PASS)
-        if self._several is not None:
-            self._several.begin_passes(sizes)
-        return self.shards
+        self.passes.begin_passes(sizes)
+        return self.passes.shards
 
     def end_passes(self) -> None:
         """Allow collectives again."""
         forbid("")
-        if self._several is not None:
-            self._several.end_passes()
+        self.passes.end_passes()
 
     def start_shard(self, shard: int) -> nn.Module:
-        """Prepare generators and buffers for one shard's forward pass, once it has been read.
-
-        Returns:
-            The model that is to compute it: the user's, or its copy on another device.
-        """
+        """Prepare for one shard's forward pass, once it has been read; gives what computes it."""
         self.timers.lap(Phase.LOADING)
         self._team.faults.meet("shard", self._step)
-        seed = seed_of("train", self._seed, self._step * self._num_shards + shard)
-        model = self.model
-        if self._several is None:
-            self._device.seed(seed)
-            self.exchange.buffers.restore()
-        else:
-            self.refusals.model = model = self._several.start(shard, seed)
+        self.refusals.model = model = self.passes.start(shard)
+        if self.carried is not None:
+            self.carried.start(shard, self.passes.devices[shard])
         self._bound.remove_placeholders()
         return model
 
     def repeat_shard(self, shard: int) -> nn.Module:
-        """Prepare for one shard's passes once more, in a step that will fail.
-
-        See `refusals` and `non_finite`.
-
-        Returns:
-            The model that is to compute it; see :meth:`start_shard`.
-        """
+        """Prepare for one shard's passes once more, in a step that will fail; see `refusals`."""
         self._bound.clear_gradients()
-        seed = seed_of("train", self._seed, self._step * self._num_shards + shard)
-        if self._several is None:
-            self._device.seed(seed)
-            self.exchange.buffers.restore()
-            return self.model
-        self.non_finite.computing = model = self._several.repeat(shard, seed)
+        if self.carried is not None:
+            self.carried.start(shard, self.passes.devices[shard])
+        self.non_finite.computing = model = self.passes.repeat(shard)
         return model
 
     def finish_shard(self, shard: int, returned: Any, num_samples: int, share: float) -> None:
@@ -288,23 +220,15 @@ class StepEngine:
             self._records.write(shard, loss)
         else:
             self._pending.losses.append((shard, loss))
-        if self._scaling is None and is_known_bad(loss):
-            # Everybody will read the record and raise the same error; nobody updates anything.
-            if self._several is None:
-                self._publish(self._stack.push_nothing(shard))
-            else:
-                self._add_to_round(shard, None)
-        else:
+        backward = None
+        # Everybody will read a bad record and raise the same error; nobody updates anything.
+        if self._scaling is not None or not is_known_bad(loss):
             check_differentiable(loss)
-            if self._several is None:
-                self._differentiate(shard, *self._weighted(loss, share))
-                self._publish(self._stack.push(shard))
-                self._bound.clear_fixed()
-                if shard == self._first_shard:
-                    self.exchange.buffers.keep()
-                self._bound.set_placeholders()
-            else:
-                self._add_to_round(shard, self._weighted(loss, share))
+            backward = self._weighted(loss, share)
+        if (finished := self.passes.add(shard, backward)) is not None:
+            self.exchange.publish(*finished)
+        if not self.passes.is_waiting:
+            self._bound.set_placeholders()
         self.timers.lap(Phase.BACKWARD)
 
     def differentiate_again(self, returned: Any, num_samples: int, share: float) -> None:
@@ -315,27 +239,14 @@ class StepEngine:
         """Leave gradients and buffers as they were before shards were computed once more."""
         self._bound.clear_gradients()
         self.exchange.buffers.restore()
-        if self._several is not None:
-            self._several.drop()
-
-    def _add_to_round(self, shard: int, backward: Backward | None) -> None:
-        """Differentiate a loss together with those of other devices, once they are all there."""
-        assert self._several is not None
-        done = self._several.add(shard, backward)
-        if self._first_shard in done:
-            self._several.keep_buffers(self._first_shard)
-        if done:
-            self._bound.set_placeholders()
+        self.passes.drop()
 
     def skip_shard(self, shard: int) -> None:
         """Take into account that a shard has no samples in this step."""
-        if self._several is None:
-            self._publish(self._stack.push_nothing(shard))
-        else:
-            self._several.skip(shard)
+        self._publish(self.passes.skip(shard))
         self._records.write(shard, None)
 
-    def arrive(self) -> list[int] | None:
+    def arrive(self) -> Sequence[int] | None:
         """Meet the others once the own shards are done. Collective.
 
         Returns:
@@ -344,9 +255,10 @@ class StepEngine:
         """
         step = self._step
         self._bound.check_passes()
-        if self._several is not None:
-            for finished in self._several.finished():
-                self._publish(finished)
+        for finished in self.passes.finished():
+            self._publish(finished)
+        if self.carried is not None:
+            self.carried.publish()
         self._team.faults.meet("gradients", step)
         if damaged := self._team.faults.flips(step):
             self.exchange.flip_a_bit(damaged)
@@ -366,12 +278,9 @@ class StepEngine:
             return None
         # The snapshot is not known to be whole; the one before it still is.
         self._copied = None
-        self._stack = GradientStack(self.exchange.parameters, more)
         # Now, while nobody updates: what it reads of the optimizer's state must be this step's.
         self._update = update_of(self._optimizer, self.exchange)
-        if self._several is not None:
-            return self._several.take_over(more)
-        return [shard for part in more for shard in range(part.lo, part.hi)]
+        return self.passes.take_over(more)
 
     @property
     def failing_shard(self) -> int | None:
@@ -396,8 +305,6 @@ class StepEngine:
         if present is None:
             return totals.means, False
         self._team.faults.meet("update", self._step)
-        if self._several is not None:
-            self._several.before_update()
         if self.is_skipped:
             pass_for_stepped(self._optimizer)
         else:
@@ -430,15 +337,17 @@ class StepEngine:
         self.present = present = exchange.add_up(f"sums of step {step}")
         if totals.form == Form.SUM:
             self._divide_sums(present, totals.weight)
-        if not self._unscale(present, step, bad):
+        if self._scaling is not None and not self._unscale(self._scaling, present, bad):
             return totals, None
         if self._hook is not None and not self.is_skipped:
-            self._device.seed(seed_of("gradients", self._seed, step))
+            self.passes.seed("gradients")
             self._hook.call(step, exchange.whole, present)
         if not self._clip(present, step):
             return totals, None
         self.timers.lap(Phase.SUMMING)
-        if exchange.homes is None and not self._await_sums(step):
+        if exchange.homes is None and not self._wait(
+            Phase.SUMMING, exchange.all_sums, f"sums of step {step}"
+        ):
             return totals, None
         return totals, present
 
@@ -453,13 +362,13 @@ class StepEngine:
         if not self._wait(Phase.UPDATING, exchange.share, f"update of step {step}"):
             return False
         self._update.commit()
-        exchange.buffers.commit()
-        if self._several is not None and not self.is_skipped:
-            self._several.update(present)
+        self.passes.commit(present)
+        if self.carried is not None:
+            self.carried.commit()
         if self._scaling is not None:
             self._scaling.update(is_skipped=self.is_skipped)
         self._bound.remember()
-        self._device.seed(seed_of("between", self._seed, step))
+        self.passes.seed("between")
         self.timers.lap(Phase.UPDATING)
         self._team.faults.meet("commit", step)
         return True
@@ -467,8 +376,7 @@ class StepEngine:
     def recomputation(self, parts: Sequence[Node]) -> Recomputation:
         """Begin to compute parts of the step under way again, once :meth:`arrive` gave None."""
         exchange, bound = self.exchange, self._bound
-        if self._several is not None:
-            self._several.is_at_home = True
+        self.passes.stay_at_home()
         return Recomputation(exchange, bound, self._scaling, self.timers, parts, self._first_shard)
 
     def published_digests(self) -> list[tuple[int, Digests]]:
@@ -510,16 +418,10 @@ class StepEngine:
         """Put back what the exchange has of the newest snapshot. Collective."""
         self._copied = None
         self._bound.clear_gradients()
-        self.drop_copies()
+        self.passes.drop()
         self.exchange.load()
         self._bound.remember()
         self._follow()
-
-    def drop_copies(self) -> None:
-        """Forget the copies of the model on further devices; the next step makes others."""
-        self.refusals.model = self.model
-        if self._several is not None:
-            self._several.drop()
 
     def _after_nothing(self, error: NonFiniteLossError) -> NonFiniteLossError:
         """Leave buffers as the step found them, the same on every worker, before it fails."""
@@ -528,25 +430,14 @@ class StepEngine:
 
     def _follow(self) -> None:
         """Be ready for what is this worker's now."""
-        exchange = self.exchange
-        self._stack = GradientStack(exchange.parameters, exchange.division.mine)
-        if self._several is not None:
-            self._several.divide()
-        self._update = update_of(self._optimizer, exchange)
+        self.passes.divide()
+        self._update = update_of(self._optimizer, self.exchange)
 
-    def _publish(self, finished: tuple[Node, Gradients] | None) -> None:
+    def _publish(self, finished: Finished | None) -> None:
         if finished is not None:
             self.exchange.publish(*finished)
 
-    def _differentiate(self, shard: int, loss: torch.Tensor, weight: torch.Tensor) -> None:
-        exchange, stack = self.exchange, self._stack
-        if shard != stack.last_shard or not exchange.takes_early:
-            self._device.backward(loss, weight)
-            return
-        with published_early(exchange.parameters, stack, exchange):
-            self._device.backward(loss, weight)
-
-    def _weighted(self, loss: ShardLoss, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def _weighted(self, loss: ShardLoss, share: float) -> Backward:
         """Give what to differentiate, and by which factor its gradient counts."""
         tensor = loss.tensor if self._scaling is None else self._scaling.scaled(loss.tensor)
         return tensor, torch.full_like(tensor, 1.0 if loss.is_sum else share)
@@ -564,28 +455,29 @@ class StepEngine:
         finally:
             forbid(before)
 
-    def _unscale(self, present: Sequence[bool], step: int, bad: tuple[int, float] | None) -> bool:
+    def _unscale(
+        self, scaling: LossScaling, present: Sequence[bool], bad: tuple[int, float] | None
+    ) -> bool:
         """Unscale this worker's pieces, and find out whether all skip the step. Collective.
 
         Returns:
             Whether all have; False if somebody was lost.
         """
-        if self._scaling is None:
-            return True
+        step = self._step
         groups = self._device.groups(self._totals(present))
-        are_finite = [self._scaling.unscale(totals) for totals in groups]
+        are_finite = [scaling.unscale(totals) for totals in groups]
         mine = b"finite" if all(are_finite) else b""
         vote = functools.partial(self.exchange.agree, mine)
         heard = self._wait(Phase.SUMMING, vote, f"scale of step {step}")
         if heard is None:
             return False
         self.is_skipped = not all(heard)
-        if self.is_skipped and self._scaling.scale <= SMALLEST:
+        if self.is_skipped and scaling.scale <= SMALLEST:
             sums = zip(self.exchange.pieces, self.exchange.totals, strict=True)
             self.non_finite.note_gradients(
                 (piece.index, total) for piece, total in sums if present[piece.index]
             )
-            raise self._after_nothing(non_finite_unscaled(self._scaling.scale, step, bad))
+            raise self._after_nothing(non_finite_unscaled(scaling.scale, step, bad))
         return True
 
     def _clip(self, present: Sequence[bool], step: int) -> bool:
@@ -602,7 +494,7 @@ class StepEngine:
                 self._clipping.clip_values(totals)
         if self._clipping.norm is None:
             return True
-        if not self._await_sums(step):
+        if not self._wait(Phase.SUMMING, self.exchange.all_sums, f"sums of step {step}"):
             return False
         sums = zip(self.exchange.whole, present, strict=True)
         norm = total_norm([total for total, is_there in sums if is_there])
@@ -618,9 +510,6 @@ class StepEngine:
         for totals in self._device.groups(self._totals(present)):
             self._clipping.scale(totals, norm.to(totals[0].device))
         return True
-
-    def _await_sums(self, step: int) -> bool:
-        return self._wait(Phase.SUMMING, self.exchange.all_sums, f"sums of step {step}")
 
     def _wait(self, phase: Phase, meet: Callable[[str], Met], purpose: str) -> Met:
         """Meet the others; the time before is that of `phase`, the rest that of waiting."""

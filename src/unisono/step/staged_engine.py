@@ -142,7 +142,7 @@ class StagedEngine(StepEngine):
             self.exchange.gather(f"gradients of step {self._step}")
         self._is_in_passes = False
         self._landed.clear()
-        self._stack.discard()
+        self.passes.home.stack.discard()
         self._bound.remove_placeholders()
         self._bound.clear_gradients()
         self._pending.losses.clear()
@@ -165,7 +165,7 @@ class StagedEngine(StepEngine):
         while self._landed and (due or self._landed[0].flight is None):
             landed = self._landed.popleft()
             if landed.flight is None:
-                self._publish(self._stack.push_nothing(landed.shard))
+                self._publish(self.passes.home.stack.push_nothing(landed.shard))
                 continue
             due -= 1
             self._differentiate_one(landed, landed.flight)
@@ -181,8 +181,8 @@ class StagedEngine(StepEngine):
             is_made = False
         else:
             is_made = self._stages.differentiate(flight, landed.roots, landed.gradients)
-        pushed = self._stack.push(landed.shard) if is_made else None
-        self._publish(pushed if is_made else self._stack.push_nothing(landed.shard))
+        pushed = self.passes.home.stack.push(landed.shard) if is_made else None
+        self._publish(pushed if is_made else self.passes.home.stack.push_nothing(landed.shard))
         self._bound.clear_fixed()
         if landed.published:
             buffers.keep_some(landed.published)

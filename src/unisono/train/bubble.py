@@ -18,7 +18,7 @@ def tell_bubble(run: RunContext, engine: StagedEngine) -> None:
     if not team.is_leader or not stages.passes_s:
         return
     seconds = {rank: json.loads(message) for rank, message in heard.items()}
-    num_shards, in_flight = len(engine.shards), run.options.shards_in_flight
+    num_shards, in_flight = len(engine.passes.shards), run.options.shards_in_flight
     expected = expected_bubble(num_shards, team.num_stages, in_flight)
     run.say(
         f"pipeline of {team.num_stages} stages, {num_shards} shards for each replica: they waited "

@@ -40,7 +40,7 @@ class Confirmed:
         """
         self.num_windows += 1
         by_key = {one.key: one for one in found}
-        costs_s = {key: one.excess_s * num_steps for key, one in by_key.items()}
+        costs_s = {key: one.lost_s * num_steps for key, one in by_key.items()}
         self._now = [key for key in by_key if key in self._before]
         for key in self._now:
             # The window before counts, too, unless it has been counted.

@@ -51,8 +51,8 @@ from unisono.train.unused_parameters import UnusedParameters
 from unisono.workers.launcher_messages import Live, Passed
 from unisono.world import threads_per_worker
 
-# Beside the memory of a loop and those of loops within it.
-_PIPE_KEY = 1 << 31
+# Of what stages send each other, or shards carry: beside the memory of a loop and of those within.
+_BESIDE_KEY = 1 << 31
 
 
 def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, None, None]:
@@ -151,7 +151,9 @@ def _under_way(run: RunContext, plan: LoopPlan, live: Live | None) -> Iterator[B
             with memory_explained(run, "start of the loop"):
                 run.engine = engine = _engine(run, plan, live, timers)
             stack.callback(engine.exchange.unbind)
-            stack.callback(engine.drop_copies)
+            stack.callback(engine.passes.drop)
+            if run.carried is not None:
+                stack.callback(run.carried.unbind)
             interrupts = Interrupts()
             if run.checkpoints is not None and run.team.supervisor.is_alone:
                 interrupts = stack.enter_context(gentle_interrupts(run.say))
@@ -199,7 +201,10 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTim
         "timers": timers,
         "others": run.other_devices,
         "on_gradients": run.options.on_gradients,
+        "carried": run.carried,
     }
+    if run.carried is not None:
+        run.carried.bind(run.team, exchange.memory.arena.key + _BESIDE_KEY)
     if run.team.num_stages == 1:
         kind = ClosureEngine if run.takes_closure else StepEngine
         return kind(model, optimizer, exchange, **options)
@@ -216,7 +221,7 @@ def _stages(run: RunContext, exchange: Exchange) -> StageWorker:
         others,
         run.team,
         run.device,
-        key=exchange.memory.arena.key + _PIPE_KEY,
+        key=exchange.memory.arena.key + _BESIDE_KEY,
         balance=run.options.balance,
         in_flight=run.options.shards_in_flight,
     )

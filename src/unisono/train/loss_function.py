@@ -17,10 +17,11 @@ Loss = Callable[[nn.Module, Any], Any]
 
 _CRITERIA = nn.modules.loss.__name__
 _WANTED = "`loss` must be a function of (model, batch)"
+_WITH_STATE = "`loss` must be a function of (model, batch, state) with `carry=True`"
 
 
-def check_loss(loss: object) -> None:
-    """Refuse what is no function of (model, batch).
+def check_loss(loss: object, *, carry: bool = False) -> None:
+    """Refuse what is no function of (model, batch); if they `carry`, of (model, batch, state).
 
     Raises:
         TypeError: it is something else; the message says what to write.
@@ -35,7 +36,10 @@ def check_loss(loss: object) -> None:
     name = getattr(loss, "__name__", "")
     if name and getattr(functional, name, None) is loss:
         raise _of_outputs(f"`F.{name}`", f"F.{name}")
-    _check_number_of_arguments(loss)
+    if carry:
+        _check_takes_state(loss)
+    else:
+        _check_number_of_arguments(loss)
 
 
 def _of_outputs(what: str, call: str) -> TypeError:
@@ -66,7 +70,20 @@ def _check_number_of_arguments(loss: Callable[..., Any]) -> None:
         ) from None
 
 
-def check_embed(embed: object, closure: bool | None) -> None:
+def _check_takes_state(loss: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(loss).bind(None, None, None)
+    except ValueError:  # some that are written in C have none
+        return
+    except TypeError:
+        names = ", ".join(inspect.signature(loss).parameters)
+        raise TypeError(
+            f"{_WITH_STATE}, but takes ({names}): take the state that it returned for the batch "
+            f"before, None at first, and return (loss, state)."
+        ) from None
+
+
+def check_embed(embed: object, closure: bool | None, *, carry: bool = False) -> None:
     """Refuse what is no function of (model, batch), and what does not go with features.
 
     Raises:
@@ -81,4 +98,8 @@ def check_embed(embed: object, closure: bool | None) -> None:
         raise ValueError(
             "`closure` must be left out where `embed` is given: a loss over the whole batch is "
             "computed once a step."
+        )
+    if carry:
+        raise ValueError(
+            "`carry` must be left out where `embed` is given: each batch is embedded twice."
         )

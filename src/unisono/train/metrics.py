@@ -27,23 +27,6 @@ from unisono.train.sweep import Forward
 from unisono.workers.team import Team
 
 
-def outputs_and_targets(model: nn.Module, batch: Any) -> Any:
-    """Call the model with the first part of a pair (inputs, targets); the second goes with it.
-
-    Raises:
-        TypeError: the batch is no pair.
-    """
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        kind = type(batch).__name__
-        parts = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
-        raise TypeError(
-            f"a batch must be a pair (inputs, targets) for metrics to be updated with (outputs, "
-            f"targets), but is a {kind}{parts}: say what they get with a function `forward`, such "
-            f"as `lambda model, batch: (model(batch[0]), batch[1])`."
-        )
-    return model(batch[0]), batch[1]
-
-
 class Metrics:
     """The metrics of one evaluation. Final.
 

@@ -141,7 +141,7 @@ def full_one(device: Device, error: Exception) -> Device:
 def _needed(run: RunContext, device: Device) -> dict[str, int]:
     model, optimizer = run.kept.model, run.kept.optimizer
     if run.engine is not None:
-        model = run.engine.model_on(device)
+        model = run.engine.passes.replica_on(device).model
     held = [*model.parameters(), *model.buffers()]
     state = [
         value
@@ -155,7 +155,7 @@ def _needed(run: RunContext, device: Device) -> dict[str, int]:
         "optimizer state": _bytes(state, device),
     }
     if run.engine is not None:
-        needed["gradients"] = run.engine.gradient_bytes(device)
+        needed["gradients"] = run.engine.passes.replica_on(device).gradient_bytes(device)
         exchange = run.engine.exchange.device_bytes
         if exchange and device in run.device.parts:
             parameters = run.engine.exchange.parameters

@@ -14,8 +14,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from unisono.errors import MismatchError
 from unisono.plainfile import open_plain
 from unisono.step.refused_operation import refusals_explained
@@ -38,11 +36,6 @@ from unisono.workers.launcher_messages import KeepFile, RemoveAtEnd
 
 Said = dict[str, Any]
 """What the leader says of the file: how rows are named and put together, and which file it is."""
-
-
-def forward_inputs(model: nn.Module, batch: Any) -> Any:
-    """Call the model with a batch, or with the first part of one that has several."""
-    return model(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
 
 class Predictor:

@@ -25,6 +25,7 @@ from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import AUTO, drawn_without_seed
+from unisono.exchange.carried_states import CarriedStates
 from unisono.exchange.choice import name_of_exchange
 from unisono.plan.samples import SamplePlan
 from unisono.stages.stage_worker import BY_MEMORY, Balance
@@ -34,6 +35,7 @@ from unisono.state.program_state import ExtraState
 from unisono.state.run_state import RunState
 from unisono.step.gradient_hook import OnGradients
 from unisono.step.scaling import LossScaling
+from unisono.train.carrying import check_rows
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.failure_notes import failure_notes
 from unisono.train.identity import fixed_by
@@ -53,6 +55,7 @@ from unisono.workers.launcher_messages import Ready
 
 SCALER_KEY = "grad_scaler"
 EXTRA_STATE_KEY = "extra_state"
+CARRIED_KEY = "carried"
 
 
 class Run:
@@ -131,6 +134,10 @@ class Run:
         closure: whether the optimizer's ``step`` is called with a closure, which computes all
             shards again with the parameters as they are then, with the same random numbers. None:
             if it cannot be called without one, as LBFGS'.
+        carry: whether each shard hands something on from batch to batch, such as the hidden state
+            of a recurrent network: ``step.carried``. It is kept with the run, and begins anew with
+            each epoch. Samples must come in an order in which each row of a batch continues that
+            row of the batch before, see ``unisono.data.continuing_rows``.
 
     Attributes:
         shards: S.
@@ -171,6 +178,7 @@ class Run:
         audit_every: int | None = None,
         on_gradients: OnGradients | None = None,
         closure: bool | None = None,
+        carry: bool = False,
     ) -> None:
         self._set_up(model, optimizer, RunOptions.among(locals()))
 
@@ -215,6 +223,8 @@ class Run:
             )
         if options.takes_closure(optimizer):
             fixed["closure"] = True
+        if options.carry:
+            fixed["carry"] = True
         self._context = RunContext(
             options,
             RunState(model, optimizer, options.resume_options),
@@ -230,6 +240,8 @@ class Run:
             place_on(model, optimizer, self.device)
         if scaling is not None:
             self.state[SCALER_KEY] = options.grad_scaler
+        if options.carry:
+            self._context.carried = self.state[CARRIED_KEY] = CarriedStates(self.shards)
         extra_state = ExtraState(model)
         if not extra_state.is_empty:
             self.state[EXTRA_STATE_KEY] = extra_state
@@ -387,7 +399,7 @@ class Run:
 
     def plan(self, reading: Reading, *, may_be_endless: bool = False) -> SamplePlan:
         """Plan which samples are computed where; raises as :meth:`steps` does."""
-        return plan_samples(
+        samples = plan_samples(
             reading.dataset,
             reading.batch_size,
             reading.shuffle,
@@ -396,6 +408,14 @@ class Run:
             seed=self.seed,
             may_be_endless=may_be_endless,
         )
+        if self.carried is not None:
+            check_rows(samples)
+        return samples
+
+    @property
+    def carried(self) -> CarriedStates | None:
+        """What shards hand from batch to batch; None: nothing."""
+        return self._context.carried
 
     def explained(self, error: Exception, phase: str, batch_size: int) -> Exception:
         """Explain what a pass over batches of this size has raised, if memory is full."""

@@ -11,6 +11,7 @@ from torch import nn
 from unisono.callbacks.callback import Audit
 from unisono.data.fingerprint import Fingerprints
 from unisono.device import Device
+from unisono.exchange.carried_states import CarriedStates
 from unisono.exchange.choice import name_of_exchange
 from unisono.exchange.run_memory import RunMemory
 from unisono.notices import say
@@ -79,6 +80,7 @@ class RunContext:
         joint_calls: what they have done together.
         fixed: what fixes the run's bits, by name, beside samples and versions.
         scaling: how losses are scaled; None: not at all.
+        carried: what shards hand from batch to batch; None: nothing.
         checkpoints: where they go; None: nowhere.
         observer: who follows the run now.
         loss: computes a batch's loss; None in loops where the program does that.
@@ -109,6 +111,7 @@ class RunContext:
     is_unseeded: bool
     device: Device
     other_devices: Sequence[Device] = ()
+    carried: CarriedStates | None = None
     checkpoints: Checkpoints | None = None
     observer: Observer = field(default_factory=Unobserved)
     loss: Callable[[nn.Module, Any], Any] | None = None

@@ -58,6 +58,7 @@ class RunOptions:
     audit_every: int | None = None
     on_gradients: OnGradients | None = None
     closure: bool | None = None
+    carry: bool = False
     clipping: Clipping = field(init=False)
     every: Every | None = field(init=False, default=None)
 
@@ -85,6 +86,13 @@ class RunOptions:
             )
         if self.closure not in (None, True, False):
             raise TypeError(f"`closure` must be True, False or None, but is {self.closure!r}.")
+        if not isinstance(self.carry, bool):
+            raise TypeError(f"`carry` must be True or False, but is {self.carry!r}.")
+        if self.carry and self.audit_every is not None:
+            raise ValueError(
+                "`audit_every` must be left out with `carry=True`, as what shards carry is not "
+                "audited, but is given: leave one of them out."
+            )
         if self.audit_every is not None:
             self._set("audit_every", check_whole("audit_every", self.audit_every, at_least=1))
         if self.checkpoint_every is not None:

@@ -12,6 +12,7 @@ class SlowdownCause(enum.Enum):
     """What costs time; the value is its name in the event file."""
 
     WORKER = "slow worker"
+    CORE = "slow core"
     UNEVEN = "uneven shards"
     DEVICES = "mixed devices"
     BUSY = "busy machine"
@@ -22,6 +23,7 @@ class SlowdownCause(enum.Enum):
 
 TOLD = (
     SlowdownCause.WORKER,
+    SlowdownCause.CORE,
     SlowdownCause.UNEVEN,
     SlowdownCause.DEVICES,
     SlowdownCause.BUSY,
@@ -36,7 +38,8 @@ class Slowdown:
 
     Attributes:
         cause: what.
-        excess_s: by how much longer a step is, in seconds.
+        excess_s: by how much longer something takes, in seconds.
+        lost_s: by how much longer a step is for that; less where another worker is slow, too.
         of_step: that as a part of a step's time.
         cost: that as a part of the run's time, as far as it has come.
         sentence: says it, but not what it costs of the run.
@@ -47,6 +50,7 @@ class Slowdown:
 
     cause: SlowdownCause
     excess_s: float
+    lost_s: float
     of_step: float
     cost: float
     sentence: str

@@ -6,9 +6,9 @@ Each worker does its own part of a step, then waits for whoever comes last::
     worker 1   between │ loading │ forward ────────────│ backward   │ sum, update
                                            └ excess: longer than is usual for its share
 
-A worker is called slow if it comes last in nearly all steps, by more than workers differ anyhow,
-and neither its shards nor waiting for a free core explain that. Medians decide, so what happens in
-a few steps accuses nobody. Nothing here reads a clock or a file.
+A worker is called slow if some of its phases take longer in nearly all steps, by more than workers
+differ anyhow, and neither its shards nor its core nor waiting for a free one explain that. Medians
+decide, so what happens in a few steps accuses nobody. Nothing here reads a clock or a file.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unisono.train.phase_excess import NEARLY_ALL, PhaseExcess, excess_of
 from unisono.train.slowdown import COSTS, Slowdown, SlowdownCause, milliseconds
 from unisono.train.step_window import COLUMNS, Seconds, StepWindow, median_of
 
@@ -25,10 +26,8 @@ _BEFORE_SUM = [_BETWEEN, _LOADING, _FORWARD, _BACKWARD]
 _BY_SHARE = [_LOADING, _FORWARD, _BACKWARD]
 _WALL = slice(_BETWEEN, _DELAYED)
 
-LAST_IN = 0.75  # of the steps, at least, whoever is slow comes last
 SLOW_BY = 0.08  # of what is usual
 _FLOOR_S = 5e-5  # what one worker does for all, as leader, takes less
-_PART_OF_EXCESS = 0.3  # a phase with so much of it is named
 _KNOWN_AT_LEAST = 8  # steps whose delays are known
 _SMALL_S, _SMALL_SHARE = 0.02, 0.3
 
@@ -37,8 +36,7 @@ def judge(window: StepWindow) -> tuple[Slowdown, ...]:
     """Find what costs time in a window of steps, the costliest first."""
     if not window.times.size:
         return ()
-    found = list(_Judgement(window).findings())
-    return tuple(sorted(found, key=lambda one: -one.of_step))
+    return tuple(sorted(_Judgement(window).findings(), key=lambda one: -one.of_step))
 
 
 class _Judgement:
@@ -49,17 +47,18 @@ class _Judgement:
         self._delays = np.nan_to_num(self._times[..., _DELAYED])
         # Of the calmest steps, a quarter of them at least: what a phase takes undisturbed.
         delayed = self._delays.sum(axis=1)
-        calm = self._times[delayed <= np.sort(delayed)[len(delayed) // 4]]
-        self._usual: Seconds = median_of(calm)
+        is_calm = delayed <= np.sort(delayed)[len(delayed) // 4]
+        self._calm, self._calm_delays = self._times[is_calm], self._delays[is_calm]
+        self._usual: Seconds = median_of(self._calm)
         self._step_s = float(median_of(self._times[..., _WALL].sum(axis=2).mean(axis=1)))
         self._before_sum: Seconds = self._times[..., _BEFORE_SUM].sum(axis=2)
-        own = np.maximum(self._before_sum - self._delays, 0.0)
-        self._undelayed: Seconds = own
-        self._work: Seconds = own
-        self._phases = list(_BEFORE_SUM)
+        self._undelayed: Seconds = np.maximum(self._before_sum - self._delays, 0.0)
+        self._work: Seconds = self._undelayed
+        passes = [[_FORWARD], [_BACKWARD]] if window.is_on_host else [[_FORWARD, _BACKWARD]]
+        self._phases = [[_BETWEEN], [_LOADING], *passes]
         if window.updater is None:
-            self._phases += [_SUMMING, _UPDATING]
-            self._work = own + self._times[..., [_SUMMING, _UPDATING]].sum(axis=2)
+            self._phases += [[_SUMMING], [_UPDATING]]
+            self._work = self._undelayed + self._times[..., [_SUMMING, _UPDATING]].sum(axis=2)
         self._weights = window.weights
 
     def findings(self) -> Iterator[Slowdown]:
@@ -77,34 +76,40 @@ class _Judgement:
             yield from self._small()
 
     def _slow_worker(self) -> Iterator[Slowdown]:
-        window, work = self._window, self._work
-        last = np.bincount(work.argmax(axis=1), minlength=len(window.ranks))
-        at = int(last.argmax())
-        if last[at] < LAST_IN * len(work) or self._is_blind:
+        window = self._window
+        if self._is_blind:
             return
-        lead_s = float(median_of(work[:, at] - np.delete(work, at, axis=1).max(axis=1)))
-        expected = self._expected(at)
-        excess = {p: float(self._usual[at, p] - expected[p]) for p in self._phases}
-        excess_s = min(lead_s, sum(excess.values()))
-        usual_s = sum(float(expected[p]) for p in self._phases)
-        if excess_s < max((SLOW_BY + self._stolen) * usual_s, _FLOOR_S):
+        compared = [self._compared(at) for at in range(len(window.ranks))]
+        # Nobody knows in which phase a worker waited for a core.
+        excess = [one.excess_s for one in compared] - median_of(self._calm_delays)
+        at = int(excess.argmax())
+        one, rank, excess_s = compared[at], window.ranks[at], float(excess[at])
+        if excess_s < self._least_s(float(one.expected.sum())):
+            yield from self._slow_core([one.core for one in compared])
+        elif one.is_sure:
+            phases = tuple(COLUMNS[column] for p in one.longest for column in self._phases[p])
+            than = "is usual for its shards" if self._are_uneven else "the others"
+            sentence = (
+                f"worker {rank} is slow in {_told_phases(phases)}: {milliseconds(one.own_s)} a "
+                f"step, {milliseconds(excess_s)} more than {than}"
+            )
+            cause, remedy = SlowdownCause.WORKER, _remedy(phases[0], window)
+            yield self._finding(cause, excess_s, sentence, remedy, at=at, phases=phases)
+
+    def _slow_core(self, factors: list[float]) -> Iterator[Slowdown]:
+        at = int(np.argmax(factors))
+        work_s, rank = float(median_of(self._work[:, at])), self._window.ranks[at]
+        excess_s = work_s * (1 - 1 / factors[at])
+        is_last = (self._work.argmax(axis=1) == at).mean() >= NEARLY_ALL
+        if not is_last or excess_s < self._least_s(work_s - excess_s):
             return
-        order = sorted(excess, key=lambda p: -excess[p])
-        named = [p for p in order if excess[p] >= _PART_OF_EXCESS * sum(excess.values())]
-        if not window.is_on_host and named and named[0] in (_FORWARD, _BACKWARD):
-            named = [_FORWARD, _BACKWARD]
-        named = named or order[:1]
-        rank, phases = window.ranks[at], tuple(COLUMNS[p] for p in named)
-        own_s = sum(float(self._usual[at, p]) for p in named)
-        than = "is usual for its shards" if self._are_uneven else "the others"
+        where = "core" if self._window.is_on_host else "core or device"
         sentence = (
-            f"worker {rank} is slow in {_told_phases(phases)}: {milliseconds(own_s)} a step, "
-            f"{milliseconds(excess_s)} more than {than}"
+            f"everything takes worker {rank} {factors[at]:.2f} times as long as the others, "
+            f"{milliseconds(excess_s)} more a step: it has a slower {where}"
         )
-        remedy = _remedy(phases[0], window)
-        yield self._finding(
-            SlowdownCause.WORKER, excess_s, sentence, remedy, rank=rank, phases=phases
-        )
+        remedy = f"look at what else runs on its {where}; virtual cores may share a real one"
+        yield self._finding(SlowdownCause.CORE, excess_s, sentence, remedy, at=at)
 
     def _uneven(self) -> Iterator[Slowdown]:
         window, weights = self._window, self._weights
@@ -112,7 +117,7 @@ class _Judgement:
             return
         heavy = weights >= weights.max() * (1 - 1e-9)
         passes = self._usual[:, _BY_SHARE].sum(axis=1)
-        by_weight = float(median_of(passes / weights)) * float(weights.max() - weights.mean())
+        by_weight = float(median_of(passes / weights) * (weights.max() - weights.mean()))
         work = self._undelayed
         seen = float(median_of(work[:, heavy].mean(axis=1) - work.mean(axis=1)))
         excess_s = min(by_weight, seen)
@@ -133,6 +138,7 @@ class _Judgement:
         why = "" if machine is None else f" ({machine.in_words})"
         yield Slowdown(
             SlowdownCause.BUSY,
+            excess_s,
             excess_s,
             excess_s / step_s,
             excess_s / step_s,
@@ -159,9 +165,8 @@ class _Judgement:
         yield self._finding(SlowdownCause.WHOLE_UPDATE, excess_s, sentence, remedy)
 
     def _alike(self) -> Iterator[Slowdown]:
-        waiting = self._times[..., _WAITING].mean(axis=0)
         step_s = float(self._times[..., _WALL].sum(axis=2).mean())
-        excess_s = float(waiting.mean())
+        excess_s = float(self._times[..., _WAITING].mean())
         if excess_s < COSTS * step_s:
             return
         sentence = (
@@ -169,7 +174,9 @@ class _Judgement:
             f"{milliseconds(step_s)}, as now one comes last, now another"
         )
         share = excess_s / step_s
-        yield Slowdown(SlowdownCause.ALIKE, excess_s, share, share, sentence, self._even_batch())
+        yield Slowdown(
+            SlowdownCause.ALIKE, excess_s, excess_s, share, share, sentence, self._even_batch()
+        )
 
     def _even_batch(self) -> str:
         """Say which batch would give each shard as many samples, if that matters."""
@@ -193,15 +200,23 @@ class _Judgement:
         remedy = "a larger `batch_size` has fewer steps, with other results"
         yield self._finding(SlowdownCause.SMALL, excess_s, sentence, remedy)
 
-    def _expected(self, at: int) -> Seconds:
-        """Give the time of each column that the other workers make one expect of a worker."""
-        others = np.delete(self._usual, at, axis=0)
-        expected: Seconds = median_of(others)
-        if self._are_uneven:
-            weights = np.delete(self._weights, at)[:, None]
-            a_unit = median_of(others[:, _BY_SHARE] / weights)
-            expected[_BY_SHARE] = a_unit * self._weights[at]
-        return expected
+    def _compared(self, at: int) -> PhaseExcess:
+        """Compare a worker with the others, in the calm steps."""
+        phases = [self._calm[..., columns].sum(axis=2) for columns in self._phases]
+        shares = np.ones((len(self._weights), len(phases)))
+        for p, columns in enumerate(self._phases):
+            if columns[0] in _BY_SHARE:
+                shares[:, p] = self._weights
+        return excess_of(np.stack(phases, axis=2), shares, at)
+
+    def _lost_s(self, at: int, excess_s: float) -> float:
+        """Give what the steps would be shorter by, were one worker not slow by so much."""
+        lead = self._work[:, at] - np.delete(self._work, at, axis=1).max(axis=1)
+        return float(median_of(np.clip(lead, 0.0, excess_s)))
+
+    def _least_s(self, usual_s: float) -> float:
+        """Give what is more than workers differ anyhow."""
+        return max((SLOW_BY + self._stolen) * usual_s, _FLOOR_S)
 
     @property
     def _are_uneven(self) -> bool:
@@ -227,11 +242,13 @@ class _Judgement:
         sentence: str,
         remedy: str,
         *,
-        rank: int | None = None,
+        at: int | None = None,
         phases: tuple[str, ...] = (),
     ) -> Slowdown:
-        share = excess_s / self._step_s if self._step_s > 0 else 0.0
-        return Slowdown(cause, excess_s, share, share, sentence, remedy, rank, phases)
+        lost_s = excess_s if at is None else self._lost_s(at, excess_s)
+        share = lost_s / self._step_s if self._step_s > 0 else 0.0
+        rank = None if at is None else self._window.ranks[at]
+        return Slowdown(cause, excess_s, lost_s, share, share, sentence, remedy, rank, phases)
 
 
 def _told_division(window: StepWindow, excess_s: float) -> tuple[SlowdownCause, float, str, str]:
@@ -273,9 +290,12 @@ def _told_phases(phases: tuple[str, ...]) -> str:
 def _remedy(phase: str, window: StepWindow) -> str:
     """Say what to look at."""
     if phase == "loading":
-        more = window.loader_workers + 1
-        return f"read ahead with `loader_workers={more}`, or look at where its samples lie"
+        option = f"loader_workers={window.loader_workers + 1}"
+        return f"read ahead with `{option}`, or look at where its samples lie"
     if phase == "between":
         return "look at callbacks, and at code that runs on this worker alone between steps"
-    where = "core" if window.is_on_host else "device"
-    return f"look at what else runs on its {where}, and whether its samples take longer to compute"
+    if window.is_on_host:
+        return (
+            "look at whether its samples take longer to compute, and at what else its process does"
+        )
+    return "look at what else runs on its device, and whether its samples take longer to compute"

@@ -11,15 +11,11 @@ Invariant: nothing that fails here ends the run; then it is watched no more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
-from typing import TypeAlias
-
-import numpy as np
 
 from unisono.machine_load import LoadWatch, MachineLoad
 from unisono.notices import say
-from unisono.step.phase_timers import DELAYED
 from unisono.train.boundary import Boundary
 from unisono.train.confirmation import Confirmed
 from unisono.train.loop_plan import LoopPlan
@@ -28,7 +24,7 @@ from unisono.train.run_context import RunContext
 from unisono.train.slowdown import Slowdown
 from unisono.train.slowness import judge
 from unisono.train.speed_report import SpeedReport
-from unisono.train.step_window import Seconds, StepWindow
+from unisono.train.step_window import StepWindow, ToldStep, times_of
 from unisono.world import threads_per_worker
 
 WARMUP_STEPS = 10
@@ -36,9 +32,6 @@ WINDOW_STEPS = 64
 _FEW_STEPS, _LONG_S = 20, 20.0  # of a window whose steps take long
 _REST_AT_LEAST_S, _REST_AT_MOST_S = 5.0, 30.0  # else a tenth of what the loop has lasted
 _LAST_AT_LEAST = WINDOW_STEPS // 2
-
-Row: TypeAlias = "tuple[list[tuple[float, ...]], bool]"
-"""Of one step, what each worker told, and whether it had a full batch."""
 
 
 class SpeedWatch:
@@ -63,7 +56,7 @@ class SpeedWatch:
         self._load = LoadWatch(clock)
         self._machine: MachineLoad | None = None
         self._confirmed = Confirmed()
-        self._rows: list[Row] = []
+        self._rows: list[ToldStep] = []
         self._newest, self._since = -2, (-1, -1)
         self._is_full = self._has_begun = self._is_broken = False
         self._to_skip = WARMUP_STEPS
@@ -173,23 +166,3 @@ class SpeedWatch:
             run.device.is_host,
             int(self._plan.loader_workers),
         )
-
-
-def times_of(rows: Sequence[Row]) -> Seconds:
-    """Give what workers spent in some consecutive steps, without the first, which has no before.
-
-    Args:
-        rows: of each step, what each worker told, as ``PhaseTimers.times``, and whether the step
-            had a full batch; others are left out.
-
-    Returns:
-        Seconds, of shape (steps, workers, 8), as in :class:`StepWindow`.
-    """
-    told = np.array([times for times, _ in rows])
-    phases = told[..., 1:DELAYED]
-    ended_s = told[..., 0] + phases.sum(axis=2)
-    between_s = told[1:, :, 0] - ended_s[:-1]
-    columns = [between_s[..., None], phases[1:], told[1:, :, DELAYED:]]
-    are_full = np.array([is_full for _, is_full in rows[1:]], dtype=bool)
-    times: Seconds = np.concatenate(columns, axis=2)[are_full]
-    return times

@@ -51,8 +51,9 @@ def check_stages(
     for name in ("audit_every", "on_gradients"):
         if getattr(options, name) is not None:
             raise ValueError(refusal_of(name))
-    if options.closure:
-        raise ValueError(refusal_of("closure"))
+    for name in ("closure", "carry"):
+        if getattr(options, name):
+            raise ValueError(refusal_of(name))
     name = name_of_exchange(options.exchange, device)
     if name != SHARED:
         raise ValueError(

@@ -12,6 +12,7 @@ from typing import Any
 from unisono.data.loader import Loader, Place
 from unisono.device import Device
 from unisono.errors import NonFiniteLossError
+from unisono.exchange.carried_states import CarriedStates
 from unisono.notices import listed
 from unisono.plan.samples import SamplePlan
 from unisono.stages.pipe import ReplicaBrokenError
@@ -77,6 +78,33 @@ class Step:
         return self.means["loss"]
 
     @property
+    def carried(self) -> Any:
+        """With ``carry=True``: what the batch at hand starts with; set: what the next one does.
+
+        None at the start of an epoch. Tensors, numbers and texts, in tuples, lists and dicts: they
+        come back as these, tensors detached, on the batch's device. If it is not set, it stays.
+        """
+        return self._states.value
+
+    @carried.setter
+    def carried(self, state: Any) -> None:
+        self._states.value = state
+
+    @property
+    def _states(self) -> CarriedStates:
+        if self._engine.carried is None:
+            raise RuntimeError(
+                "`step.carried` is there with `carry=True`, but the run is without: pass it to "
+                "`Run` or `Trainer`."
+            )
+        if self._waiting is None:
+            raise RuntimeError(
+                "`step.carried` belongs to a batch of `step.shards`, but there is none at hand: "
+                "use it in the loop over `step.shards`, before `step.backward`."
+            )
+        return self._engine.carried
+
+    @property
     def shards(self) -> Iterator[Any]:
         """The batches of the shards that this worker computes, one after the other.
 
@@ -99,7 +127,7 @@ class Step:
             yield from self._compute(more)
             if self._loader.copies_early:
                 # While the device computes the last shard, and before others are waited for.
-                self._loader.take_early(self._engine.device_of)
+                self._loader.take_early(self._engine.passes.devices)
                 self._engine.timers.lap(Phase.LOADING)
             # Whoever was lost meanwhile has left shards, which the others compute now.
             more = self._engine.arrive()
@@ -116,7 +144,7 @@ class Step:
                 self._done.add(shard)
                 continue
             place = Place(self.epoch, self.batch, shard)
-            device = self._engine.device_of(shard)
+            device = self._engine.passes.devices[shard]
             kept_on, batch = self._kept.pop(shard, (None, None))
             if kept_on is not device:
                 batch = self._read(place, device)
@@ -131,7 +159,7 @@ class Step:
 
     def _read(self, place: Place, device: Device) -> Any:
         try:
-            return self._loader.batch(place, self._engine.shards, device)
+            return self._loader.batch(place, self._engine.passes.shards, device)
         except RuntimeError as error:
             self._explain(error, "copy of a batch", place.shard)
             raise
@@ -148,7 +176,7 @@ class Step:
     def _read_again(self, shard: int) -> Any:
         """Prepare for a shard's pass in a step that fails, and read its batch, in this process."""
         self.model = self._engine.repeat_shard(shard)
-        device = self._engine.device_of(shard)
+        device = self._engine.passes.devices[shard]
         return self._loader.batch(Place(self.epoch, self.batch, shard), (), device)
 
     def backward(self, loss: Any) -> None:
@@ -222,7 +250,7 @@ class Step:
             found = {}
             engine.begin_passes(self._shard_sizes)
             for shard in some:
-                here = engine.device_of(shard)
+                here = engine.passes.devices[shard]
                 batch = self._read(Place(self.epoch, self.batch, shard), here)
                 self._kept[shard] = here, batch
                 self.model = engine.start_shard(shard)
@@ -232,14 +260,14 @@ class Step:
             engine.end_passes()
             return Features(found)
 
-        features = gathered(shards, team, device, engine.shards, compute)
+        features = gathered(shards, team, device, engine.passes.shards, compute)
         engine.begin_again()
         for batch in self.shards:
             shard = self._waiting
             assert shard is not None
             leaves = whole.features_of(batch, self._shard_sizes[shard])
             if not whole.is_differentiated:
-                with engine.seeded("whole batch"):
+                with engine.passes.seeded("whole batch"):
                     whole.differentiate(features, engine.model)
             self.backward(whole.of_shard(shard, leaves, self.model))
 
@@ -259,7 +287,7 @@ class Step:
 
     def _explain(self, error: Exception, phase: str, shard: int | None = None) -> None:
         """Raise our error in the place of torch's, if that is one of a full memory."""
-        device, shard = self._engine.found_in(error, shard)
+        device, shard = self._engine.passes.found_in(error, shard)
         ours = self._boundary.explained(error, phase, self.number, shard, device)
         if ours is not error:
             raise ours
@@ -277,6 +305,8 @@ class Step:
         first = next(shard for shard, size in enumerate(self._shard_sizes) if size)
         self._boundary.begin_step(self.number)
         self._engine.begin(self.number, first)
+        if self._engine.carried is not None:
+            self._engine.carried.begin(self.number, is_new=self.batch == 0)
         if self._engine.is_staged:
             self._watched = ExitStack()
             self._watched.enter_context(self._engine.watched())
@@ -291,7 +321,8 @@ class Step:
     ) -> bool:
         if self._watched is not None:
             self._watched.close()
-        self._engine.end_passes()
+        if error is not None or not self._have_all_arrived:
+            self._engine.end_passes()
         self.model = self._engine.model
         if isinstance(error, ReplicaBrokenError):
             self._abandon()
@@ -320,7 +351,7 @@ class Step:
                 self._note_devices(error)
             note_place(error, self._place(error))
             return
-        missing = [shard for shard in self._engine.shards if shard not in self._done]
+        missing = [shard for shard in self._engine.passes.shards if shard not in self._done]
         if missing:
             raise RuntimeError(
                 f"`step.backward` must be called for every batch of `step.shards`, but shards "
@@ -391,20 +422,20 @@ class Step:
             return f"in step {self.number}"
         codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
         what = "backward" if Step.backward.__code__ in codes else "forward"
-        if what == "backward" and len(together := self._engine.computed_with(shard)) > 1:
+        if what == "backward" and len(together := self._engine.passes.computed_with(shard)) > 1:
             return f"in step {self.number}, in the backward passes of {listed('shard', together)}"
         samples = ""
         with contextlib.suppress(Exception):  # a sampler may raise; the error that is told counts
             numbers = self._loader.indices(Place(self.epoch, self.batch, shard))
             samples = f", over {samples_in_words(numbers)}"
         where = ""
-        if self._engine.has_several_devices:
-            where = f" on {self._engine.device_of(shard).name}"
+        if self._engine.passes.others:
+            where = f" on {self._engine.passes.devices[shard].name}"
         return f"in step {self.number}, in the {what} pass of shard {shard}{where}{samples}"
 
     def _note_devices(self, error: RuntimeError) -> None:
         """Say what helps if a program has mixed this worker's devices."""
-        if self._engine.has_several_devices and _MIXED in str(error):
+        if self._engine.passes.others and _MIXED in str(error):
             error.add_note(
                 "With `devices=`, each batch, and the model that computes it, is on one of several "
                 "devices: compute with the model that the loss is given (in a loop of your own, "

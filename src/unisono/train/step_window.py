@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from unisono.machine_load import MachineLoad
+from unisono.step.phase_timers import DELAYED
 
 Seconds = npt.NDArray[np.float64]
+
+ToldStep: TypeAlias = "tuple[list[tuple[float, ...]], bool]"
+"""Of one step, what each worker told, and whether it had a full batch."""
 
 COLUMNS = (
     "between", "loading", "forward", "backward", "waiting", "summing", "updating", "delayed"
@@ -65,3 +71,23 @@ def median_of(values: Seconds) -> Seconds:
     ascending, num = np.sort(values, axis=0), len(values)
     middle: Seconds = ascending[[(num - 1) // 2, num // 2]].mean(axis=0)
     return middle
+
+
+def times_of(rows: Sequence[ToldStep]) -> Seconds:
+    """Give what workers spent in some consecutive steps, without the first, which has no before.
+
+    Args:
+        rows: of each step, what each worker told, as ``PhaseTimers.times``, and whether the step
+            had a full batch; others are left out.
+
+    Returns:
+        Seconds, of shape (steps, workers, 8), as in :class:`StepWindow`.
+    """
+    told = np.array([times for times, _ in rows])
+    phases = told[..., 1:DELAYED]
+    ended_s = told[..., 0] + phases.sum(axis=2)
+    between_s = told[1:, :, 0] - ended_s[:-1]
+    columns = [between_s[..., None], phases[1:], told[1:, :, DELAYED:]]
+    are_full = np.array([is_full for _, is_full in rows[1:]], dtype=bool)
+    times: Seconds = np.concatenate(columns, axis=2)[are_full]
+    return times

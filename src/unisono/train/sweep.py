@@ -22,6 +22,7 @@ from unisono.data.fetch import fetcher
 from unisono.data.fingerprint import REMEDY, Fingerprints
 from unisono.data.loader import Loader, Place
 from unisono.device import Device, num_threads
+from unisono.exchange.carried_states import CarriedStates
 from unisono.forbidden import IN_A_PASS, collectives_watched, forbid
 from unisono.plan.samples import SamplePlan
 from unisono.plan.seeds import seed_of
@@ -66,6 +67,7 @@ class Sweep:
         facts: what must not differ between the workers, by name.
         explain: takes what a pass has raised to what is to be raised in its place.
         is_deterministic: whether torch is to choose deterministic kernels.
+        carried: what shards hand from batch to batch, for each function that does so.
     """
 
     model: nn.Module
@@ -80,6 +82,7 @@ class Sweep:
     facts: Mapping[str, object]
     explain: Callable[[Exception], Exception] = _as_it_is
     is_deterministic: bool = False
+    carried: Sequence[CarriedStates] = ()
 
     def agree(self, purpose: str, **more: object) -> None:
         """Check that all workers go over the same samples in the same company. Collective.
@@ -146,6 +149,8 @@ class Sweep:
             ):
 
                 def parts_of(shards: Sequence[int]) -> Iterator[Part]:
+                    for states in self.carried:
+                        states.begin(0, is_new=True)
                     for batch in range(plan.steps_per_epoch):
                         for shard in shards:
                             num_samples = plan.shard_size(batch, shard)
@@ -155,12 +160,16 @@ class Sweep:
                             number = batch * plan.shards + shard
                             self.device.seed(seed_of("evaluate", plan.seed, number))
                             put_buffers_back()
+                            for states in self.carried:
+                                states.start(shard, self.device)
                             before = forbid(IN_A_PASS)
                             try:
                                 yield Part(batch, shard, num_samples, data)
                             finally:
                                 forbid(before)
                             check_unchanged()
+                        for states in self.carried:
+                            states.commit()
 
                 yield parts_of
         finally:

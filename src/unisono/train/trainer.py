@@ -22,19 +22,22 @@ from unisono.data.collating import Collate
 from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.device import AUTO
+from unisono.exchange.carried_states import CarriedStates
 from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.digest import digest_of, digest_of_weights
 from unisono.state.weights import check_weights, save_weights
 from unisono.step.gradient_hook import OnGradients
+from unisono.train.carrying import carrying
 from unisono.train.computing import Computing
+from unisono.train.default_forward import forward_inputs, outputs_and_targets
 from unisono.train.evaluate import evaluate, evaluate_whole
 from unisono.train.fit import FitUnderWay
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.loss_function import Loss, check_embed, check_loss
-from unisono.train.metrics import Metrics, outputs_and_targets
+from unisono.train.metrics import Metrics
 from unisono.train.order import no_epochs
 from unisono.train.passes import PassWatch
-from unisono.train.predict import Predictor, forward_inputs
+from unisono.train.predict import Predictor
 from unisono.train.run import Run
 from unisono.train.run_options import RunOptions
 from unisono.train.schedule import KEY, Schedule
@@ -128,6 +131,12 @@ class Trainer:
             batch) of one shard to features, a tensor with one row for each sample or several in a
             tuple or dict. `loss` then takes (model, features of the global batch), in its order.
             Each shard is embedded twice, so memory holds one shard's graph at a time.
+        carry: whether each shard hands something on from batch to batch, such as the hidden state
+            of a recurrent network. `loss` then takes (model, batch, state) to (loss, state), and
+            `forward` to (outputs, state); state is None at the start of an epoch or evaluation, and
+            comes back detached. It is kept with the run. Samples must come in an order in which
+            each row of a batch continues that row of the batch before, see
+            ``unisono.data.continuing_rows``.
         callbacks: what takes notice of the run, see `unisono.callbacks`; progress is always shown,
             and with `directory` there is always an event file.
 
@@ -173,11 +182,12 @@ class Trainer:
         on_gradients: OnGradients | None = None,
         closure: bool | None = None,
         embed: Loss | None = None,
+        carry: bool = False,
         callbacks: Iterable[Callback] = (),
     ) -> None:
-        check_loss(loss)
+        check_loss(loss, carry=carry is True)
         if embed is not None:
-            check_embed(embed, closure)
+            check_embed(embed, closure, carry=carry)
         self._computing = Computing(
             precision=precision, channels_last=channels_last, tf32=tf32, compile=compile
         )
@@ -201,12 +211,19 @@ class Trainer:
             self.run.state[KEY] = schedule
         self.callbacks = list(Callbacks(list(callbacks), self.directory))
         self._keep_states()
-        self._loss = over_cuts(model, self._computing.of(loss, self.run.device))
+        # Evaluations carry states of their own: one for the loss, one for `forward`.
+        self._carried = [CarriedStates(self.run.shards) for _ in range(2 * carry)]
+        self._loss = self._loss_in_sweeps = self._prepared(loss)
+        if self.run.carried is not None:
+            self._loss = self._prepared(carrying(loss, self.run.carried))
+            self._loss_in_sweeps = self._prepared(carrying(loss, self._carried[0]))
         self._embed = None
         if embed is not None:
-            self._embed = over_cuts(model, self._computing.of(embed, self.run.device))
+            self._embed = self._prepared(embed)
         # Passes are timed in a fork, which no accelerator survives.
-        is_alone = not (self.run.team.is_replacement or compile or devices or embed is not None)
+        is_alone = not (
+            self.run.team.is_replacement or compile or devices or carry or embed is not None
+        )
         is_timed = self.run.device.is_host and is_alone and self.run.team.num_stages == 1
         shards_watched = self.run.shards if is_timed else 0
         self._passes = PassWatch(model, self._loss, self.run.world, shards_watched)
@@ -252,8 +269,8 @@ class Trainer:
             validate: a dataset to evaluate on the way and at the end, read as `dataset` is; or a
                 DataLoader.
             validate_every: how often: ``500`` (steps) or ``"2 epochs"``.
-            validate_metrics, validate_forward: what else to compute then: `metrics` and `forward`
-                of :meth:`evaluate`.
+            validate_metrics: what else to compute then, as `metrics` of :meth:`evaluate`.
+            validate_forward: what metrics are given, as `forward` of :meth:`evaluate`.
             shuffle: whether each epoch has an order of its own; None: it has, if no sampler is
                 given.
             sampler: says the order: takes (epoch, seed) to indices, in each epoch equally many,
@@ -348,7 +365,9 @@ class Trainer:
             forward: for `metrics`: takes (model, batch) of one shard to what they are updated with,
                 a tuple or a dict by name; by default the model is called with the first part of a
                 pair (inputs, targets), and they get (outputs, targets); functions get rows.
-            loader_workers, collate_fn, pin_memory: see :meth:`fit`.
+            loader_workers: see :meth:`fit`.
+            collate_fn: see :meth:`fit`.
+            pin_memory: see :meth:`fit`.
             model: another model to evaluate (the one with averaged weights, say), the same on
                 every worker; None: the one that is trained.
 
@@ -398,7 +417,9 @@ class Trainer:
                 memory: it is mapped, and rows are read when they are looked at. Until every row
                 is there its name ends in ``.partial``; that is left by a job that is killed as a
                 whole (its launcher, too), or by ``torchrun`` and its like.
-            loader_workers, collate_fn, pin_memory: see :meth:`fit`.
+            loader_workers: see :meth:`fit`.
+            collate_fn: see :meth:`fit`.
+            pin_memory: see :meth:`fit`.
             model: see :meth:`evaluate`.
 
         Returns:
@@ -428,7 +449,7 @@ class Trainer:
         )
         predictor = Predictor(
             self._sweep("predict", reading.in_dataset_order(), model),
-            over_cuts(self.run.model, self._computing.of(forward, self.run.device)),
+            self._prepared(self._with_states(forward)),
             None if path is None else Path(path),
             run.say,
         )
@@ -505,7 +526,7 @@ class Trainer:
             with self._computing.under_way():
                 sweep = self._sweep("evaluate", reading, model)
                 if self._embed is None:
-                    found = evaluate(sweep, self._loss, measured)
+                    found = evaluate(sweep, self._loss_in_sweeps, measured)
                 else:
                     found = evaluate_whole(sweep, self._embed, self._loss, measured)
             return json.dumps(found).encode()
@@ -531,13 +552,21 @@ class Trainer:
             facts,
             lambda error: self.run.explained(error, f"pass of `{name}`", plan.batch_size),
             self.run.is_deterministic,
+            self._carried,
         )
+
+    def _prepared(self, compute: Forward, *, to_first: bool = False) -> Forward:
+        """Have a loss or a forward function computed as the program wishes."""
+        computed = self._computing.of(compute, self.run.device)
+        return over_cuts(self.run.model, computed, to_first=to_first)
+
+    def _with_states(self, forward: Forward) -> Forward:
+        return carrying(forward, self._carried[1]) if self._carried else forward
 
     def _metrics(self, metrics: Any, forward: Forward) -> Metrics | None:
         if metrics is None:
             return None
-        computed = self._computing.of(forward, self.run.device)
-        return Metrics(metrics, over_cuts(self.run.model, computed, to_first=True))
+        return Metrics(metrics, self._prepared(self._with_states(forward), to_first=True))
 
     def _model_or(self, model: nn.Module | None) -> nn.Module:
         if model is None:

@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,12 @@ from unisono.verify.scratch import copy_before_writing, unlink_target
 _SEED_OF_A_NEW_PROCESS = 67280421310721  # c10's default_rng_seed_val
 
 
-def main() -> None:
-    """Run ``OPTIONS script|module TARGET ARGS…``."""
+def main(install: Callable[[Recorder], None]) -> None:
+    """Run ``OPTIONS script|module TARGET ARGS…``.
+
+    Args:
+        install: puts the hooks in place that watch the program.
+    """
     _, options_path, kind, target, *args = sys.argv
     options = Options.read(options_path)
     recorder = Recorder(options, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
@@ -52,8 +57,8 @@ def main() -> None:
     recorder.end("ended")
 
 
-def install(recorder: Recorder) -> None:
-    """Put all hooks in place."""
+def install_hooks(recorder: Recorder) -> None:
+    """Put all hooks in place that compare ranks."""
     modules = ModuleHooks(recorder)
     optimizers = OptimizerHooks(recorder, modules)
 
@@ -100,4 +105,4 @@ def _redirect(recorder: Recorder) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(install_hooks)

@@ -37,6 +37,7 @@ class Options:
         feed: file with what the ranks of another run have read; empty: each reads its own.
         replays: record the bits of every step, and leave the program's random numbers alone.
         damages: change a gradient of the first step, to see that it is found.
+        timing_s: for how many seconds steps are timed, where a forecast is made of them.
     """
 
     folder: str
@@ -46,6 +47,7 @@ class Options:
     feed: str = ""
     replays: bool = False
     damages: bool = False
+    timing_s: float = 0.0
 
     @classmethod
     def read(cls, path: str) -> Options:

@@ -1,4 +1,4 @@
-"""Runs the program on N ranks and on one, in folders of their own, and says how each run ended."""
+"""Runs a program for some steps, in folders of its own, and says how each run ended."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,13 +23,12 @@ from unisono.launch.supervise import supervise
 from unisono.verify.scratch import copy_folder
 
 _OBSERVED = "unisono.verify.observed"
-_THREADS = 1
 _ALARM_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is verified.
+    """What is run.
 
     Attributes:
         kind: ``"script"`` or ``"module"``.
@@ -53,7 +53,10 @@ class Limits:
         full_steps: of how many steps gradients are kept.
         timeout_s: after how long a run is ended.
         stall_timeout_s: how long ranks may wait for each other without anybody moving.
-        replays, damages: see :class:`unisono.verify.recorder.Options`.
+        replays, damages, timing_s: see :class:`unisono.verify.recorder.Options`.
+        module: what runs in each process, and runs the program there.
+        threads: how many each rank computes with.
+        restarts: how many ranks may be lost and are replaced.
     """
 
     steps: int = 24
@@ -63,6 +66,10 @@ class Limits:
     stall_timeout_s: float = 20.0
     replays: bool = False
     damages: bool = False
+    timing_s: float = 0.0
+    module: str = _OBSERVED
+    threads: int = 1
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +99,7 @@ def trials_of(program: Program, limits: Limits, environ: Mapping[str, str]) -> I
         environ: the variables it gets.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="unisono-verify-") as folder,
+        tempfile.TemporaryDirectory(prefix="unisono-") as folder,
         Trials(program, limits, Path(folder), environ) as trials,
     ):
         yield trials
@@ -115,7 +122,7 @@ class Trials:
         self, program: Program, limits: Limits, folder: Path, environ: Mapping[str, str]
     ) -> None:
         self._program, self._limits, self.folder = program, limits, folder
-        self._environ = launch_environment(environ, ["unisono", "verify"])
+        self._environ = launch_environment(environ, ["unisono", *sys.argv[1:]])
         self._server = server_pool().borrow(self._environ)
 
     def __enter__(self) -> Trials:
@@ -151,6 +158,7 @@ class Trials:
             "feed": "" if feed is None else str(feed),
             "replays": limits.replays,
             "damages": limits.damages,
+            "timing_s": limits.timing_s,
         }
         (folder / "options.json").write_text(json.dumps(options))
         copy = self.folder / f"{name}-files" if files is None else files
@@ -184,14 +192,14 @@ class Trials:
             target = _in_copy(program.folder, copy, target)
         return Job(
             kind=MODULE,
-            target=_OBSERVED,
+            target=self._limits.module,
             argv=(str(folder / "options.json"), program.kind, target, *program.args),
             environ=self._environ,
             folder=str(copy),
             num_workers=world_size,
-            threads=_THREADS,
-            restarts=0,
-            replaces=False,
+            threads=self._limits.threads,
+            restarts=self._limits.restarts,
+            replaces=self._limits.restarts > 0,
             stall_timeout_s=self._limits.stall_timeout_s,
             backend=GLOO,
             seed=0,

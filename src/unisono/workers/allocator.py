@@ -2,8 +2,8 @@
 
 glibc gives large blocks back to the kernel when they are freed and takes fresh, zeroed pages for
 the next ones; for large layers that is a third of a training step, and of small ones a tenth. Our
-workers exist to train, and so do processes that make a group of our backend: they keep what they
-have. Source: mallopt(3).
+workers exist to train, and so do those that another launcher started, and processes that make a
+group of our backend: they keep what they have. Source: mallopt(3).
 """
 
 from __future__ import annotations

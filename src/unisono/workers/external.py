@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from unisono.errors import MismatchError, RendezvousError
+from unisono.workers.allocator import keep_freed_memory
 from unisono.workers.control_block import MEMORY_NAME, ControlBlock, control_block_bytes
 from unisono.workers.jobname import num_restarts
 from unisono.workers.launcher_link import PID_VARIABLE
@@ -45,7 +46,7 @@ class ExternallyLaunched(Supervisor):
     def meet(cls, rendezvous: Rendezvous, here: World) -> ExternallyLaunched:
         """Take this process's seat among the workers of its job. Collective, once in a process.
 
-        From then on the others learn how this process ends.
+        From then on the others learn how this process ends, and it keeps the memory that it frees.
 
         Raises:
             RendezvousError: the others cannot be reached from here.
@@ -54,6 +55,7 @@ class ExternallyLaunched(Supervisor):
         control = _seated(rendezvous)
         os.environ[PID_VARIABLE] = str(os.getpid())
         _tell_the_end(control, here.rank)
+        keep_freed_memory()
         return cls(here, control)
 
     def look(self) -> None:

@@ -1,0 +1,55 @@
+"""Forms that people write by habit: each is refused with what to write instead."""
+
+import tempfile
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import unisono
+
+
+def loss(model, batch):
+    inputs, labels = batch
+    return nn.functional.cross_entropy(model(inputs), labels)
+
+
+def trainer(loss=loss, width=8, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    return unisono.Trainer(model, optimizer, loss, shards=2, **options)
+
+
+def of_three(model, inputs, labels):
+    return loss(model, (inputs, labels))
+
+
+def main(folder):
+    data = TensorDataset(torch.randn(16, 4), torch.arange(16) % 2)
+    rows = [{"inputs": inputs, "label": label} for inputs, label in data]
+    trainer(directory=folder).fit(data, batch_size=8, epochs=1)
+    forms = {
+        "a criterion as loss": lambda: trainer(nn.CrossEntropyLoss()),
+        "a loss of three arguments": lambda: trainer(of_three),
+        "another model": lambda: trainer(width=9, directory=folder).fit(
+            data, batch_size=8, epochs=2
+        ),
+        "a closure and audits": lambda: trainer(closure=True, audit_every=5),
+        "batches that do not fit the model": lambda: trainer().predict(rows, batch_size=8),
+        "hidden state over shuffled samples": lambda: trainer(
+            lambda model, batch, state: (loss(model, batch), state), carry=True
+        ).fit(data, batch_size=8, epochs=1),
+    }
+    for name, form in forms.items():
+        try:
+            form()
+        except (TypeError, ValueError, unisono.CheckpointError) as error:
+            if unisono.world().rank == 0:
+                print(f"{name}: {type(error).__name__}: {error}\n")
+
+
+if __name__ == "__main__":
+    # Where workers name different folders, all take rank 0's.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        main(folder)

@@ -1,0 +1,275 @@
+"""README and docs are true: code runs, links lead somewhere, every public name has a page."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import pickle
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from tests.warm import processes
+
+import unisono
+from unisono import callbacks, data, errors
+from unisono.cli import main
+from unisono.world import num_devices
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+README = REPOSITORY / "README.md"
+DOCS = REPOSITORY / "docs"
+EXAMPLES = REPOSITORY / "examples"
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+needs_two_cores = pytest.mark.skipif(num_devices() < 2, reason="two workers need two cores")
+
+
+def blocks(path: Path, language: str = "python") -> list[str]:
+    """Return what is shown between fences on a page."""
+    text = re.findall(rf"^ *```{language}(?: [^\n]*)?\n(.*?)^ *```$", path.read_text(), re.S | re.M)
+    return [textwrap.dedent(block) for block in text]
+
+
+@functools.cache
+def anchors(path: Path) -> set[str]:
+    """Return the names of a page's headings, as GitHub and MkDocs give them."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.S | re.M)
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {re.sub(r"[ -]+", "-", heading.strip()) for heading in plain}
+
+
+def run(*command: object, folder: Path) -> str:
+    done = processes.run([sys.executable, *map(str, command)], cwd=folder, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_pages_stay_as_short_as_they_are_meant_to_be() -> None:
+    assert len(README.read_text().splitlines()) <= 150
+    assert len((DOCS / "architecture.md").read_text().split()) <= 2500
+
+
+def test_every_link_leads_to_a_file_and_a_heading() -> None:
+    more = [REPOSITORY / "CONTRIBUTING.md", *EXAMPLES.rglob("*.md")]
+    broken = [
+        (str(page.relative_to(REPOSITORY)), link)
+        for page in PAGES + more
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+        if not link.startswith(("http://", "https://"))
+        for path, _, anchor in [link.partition("#")]
+        for target in [(page.parent / path).resolve() if path else page]
+        if not target.exists()
+        or (target.suffix == ".md" and anchor and anchor not in anchors(target))
+    ]
+    assert broken == []
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    listed = set(re.findall(r"\S+\.md\b", (REPOSITORY / "mkdocs.yml").read_text()))
+    assert {str(page.relative_to(DOCS)) for page in PAGES if page != README} == listed
+
+
+def test_every_public_name_has_a_place_in_the_reference() -> None:
+    pages = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    shown = set(re.findall(r"^::: unisono\.(\S+)$", pages, re.M))
+    wanted = {name for name in unisono.__all__ if name not in ("__version__", "data")}
+    wanted |= {f"callbacks.{name}" for name in callbacks.__all__}
+    wanted |= {f"data.{name}" for name in data.__all__}
+    assert wanted <= shown
+    assert "`unisono.__version__`" in pages
+
+
+def test_every_command_that_is_shown_exists() -> None:
+    shown = {
+        (name, page.name)
+        for page in PAGES
+        if page.name != "log.md"
+        for block in blocks(page, "console")
+        for name in re.findall(r"^\$ (?:\w+=\S+ )*unisono ([a-z]+)", block, re.M)
+    }
+    assert {(name, page) for name, page in shown if name not in main.commands} == set()
+    assert set(main.commands) <= {name for name, _ in shown}
+
+
+def sentences_of_the_package() -> list[str]:
+    """Return every string of the source, with … where something is put in."""
+    found = []
+    for path in (REPOSITORY / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (p.value if isinstance(p, ast.Constant) else "…" for p in node.values)
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+def test_troubleshooting_has_every_error_and_quotes_what_is_said() -> None:
+    page = (DOCS / "errors.md").read_text()
+    classes = [
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.UnisonoError)
+    ]
+    assert re.findall(r"^### (\w+)$", page, re.M) == classes
+    quoted = re.findall(r"^\| (.*?) \|", page.split("## Common sentences")[1], re.M)[2:]
+    assert len(quoted) >= 20
+    said, torchs = sentences_of_the_package(), ["on the same device", "compiled with CUDA"]
+    unknown = [
+        sentence
+        for sentence in quoted
+        if not any(words in sentence for words in torchs)
+        and not any(all(part.strip() in text for part in sentence.split("…")) for text in said)
+    ]
+    assert unknown == []
+
+
+def test_an_error_names_its_page() -> None:
+    fields = {"rank": 0, "missing": (), "waited_s": 1.0, "step": 0, "shard": 0, "value": 0.0}
+    for name in re.findall(r"^### (\w+)$", (DOCS / "errors.md").read_text(), re.M):
+        kind = getattr(errors, name)
+        taken = fields.keys() & inspect.signature(kind).parameters.keys()
+        error = kind("it failed", **{field: fields[field] for field in taken})
+        again = pickle.loads(pickle.dumps(error)) if not taken else error
+        assert again.__notes__ == [f"Causes and remedies: docs/errors.md#{name.lower()}"]
+        assert str(again) == "it failed"
+
+
+def test_every_block_of_python_compiles_and_seeds_the_weights() -> None:
+    for path in [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")]:
+        shown = path.read_text()
+        for made in re.finditer(r"unisono\.(Trainer|Run)\(", shown):
+            assert "torch.manual_seed(" in shown[: made.start()], path
+    for path in PAGES:
+        for block in blocks(path):
+            compile(block, str(path), "exec")
+            model = re.search(r"^ *model = (?!DDP)", block, re.M)
+            assert model is None or "torch.manual_seed(" in block[: model.start()], path
+
+
+# What blocks take for granted: names of a program around them, small enough to train in no time.
+AROUND = """
+import sys, torch, torch.nn.functional as F, unisono
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassF1Score
+from sklearn.metrics import accuracy_score
+from unisono.callbacks import EMA, EarlyStopping
+sys.path.insert(0, {examples!r})
+from closures import SAM as _SAM
+SAM = lambda parameters: _SAM(parameters, rho=0.05, lr=0.1)
+roc_auc_score = lambda targets, outputs: accuracy_score(targets, outputs.argmax(1))
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 10))
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(20, 16), nn.Linear(16, 10)
+        self.blocks = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+criterion = nn.CrossEntropyLoss()
+loss = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])
+train_set = test_set = TensorDataset(torch.randn(96, 20), torch.arange(96) % 10)
+loader = DataLoader(train_set, batch_size=32)
+"""
+PAGES_THAT_RUN = ["index", "training", "checkpoints", "loops", "callbacks", "audits", "gpus"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_blocks_run_in_a_program_that_has_what_they_name(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    program = [AROUND.format(examples=str(EXAMPLES / "by_feature"))]
+    for page in PAGES_THAT_RUN:
+        for number, block in enumerate(blocks(DOCS / f"{page}.md")):
+            # One line fetches files from the network.
+            code = "\n".join(line for line in block.splitlines() if "mnist(" not in line)
+            code = code.replace('"runs/m', f'"runs/{page}{number}').replace("cuda:0", "cpu")
+            fresh = "torch.manual_seed(0)\nmodel = Net()\nschedule = average = EMA(0.9)\n"
+            fresh += "optimizer = torch.optim.Adam(model.parameters())\n"
+            fresh += "trainer = unisono.Trainer(model, optimizer, loss)\n"
+            program.append(f"exec({fresh + code!r}, dict(globals()))")
+    (tmp_path / "blocks.py").write_text("\n".join(program))
+    run("blocks.py", folder=tmp_path)
+
+
+def digest(output: str) -> str:
+    (found,) = re.findall(r"digest:? ([0-9a-f]+)", output)
+    return found
+
+
+@needs_two_cores
+@pytest.mark.slow
+def test_the_first_program_of_the_readme_prints_what_stands_below_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(blocks(README)[0])
+    (shown,) = [block for block in blocks(README, "console") if "python train.py" in block]
+    alone = run("train.py", folder=tmp_path)
+    together = run("-m", "unisono", "run", "-n", 2, "train.py", folder=tmp_path)
+    assert digest(alone) == digest(together)
+    expected = shown.split("$ unisono run -n 2 train.py\n")
+    expected[0] = expected[0].removeprefix("$ python train.py\n")
+    # Numbers are those of a processor and of its clock.
+    for said, wanted in zip((alone, together), expected, strict=True):
+        assert without_numbers(said) == without_numbers(wanted)
+
+
+def without_numbers(text: str) -> list[str]:
+    """Take out what a busy machine adds, and all numbers."""
+    lines = re.findall(r"^(?:epoch|\d+ steps).*$", text, re.M)
+    return [re.sub(r"\d[\d.,]*", "0", re.sub("digest [0-9a-f]{16}", "", line)) for line in lines]
+
+
+def test_the_output_in_the_readme_has_one_digest() -> None:
+    first, *others = re.findall(r"digest ([0-9a-f]{16})", README.read_text())
+    assert others == [first]
+
+
+MOVES = sorted((DOCS / "from").glob("*.md"), key=lambda page: page.stem)
+
+
+@needs_two_cores
+@pytest.mark.slow
+@pytest.mark.parametrize("page", MOVES, ids=lambda page: page.stem)
+def test_programs_side_by_side_run(page: Path, tmp_path: Path) -> None:
+    before, after = blocks(page)
+    (tmp_path / "before.py").write_text(before)
+    (tmp_path / "after.py").write_text(after)
+    if page.stem == "data-parallel":
+        run("after.py", folder=tmp_path)
+    else:
+        on_two = run("-m", "unisono", "run", "-n", 2, "after.py", folder=tmp_path)
+        assert digest(on_two) == digest(run("after.py", folder=tmp_path))
+    if page.stem in ("accelerate", "lightning"):
+        return  # tests/peers has what the left program needs
+    ranks = ("-m", "unisono", "run", "-n", 2) if page.stem == "ddp" else ()
+    run(*ranks, "before.py", folder=tmp_path)
+
+
+@pytest.mark.slow
+def test_one_shard_has_the_bits_of_the_plain_program_beside_it(tmp_path: Path) -> None:
+    before, after = blocks(DOCS / "from" / "pytorch.md")
+    compare = """
+import torch
+from safetensors.torch import load_file
+ours, plain = load_file("model.safetensors"), torch.load("model.pt")
+assert ours.keys() == plain.keys()
+assert all(torch.equal(ours[name], plain[name]) for name in ours)
+"""
+    (tmp_path / "both.py").write_text(
+        before.split("if __name__")[0]
+        + "\n\nmain()\n"
+        + after.replace("shards=2", "shards=1").split("if __name__")[0]
+        + "\n\nmain()\n"
+        + compare
+    )
+    run("both.py", folder=tmp_path)

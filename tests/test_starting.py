@@ -1,0 +1,62 @@
+"""`unisono demo` and `unisono new`: what somebody does who has never heard of Unisono."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.test_docs import digest, needs_two_cores
+from tests.warm import processes
+
+from unisono.cli import main
+from unisono.cli.starting import PROGRAM
+
+
+@needs_two_cores
+@pytest.mark.slow
+def test_the_demo_has_the_digest_of_the_program_that_new_writes(tmp_path: Path) -> None:
+    file = tmp_path / "my program.py"
+    assert CliRunner().invoke(main, ["new", str(file)]).exit_code == 0
+    alone = processes.run([sys.executable, str(file)], cwd=tmp_path, timeout=100)
+    demo = subprocess.run(  # as a user starts it
+        [sys.executable, "-m", "unisono", "demo"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (alone.returncode, demo.returncode) == (0, 0), alone.stderr + demo.stderr
+    assert digest(alone.stdout) == digest(demo.stdout)
+    assert "4 shards on 2 workers" in demo.stdout
+    (accuracy,) = re.findall(r"test accuracy ([\d.]+)%", demo.stdout)
+    assert float(accuracy) > 97
+    _, _, advice = demo.stdout.partition("What to try next:")
+    for name in re.findall(r"unisono ([a-z]+)", advice):
+        assert name in main.commands
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_new_names_its_file_as_a_shell_takes_it(tmp_path: Path) -> None:
+    file = tmp_path / "my program.py"
+    said = CliRunner().invoke(main, ["new", str(file)]).output
+    assert f"`python '{file}'`" in said
+    text = file.read_text()
+    assert f"unisono run -n 2 '{file}' " in text
+    assert text.replace(f"'{file}'", "train.py") == PROGRAM.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("there.py", "FILE must be new, but"),
+        ("train", "FILE must end in .py, but"),
+        ("nowhere/train.py", "FILE must be a place to write to, but"),
+    ],
+)
+def test_new_replaces_nothing(name: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "there.py").write_text("mine")
+    result = CliRunner().invoke(main, ["new", str(tmp_path / name)])
+    assert result.exit_code == 2
+    assert result.output.startswith(f"unisono: {words}")
+    assert result.output.count("\n") == 1
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
