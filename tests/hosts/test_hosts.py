@@ -159,7 +159,9 @@ def test_a_trainer_runs_under_slurm_and_evaluates_the_same(make_hosts: MakeHosts
     said = []
     for workers in ([3], [2, 1]):
         outputs = srun(hosts[: len(workers)], workers, FIT)
-        said.append({re.search("digest .* of .*", output.has_ended_well())[0] for output in outputs})
+        said.append(
+            {re.search("digest .* of .*", output.has_ended_well())[0] for output in outputs}
+        )
         for output in outputs:
             assert ("refused: `predict` must be" in output.text) == (len(workers) > 1)
     assert said[0] == said[1]
