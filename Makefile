@@ -7,7 +7,7 @@ PEERS := .venv-peers/bin
 # Tests in two processes; each may start workers, so more would not be faster on two cores.
 TWO := -n 2 --dist worksteal
 
-.PHONY: demo test fast chaos mutants test-verify test-torch test-peers test-gpu check format bench bench-peers bench-gpu gpu docs wheel clean help
+.PHONY: demo test fast chaos mutants test-verify test-torch test-peers test-hosts test-gpu check format bench bench-peers bench-gpu gpu docs wheel clean help
 
 demo: .venv/ready          ## train a small CNN on two workers, on the CPU
 	$(BIN)/unisono demo
@@ -16,7 +16,7 @@ test: fast                 ## every test, in about ten minutes on two cores
 	$(BIN)/python -m pytest -q $(TWO) -m "slow and not long and not gpu"
 
 fast: .venv/ready          ## the quick tests, in a minute on two cores
-	$(BIN)/python -m pytest -q $(TWO) -m "not slow and not long and not gpu"
+	$(BIN)/python -m pytest -q $(TWO) -m "not slow and not long and not gpu and not hosts"
 
 chaos: .venv/ready         ## kill 200 workers on each exchange and 20 launchers, run 30 random programs; SEED=7 chooses the same again
 	$(BIN)/python -m pytest -q -m "long and not gpu"
@@ -37,6 +37,9 @@ test-torch: .venv/ready    ## torch's own DDP tests on our backend and class, be
 test-peers: .venv/ready .venv-peers/ready  ## Accelerate, transformers and Lightning on our backend, from .venv-peers
 	UNISONO_PEERS=$(CURDIR)/$(PEERS)/python $(BIN)/python -m pytest -q tests/peers
 	UNISONO_PEERS=$(CURDIR)/$(PEERS)/python $(BIN)/python -m pytest -q -m long tests/verify -k with_
+
+test-hosts: .venv/ready    ## several hosts, made of network namespaces: bits, bytes, lost links; skipped without root
+	$(BIN)/python -m pytest -q -m hosts tests/hosts
 
 test-gpu: .venv/ready      ## what needs a GPU, skipped without one; UNISONO_TEST_DEVICE=cpu shows that it runs
 	$(BIN)/python -m pytest -q -m gpu -W default tests/gpu

@@ -37,7 +37,7 @@ def test_what_was_meant_is_said(arguments, meant):
 
 @pytest.mark.parametrize(
     ("option", "words"),
-    [("--standalone", "is not needed"), ("--nnodes", "is for several hosts")],
+    [("--standalone", "is not needed"), ("--rdzv-endpoint", "is `--rendezvous` here")],
 )
 def test_what_has_no_meaning_here_is_said(option, words):
     assert f"`{option}` {words}" in said("run", option, "train.py")
@@ -46,6 +46,34 @@ def test_what_has_no_meaning_here_is_said(option, words):
 @pytest.mark.parametrize("arguments", [["--nonsense"], ["nonsense"], ["run", "--nonsense", "a.py"]])
 def test_everything_else_is_refused_as_ever(arguments):
     assert "nonsense" in said(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--node-rank", "1"], "`--node-rank` is for several hosts"),
+        (["--nnodes", "2"], "`--node-rank` must be the number of this host, 0 … 1"),
+        (["--nnodes", "2", "--node-rank", "2"], "another one on each of 2, but is 2"),
+        (["--nnodes", "2", "--node-rank", "0"], "`--rendezvous` must be the address of host 0"),
+        (["--nnodes", "2", "--node-rank", "0", "--rendezvous", "a:0"], "but is a:0"),
+        (
+            ["--nnodes", "2", "--node-rank", "0", "--rendezvous", "a:1", "--stages", "2"],
+            "`--stages` is for workers of one host",
+        ),
+        (
+            ["--nnodes", "2", "--node-rank", "0", "--rendezvous", "127.0.0.1:1"],
+            "must have an address that all hosts reach",
+        ),
+        (
+            ["--nnodes", "2", "--node-rank", "0", "--rendezvous", "a:1", "--interface", "no"],
+            "`UNISONO_INTERFACE` must name an interface",
+        ),
+    ],
+)
+def test_half_of_what_several_hosts_need_is_refused(options, words, tmp_path):
+    script = tmp_path / "train.py"
+    script.touch()
+    assert words in said("run", *options, str(script))
 
 
 def test_options_of_the_script_are_its_own():

@@ -1,7 +1,6 @@
 """What the ranks learn when somebody calls something else, is late, leaves or dies."""
 
 import gc
-import os
 import re
 import signal
 import sys
@@ -16,9 +15,9 @@ import torch.distributed as dist
 from tests.descriptors import none_stay_open
 from tests.warm.processes import run
 
-from unisono.c10d import meeting, peers
-from unisono.c10d.group_memory import Layout
+from unisono.c10d import meeting
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+from unisono.workers import meeting_point
 
 
 def options(kind, root=0, op=dist.ReduceOp.SUM):
@@ -196,8 +195,8 @@ def test_who_is_late_is_named_with_the_call_and_where_it_was_last_seen(as_ranks)
 
 @pytest.mark.slow
 def test_a_long_wait_is_told_once_by_one_rank(as_ranks, monkeypatch):
-    monkeypatch.setattr(meeting, "NOTICE_AFTER_S", 0.05)
-    monkeypatch.setattr(meeting, "SLEEP_AT_MOST_S", 0.01)
+    monkeypatch.setenv("UNISONO_NOTICE_AFTER", "0.05")
+    monkeypatch.setattr(meeting_point, "SLEEP_AT_MOST_S", 0.01)
     said = []
     is_told = threading.Event()
     monkeypatch.setattr(meeting, "say", lambda words: said.append(words) or is_told.set())
@@ -367,24 +366,6 @@ def test_a_group_leaves_neither_mappings_nor_descriptors(as_ranks):
     assert not mappings() - before
 
 
-def test_what_watches_processes_is_let_go_with_its_owner():
-    class Memory:
-        layout = Layout(2, 4096)
-
-        def set_word(self, offset, value):
-            pass
-
-        def word(self, offset):
-            return os.getpid()
-
-    watching = peers.Peers(Memory(), 0, [0, 1])
-    watching.watch()
-    (fd,) = watching._pidfds.values()
-    del watching
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)
-
-
 @pytest.mark.slow
 def test_a_group_that_lives_until_python_clears_its_modules_ends_without_a_word():
     code = """
@@ -397,7 +378,6 @@ other = threading.Thread(target=join, args=(1,))
 other.start()
 join(0)
 other.join()
-assert all(group.member._peers._pidfds for group in sys.kept)
 raise SystemExit(3)
 """
     ended = run([sys.executable, "-c", code])

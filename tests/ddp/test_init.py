@@ -17,7 +17,7 @@ from tests.workers.forked import Job
 
 import unisono
 from unisono.ddp import cuda_device as device
-from unisono.ddp import init, rank_store
+from unisono.ddp import init
 from unisono.ddp.cuda_device import choose, num_gpus
 from unisono.ddp.init_checks import Choice, agreed_seed, place_among
 from unisono.errors import MismatchError
@@ -256,7 +256,7 @@ def test_a_job_that_is_started_again_waits_for_nobody_of_the_first_attempt(of_an
         with unisono.init(timeout_s=20 if attempt else 0.5):
             return total(rank)
 
-    for attempt, error in enumerate(["RendezvousError", "", ""]):
+    for attempt, error in enumerate(["WaitTimeoutError", "", ""]):
         said = of_an_agent.run(
             lambda rank, attempt=attempt: work(rank, attempt),
             2,
@@ -286,7 +286,7 @@ def test_who_waits_long_says_for_whom(request, workers):
     reading, writing = os.pipe()
 
     def late(rank):
-        rank_store._NOTICE_AFTER_S = 0.3
+        os.environ["UNISONO_NOTICE_AFTER"] = "0.3"
         if rank == 0:
             told = io.StringIO()
             told.flush = lambda: os.write(writing, b"x") if told.getvalue() else None
@@ -388,8 +388,8 @@ def test_who_does_not_come_is_named(of_an_agent):
     forks = [of_an_agent.start(lambda: unisono.init(timeout_s=0.5), rank, 3) for rank in (0, 2)]
     for fork in forks:
         said = fork.end()
-        assert said.error == "RendezvousError"
-        assert "rank 1 did not come" in said.text
+        assert said.error == "WaitTimeoutError"
+        assert "within 0.5 s, but rank 1 has not" in said.text
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from tests.workers.desk import MOMENTS, Death
 from tests.workers.test_barrier import control_of  # noqa: F401
 
 from unisono.errors import NonFiniteLossError
-from unisono.workers import barrier
+from unisono.workers import meeting_point
 from unisono.workers.control_block import ControlBlock
 
 FIRST_OF_A_STEP = 4  # meetings come before it
@@ -17,7 +17,7 @@ FIRST_OF_A_STEP = 4  # meetings come before it
 @pytest.fixture(autouse=True, scope="module")
 def short_sleeps():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(barrier, "_SLEEP_AT_MOST_S", 0.005)
+        patch.setattr(meeting_point, "SLEEP_AT_MOST_S", 0.005)
         yield
 
 

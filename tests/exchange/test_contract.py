@@ -18,7 +18,7 @@ from unisono.state.digest import digest_of
 from unisono.state.optimizer_state import group_options, take_state
 from unisono.step.clipping import Clipping
 from unisono.step.update import Member
-from unisono.workers import barrier
+from unisono.workers import meeting_point
 
 EXCHANGES = [SharedExchange, StagedExchange, GroupExchange]
 STEPS = 3  # in the first one no process group is connected yet
@@ -27,7 +27,7 @@ STEPS = 3  # in the first one no process group is connected yet
 @pytest.fixture(autouse=True, scope="module")
 def short_sleeps():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(barrier, "_SLEEP_AT_MOST_S", 0.005)
+        patch.setattr(meeting_point, "SLEEP_AT_MOST_S", 0.005)
         yield
 
 

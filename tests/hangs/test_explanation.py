@@ -153,7 +153,8 @@ def test_one_that_has_no_part_in_a_call_is_not_late(name: str, noted: str) -> No
 
 
 def test_a_group_that_is_not_made_is_told_of() -> None:
-    looks = [rank(0, call("init_process_group"), TRAIN, gathers="port 1"), rank(1, LOAD)]
+    waits = rank(0, call("init_process_group"), TRAIN, shown_wait="init_process_group")
+    looks = [waits, rank(1, LOAD)]
     assert first_line(*looks) == (
         "`init_process_group` has been waiting for 4 s. Rank 1 has not arrived at "
         "`init_process_group`: it is in `load_image`, train.py:88. Rank 0 waits for it, in "
@@ -219,7 +220,13 @@ def test_a_group_that_is_not_made_is_told_of() -> None:
         ),
         ((OUR_WAIT, TRAIN), ASLEEP, {}, Waits.IN_A_COLLECTIVE, "the end of a collective"),
         ((OUR_WAIT, ENGINE, TRAIN), ASLEEP, {}, Waits.IN_A_COLLECTIVE, "the sum of gradients"),
-        ((TRAIN,), ASLEEP, {"gathers": "port 1"}, Waits.TO_MAKE_A_GROUP, "init_process_group"),
+        (
+            (TRAIN,),
+            ASLEEP,
+            {"shown_wait": "init_process_group"},
+            Waits.TO_MAKE_A_GROUP,
+            "init_process_group",
+        ),
         ((TRAIN,), ASLEEP, {"meeting": "update of step 3"}, Waits.AT_A_MEETING, "the update"),
         (
             (TRAIN,),

@@ -68,34 +68,34 @@ def step(bench: Bench, number: int) -> None:
 
 def test_one_that_waits_at_a_meeting_is_told_of_after_three_seconds(bench: Bench) -> None:
     bench.run(2)
-    bench.control.arrive(0)
+    bench.control.lines[0].arrive()
     assert bench.run(20) == [4.0, 7.0, 13.0]
     assert [round(hang.waited_s or 0) for hang in bench.hangs] == [3, 6, 12]
-    bench.control.arrive(1)
+    bench.control.lines[1].arrive()
     assert bench.run(20) == []
 
 
 def test_a_wait_that_ended_before_the_answer_is_not_told_of(bench: Bench) -> None:
-    bench.control.arrive(0)
+    bench.control.lines[0].arrive()
     bench.run(3.5)
     assert len(bench.hangs) == 1
-    bench.control.arrive(1)
+    bench.control.lines[1].arrive()
     assert bench.run(2) == []
 
 
 def test_each_wait_begins_anew(bench: Bench) -> None:
     for _ in range(3):
-        bench.control.arrive(0)
+        bench.control.lines[0].arrive()
         assert bench.run(2.5) == []
-        bench.control.arrive(1)
+        bench.control.lines[1].arrive()
         bench.run(1)
 
 
 def test_who_is_late_may_move_meanwhile(bench: Bench) -> None:
-    bench.control.arrive(0)
-    bench.control.arrive(0)
+    bench.control.lines[0].arrive()
+    bench.control.lines[0].arrive()
     assert bench.run(3.5) == []
-    bench.control.arrive(1)  # a sign of life, but not yet there
+    bench.control.lines[1].arrive()  # a sign of life, but not yet there
     assert bench.run(6) == [0.5, 3.5]
 
 
@@ -103,7 +103,7 @@ def test_where_steps_are_slow_more_is_waited_for(bench: Bench) -> None:
     for number in range(10):
         step(bench, number)
         assert bench.run(1) == []
-    bench.control.arrive(0)
+    bench.control.lines[0].arrive()
     assert bench.run(20) == [11.0]
     assert bench.hangs[0].usual_s == pytest.approx(1.0)
 
@@ -122,7 +122,7 @@ def test_the_time_before_the_first_step_is_none_of_it(bench: Bench) -> None:
     bench.run(60)
     step(bench, 7)
     bench.run(0.5)
-    bench.control.arrive(0)
+    bench.control.lines[0].arrive()
     assert bench.run(5) == [4.0]
     assert bench.hangs[0].usual_s == pytest.approx(0.5 / 7)
 
@@ -145,12 +145,6 @@ def test_one_that_stands_still_is_looked_at_and_not_told_of_if_it_waits_for_nobo
     assert [hang.waited_s for hang in bench.hangs] == [3.0, 6.0, 12.0]
 
 
-def test_one_that_waits_to_make_a_group_is_told_of(bench: Bench) -> None:
-    scene = Scene(PIDS, (), {0: "port 1"})
-    assert bench.run(4.5, scene) == [4.0]
-    assert bench.run(4.5, Scene(PIDS, ())) == []
-
-
 def test_one_that_has_shown_its_wait_has_waited_for_a_second(bench: Bench) -> None:
     bench.run(1)
     bench.control.begin_wait(0, b"barrier (call 3)")
@@ -160,12 +154,12 @@ def test_one_that_has_shown_its_wait_has_waited_for_a_second(bench: Bench) -> No
 
 
 def test_those_outside_of_the_membership_are_not_waited_for(bench: Bench) -> None:
-    bench.control.arrive(0)
+    bench.control.lines[0].arrive()
     assert bench.run(5, Scene(PIDS, (0,))) == []
 
 
 def test_time_in_which_the_launcher_stood_still_does_not_count(bench: Bench) -> None:
-    bench.control.arrive(0)
+    bench.control.lines[0].arrive()
     bench.run(2)
     bench.now_s += 3600
     assert bench.run(2.5) == []
@@ -177,7 +171,7 @@ def test_advice_that_fails_ends_nothing(bench: Bench, monkeypatch: pytest.Monkey
         raise OSError("no such luck")
 
     monkeypatch.setattr(hang_watch, "look_at_ranks", fail)
-    bench.control.arrive(0)
+    bench.control.lines[0].arrive()
     assert bench.run(5) == [4.0]  # that it cannot be seen
     monkeypatch.setattr(hang_watch, "notes_of", fail)
     assert len(bench.run(5)) == 1

@@ -79,10 +79,12 @@ def test_in_a_group_nobody_is_ended_as_long_as_anybody_moves(
 ) -> None:
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
     watch = StallWatch(page, 2.0)
-    page.arrive(1)  # for whom nobody has come, but who may wait for worker 0 in a collective
+    page.lines[
+        1
+    ].arrive()  # for whom nobody has come, but who may wait for worker 0 in a collective
     assert ended_within(watch, kernel, 9, is_everybody=True) == []
     page.begin_wait(0, b"barrier (call 3)")
-    page.arrive(2)
+    page.lines[2].arrive()
     assert ended_within(watch, kernel, 4, is_everybody=False) == []  # the launcher is at work
     assert ended_within(watch, kernel, 1, is_everybody=True) == [0]
 
@@ -90,7 +92,7 @@ def test_in_a_group_nobody_is_ended_as_long_as_anybody_moves(
 def test_waiting_again_is_a_sign_of_life(page: ControlBlock, kernel: Kernel) -> None:  # noqa: F811
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
     watch = StallWatch(page, 2.0)
-    page.arrive(1)
+    page.lines[1].arrive()
     for _ in range(9):
         page.begin_wait(0, b"barrier")
         assert ended_within(watch, kernel, 1, is_everybody=True) == []
@@ -100,9 +102,10 @@ def test_waiting_again_is_a_sign_of_life(page: ControlBlock, kernel: Kernel) -> 
 def test_one_that_waits_to_make_a_group_waits(page: ControlBlock, kernel: Kernel) -> None:  # noqa: F811
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
     watch = StallWatch(page, 2.0)
-    page.arrive(1)
-    page.arrive(2)
-    assert ended_within(watch, kernel, 4, is_everybody=True, gathering={0}) == [0]
+    page.lines[1].arrive()
+    page.lines[2].arrive()
+    page.begin_wait(0, b"init_process_group")
+    assert ended_within(watch, kernel, 4, is_everybody=True) == [0]
 
 
 def test_one_that_a_signal_has_stopped_is_ended_in_a_group_too(
@@ -124,7 +127,7 @@ def test_what_gloo_waits_for_counts_in_programs_that_have_runs(
     monkeypatch.setattr(stall_watch, "waits_for_a_thread", lambda pid: True)
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
     for rank in PIDS if uses_runs else ():
-        page.arrive(rank)
+        page.lines[rank].arrive()
     watch = StallWatch(page, 2.0)
     for _ in range(3):
         kernel.now_s += LOOK_EVERY_S

@@ -56,11 +56,6 @@ def test_what_another_launcher_said_does_not_count() -> None:
     assert variables["HOME"] == "/h"
 
 
-def test_without_a_network_there_is_no_port() -> None:
-    job = dataclasses.replace(JOB, master_port=None)
-    assert "MASTER_PORT" not in seen(job=job, MASTER_PORT="9")
-
-
 def test_checks_are_turned_on_where_the_user_has_not_said_how() -> None:
     command = ["unisono", "run", "a file.py"]
     assert launch_environment({"A": "b", "UNISONO_COMMAND": "an outer one"}, command) == {

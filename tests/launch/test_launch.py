@@ -317,7 +317,6 @@ def test_launch_inside_a_worker_is_refused() -> None:
         ({"threads": -1}, ValueError, "`threads` must be at least 1, but is -1"),
         ({"stall_timeout_s": -1}, ValueError, "`stall_timeout_s` must be a number .* but is -1:"),
         ({"stall_timeout_s": "5"}, ValueError, "`stall_timeout_s` must be a number .* but is '5':"),
-        ({"stall_timeout_s": None}, ValueError, "`stall_timeout_s` must be .* but is None:"),
         ({"stall_timeout_s": True}, ValueError, "`stall_timeout_s` must be .* but is True:"),
         ({"stall_timeout_s": float("nan")}, ValueError, "`stall_timeout_s` must be .* but is nan:"),
     ],

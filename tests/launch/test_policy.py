@@ -22,8 +22,8 @@ from unisono.launch.policy import (
     start,
 )
 from unisono.launch.report import exit_status, failure_message, interrupt_message
-from unisono.workers.control_block import Departure
 from unisono.workers.launcher_messages import ProgramFailed
+from unisono.workers.meeting_point import Departure
 
 Event = Callable[[JobState, float], Decision]
 
@@ -46,10 +46,6 @@ def left_behind(rank: int) -> Event:
 
 def server_lost(exit_code: int) -> Event:
     return lambda state, now: policy.server_lost(state, exit_code)
-
-
-def store_lost(exit_code: int) -> Event:
-    return lambda state, now: policy.store_lost(state, exit_code, now)
 
 
 def interrupted(signum: int, *, gently: bool = False) -> Event:
@@ -101,8 +97,6 @@ FINISHED = (done(0), done(1), exited(0, 0), exited(1, 0))
         ((exited(1, -11), PEER_LOST_1, exited(0, 1)), 139),
         ((exited(1, 5), exited(0, -15)), 5),
         ((server_lost(-9),), 1),
-        ((store_lost(-9), exited(0, -15), exited(1, -15)), 1),
-        ((*FINISHED[:2], store_lost(-9), *FINISHED[2:]), 0),
         ((done(0), done(1), server_lost(-9)), 0),
         ((interrupted(2), exited(0, -15), exited(1, -15)), 130),
         ((interrupted(15), exited(0, -15), exited(1, -15)), 143),
@@ -124,9 +118,7 @@ def test_consequences_are_not_the_cause_even_when_they_come_first() -> None:
     assert after(PEER_LOST_1, ERROR_0).cause == FAILURE_0
 
 
-@pytest.mark.parametrize(
-    ("event", "rank"), [(ERROR_0, 0), (exited(0, -9), 0), (store_lost(-9), None)]
-)
+@pytest.mark.parametrize(("event", "rank"), [(ERROR_0, 0), (exited(0, -9), 0)])
 def test_a_lost_connection_is_not_the_cause_even_when_it_comes_first(
     event: Event, rank: int | None
 ) -> None:
@@ -273,7 +265,6 @@ def test_every_decision_gives_its_reason() -> None:
         done(1),
         exited(1, -9),
         server_lost(1),
-        store_lost(1),
         interrupted(2),
         policy.time_passed,
         left_behind(1),
@@ -306,10 +297,6 @@ def test_a_message_that_would_fill_the_terminal_is_cut_at_the_top() -> None:
         ((exited(1, -40),), "was killed by signal 40"),
         ((exited(0, 7),), "worker 0 of 2 left with exit status 7; the others were ended."),
         ((server_lost(-9),), "the process that starts the workers must live as long as they do"),
-        (
-            (store_lost(-9),),
-            "the process that holds the store of `init_process_group` must live",
-        ),
         ((done(0), DISCONNECT_1), "Worker 0 had come to the end of the program by then: every"),
     ],
 )

@@ -27,7 +27,6 @@ from unisono.launch.job_events import (
     Wish,
 )
 from unisono.launch.recovery import PERIOD_S, RecoveryDecision, RecoveryState, decide, start
-from unisono.workers.control_block import Departure
 from unisono.workers.launcher_messages import (
     LOOP,
     CatchUp,
@@ -41,6 +40,7 @@ from unisono.workers.launcher_messages import (
     Refused,
     Stopped,
 )
+from unisono.workers.meeting_point import Departure
 from unisono.workers.membership import Membership
 
 RESULT = "result"

@@ -216,8 +216,8 @@ def seen_in(
 def test_who_holds_the_others_up_is_found_and_told(page: ControlBlock, kernel: Kernel) -> None:
     watch = StallWatch(page, 3.0)
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
-    page.arrive(0)
-    page.arrive(1)
+    page.lines[0].arrive()
+    page.lines[1].arrive()
     page.lines[2].step = 41
     assert seen_in(watch, kernel, 3, ALL) == []
     kernel.now_s += LOOK_EVERY_S
@@ -245,8 +245,8 @@ def test_those_who_wait_and_those_who_compute_are_left_alone(
     page: ControlBlock, kernel: Kernel
 ) -> None:
     watch = StallWatch(page, 1.0)
-    page.arrive(0)
-    page.arrive(1)
+    page.lines[0].arrive()
+    page.lines[1].arrive()
     for ran_ns in range(10):
         kernel.processes = {10: (5, False), 11: (5, False), 12: (ran_ns, False)}
         assert seen_in(watch, kernel, 1, ALL) == []
@@ -267,9 +267,9 @@ def test_only_the_crew_waits_for_each_other(
 ) -> None:
     watch = StallWatch(page, 2.0)
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
-    page.arrive(0)
+    page.lines[0].arrive()
     if found == [2]:
-        page.arrive(1)
+        page.lines[1].arrive()
     assert seen_in(watch, kernel, 3, membership) == found
 
 
@@ -286,10 +286,10 @@ def test_coming_to_a_meeting_is_a_sign_of_life(page: ControlBlock, kernel: Kerne
     watch = StallWatch(page, 2.0)
     kernel.processes = dict.fromkeys(PIDS.values(), (5, False))
     for _ in range(10):
-        page.arrive(0)
-        page.arrive(1)
+        page.lines[0].arrive()
+        page.lines[1].arrive()
         assert seen_in(watch, kernel, 1, ALL) == []
-        page.arrive(2)
+        page.lines[2].arrive()
 
 
 def test_nobody_is_looked_at_more_often_than_once_a_second(

@@ -8,7 +8,7 @@ import torch
 
 from unisono.errors import PeerLostError
 from unisono.stages.pipe import MessageKind, ReplicaBrokenError, StagePipe
-from unisono.workers.control_block import Departure
+from unisono.workers.meeting_point import Departure
 from unisono.workers.memory import Memory
 from unisono.workers.proc import create_memory
 from unisono.workers.stage_wait import awaited_rank, stage_wait_in_words

@@ -20,7 +20,6 @@ from tests.warm.processes import run, start
 import unisono
 from unisono.checkpoint import folder
 from unisono.checkpoint.directory_lock import lock_directory
-from unisono.train import boundary
 from unisono.train.identity import compare
 
 PROGRAM = Path(__file__).with_name("resumable.py")
@@ -392,7 +391,7 @@ def test_a_run_whose_launcher_is_killed_at_any_instant_loses_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_a_disk_that_keeps_training_waiting_is_told(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(boundary, "NOTICE_AFTER_S", 0.05)
+    monkeypatch.setenv("UNISONO_NOTICE_AFTER", "0.05")
     write = folder._write_synced
 
     def slowly(path, content):

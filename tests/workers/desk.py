@@ -16,6 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from unisono.launch import job_events, recovery
@@ -177,8 +178,9 @@ class Job:
         deaths = [] if is_replacement else [one for one in self._deaths if one.rank == rank]
         control = ControlBlock(os.dup(self._page.fd), self._page.world_size)
         self._pages.append(control)
-        dies = _mortal(control, rank, deaths)
+        dies = _Mortal(control, deaths)
         team = Team(DeskSupervisor(self.desk, rank, control, dies, int(is_replacement)))
+        team._barrier._point.arrive = partial(dies.arrive, team._barrier._point.arrive)  # type: ignore[method-assign]
         thread = threading.Thread(target=self._live, args=(rank, team))
         self._threads.append(thread)
         thread.start()
@@ -192,31 +194,30 @@ class Job:
             self.results[rank] = error
 
 
-def _mortal(control: ControlBlock, rank: int, deaths: list[Death]) -> Callable[[str], None]:
-    """Have this mapping of the control, and whoever asks, end the thread where a death is due."""
-    meeting = 1
-    arrive, post = control.arrive, control.post
+class _Mortal:
+    """Has a rank's thread end where a death is due."""
 
-    def dies(moment: str) -> None:
-        for death in deaths:
-            late = moment in ("stopping", "stopped") and meeting > death.meeting
-            if death.moment == moment and (meeting == death.meeting or late):
+    def __init__(self, control: ControlBlock, deaths: list[Death]) -> None:
+        self._deaths = deaths
+        self._meeting = 1
+        control.post = partial(self._post, control.post)  # type: ignore[method-assign]
+
+    def __call__(self, moment: str) -> None:
+        for death in self._deaths:
+            late = moment in ("stopping", "stopped") and self._meeting > death.meeting
+            if death.moment == moment and (self._meeting == death.meeting or late):
                 raise Died
 
-    def mortal_arrive(rank: int) -> None:
-        nonlocal meeting
-        dies("before")
-        arrive(rank)
-        dies("after")
-        meeting += 1
+    def arrive(self, arrive: Callable[[], None]) -> None:
+        self("before")
+        arrive()
+        self("after")
+        self._meeting += 1
 
-    def mortal_post(rank: int, message: bytes) -> None:
+    def _post(self, post: Callable[[int, bytes], None], rank: int, message: bytes) -> None:
         try:
-            dies("posting")
+            self("posting")
         except Died:
             post(rank, message[: len(message) // 2] + b"torn")
             raise
         post(rank, message)
-
-    control.arrive, control.post = mortal_arrive, mortal_post  # type: ignore[method-assign]
-    return dies

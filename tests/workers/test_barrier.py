@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
-from unisono.workers import barrier as barriers
-from unisono.workers import futex
+from unisono.workers import futex, meeting_point
 from unisono.workers.barrier import Barrier
-from unisono.workers.control_block import MAILBOX_BYTES, ControlBlock, Departure
+from unisono.workers.control_block import MAILBOX_BYTES, ControlBlock
+from unisono.workers.meeting_point import Departure
 
 
 @pytest.fixture
@@ -108,16 +108,15 @@ def test_who_waits_for_one_that_left_is_told(control_of, how):
         assert "last seen in step 41" in str(error)
 
 
-def test_a_departure_wakes_a_sleeper(control_of):
+def test_a_departure_wakes_a_sleeper(control_of, monkeypatch):
     control = control_of(2)
     asleep = threading.Event()
-    control_sleep = control.sleep_until_arrival
 
-    def sleep(rank, seen, timeout_s):
+    def sleep(address, seen, timeout_s, wait=futex.wait):
         asleep.set()
-        control_sleep(rank, seen, timeout_s)
+        wait(address, seen, timeout_s)
 
-    control.sleep_until_arrival = sleep
+    monkeypatch.setattr(futex, "wait", sleep)
 
     def work(rank):
         if rank == 1:
@@ -133,7 +132,7 @@ def test_a_departure_wakes_a_sleeper(control_of):
 def test_one_that_came_and_then_left_held_nobody_up(control_of, how):
     control = control_of(2)
     control.set_purpose(1, 1, b"the end")
-    control.arrive(1)
+    control.lines[1].arrive()
     control.leave(1, how)
     assert meet(Barrier(control, 0), "the end")
 
@@ -215,7 +214,7 @@ def test_those_who_come_for_different_reasons_are_told_so(control_of):
 def test_a_wait_ends_when_its_time_is_up_and_names_who_is_missing(control_of):
     control = control_of(3)
     control.lines[0].step = 12
-    control.arrive(1)
+    control.lines[1].arrive()
     with pytest.raises(
         WaitTimeoutError, match=r"rank 0 in step 12 .* rank 2 \(last seen in step"
     ) as e:
@@ -226,7 +225,7 @@ def test_a_wait_ends_when_its_time_is_up_and_names_who_is_missing(control_of):
 def test_a_long_wait_is_told_once_by_one_rank(control_of, monkeypatch):
     control = control_of(3)
     said, looks = [], itertools.count()
-    monkeypatch.setattr(barriers, "_SLEEP_AT_MOST_S", 1e-3)
+    monkeypatch.setattr(meeting_point, "SLEEP_AT_MOST_S", 1e-3)
 
     def look():
         if said and next(looks) == 20:

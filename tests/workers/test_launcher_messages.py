@@ -15,16 +15,14 @@ from unisono.workers.launcher_messages import (
     ComputesOn,
     ComputesWrong,
     Continue,
-    EndStore,
     Forked,
     ForkWorker,
-    Gathered,
-    GroupRequest,
     JointResult,
     KeepFile,
     Live,
     LockRequest,
     LoopBegan,
+    MakesGroup,
     MemoryGranted,
     MemoryReleased,
     MemoryRequest,
@@ -38,10 +36,7 @@ from unisono.workers.launcher_messages import (
     RemoveAtEnd,
     ShowProgress,
     SignalWorkers,
-    StartStore,
     Stopped,
-    StoreEnded,
-    Why,
     WorkerExited,
     WriteRequest,
     decode,
@@ -53,6 +48,7 @@ MEMBERSHIP = Membership((0, 2), leader=2, generation=5, why="worker 1 was killed
 MESSAGES = [
     Begun(),
     Ready(),
+    MakesGroup(),
     NoRecovery("größer als \udcff"),
     ComputesOn("cuda:1", "NVIDIA H200"),
     ComputesWrong(1, 4711, "was ended, as an audit found its buffer `mean` wrong"),
@@ -71,7 +67,6 @@ MESSAGES = [
     CatchUp(0, "loop"),
     WriteRequest({"key": 1, "directory": "runs/1"}, wait=False),
     LockRequest("runs/1"),
-    GroupRequest("port 12355", 1, 2, 1800.0, needs_store=True),
     Acknowledged(),
     MemoryGranted((5,)),
     Continue(MEMBERSHIP),
@@ -79,16 +74,11 @@ MESSAGES = [
     Passed(b"", {"key": 1}),
     Live(MEMBERSHIP, {"key": 1}, is_alone=False),
     Live(Membership.of(1), None, is_alone=True),
-    Gathered("unisono/ff/1", 12355),
     Refused("it must not"),
-    Refused("too late", Why.LATE, missing=(1, 3), waited_s=10.5),
     ForkWorker(1, 0, (3, 4, 5)),
     SignalWorkers((0, 1), 15),
-    StartStore(12355, (3,)),
-    EndStore(),
     Forked(1, 4711),
     WorkerExited(1, -9),
-    StoreEnded(12355, 1),
 ]
 
 
@@ -118,9 +108,13 @@ def test_messages_cannot_be_changed():
                 setattr(message, field.name, None)
 
 
+@dataclasses.dataclass(frozen=True)
+class Waited:
+    waited_s: float
+
+
 def test_whole_numbers_are_seconds_too_and_what_is_no_number_travels():
-    request = GroupRequest("here", 0, 2, 30, needs_store=False)
-    assert type(travelled(request).timeout_s) is float
+    assert type(codec.from_fields(Waited, {"waited_s": 30}).waited_s) is float
     assert math.isnan(travelled(ShowProgress({"loss": math.nan})).state["loss"])
 
 

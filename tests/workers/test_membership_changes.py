@@ -10,7 +10,7 @@ from tests.workers.test_barrier import as_ranks, control_of  # noqa: F401
 
 from unisono.errors import MismatchError
 from unisono.launch import job_events
-from unisono.workers import barrier, codec
+from unisono.workers import codec, futex, meeting_point
 from unisono.workers.control_block import ControlBlock
 from unisono.workers.launcher_messages import LOOP, LoopBegan, Ready
 from unisono.workers.membership import Membership
@@ -21,7 +21,7 @@ from unisono.workers.team import _CHUNK_BYTES, Team
 def short_sleeps():
     # One that sleeps for the first of several missing looks for the others only now and then.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(barrier, "_SLEEP_AT_MOST_S", 0.005)
+        patch.setattr(meeting_point, "SLEEP_AT_MOST_S", 0.005)
         yield
 
 
@@ -337,7 +337,10 @@ def test_a_replacement_joins_between_two_steps(control_of, rank, moment):  # noq
     assert [results[other][1] for other in range(3)] == [int(other != rank) for other in range(3)]
 
 
-def test_one_that_joins_somebody_alone_is_waited_for_whatever_its_place_had_counted(control_of):  # noqa: F811
+def test_one_that_joins_somebody_alone_is_waited_for_whatever_its_place_had_counted(
+    control_of,  # noqa: F811
+    monkeypatch,
+):
     # Both were lost after many meetings; the first replacement counts anew, the second joins it.
     control = control_of(2)
     for rank in range(2):
@@ -349,13 +352,12 @@ def test_one_that_joins_somebody_alone_is_waited_for_whatever_its_place_had_coun
     desk.lose(0)
     desk.lose(1)
     waits = threading.Event()
-    asleep = control.sleep_until_arrival
 
-    def sleep(rank, seen, timeout_s):
+    def sleep(address, seen, timeout_s, wait=futex.wait):
         waits.set()
-        asleep(rank, seen, timeout_s)
+        wait(address, seen, timeout_s)
 
-    control.sleep_until_arrival = sleep
+    monkeypatch.setattr(futex, "wait", sleep)
     order = []
 
     def work(rank):

@@ -5,14 +5,7 @@ import threading
 
 import pytest
 
-from unisono.errors import (
-    CheckpointError,
-    MismatchError,
-    PeerLostError,
-    RendezvousError,
-    UnisonoError,
-    WaitTimeoutError,
-)
+from unisono.errors import CheckpointError, MismatchError, UnisonoError
 from unisono.workers import launcher_messages as messages
 from unisono.workers.channel import Channel
 from unisono.workers.control_block import ControlBlock
@@ -22,10 +15,10 @@ from unisono.workers.launcher_link import (
     INCARNATION_VARIABLE,
     LINK_VARIABLE,
     RECOVERS_VARIABLE,
+    STORE_VARIABLE,
     LauncherLink,
 )
 from unisono.workers.membership import Membership
-from unisono.workers.process_watch import ProcessWatch
 from unisono.workers.single_process import SingleProcess
 from unisono.world import World
 
@@ -33,9 +26,8 @@ from unisono.world import World
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_where_nobody_replaces_workers_everyone_continues(world_size):
     control = ControlBlock.create(world_size)
-    watch = ProcessWatch(control, 0)
     alone = SingleProcess()
-    other = ExternallyLaunched(World(0, world_size, 0, world_size), control, watch)
+    other = ExternallyLaunched(World(0, world_size, 0, world_size), control)
     for supervisor in (other, alone):
         everyone = Membership.of(supervisor.world.world_size)
         supervisor.tell(messages.Ready())
@@ -48,7 +40,6 @@ def test_where_nobody_replaces_workers_everyone_continues(world_size):
         # The process does it itself.
         assert not supervisor.write_checkpoint({}, wait=True)
         assert not supervisor.lock_directory("runs/1")
-    watch.close()
     control.close()
 
 
@@ -83,8 +74,9 @@ def linked(monkeypatch):
     def make(*answers):
         ours, theirs = Channel.pair()
         control = ControlBlock.create(2)
-        fds = [os.dup(theirs.fileno()), os.dup(control.fd)]
-        names = (LINK_VARIABLE, CONTROL_VARIABLE, INCARNATION_VARIABLE, RECOVERS_VARIABLE)
+        fds = [os.dup(theirs.fileno()), os.dup(control.fd), os.memfd_create("unisono-store")]
+        names = (LINK_VARIABLE, CONTROL_VARIABLE, STORE_VARIABLE)
+        names += (INCARNATION_VARIABLE, RECOVERS_VARIABLE)
         for name, value in zip(names, (*fds, 2, 1), strict=True):
             monkeypatch.setenv(name, str(value))
         for name, value in {"RANK": 1, "WORLD_SIZE": 2}.items():
@@ -100,13 +92,13 @@ def linked(monkeypatch):
         link._channel.close()
         launcher.join()
         link.control.close()
+        os.close(link.store_fd)
 
 
 def gather(message, purpose):
     raise AssertionError("the launcher makes the memory")
 
 
-GROUP = messages.GroupRequest("port 1", 0, 2, 1.0, needs_store=True)
 TWO = Membership((0, 1), leader=1, generation=3)
 
 
@@ -143,12 +135,6 @@ TWO = Membership((0, 1), leader=1, generation=3)
             messages.Acknowledged(),
             True,
         ),
-        (
-            lambda link: link.gather(GROUP),
-            GROUP,
-            messages.Gathered("prefix", 5),
-            messages.Gathered("prefix", 5),
-        ),
     ],
 )
 def test_a_launcher_is_asked_and_its_answer_is_the_result(linked, ask, request_, answer, result):
@@ -163,9 +149,6 @@ def test_a_launcher_is_asked_and_its_answer_is_the_result(linked, ask, request_,
     ("refusal", "error"),
     [
         (messages.Refused("no"), MismatchError),
-        (messages.Refused("no", messages.Why.LOST, lost=1), PeerLostError),
-        (messages.Refused("no", messages.Why.LATE, missing=(1,), waited_s=2.5), WaitTimeoutError),
-        (messages.Refused("no", messages.Why.STORE), RendezvousError),
         (messages.Refused("no", messages.Why.CHECKPOINT), CheckpointError),
     ],
 )
@@ -174,10 +157,6 @@ def test_a_refusal_is_raised_as_the_error_that_it_is(linked, refusal, error):
     with pytest.raises(error, match="no") as raised:
         link.memory(1, 64, gather)
     assert type(raised.value) is error
-    if error is PeerLostError:
-        assert raised.value.rank == 1
-    if error is WaitTimeoutError:
-        assert (raised.value.missing, raised.value.waited_s) == ((1,), 2.5)
 
 
 def test_another_answer_than_the_one_asked_for_is_an_error(linked):

@@ -11,7 +11,6 @@ from unisono.train.trainer import Trainer
 from unisono.workers.admission import refuse_larger_group
 from unisono.workers.context import context
 from unisono.workers.external import ExternallyLaunched
-from unisono.workers.process_watch import ProcessWatch
 from unisono.workers.team import Team
 from unisono.world import World
 
@@ -21,10 +20,7 @@ def teams(control_of):  # noqa: F811
     def make(world_size):
         control = control_of(world_size)
         worlds = [World(r, world_size, r, world_size) for r in range(world_size)]
-        return [
-            Team(ExternallyLaunched(world, control, ProcessWatch(control, world.rank)))
-            for world in worlds
-        ]
+        return [Team(ExternallyLaunched(world, control)) for world in worlds]
 
     return make
 

@@ -19,8 +19,9 @@ from unisono.c10d.group_rendezvous import shared_memory
 from unisono.c10d.heap import Blocks
 from unisono.c10d.meeting import Meeting
 from unisono.c10d.messages import Messages
-from unisono.c10d.peers import Peers, RankExit
+from unisono.c10d.peers import Peers
 from unisono.c10d.vectors import Vectors
+from unisono.workers.meeting_point import Departure
 
 LATE_AT_MOST_S = 10.0
 
@@ -43,10 +44,8 @@ class GroupMember:
                 self._meeting.announce(encode("init_process_group"))
                 self._meeting.meet()
             except BaseException as error:
-                self._peers.leave(RankExit.GAVE_UP, str(error))
-                self._peers.close()
+                self._peers.leave(Departure.FAILED, str(error))
                 raise
-        self._peers.watch()
         self.board = Board(self.region, self._meeting)
         self._blocks = Blocks(self.region.mapping, self.region.layout.heap(rank))
         self.messages = Messages(self.region, self._blocks, self._peers, timeout_s)
@@ -125,5 +124,4 @@ class GroupMember:
 
     def _let_go(self) -> None:
         self.execution.close()
-        self._peers.close()
         self.board.close()

@@ -24,13 +24,14 @@ from dataclasses import dataclass
 import torch
 
 from unisono.workers import futex
+from unisono.workers.meeting_point import MeetingSeat
 from unisono.workers.memory import Memory
 
 HEADER_BYTES = mmap.PAGESIZE
 TOKEN_BYTES = 16
 LINE_BYTES = 1024
 # Inside a line.
-ARRIVALS, DEPARTURE, PID, CALLS, DOORBELL, POSTS, REASON = 0, 4, 8, 16, 64, 128, 512
+PID, CALLS, DOORBELL, POSTS, REASON = 8, ctypes.sizeof(MeetingSeat), 64, 128, 512
 POST_BYTES = 192  # a number of 8 bytes, a text, a zero
 POST_TEXT_BYTES = POST_BYTES - 9
 REASON_BYTES = LINE_BYTES - REASON
@@ -100,11 +101,16 @@ class GroupMemory:
     """One rank's mapping of the group's memory. Final.
 
     Words are at offsets that lie before the slots.
+
+    Attributes:
+        seats: of each rank, with which its line begins.
     """
 
     def __init__(self, mapping: mmap.mmap, layout: Layout) -> None:
         self.layout = layout
         self.mapping = mapping
+        lines = map(layout.line, range(layout.world_size))
+        self.seats = [MeetingSeat.from_buffer(mapping, line) for line in lines]
         self.memory = Memory(mapping)
         self.words = (ctypes.c_uint32 * (layout.control_bytes // 4)).from_buffer(mapping)
         self.address = ctypes.addressof(self.words)
@@ -120,10 +126,6 @@ class GroupMemory:
     def add_and_wake(self, offset: int, amount: int = 1) -> None:
         """Add to a word after everything written before, and wake whoever sleeps on it."""
         futex.add_and_wake(self.address + offset, amount)
-
-    def acquire(self, offset: int) -> None:
-        """Order later reads after those made; `offset` is of a word that this rank changes."""
-        futex.acquire(self.address + offset)
 
     def wake(self, offset: int) -> None:
         """Wake whoever sleeps on the word at `offset`."""

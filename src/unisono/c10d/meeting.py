@@ -1,10 +1,7 @@
-"""Where the ranks of a group meet: none goes on before all have come for the same call.
+"""Where the ranks of a group meet for a call, and how they find out that they make different ones.
 
-A call has one meeting or more. Before the first, each rank posts its call; after it, all compare.
-A wait spins for a moment (the others are usually microseconds away), then sleeps in the kernel,
-and wakes at least five times a second to see whether a rank died. A long wait is reported once.
-Only the rank itself writes its counter, adding to it inside the kernel, which orders memory on
-every processor (see ``futex``).
+A call has one meeting or more (see ``meeting_point``). Before the first, each rank posts its call;
+after it, all compare.
 
 Each rank alternates between two posts. That is enough: none posts the next but one call before
 all have come to the next one, and so have compared this one.
@@ -13,36 +10,20 @@ all have come to the next one, and so have compared this one.
 from __future__ import annotations
 
 import math
-import os
 import struct
-import time
 from collections.abc import Sequence
-from contextlib import closing
 
 from unisono.c10d.calls import encode
-from unisono.c10d.group_memory import ARRIVALS, CALLS, POST_TEXT_BYTES, GroupMemory
-from unisono.c10d.peers import Peers, RankExit
+from unisono.c10d.group_memory import CALLS, POST_TEXT_BYTES, GroupMemory
+from unisono.c10d.peers import Peers
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 from unisono.notices import say
-from unisono.workers.barrier import NOTICE_AFTER_S
 from unisono.workers.context import context
+from unisono.workers.meeting_point import COUNTER, Departure, MeetingPoint, spin_s
 from unisono.workers.waiting import ShownWait
 
 NO_NOTE = -1
-SLEEP_AT_MOST_S = 0.2
-_SPIN_S = 3e-3
-_SPIN_WHEN_CROWDED_S = 2e-5
-_COUNTER = 2**32
 _NOTE = struct.Struct("<q")
-
-
-def spin_s(names: Sequence[int]) -> float:
-    """Return how long to spin before sleeping: shortly where processes outnumber the cores.
-
-    There are at least as many processes as the greatest of the global ranks `names` says.
-    """
-    is_crowded = max(names) + 1 > len(os.sched_getaffinity(0))
-    return _SPIN_WHEN_CROWDED_S if is_crowded else _SPIN_S
 
 
 class Meeting:
@@ -61,12 +42,13 @@ class Meeting:
         self.names = peers.names
         self.num_ranks = len(peers.names)
         self._others = [other for other in range(self.num_ranks) if other != self.rank]
-        lines = [region.layout.line(rank) for rank in range(self.num_ranks)]
-        self._lines = lines
-        self._arrivals_at = [(line + ARRIVALS) // 4 for line in lines]
+        self._lines = [region.layout.line(rank) for rank in range(self.num_ranks)]
         self.timeout_s = timeout_s
         self._timeout_s = timeout_s
-        self._spin_s = spin_s(self.names)
+        self._point = MeetingPoint(region.seats, self.rank, self)
+        # There are at least as many processes as the greatest global rank says.
+        self._point.spin_s = spin_s(max(self.names) + 1)
+        self._shown = ShownWait()
         self.num_met = 0
         self._num_calls = 0
         self._note = NO_NOTE
@@ -93,7 +75,7 @@ class Meeting:
         self._post = _NOTE.pack(note) + call + b"\0"
         start = self._region.layout.post(self.rank, self._num_calls)
         self._region.mapping[start : start + len(self._post)] = self._post
-        self._region.set_word(self._lines[self.rank] + CALLS, self._num_calls % _COUNTER)
+        self._region.set_word(self._lines[self.rank] + CALLS, self._num_calls % COUNTER)
         self._is_compared = False
         self._timeout_s = self.timeout_s if timeout_s is None else timeout_s
 
@@ -104,8 +86,8 @@ class Meeting:
 
     def arrive(self) -> None:
         """Come, without waiting yet: the others may read what this rank has shown."""
-        self.num_met = (self.num_met + 1) % _COUNTER
-        self._region.add_and_wake(self._lines[self.rank] + ARRIVALS)
+        self.num_met = (self.num_met + 1) % COUNTER
+        self._point.arrive()
         self.is_ahead = True
 
     def wait(self, patience_s: float = math.inf, *, spins: bool = True) -> bool:
@@ -123,8 +105,14 @@ class Meeting:
             PeerLostError: a rank that has not come never will.
             WaitTimeoutError: a rank did not come in time.
         """
-        if not self._wait(patience_s, self._spin_s if spins else 0.0):
-            return False
+        try:
+            if not self._point.wait(
+                self._others, self.num_met, self._timeout_s, patience_s, spins=spins
+            ):
+                return False
+        finally:
+            self._shown.close()
+        self.is_ahead = False
         if not self._is_compared:
             self._is_compared = True
             self._compare()
@@ -149,13 +137,13 @@ class Meeting:
 
     def give_up(self, reason: str) -> None:
         """End the group: this rank cannot go on with it, and the others learn why."""
-        self._end(RankExit.GAVE_UP, reason, f"a call failed half-way: {reason}")
+        self._end(Departure.FAILED, reason, f"a call failed half-way: {reason}")
 
     def leave(self) -> None:
         """End the group for this rank, in order."""
-        self._end(RankExit.LEFT, "", "it was destroyed.")
+        self._end(Departure.FINISHED, "", "it was destroyed.")
 
-    def _end(self, how: RankExit, reason: str, ended: str) -> None:
+    def _end(self, how: Departure, reason: str, ended: str) -> None:
         if not self._ended:
             self._ended = ended
             self._peers.leave(how, reason)
@@ -168,59 +156,36 @@ class Meeting:
                 rank=self.names[self.rank],
             )
 
-    def _wait(self, patience_s: float, spin_s: float) -> bool:
-        target = self.num_met
-        missing = self._missing(self._others, target)
-        if missing:
-            end = time.perf_counter() + spin_s
-            while missing and time.perf_counter() < end:
-                os.sched_yield()
-                missing = self._missing(missing, target)
-            if missing and not self._sleep(missing, target, patience_s):
-                return False
-        self._region.acquire(self._lines[self.rank] + ARRIVALS)
-        self.is_ahead = False
-        return True
+    def look(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
+        """See :class:`~unisono.workers.meeting_point.Waiter`."""
+        self._check_usable()  # another thread may have aborted the group
+        return self._peers.lost(missing)
 
-    def _missing(self, ranks: list[int], target: int) -> list[int]:
-        words, at = self._region.words, self._arrivals_at
-        return [r for r in ranks if (words[at[r]] - target) % _COUNTER >= _COUNTER // 2]
+    def lose(self, rank: int, how: Departure) -> None:
+        """See :class:`~unisono.workers.meeting_point.Waiter`."""
+        name = self.names[rank]
+        raise PeerLostError(
+            f"every rank must come to {self._here()}, but rank {name} never will, since "
+            f"{self._peers.why(rank, how)} ({self._last_seen(rank)}).",
+            rank=name,
+        )
 
-    def _sleep(self, missing: list[int], target: int, patience_s: float) -> bool:
-        start = time.monotonic()
-        has_said = False
-        with closing(ShownWait()) as shown:
-            while missing:
-                other = missing[0]
-                seen = self._region.words[self._arrivals_at[other]]
-                self._check_usable()  # another thread may have aborted the group
-                self._peers.watch()
-                lost = self._peers.first_lost(missing)  # before the next look at who has come
-                missing = self._missing(missing, target)
-                if lost and lost[0] in missing:
-                    raise self._lost(*lost)
-                if other not in missing:
-                    continue
-                waited_s = time.monotonic() - start
-                if waited_s >= self._timeout_s:
-                    raise self._late(missing, waited_s)
-                if waited_s >= patience_s:
-                    return False
-                if waited_s >= NOTICE_AFTER_S and not has_said:
-                    has_said = True
-                    self._say_who_is_late(missing, waited_s)
-                shown.look(waited_s, self._here)
-                slice_s = min(SLEEP_AT_MOST_S, self._timeout_s - waited_s, patience_s - waited_s)
-                self._region.sleep_while(self._lines[other] + ARRIVALS, seen, slice_s)
-        return True
+    def tell(self, missing: Sequence[int], waited_s: float, *, is_long: bool) -> None:
+        """See :class:`~unisono.workers.meeting_point.Waiter`; one rank speaks, or a launcher."""
+        self._shown.look(waited_s, self._here)
+        here = min(set(self._others) - set(missing), default=self.rank + 1)
+        if is_long and self.rank < here and not context().supervisor.explains_waits:
+            say(f"in {self._here()} {self._sight(missing, f'has waited {waited_s:.0f} s')}.")
 
-    def _say_who_is_late(self, missing: list[int], waited_s: float) -> None:
-        """Say it on one rank, the first of those that have come, if no launcher does."""
-        if context().supervisor.explains_waits:
-            return
-        if self.rank < min(set(self._others) - set(missing), default=self.rank + 1):
-            sight = self._sight(missing, f"has waited {waited_s:.0f} s")
-            say(f"in {self._here()} {sight}.")
+    def give_up_on(self, missing: Sequence[int], waited_s: float) -> WaitTimeoutError:
+        """See :class:`~unisono.workers.meeting_point.Waiter`."""
+        return WaitTimeoutError(
+            f"every rank must come to {self._here()}, but after {waited_s:.1f} s "
+            f"{self._sight(missing, 'still waits')}: look at what it does there, for code that not "
+            f"every rank runs, or for groups whose calls ranks wait for in another order.",
+            missing=tuple(self.names[rank] for rank in missing),
+            waited_s=waited_s,
+        )
 
     def _compare(self) -> None:
         """Compare all posts of this call with ours; the notes in them may differ."""
@@ -246,23 +211,6 @@ class Meeting:
             f"{names[rank]} came to {self._call_of(rank, number)} and rank {names[other]} to "
             f"{self._call_of(other, number)}: look for code that not every rank runs, or for "
             f"tensors whose dtype or size differs."
-        )
-
-    def _lost(self, other: int, why: str) -> PeerLostError:
-        names = self.names
-        return PeerLostError(
-            f"every rank must come to {self._here()}, but rank {names[other]} never will, since "
-            f"{why} ({self._last_seen(other)}).",
-            rank=names[other],
-        )
-
-    def _late(self, missing: list[int], waited_s: float) -> WaitTimeoutError:
-        return WaitTimeoutError(
-            f"every rank must come to {self._here()}, but after {waited_s:.1f} s "
-            f"{self._sight(missing, 'still waits')}: look at what it does there, for code that not "
-            f"every rank runs, or for groups whose calls ranks wait for in another order.",
-            missing=tuple(self.names[rank] for rank in missing),
-            waited_s=waited_s,
         )
 
     def _sight(self, missing: Sequence[int], does: str) -> str:

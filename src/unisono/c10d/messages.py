@@ -38,9 +38,9 @@ from unisono.c10d.group_memory import (
     GroupMemory,
 )
 from unisono.c10d.heap import Blocks
-from unisono.c10d.meeting import SLEEP_AT_MOST_S, spin_s
 from unisono.c10d.peers import Peers
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
+from unisono.workers.meeting_point import SLEEP_AT_MOST_S, Departure, spin_s
 from unisono.workers.waiting import ShownWait
 
 _ENTRY = struct.Struct("<qqqq")
@@ -104,7 +104,7 @@ class Messages:
         self._arrived: list[deque[MessageHeader]] = [deque() for _ in range(num_ranks)]
         self._posted: list[Receive] = []
         self._lock = threading.RLock()
-        self._spin_s = spin_s(peers.names)
+        self._spin_s = spin_s(max(peers.names) + 1)
 
     def send(self, vector: torch.Tensor, destination: int, tag: int) -> None:
         """Leave a copy of a contiguous vector for another rank.
@@ -250,7 +250,7 @@ class Messages:
                     os.sched_yield()
                     continue
                 self._check_usable()
-                lost = [gone for other in others if (gone := self._peers.first_lost([other]))]
+                lost = self._peers.lost(others)
                 if lost and len(lost) == len(others) and not is_done():
                     raise self._lost(lost[0], what)
                 if waited_s >= timeout_s:
@@ -270,11 +270,10 @@ class Messages:
                 rank=name,
             )
 
-    def _lost(self, lost: tuple[int, str], what: str) -> PeerLostError:
+    def _lost(self, lost: tuple[int, Departure], what: str) -> PeerLostError:
         name = self._name(lost[0])
-        return PeerLostError(
-            f"rank {name} must {what}, but never will, since {lost[1]}.", rank=name
-        )
+        why = self._peers.why(*lost)
+        return PeerLostError(f"rank {name} must {what}, but never will, since {why}.", rank=name)
 
     def _late(self, others: list[int], what: str, waited_s: float) -> WaitTimeoutError:
         return WaitTimeoutError(

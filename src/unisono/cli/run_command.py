@@ -10,15 +10,16 @@ import click
 from unisono.c10d.gloo import GLOO, check_backend
 from unisono.cli.endings import leave, refusing
 from unisono.cli.options import count, not_negative, num_workers, option, seconds, takes_script
+from unisono.cli.several_hosts import read_hosts, run_on_hosts
 from unisono.cli.suggestions import of_another_launcher
 from unisono.faults import FAULTS_VARIABLE, read_faults
 from unisono.launch.environment import launch_environment
 from unisono.launch.gpus import IN_SHELL
-from unisono.launch.job import Job
+from unisono.launch.job import MODULE, Job
 from unisono.launch.placement import Asked, Machine, place_workers
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.run_script import run as run_workers
-from unisono.launch.stalls import TIMEOUT_S
+from unisono.timeouts import STALL
 from unisono.world import threads_per_worker
 
 
@@ -75,8 +76,9 @@ class _Run(click.Command):
 @click.option(
     "--stall-timeout",
     "stall_timeout_s",
-    callback=option(seconds, "a number of seconds above 0", f"{TIMEOUT_S:.0f}"),
-    default=f"{TIMEOUT_S:.0f}",
+    callback=option(seconds, "a number of seconds above 0", f"{STALL.default_s:.0f}"),
+    default=f"{STALL.default_s:.0f}",
+    envvar=STALL.variable,
     show_default=True,
     metavar="SECONDS",
     help="How long a worker that others wait for may make no progress before it is killed and "
@@ -106,6 +108,30 @@ class _Run(click.Command):
     "divide the number of workers. The result stays the same.",
 )
 @click.option(
+    "--nnodes",
+    callback=count,
+    metavar="N",
+    help="How many hosts compute together. Run the same command on each, with its own "
+    "`--node-rank`; torchrun starts the workers there, and starts them again when some are lost.",
+)
+@click.option(
+    "--node-rank",
+    callback=option(not_negative, "a whole number of at least 0", "0"),
+    metavar="N",
+    help="With `--nnodes`: the number of this host, from 0.",
+)
+@click.option(
+    "--rendezvous",
+    metavar="HOST:PORT",
+    help="With `--nnodes`: the address of host 0, and a free port there.",
+)
+@click.option(
+    "--interface",
+    metavar="NAME",
+    help="With `--nnodes`: the network interface on which this host talks to the others; "
+    "UNISONO_INTERFACE by default, else the one that reaches the rendezvous.",
+)
+@click.option(
     "--backend",
     default=GLOO,
     show_default=True,
@@ -120,7 +146,9 @@ class _Run(click.Command):
     "native code fails. Slower.",
 )
 @takes_script
+@click.pass_context
 def run(
+    context: click.Context,
     kind: str,
     script: str,
     args: tuple[str, ...],
@@ -134,8 +162,12 @@ def run(
     debug: bool,
     backend: str,
     stages: int,
+    nnodes: int | None,
+    node_rank: int | None,
+    rendezvous: str | None,
+    interface: str | None,
 ) -> None:
-    """Run SCRIPT with its ARGS on several workers of this machine.
+    """Run SCRIPT with its ARGS on several workers of this machine, or of several.
 
     Every worker is a Python process that runs the script as `python SCRIPT ARGS` would. Everything
     after SCRIPT is passed to the script, options included.
@@ -162,6 +194,7 @@ def run(
       unisono run --gpus none train.py           on the CPU, one worker for each core
       unisono run -n 4 --stages 2 train.py       two replicas, each cut in two
       unisono run --backend unisono ddp.py       its gloo groups run on our backend
+      unisono run --nnodes 2 --node-rank 0 --rendezvous 10.0.0.1:29400 train.py
 
     \b
     Exit status:
@@ -170,6 +203,12 @@ def run(
       2     the command line was wrong; nothing was started
       130   Ctrl-C; 143 SIGTERM; 128 + N a worker was killed by signal N
     """
+    hosts = read_hosts(nnodes, node_rank, rendezvous, interface)
+    if hosts is not None:
+        with refusing():
+            threads = threads_per_worker() if threads is None else threads
+        called = [*(["-m"] if kind == MODULE else []), script, *args]
+        run_on_hosts(context, hosts, called, workers=workers, restarts=restarts, threads=threads)
     with refusing():
         read_faults(os.environ.get(FAULTS_VARIABLE, ""))
         check_backend("--backend", backend)

@@ -15,7 +15,11 @@ _NUM_WORKERS = (
     "--np",
 )
 _NOT_NEEDED = ("--standalone", "--master-port", "--master_port", "--rdzv-backend", "--rdzv_backend")
-_HOSTS = ("--nnodes", "--node-rank", "--node_rank", "--rdzv-endpoint", "--rdzv_endpoint")
+_RENAMED = {
+    "--node_rank": "--node-rank",
+    "--rdzv-endpoint": "--rendezvous",
+    "--rdzv_endpoint": "--rendezvous",
+}
 
 
 def without_run(arguments: Sequence[str]) -> Refusal | None:
@@ -42,11 +46,8 @@ def of_another_launcher(option: str, arguments: Sequence[str]) -> Refusal | None
         return Refusal(f"`{option}` is `-n` here: use `{line}`.")
     if option in _NOT_NEEDED:
         return Refusal(f"`{option}` is not needed: workers of one machine need no address.")
-    if option in _HOSTS:
-        return Refusal(
-            f"`{option}` is for several hosts, but `unisono run` starts workers on one: leave it "
-            f"out."
-        )
+    if option in _RENAMED:
+        return Refusal(f"`{option}` is `{_RENAMED[option]}` here.")
     return None
 
 

@@ -18,6 +18,7 @@ import gc
 import math
 import os
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from datetime import timedelta
 from types import TracebackType
@@ -28,15 +29,18 @@ import torch.distributed as dist
 
 from unisono.ddp.cuda_device import choose, model_of, name_of, num_gpus
 from unisono.ddp.init_checks import Choice, agreed_seed, is_one_host, place_among
-from unisono.ddp.rank_store import Ranks, ranks_for
 from unisono.notices import say
 from unisono.plan.seeds import seed_of
 from unisono.seeding import seed_python_and_numpy
+from unisono.timeouts import GROUP
 from unisono.workers.context import context
+from unisono.workers.gathering import Gathering
+from unisono.workers.launcher_messages import IN_INIT, MakesGroup
 from unisono.workers.proc import network_name
+from unisono.workers.rendezvous import prefixed
+from unisono.workers.waiting import ShownWait
 from unisono.world import World, workers_per_gpu, world
 
-TIMEOUT_S = 1800.0
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
@@ -111,7 +115,7 @@ class Here:
             f"{self.backend!r}{state}>"
         )
 
-    def _open(self, ranks: Ranks, timeout_s: float, *, is_one_host: bool) -> None:
+    def _open(self, ranks: Gathering, timeout_s: float, *, is_one_host: bool) -> None:
         here = self.world
         if "gloo" in self.backend and is_one_host:
             # gloo would listen on the address of the host's name.
@@ -123,7 +127,7 @@ class Here:
             more["device_id"] = self.device
         dist.init_process_group(
             self.backend,
-            store=ranks.store,
+            store=prefixed("group", ranks.store),
             rank=here.rank,
             world_size=here.world_size,
             timeout=timedelta(seconds=timeout_s),
@@ -165,7 +169,9 @@ class Here:
         self._close(has_failed=getattr(sys, "last_value", None) is not None)
 
 
-def init(backend: str | None = None, *, seed: int | None = 0, timeout_s: float = TIMEOUT_S) -> Here:
+def init(
+    backend: str | None = None, *, seed: int | None = 0, timeout_s: float | None = None
+) -> Here:
     """Set up torch's process group, this worker's device and its random generators.
 
     Collective: every rank calls it. For programs that speak ``torch.distributed`` themselves; those
@@ -180,7 +186,8 @@ def init(backend: str | None = None, *, seed: int | None = 0, timeout_s: float =
         seed: what the generators of Python, numpy (if loaded) and torch (all devices) begin with:
             the same on every rank, since models are made from them; see ``seed_apart``. None: one
             that rank 0 draws. At least 0.
-        timeout_s: how long a rank may wait for another, here and in collectives, in seconds.
+        timeout_s: how long a rank may wait for another, here and in collectives, in seconds; by
+            default 1800, or what UNISONO_GROUP_TIMEOUT says.
 
     Returns:
         Where this process is: ``rank``, ``world_size``, ``local_rank``, ``device``, ``seed``.
@@ -190,7 +197,8 @@ def init(backend: str | None = None, *, seed: int | None = 0, timeout_s: float =
             message says what to do.
         RuntimeError: there is a process group already.
         MismatchError: ranks pass different seeds, or have different backends.
-        RendezvousError: somebody did not come.
+        RendezvousError: the ranks cannot find each other.
+        WaitTimeoutError: somebody did not come in time.
         PeerLostError: somebody has ended meanwhile.
     """
     _check(backend, seed, timeout_s)
@@ -200,7 +208,31 @@ def init(backend: str | None = None, *, seed: int | None = 0, timeout_s: float =
             "there is one already: use what the first call returned, and close it before the next."
         )
     place = world()
-    ranks = ranks_for(place, timeout_s)
+    timeout_s = GROUP.in_s() if timeout_s is None else timeout_s
+    with closing(ShownWait()) as shown:
+        ranks = _find_ranks(place, timeout_s, shown)
+        return _init(ranks, place, backend, seed, timeout_s)
+
+
+def _find_ranks(place: World, timeout_s: float, shown: ShownWait) -> Gathering:
+    supervisor = context().supervisor
+    if place.world_size > 1:
+        supervisor.tell(MakesGroup())
+    return (
+        context()
+        .rendezvous(timeout_s)
+        .gathering(
+            "`unisono.init`",
+            timeout_s,
+            speaks=not supervisor.explains_waits,
+            watch=lambda waited_s: shown.look(waited_s, lambda: IN_INIT),
+        )
+    )
+
+
+def _init(
+    ranks: Gathering, place: World, backend: str | None, seed: int | None, timeout_s: float
+) -> Here:
     networks = ranks.gather("network", network_name())
     place = place_among(place, networks, os.environ)
     backend, device = choose(place, backend, num_gpus(), workers_per_gpu())
@@ -218,7 +250,7 @@ def init(backend: str | None = None, *, seed: int | None = 0, timeout_s: float =
     return here
 
 
-def _check(backend: object, seed: object, timeout_s: object) -> None:
+def _check(backend: object, seed: object, timeout_s: Any) -> None:
     if backend is not None and not isinstance(backend, str):
         raise TypeError(
             f"`backend` must be a name such as 'gloo', or None, but is {backend!r}: leave it out."
@@ -229,7 +261,7 @@ def _check(backend: object, seed: object, timeout_s: object) -> None:
     if isinstance(seed, int) and not 0 <= seed < 2**63:
         raise ValueError(f"`seed` must be at least 0 and below 2⁶³, but is {seed}: pass `seed=0`.")
     is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-    if not isinstance(timeout_s, (int, float)) or not is_number or not 0 < timeout_s < math.inf:
+    if timeout_s is not None and not (is_number and 0 < timeout_s < math.inf):
         raise ValueError(
             f"`timeout_s` must be a number of seconds above 0, but is {timeout_s!r}: pass "
             f"`timeout_s=600`."

@@ -53,7 +53,8 @@ class BucketLayout:
         buckets: from the last parameters to the first.
         slots: where each parameter lies in a part, by index.
         num_bytes: of a part, with the room behind each bucket.
-        bucket_of: the number of each parameter's bucket, by index.
+        bucket_of: the number of each parameter's bucket, by index; empty where buckets may end
+            within a parameter.
     """
 
     buckets: tuple[ParameterBucket, ...]
@@ -93,6 +94,34 @@ def lay_out_buckets(
     in_order = [placed[index] for index in range(len(slots))]
     numbers, absolute = tuple(n for n, _ in in_order), tuple(slot for _, slot in in_order)
     return BucketLayout(tuple(buckets), absolute, start, numbers)
+
+
+def lay_out_lane(slots: Sequence[Slot], pieces: Sequence[Piece], num_hosts: int) -> BucketLayout:
+    """Group neighbouring pieces into buckets of about equal size, where the slots lie already.
+
+    A bucket may begin and end within a parameter; each begins at a whole cache line.
+
+    Args:
+        slots: where each parameter lies in a part.
+        pieces: what the buckets hold together, one after the other.
+        num_hosts: how many hosts a bucket is cut for.
+    """
+    spans = [
+        (slots[p.index].offset + p.start * size, slots[p.index].offset + p.stop * size)
+        for p in pieces
+        if p.start < p.stop and (size := slots[p.index].dtype.itemsize)
+    ]
+    start, stop = (spans[0][0], spans[-1][1]) if spans else (0, 0)
+    buckets, bucket_bytes = [], BUCKET_BYTES * num_hosts
+    for at in range(start, stop, bucket_bytes):
+        num_bytes = min(bucket_bytes, stop - at)
+        held = [piece.index for piece in pieces_within(slots, at, at + num_bytes)]
+        indices = range(held[0], held[-1] + 1)
+        own = tuple(replace(slots[index], offset=slots[index].offset - at) for index in indices)
+        buckets.append(ParameterBucket(indices, at, num_bytes, own))
+    # The last slice may reach beyond; memory that nobody writes does not exist.
+    num_bytes = (slots[-1].end if slots else 0) + ALIGNMENT_BYTES * num_hosts
+    return BucketLayout(tuple(buckets), tuple(slots), num_bytes, ())
 
 
 def _size_of(slot: Slot) -> int:

@@ -10,13 +10,13 @@ from unisono.device import Device
 from unisono.exchange.arena import Region
 from unisono.exchange.block import private_bytes
 from unisono.exchange.bucket_layout import ParameterBucket
-from unisono.exchange.parts import OwnParts
+from unisono.exchange.parts import SentParts
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
 
 
 def by_slices(
-    own: OwnParts, bucket: ParameterBucket, parts: Sequence[Node], num_workers: int
+    own: SentParts, bucket: ParameterBucket, parts: Sequence[Node], num_workers: int
 ) -> torch.Tensor:
     """Give slice 0 of a bucket of all parts, then slice 1 of all parts, and so on, as bytes.
 

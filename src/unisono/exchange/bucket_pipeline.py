@@ -27,7 +27,7 @@ from unisono.exchange.bucket_layout import BucketLayout
 from unisono.exchange.bucket_parts import ReceivedSlices, by_slices
 from unisono.exchange.communicator import BrokenError, Communicator, Transfer
 from unisono.exchange.ordered_sum import OrderedSum
-from unisono.exchange.parts import OwnParts
+from unisono.exchange.parts import SentParts
 from unisono.plan.summation import Node
 
 
@@ -52,7 +52,7 @@ class BucketSum:
         self,
         layout: BucketLayout,
         number: int,
-        own: OwnParts,
+        own: SentParts,
         held: Sequence[Sequence[Node]],
         position: int,
         num_shards: int,
@@ -116,7 +116,7 @@ class BucketPipeline:
     def __init__(
         self,
         layout: BucketLayout,
-        own: OwnParts,
+        own: SentParts,
         held: Sequence[Sequence[Node]],
         position: int,
         num_shards: int,

@@ -28,6 +28,7 @@ class Buffers:
     Attributes:
         slots: the layout that the arena reserves, twice.
         now: which of the arena's two copies is the present one.
+        is_kept_here: whether this worker has published those for the next step.
     """
 
     def __init__(self, model: torch.nn.Module, device: Device, copies: Copies) -> None:
@@ -41,7 +42,7 @@ class Buffers:
         self._values = BufferValues(self._tensors, self.slots, device, copies)
         self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
         self._has_values = False
-        self.now, self._is_kept_here = 0, False
+        self.now, self.is_kept_here = 0, False
 
     def bind(self, arena: Arena) -> None:
         """Move the buffers into the block, with the values they have."""
@@ -80,7 +81,7 @@ class Buffers:
     def begin(self) -> None:
         """Start a step: every shard will start from the buffers as they are now."""
         self._collect()
-        self._is_kept_here = False
+        self.is_kept_here = False
         if self._has_values:
             self._values.save()
 
@@ -106,7 +107,7 @@ class Buffers:
         self._collect()
         if self._shared is not None:
             self._values.give(self._shared[1 - self.now])
-            self._is_kept_here = True
+            self.is_kept_here = True
 
     def which(self, chosen: Callable[[torch.Tensor], bool]) -> frozenset[int]:
         """Choose buffers by what is in their places now; gives their positions."""
@@ -151,7 +152,7 @@ class Buffers:
         if self._shared is not None:
             self._collect()
             self.now = 1 - self.now
-            self._values.take(self._shared[self.now], are_here=self._is_kept_here)
+            self._values.take(self._shared[self.now], are_here=self.is_kept_here)
 
     def values(self) -> dict[str, torch.Tensor]:
         """Give the buffers by name, as the pass before has left them."""
@@ -168,7 +169,7 @@ class Buffers:
 
         Else what its own passes start from.
         """
-        if self._shared is not None and self._is_kept_here:
+        if self._shared is not None and self.is_kept_here:
             self._shared[1 - self.now][2] ^= 1
         elif self._shared is not None:
             self._values.flip_a_bit()

@@ -14,6 +14,7 @@ from unisono.workers.team import Team
 
 EXCHANGE_VARIABLE = "UNISONO_EXCHANGE"
 AUTO, SHARED, STAGED, NCCL, GLOO = EXCHANGES = ("auto", "shared", "staged", "nccl", "gloo")
+HOSTS = "hosts"  # nobody asks for it: it is used where there are several
 
 
 def check_exchange(name: str) -> None:
@@ -22,7 +23,9 @@ def check_exchange(name: str) -> None:
         raise ValueError(f"`exchange` must be one of {EXCHANGES}, but is {name!r}.")
 
 
-def name_of_exchange(name: str, device: Device, *, replicas_for: str = "") -> str:
+def name_of_exchange(
+    name: str, device: Device, *, replicas_for: str = "", num_hosts: int = 1
+) -> str:
     """Find the exchange of a worker.
 
     Args:
@@ -30,6 +33,7 @@ def name_of_exchange(name: str, device: Device, *, replicas_for: str = "") -> st
             exchange that is used most on such devices.
         device: where the worker computes.
         replicas_for: the option for which each worker must have a replica; empty: none.
+        num_hosts: how many hosts the workers are on.
 
     Raises:
         ValueError: there is no such exchange, or not for this device or that option.
@@ -40,6 +44,9 @@ def name_of_exchange(name: str, device: Device, *, replicas_for: str = "") -> st
         if name not in EXCHANGES:
             raise ValueError(f"{EXCHANGE_VARIABLE} must be one of {EXCHANGES}, but is {name!r}.")
         said = f"{EXCHANGE_VARIABLE}={name}"
+    if num_hosts > 1:
+        _check_hosts(name, said, device, replicas_for)
+        return HOSTS
     if name == AUTO:
         return SHARED if device.is_host and not replicas_for else STAGED
     if name == SHARED and replicas_for:
@@ -70,6 +77,25 @@ def name_of_exchange(name: str, device: Device, *, replicas_for: str = "") -> st
     return name
 
 
+def _check_hosts(name: str, said: str, device: Device, replicas_for: str) -> None:
+    """Refuse what is not there yet where workers are on several hosts."""
+    if name != AUTO:
+        raise ValueError(
+            f"{said} is for workers of one host, but they are on several: leave it out; they "
+            f"share memory on each host, and exchange sums over the network."
+        )
+    if not device.is_host:
+        raise ValueError(
+            f"workers on several hosts must compute on the CPU, but this one computes on "
+            f'{device.name}: pass `device="cpu"`, or start all workers on one host.'
+        )
+    if replicas_for:
+        raise ValueError(
+            f"`{replicas_for}` must be left out where workers are on several hosts, as it needs "
+            f"a replica for each worker: leave it out, or start all workers on one host."
+        )
+
+
 def check_devices(name: str, device: Device, team: Team) -> None:
     """See that no two workers share a GPU where NCCL is to connect them. Collective.
 
@@ -91,8 +117,8 @@ def check_devices(name: str, device: Device, team: Team) -> None:
 
 def chosen(name: str, device: Device) -> type[Exchange]:
     """Find the exchange of a worker's loops; arguments and errors as :func:`name_of_exchange`."""
-    name = name_of_exchange(name, device)
-    # Both need a torch that has such process groups; the others do not.
+    name = name if name == HOSTS else name_of_exchange(name, device)
+    # These need a torch that has such process groups; the others do not.
     if name == GLOO:
         from unisono.exchange.group_exchange import GroupExchange
 
@@ -101,4 +127,8 @@ def chosen(name: str, device: Device) -> type[Exchange]:
         from unisono.exchange.nccl_exchange import NcclExchange
 
         return NcclExchange
+    if name == HOSTS:
+        from unisono.exchange.hosts_exchange import HostsExchange
+
+        return HostsExchange
     return StagedExchange if name == STAGED else SharedExchange

@@ -89,6 +89,17 @@ class OwnParts:
         return self._memories[lo]
 
 
+class SentParts(Protocol):
+    """Parts whose bytes are sent to those who add them up."""
+
+    @property
+    def flags(self) -> Sequence[memoryview]:
+        """Per shard, which parameters its part has gradients for."""
+
+    def memory(self, lo: int, /) -> Bytes:
+        """Give the bytes of the part of shard `lo`."""
+
+
 class PublishedParts(Protocol):
     """Parts that can be added up."""
 

@@ -246,10 +246,11 @@ class Exchange(ABC):
             The slot; it is whole once everybody has done so.
         """
         team = self._team
-        position, size = (0, 1) if alone else (team.position, team.size)
+        here = team.neighbours
+        position, size = (0, 1) if alone else (here.index(team.world.rank), len(here))
         slot = self.memory.snapshots.begin()
         self._copy(slot, self.buffers.now, position, size, into_slot=True)
-        if team.is_leader:
+        if team.leads_host:
             self._describe(slot, facts, tensors)
         return slot
 
@@ -274,21 +275,24 @@ class Exchange(ABC):
         """
         if self.have_all or self._team.size == 1:
             return
-
-        def speak() -> bytes:
-            try:
-                check_told(self._optimizer)
-                tensors, numbers = take_state(self._optimizer, self._named_whole())
-                facts = {"numbers": numbers, "groups": group_options(self._optimizer)}
-                self._describe(0, facts, tensors)
-            except (CheckpointError, ValueError):
-                return b""
-            return b"described"
-
-        is_there = self._team.hear_leader(speak, "end of a loop")
+        is_there = self._team.hear_leader(self._describe_optimizer, "end of a loop")
         if is_there and not self._team.is_leader:
-            snapshots = self.memory.snapshots
-            self._take_optimizer(snapshots.facts(0), snapshots.extra(0))
+            self._take_described()
+
+    def _describe_optimizer(self) -> bytes:
+        """Put this worker's state of the optimizer where others of its host find it, if it can."""
+        try:
+            check_told(self._optimizer)
+            tensors, numbers = take_state(self._optimizer, self._named_whole())
+            facts = {"numbers": numbers, "groups": group_options(self._optimizer)}
+            self._describe(0, facts, tensors)
+        except (CheckpointError, ValueError):
+            return b""
+        return b"described"
+
+    def _take_described(self) -> None:
+        snapshots = self.memory.snapshots
+        self._take_optimizer(snapshots.facts(0), snapshots.extra(0))
 
     def common(self) -> dict[str, torch.Tensor]:
         """View by name what all workers use the one copy of, if they do."""

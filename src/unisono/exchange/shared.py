@@ -104,7 +104,11 @@ class SharedExchange(Exchange):
             team.meet("sharing parameters")
             if team.membership.leader == leader:
                 break
+        self._bring_to_hosts()
         self._look(copy_of_buffers=0)
+
+    def _bring_to_hosts(self) -> None:
+        """Bring the leader's values to the arenas of other hosts; here there are none."""
 
     def _join(self, *, is_alone: bool) -> None:
         """Look at the arena that the others use, or have used."""

@@ -20,7 +20,8 @@ from unisono.hangs.kernel_view import (
 )
 from unisono.hangs.sampler import Sample, sample
 from unisono.hangs.whereabouts import ProcessLook, RankLook
-from unisono.workers.control_block import ControlBlock, Departure
+from unisono.workers.control_block import ControlBlock
+from unisono.workers.meeting_point import Departure
 
 _COMPUTES_ABOVE = 0.3  # of the time between two looks
 _CHILDREN_AT_MOST = 16
@@ -56,17 +57,12 @@ class Looked:
         return ProcessLook(pid, command_of(pid), seen, kernel, computes, source)
 
 
-def look_at_ranks(
-    pids: Mapping[int, int],
-    notes: Mapping[int, RankNotes],
-    gathers: Mapping[int, str] | None = None,
-) -> list[RankLook]:
+def look_at_ranks(pids: Mapping[int, int], notes: Mapping[int, RankNotes]) -> list[RankLook]:
     """Look at each rank.
 
     Args:
         pids: their processes.
         notes: what is known of them otherwise.
-        gathers: where ranks wait to make a process group.
     """
     below = {rank: children(pid)[:_CHILDREN_AT_MOST] for rank, pid in pids.items()}
     looked = _look_at_processes({*pids.values(), *(c for some in below.values() for c in some)})
@@ -82,7 +78,6 @@ def look_at_ranks(
                 meeting=known.meeting,
                 is_behind=known.is_behind,
                 shown_wait=known.shown_wait,
-                gathers=(gathers or {}).get(rank, ""),
                 call=known.call,
                 num_calls=known.num_calls,
             )

@@ -20,9 +20,9 @@ from unisono.hangs.looking import RankNotes, look_at_ranks, notes_of
 from unisono.workers.control_block import (
     MEMORY_NAME,
     ControlBlock,
-    Departure,
     control_block_bytes,
 )
+from unisono.workers.meeting_point import Departure
 from unisono.workers.proc import NotThereError, open_memory, started_at
 
 _ENVIRONMENT_AT_MOST = 1 << 20

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from unisono.hangs.kernel_view import KernelView
 from unisono.hangs.sampler import Sample
 from unisono.hangs.stacks import AT_THE_END, Frame, Owner, Stack, own_place, sample_in
+from unisono.workers.launcher_messages import IN_INIT
 from unisono.workers.stage_wait import awaited_rank
 
 SUM_OF_GRADIENTS = "the sum of gradients"
@@ -88,7 +89,6 @@ class RankLook:
         meeting: what for it waits at a meeting of Unisono's workers; empty if it does not.
         is_behind: others wait at a meeting to which it has not come.
         shown_wait: what it has shown the launcher that it waits in; empty if nothing.
-        gathers: where it waits to make a process group; empty if it does not.
         call: the newest collective of torch.distributed that it has called, in words.
         num_calls: how many it has called.
     """
@@ -100,7 +100,6 @@ class RankLook:
     meeting: str = ""
     is_behind: bool = False
     shown_wait: str = ""
-    gathers: str = ""
     call: str = ""
     num_calls: int = 0
 
@@ -146,8 +145,8 @@ def whereabouts(look: RankLook) -> Whereabouts:
     if look.meeting and not look.is_behind:
         return replace(here, waits=Waits.AT_A_MEETING, name=meeting_in_words(look.meeting))
     found = _call_in(stack)
-    if look.gathers or found in _RENDEZVOUS_CALLS:
-        return replace(here, waits=Waits.TO_MAKE_A_GROUP, name="init_process_group")
+    if look.shown_wait == IN_INIT or found in _RENDEZVOUS_CALLS:
+        return replace(here, waits=Waits.TO_MAKE_A_GROUP, name=IN_INIT)
     if awaited_rank(look.shown_wait.encode()) is not None:
         name = look.shown_wait.partition(" from ")[0]
         return replace(here, waits=Waits.FOR_A_STAGE, name=name, call=look.shown_wait)

@@ -27,9 +27,9 @@ from unisono.launch.policy import JobState
 from unisono.launch.recovery import RESTARTS
 from unisono.launch.report import failure_message
 from unisono.launch.signals import interrupts
-from unisono.launch.stalls import TIMEOUT_S
 from unisono.launch.standard import open_standard_fds
 from unisono.launch.supervise import JobResult, supervise
+from unisono.timeouts import STALL
 from unisono.workers.launcher_link import PID_VARIABLE, is_worker
 from unisono.world import threads_per_worker, world
 
@@ -41,7 +41,7 @@ def launch(
     threads: int | None = None,
     restarts: int = RESTARTS,
     replace: bool = True,
-    stall_timeout_s: float = TIMEOUT_S,
+    stall_timeout_s: float | None = None,
     gpus: str | None = None,
     workers_per_gpu: int | None = None,
     debug: bool = False,
@@ -67,7 +67,8 @@ def launch(
         replace: whether lost workers are replaced; otherwise the others continue without them, and
             their results are None.
         stall_timeout_s: after how many seconds a worker that does not move while others wait for
-            it is killed, and replaced like any other that is lost.
+            it is killed, and replaced like any other that is lost; ``UNISONO_STALL_TIMEOUT`` by
+            default, else 60.
         gpus: the GPUs that workers see, such as ``"0,3"``, ``"all"``, or ``"none"`` for workers on
             the CPU; worker 0 takes the first, and so on, and a function that chooses its GPU itself
             calls ``torch.cuda.set_device(LOCAL_RANK)``. By default as ``CUDA_VISIBLE_DEVICES``
@@ -106,6 +107,7 @@ def launch(
     check_backend("backend", backend)
     _refuse_inside_worker()
     restarts = _at_least("restarts", restarts, 0)
+    stall_timeout_s = STALL.in_s() if stall_timeout_s is None else stall_timeout_s
     _check_seconds("stall_timeout_s", stall_timeout_s)
     job = Job(
         kind=FUNCTION,
@@ -190,7 +192,7 @@ def _check_seconds(name: str, seconds: float) -> None:
     if not is_number or not 0 < seconds < math.inf:
         raise ValueError(
             f"`{name}` must be a number of seconds above 0, but is {seconds!r}: "
-            f"pass `{name}={TIMEOUT_S:.0f}`."
+            f"pass `{name}={STALL.default_s:.0f}`."
         )
 
 

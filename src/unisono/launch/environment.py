@@ -6,6 +6,7 @@ They are those that torchrun sets, as far as they are true here.
 from __future__ import annotations
 
 import shlex
+import socket
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -15,7 +16,7 @@ from unisono.workers.launcher_link import COMMAND_VARIABLE, STARTED_VARIABLE
 from unisono.world import STAGES_VARIABLE
 
 ADDRESS = "127.0.0.1"
-"""At which the ranks of process groups meet."""
+"""Where the ranks of process groups are."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # Set by another launcher around this one, they would be wrong about these workers.
 _NOT_TRUE_HERE = (
@@ -42,7 +43,6 @@ def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict
     """Return the environment variables of worker `rank`; `link_fds` are those of its link."""
     kept = {k: v for k, v in job.environ.items() if not k.startswith(_NOT_TRUE_HERE)}
     stages = {STAGES_VARIABLE: str(job.stages)} if job.stages > 1 else {}
-    master = {} if job.master_port is None else {"MASTER_PORT": str(job.master_port)}
     return {
         **_LOOPBACK_ONLY,
         **kept,
@@ -56,10 +56,32 @@ def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "MASTER_ADDR": ADDRESS,
-        **master,
+        "MASTER_PORT": str(job.master_port),
         **stages,
         **link_fds,
     }
+
+
+def reserved_port() -> socket.socket | None:
+    """Have the system choose a port on loopback and give it to no other program.
+
+    Nothing listens there. A program of the job may, with a ``TCPStore`` of its own
+    (``SO_REUSEADDR``).
+
+    Returns:
+        What reserves it until it is closed; None where there is no network.
+    """
+    try:
+        bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        return None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((ADDRESS, 0))
+    except OSError:
+        bound.close()
+        return None
+    return bound
 
 
 def launch_environment(

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from unisono.per_process import per_process
 from unisono.workers.channel import Channel
-from unisono.workers.launcher_messages import EndStore, ForkWorker, SignalWorkers, StartStore
+from unisono.workers.launcher_messages import ForkWorker, SignalWorkers
 from unisono.workers.lifeline import Lifeline
 
 # Native libraries read these when they are loaded, so a running server cannot follow a change.
@@ -94,16 +94,6 @@ class ForkServer:
         """Send `signum` to those of `ranks` that still run; a dead server has none."""
         with suppress(ConnectionError):
             self.channel.send(SignalWorkers(tuple(ranks), signum))
-
-    def start_store(self, fd: int, port: int) -> None:
-        """Have a process hold the store of torch.distributed, at a socket that listens."""
-        with suppress(ConnectionError):
-            self.channel.send(StartStore(port, (fd,)))
-
-    def end_store(self) -> None:
-        """End that process, if it is there."""
-        with suppress(ConnectionError, OSError):
-            self.channel.send(EndStore())
 
     def fits(self, environ: Mapping[str, str]) -> bool:
         """Tell whether this server lives and loaded its libraries with what `environ` says."""

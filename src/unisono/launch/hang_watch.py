@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from unisono.hangs.explanation import Hang, explain
 from unisono.hangs.kernel_view import thread_time_ns
@@ -36,13 +36,11 @@ class Scene:
     Attributes:
         pids: of the workers that have not come to their end, by rank.
         members: the ranks that compute together.
-        gathers: where ranks wait to make a process group.
         ended: ranks whose process has ended, and that nobody replaces.
     """
 
     pids: Mapping[int, int]
     members: Collection[int]
-    gathers: Mapping[int, str] = field(default_factory=dict)
     ended: tuple[int, ...] = ()
 
 
@@ -152,8 +150,7 @@ class HangWatch:
     def _longest(self, scene: Scene, notes: Mapping[int, RankNotes], now_s: float) -> _Wait | None:
         """Find out who waits for how long."""
         self._seen = {
-            rank: self._see(rank, pid, notes.get(rank), scene.gathers.get(rank, ""), now_s)
-            for rank, pid in scene.pids.items()
+            rank: self._see(rank, pid, notes.get(rank), now_s) for rank, pid in scene.pids.items()
         }
         if not self._seen:
             return None
@@ -177,12 +174,10 @@ class HangWatch:
         usual_s = self._steps.median_s
         return _Wait(("step", step), now_s - since_s, self._steps.long_s, usual_s)
 
-    def _see(
-        self, rank: int, pid: int, notes: RankNotes | None, gathers: str, now_s: float
-    ) -> _Seen:
+    def _see(self, rank: int, pid: int, notes: RankNotes | None, now_s: float) -> _Seen:
         """Compare a rank with the last look at it."""
         line = self._control.lines[rank]
-        told = gathers or (notes and (notes.shown_wait or notes.meeting)) or ""
+        told = (notes and (notes.shown_wait or notes.meeting)) or ""
         mark = (told, pid, line.arrivals, line.begun, self._control.wait_of(rank)[0])
         ran_ns = thread_time_ns(pid)
         seen = self._seen.get(rank)
@@ -216,7 +211,7 @@ class _Answer:
 
     def _look(self) -> None:
         try:
-            looks = look_at_ranks(self._scene.pids, self._notes, self._scene.gathers)
+            looks = look_at_ranks(self._scene.pids, self._notes)
             self.text = explain(looks, self._hang)
         except Exception as error:  # advice ends no run
             ranks = listed("rank", sorted(self._scene.pids), " and ")

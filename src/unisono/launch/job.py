@@ -59,7 +59,7 @@ class Job:
         stages: how many workers compute one replica of the model together.
         seed: where random generators start that no caller brings; the same on every worker.
         started_unix_s: when the user asked for it, in seconds since 1970.
-        master_port: at which ranks meet where the program does not say it; None without a network.
+        master_port: the port of MASTER_PORT, at which nothing listens.
     """
 
     kind: str
@@ -80,7 +80,7 @@ class Job:
     stages: int = 1
     seed: int = field(default_factory=fresh_seed)
     started_unix_s: float = field(default_factory=time.time)
-    master_port: int | None = None
+    master_port: int = 29500
 
     @property
     def recovers(self) -> bool:

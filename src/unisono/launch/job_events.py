@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unisono.workers.control_block import Departure
 from unisono.workers.launcher_messages import (
     CatchUp,
     JointResult,
@@ -14,6 +13,7 @@ from unisono.workers.launcher_messages import (
     Stopped,
     ToWorker,
 )
+from unisono.workers.meeting_point import Departure
 
 # What a worker says that decides who computes.
 OfRecovery = Ready | NoRecovery | Stopped | CatchUp | JointResult | LoopBegan

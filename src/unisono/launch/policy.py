@@ -20,8 +20,8 @@ import math
 import signal
 from dataclasses import dataclass, replace
 
-from unisono.workers.control_block import Departure
 from unisono.workers.launcher_messages import ProgramFailed
+from unisono.workers.meeting_point import Departure
 
 
 class Stage(enum.IntEnum):
@@ -34,7 +34,6 @@ class Stage(enum.IntEnum):
     ABANDON = 4
 
 
-STORE_LOST = "the store was lost"
 _NOTHING = ProgramFailed(0, "", "", None, False, b"")
 SECONDS_IN_STAGE = {Stage.GRACE: 0.3, Stage.TERMINATE: 0.4, Stage.KILL: 0.4}
 
@@ -220,15 +219,6 @@ def server_lost(state: JobState, exit_code: int) -> Decision:
     state = replace(state, failures=(*state.failures, WorkerFailure(None, exit_code)))
     leaves = tuple(Leave(rank, Departure.FAILED) for rank in sorted(lost - state.done))
     return Decision(state, leaves, "the fork server was lost and took its workers with it")
-
-
-def store_lost(state: JobState, exit_code: int, now: float) -> Decision:
-    """The process with the store of process groups is gone; who asks it may wait for ever."""
-    if not state.alive - state.done or state.stage >= Stage.TERMINATE:
-        return Decision(state, (), "nobody needs the store any more")
-    failure = WorkerFailure(None, exit_code, note=STORE_LOST)
-    state = replace(state, failures=(*state.failures, failure))
-    return _enter(state, Stage.TERMINATE, now, "whoever asks the store may wait for ever")
 
 
 def interrupted(state: JobState, signum: int, now: float, *, gently: bool = False) -> Decision:

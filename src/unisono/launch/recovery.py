@@ -36,7 +36,6 @@ from unisono.launch.job_events import (
     StopWanted,
     Wish,
 )
-from unisono.workers.control_block import Departure
 from unisono.workers.launcher_messages import (
     LOOP,
     CatchUp,
@@ -50,6 +49,7 @@ from unisono.workers.launcher_messages import (
     Refused,
     Stopped,
 )
+from unisono.workers.meeting_point import Departure
 from unisono.workers.membership import Membership
 
 PERIOD_S = 60.0

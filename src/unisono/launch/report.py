@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 
 from unisono.launch import recovery
-from unisono.launch.policy import STORE_LOST, JobState, WorkerFailure
+from unisono.launch.policy import JobState, WorkerFailure
 from unisono.notices import listed
 from unisono.plan.shards import assign
 from unisono.workers.membership import Membership
@@ -60,11 +60,6 @@ def failure_message(state: JobState, num_workers: int, *, ends_others: bool = Tr
     """
     cause = state.cause
     assert cause is not None
-    if cause.note == STORE_LOST:
-        return (
-            "the process that holds the store of `init_process_group` must live as long as the "
-            f"workers do, but it {ending(cause.exit_code)}; all workers were ended."
-        )
     if cause.rank is None:
         return (
             "the process that starts the workers must live as long as they do, but it "

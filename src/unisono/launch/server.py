@@ -1,7 +1,7 @@
 """The fork server: who starts workers in milliseconds? A process that has loaded torch and waits.
 
     launcher ──ToServer──► server ──fork──► workers
-             ◄─FromServer─        └─fork──► the store of torch.distributed, if it is needed
+             ◄─FromServer─
 
 Invariant: one thread, so that forking is safe; no worker outlives it (their parent-death signal)
 and it does not outlive its launcher (the kernel sees to that, with a lifeline; and it sees the end
@@ -18,10 +18,8 @@ import signal
 import socket
 import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import NoReturn
 
-from unisono.launch.rendezvous import be_store
 from unisono.launch.worker import be_worker
 from unisono.workers import launcher_messages as messages
 from unisono.workers.channel import Channel
@@ -70,8 +68,6 @@ class _Server:
         self._lifeline_fd = lifeline_fd
         self._launcher_pid = launcher_pid
         self._rank_of_pid: dict[int, int] = {}
-        self._store_pid: int | None = None
-        self._store_port = 0
         self._waiting: deque[messages.Message] = deque()
         self._wakeup, self._wakeup_writing = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -105,40 +101,20 @@ class _Server:
                 for pid, rank in self._rank_of_pid.items():
                     if rank in ranks:
                         os.kill(pid, signum)
-            case messages.StartStore(port, (fd,)):
-                self._fork_store(fd, port)
-            case messages.EndStore():
-                self._end_store()
 
     def _fork(self, wanted: messages.ForkWorker) -> None:
-        pid = self._fork_into(be_worker, wanted.rank, wanted.incarnation, wanted.fds)
-        self._rank_of_pid[pid] = wanted.rank
-        self._tell(messages.Forked(wanted.rank, pid))
-        for fd in wanted.fds:
-            os.close(fd)
-
-    def _fork_store(self, fd: int, port: int) -> None:
-        self._store_port = port
-        self._store_pid = self._fork_into(be_store, fd, port)
-        os.close(fd)
-
-    def _fork_into(self, be: Callable[..., NoReturn], *arguments: object) -> int:
-        """Fork a process that is something else from now on, with this one as its parent."""
         server_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
             try:
                 self._let_go_of_all()
-                be(*arguments, server_pid)
+                be_worker(wanted.rank, wanted.incarnation, wanted.fds, server_pid)
             finally:
                 os._exit(70)
-        return pid
-
-    def _end_store(self) -> None:
-        if self._store_pid is not None:
-            os.kill(self._store_pid, signal.SIGKILL)
-            os.waitpid(self._store_pid, 0)
-            self._store_pid = None
+        self._rank_of_pid[pid] = wanted.rank
+        self._tell(messages.Forked(wanted.rank, pid))
+        for fd in wanted.fds:
+            os.close(fd)
 
     def _let_go_of_all(self) -> None:
         """Close what is the server's, in a fork of it."""
@@ -152,17 +128,12 @@ class _Server:
                 os.close(fd)
 
     def _reap(self) -> None:
-        while self._rank_of_pid or self._store_pid is not None:
+        while self._rank_of_pid:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            code = os.waitstatus_to_exitcode(status)
-            rank = self._rank_of_pid.pop(pid, None)
-            if rank is not None:
-                self._tell(messages.WorkerExited(rank, code))
-            elif pid == self._store_pid:
-                self._store_pid = None
-                self._tell(messages.StoreEnded(self._store_port, code))
+            rank = self._rank_of_pid.pop(pid)
+            self._tell(messages.WorkerExited(rank, os.waitstatus_to_exitcode(status)))
 
     def _tell(self, message: messages.FromServer) -> None:
         try:
@@ -172,7 +143,6 @@ class _Server:
             self._channel.at_end = True
 
     def _end(self) -> NoReturn:
-        self._end_store()
         for pid in self._rank_of_pid:
             os.kill(pid, signal.SIGKILL)
         for pid in self._rank_of_pid:

@@ -6,7 +6,7 @@ It decides nothing: who has stalled is said by ``stalls``.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,7 +56,6 @@ class StallWatch:
         *,
         are_grouped: bool = False,
         is_everybody: bool = False,
-        gathering: Collection[int] = (),
     ) -> list[Stalled]:
         """Look, if it is time, at the workers with these processes.
 
@@ -65,7 +64,6 @@ class StallWatch:
             membership: who computes together.
             are_grouped: there has been a process group of several workers.
             is_everybody: no other worker, nor the launcher, has something to do.
-            gathering: those of them that wait in ``init_process_group``.
 
         Returns:
             Those that have stalled; they are then forgotten.
@@ -74,7 +72,7 @@ class StallWatch:
         passed_s = now_s - self._looked_at_s
         if passed_s < LOOK_EVERY_S:
             return []
-        looks = {rank: self._observe(rank, pids[rank], membership, gathering) for rank in pids}
+        looks = {rank: self._observe(rank, pids[rank], membership) for rank in pids}
         seen = {rank: look for rank, look in looks.items() if look is not None}
         self._seen = stalls.look(self._seen, seen, passed_s, are_grouped=are_grouped)
         self._looked_at_s = now_s
@@ -97,9 +95,7 @@ class StallWatch:
         how = f"was ended, as all workers waited for each other for {quiet_s:.0f} s"
         return [Stalled(rank, message, how)]
 
-    def _observe(
-        self, rank: int, pid: int, membership: Membership | None, gathering: Collection[int]
-    ) -> Observation | None:
+    def _observe(self, rank: int, pid: int, membership: Membership | None) -> Observation | None:
         time_and_state = processor_time(pid)
         if time_and_state is None:
             return None
@@ -113,8 +109,6 @@ class StallWatch:
         is_awaited = is_awaited or rank in stages_wait_for
         if is_at_meeting:
             place = f"at `{self._control.purpose(rank, mine % 2).decode().rstrip()}`"
-        elif rank in gathering:
-            place = "in init_process_group"
         else:
             place = "" if wait is None else f"in {wait.decode(errors='replace')}"
         # A worker that waits wakes up now and then, which is no sign of life; but the one to blame

@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-TIMEOUT_S = 60.0
 LOOK_EVERY_S = 1.0
 _OPTION = "`--stall-timeout` or `stall_timeout_s` says after how many seconds."
 

@@ -23,9 +23,9 @@ from unisono.faults import FAULTS_VARIABLE, disk_full, read_faults
 from unisono.launch import policy, recovery
 from unisono.launch.death import Deaths
 from unisono.launch.devices import Devices
+from unisono.launch.environment import reserved_port
 from unisono.launch.failure_files import note_end
 from unisono.launch.forkserver import ForkServer
-from unisono.launch.groups import Groups
 from unisono.launch.hang_watch import HangWatch, Scene
 from unisono.launch.job import FUNCTION, Job
 from unisono.launch.outputs import Outputs
@@ -37,6 +37,7 @@ from unisono.notices import say
 from unisono.workers import launcher_messages as messages
 from unisono.workers.channel import Channel
 from unisono.workers.control_block import ControlBlock
+from unisono.workers.job_store import MEMORY_NAME
 from unisono.workers.proc import started_at
 
 _IN_A_GROUP = "they use a process group of torch.distributed, which no replacement can join"
@@ -93,8 +94,11 @@ class _Supervision:
         self._server = server
         self._signals = signals
         self._outputs = Outputs()
-        self._groups = Groups(job.num_workers, server, self.send)
-        self._job_fd = replace(job, master_port=self._groups.port.number).write()
+        self._port = reserved_port()
+        if self._port is not None:
+            job = replace(job, master_port=self._port.getsockname()[1])
+        self._job_fd = job.write()
+        self._store_fd = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC)
         self._control = ControlBlock.create(job.num_workers)
         self._channels: dict[int, Channel] = {}
         self._pids: dict[int, int] = {}
@@ -139,7 +143,8 @@ class _Supervision:
         self._selector.register(ours, selectors.EVENT_READ, partial(self._read_worker, rank))
         standard = self._outputs.standard_fds()
         try:
-            fds = [*standard, self._job_fd, self._control.fd, theirs.fileno()]
+            memory = [self._job_fd, self._control.fd, self._store_fd]
+            fds = [*standard, *memory, theirs.fileno()]
             self._server.spawn(rank, self._incarnations[rank], fds)
         finally:
             theirs.close()
@@ -167,7 +172,7 @@ class _Supervision:
     def watch(self) -> None:
         """Run until no worker is left."""
         while not self.state.over:
-            timed = (self.state, self._groups, self._watch, self._hangs, self._outputs)
+            timed = (self.state, self._watch, self._hangs, self._outputs)
             due_s = min(one.due_s for one in timed)
             ready = self._selector.select(max(0.0, due_s - time.monotonic()))
             # What a worker wrote before its end is shown before what is said of that.
@@ -178,7 +183,6 @@ class _Supervision:
             self._take(policy.time_passed(self.state, time.monotonic()))
             self._end_stalled()
             self._look_for_hangs()
-            self._groups.look()
         if self.state.cause is not None:
             self._desk.keep_last()
         note_end(self._desk.directories, self.state, self._control, say)
@@ -193,15 +197,17 @@ class _Supervision:
 
     def close(self) -> None:
         self._hangs.close()
-        self._groups.close()
+        if self._port is not None:
+            self._port.close()
         self._desk.close()
         # A cycle of references would keep the control block's mapping, and its descriptor, until
         # the next garbage collection.
-        del self._desk, self._groups, self._hangs, self._watch, self._deaths
+        del self._desk, self._hangs, self._watch, self._deaths
         self._outputs.close()
         self._selector.close()
         self._control.close()
         os.close(self._job_fd)
+        os.close(self._store_fd)
         self._woken.close()
         self._waking.close()
         for channel in self._channels.values():
@@ -212,15 +218,13 @@ class _Supervision:
 
     def _end_stalled(self) -> None:
         working = self.state.alive - self.state.done
-        gathering = self._groups.waiting
-        waiting = self._desk.waiting | (set() if self._has_groups else gathering)
-        pids = {rank: self._pids[rank] for rank in working - waiting if rank in self._pids}
+        ranks = working - self._desk.waiting
+        pids = {rank: self._pids[rank] for rank in ranks if rank in self._pids}
         for stalled in self._watch.look(
             pids,
             self._desk.state.membership,
             are_grouped=self._has_groups,
             is_everybody=pids.keys() == working,
-            gathering=gathering,
         ):
             say(stalled.message)
             self._condemned[stalled.rank] = stalled.how
@@ -237,7 +241,6 @@ class _Supervision:
             Scene(
                 pids,
                 () if membership is None else membership.ranks,
-                self._groups.places,
                 tuple(sorted(self._incarnations.keys() - working)),
             )
         )
@@ -266,9 +269,6 @@ class _Supervision:
                     # What a worker said before it left must be known before its leaving is judged.
                     self._read_worker(rank)
                     self._exited(rank, exit_code)
-                # It may be the end of an earlier job's, on a server that is used again.
-                case messages.StoreEnded(port, exit_code) if port == self._groups.store_port:
-                    self._take(policy.store_lost(self.state, exit_code, time.monotonic()))
         if self._server.channel.at_end:
             for rank in sorted(self.state.alive):
                 self._read_worker(rank)
@@ -289,10 +289,8 @@ class _Supervision:
             trouble = self._desk.lost(rank, pid, how or ending(exit_code), now)
             if not trouble:
                 if rank not in self._channels:
-                    self._groups.gone(rank)
                     self._take(policy.left_behind(self.state, rank))
                 return
-        self._groups.gone(rank)
         self._desk.gone(rank)
         if not is_spare:
             self._take(policy.exited(self.state, rank, exit_code, now, note=trouble, how=how))
@@ -325,7 +323,6 @@ class _Supervision:
             case messages.ProgramDone(payload):
                 self.results[rank] = payload
                 self._take(policy.done(self.state, rank))
-                self._groups.gone(rank)
                 self._desk.gone(rank)
             case messages.ProgramFailed() if self._is_spare(rank):
                 say(spare_message(rank, message.traceback))
@@ -342,18 +339,12 @@ class _Supervision:
                     self._server.signal([convict], signal.SIGKILL)
             case messages.ComputesOn():
                 self._devices.hear(rank, message)
-            case messages.GroupRequest():
-                self._gather(rank, message)
+            case messages.MakesGroup():
+                self._has_groups = True
+                # The others stay in their group, which a replacement cannot join.
+                self._desk.hear(rank, messages.NoRecovery(_IN_A_GROUP))
             case messages.FromWorker():
                 self._desk.hear(rank, message)
-
-    def _gather(self, rank: int, request: messages.GroupRequest) -> None:
-        """Have a worker wait for the others of a process group."""
-        if request.world_size > 1:
-            self._has_groups = True
-            # The others stay in their group, which a replacement cannot join.
-            self._desk.hear(rank, messages.NoRecovery(_IN_A_GROUP))
-        self._groups.hear(rank, request)
 
     def _is_spare(self, rank: int) -> bool:
         """Tell whether a worker is a replacement that the others do not need."""

@@ -37,8 +37,8 @@ from unisono.launch.exceptions import (
     traceback_text,
 )
 from unisono.launch.job import Job
+from unisono.launch.process_groups import use_launchers_store
 from unisono.launch.program import run_program
-from unisono.launch.rendezvous import ask_launcher
 from unisono.workers.allocator import keep_freed_memory
 from unisono.workers.context import context
 from unisono.workers.launcher_link import (
@@ -47,6 +47,7 @@ from unisono.workers.launcher_link import (
     LINK_VARIABLE,
     PID_VARIABLE,
     RECOVERS_VARIABLE,
+    STORE_VARIABLE,
     LauncherLink,
 )
 from unisono.workers.launcher_messages import Begun, ProgramDone, ProgramFailed
@@ -61,7 +62,7 @@ def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
     Args:
         rank: which worker to be.
         incarnation: how many workers had this rank before.
-        fds: standard input, output, error; the job; the control control block; the channel.
+        fds: standard input, output, error; the job; the control block; the store; the channel.
         server_pid: the process that forked this one, with which it dies.
     """
     exit_code = _BOOTSTRAP_FAILED
@@ -71,13 +72,14 @@ def be_worker(rank: int, incarnation: int, fds: tuple[int, ...], server_pid: int
         let_launcher_look(server_pid)
         _take_over_signals()
         keep_freed_memory()
-        *standard, job_fd, control_fd, link_fd = fds
+        *standard, job_fd, control_fd, store_fd, link_fd = fds
         _take_over_standard_streams(standard)
         job = Job.read(job_fd)
         os.close(job_fd)
         names = {
             LINK_VARIABLE: link_fd,
             CONTROL_VARIABLE: control_fd,
+            STORE_VARIABLE: store_fd,
             PID_VARIABLE: os.getpid(),
             INCARNATION_VARIABLE: incarnation,
             RECOVERS_VARIABLE: int(job.recovers),
@@ -130,7 +132,7 @@ def _live(job: Job, rank: int, link: LauncherLink) -> int:
 
         os.chdir(job.folder)
         torch.set_num_threads(job.threads)
-        ask_launcher()
+        use_launchers_store()
         spare_ddps_logger()
         if torch.distributed.is_available():
             free_groups_of_torchs_ddp_last()

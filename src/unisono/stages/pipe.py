@@ -28,9 +28,9 @@ import torch
 
 from unisono.device import HOST
 from unisono.errors import PeerLostError, WaitTimeoutError
+from unisono.timeouts import MEETING
 from unisono.workers import futex
-from unisono.workers.barrier import TIMEOUT_S
-from unisono.workers.control_block import Departure
+from unisono.workers.meeting_point import SLEEP_AT_MOST_S, Departure, spin_s
 from unisono.workers.memory import ALIGNMENT_BYTES, aligned
 from unisono.workers.stage_wait import stage_wait_in_words
 from unisono.workers.team import Team
@@ -42,7 +42,6 @@ _DIMS_AT_MOST = (_HEADER_BYTES - _HEADER.size) // 16
 _LINE_BYTES = 64
 _SLOT_BYTES_AT_MOST = 1 << 32
 _ALL_BYTES = 1 << 36  # of addresses; pages that are not written do not exist
-_SPIN_S, _SPIN_WHEN_CROWDED_S, _SLEEP_AT_MOST_S = 3e-3, 2e-5, 0.2
 _REQUIRES_GRAD = 1
 _COUNTER = 2**32
 _DTYPES = [
@@ -108,8 +107,8 @@ class StagePipe:
         others = [stage for stage in range(self._num_stages) if stage != self.stage]
         self._out = {to: _End(self._start(self.stage, to), base) for to in others}
         self._in = {of: _End(self._start(of, self.stage), base) for of in others}
-        crowded = team.world.world_size > len(os.sched_getaffinity(0))
-        self._spin_s = _SPIN_WHEN_CROWDED_S if crowded else _SPIN_S
+        self._timeout_s = MEETING.in_s()
+        self._spin_s = spin_s(team.world.world_size)
         self.generation: int | None = None
         self.waited_s = 0.0
 
@@ -237,7 +236,7 @@ class StagePipe:
         while end.sent == end.count:
             self._check_others(end, what)
             waited_s = time.monotonic() - begun_s
-            if waited_s >= TIMEOUT_S:
+            if waited_s >= self._timeout_s:
                 raise WaitTimeoutError(
                     f"stage {self.stage} has waited {waited_s:.0f} s for {what}: look at what that "
                     f"rank does there.",
@@ -245,7 +244,7 @@ class StagePipe:
                     waited_s=waited_s,
                 )
             shown.look(waited_s, lambda: what)
-            futex.wait(end.address, end.count, _SLEEP_AT_MOST_S)
+            futex.wait(end.address, end.count, SLEEP_AT_MOST_S)
 
     def _check_others(self, end: _End, what: str) -> None:
         """Give up if a worker of the replica will not come, and the message is not there either."""

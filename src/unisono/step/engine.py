@@ -445,7 +445,7 @@ class StepEngine:
             The slot; None if meanwhile the leader was lost with what it alone had.
         """
         while not self.exchange.is_lost:
-            facts, tensors = describe() if self._team.is_leader else ({}, {})
+            facts, tensors = describe() if self._team.leads_host else ({}, {})
             slot = self.exchange.save(facts, tensors)
             self._team.faults.meet("snapshot", step)
             if not wait:

@@ -24,11 +24,11 @@ from unisono.plan.samples import SamplePlan
 from unisono.state.position import Position
 from unisono.step.engine import StepEngine
 from unisono.step.non_finite import NonFiniteCause, in_json
+from unisono.timeouts import NOTICE
 from unisono.train.identity import identity
 from unisono.train.interrupts import Interrupts
 from unisono.train.out_of_memory import explained
 from unisono.train.run_context import RunContext
-from unisono.workers.barrier import NOTICE_AFTER_S
 from unisono.workers.launcher_messages import NoRecovery
 from unisono.workers.team import Team
 
@@ -308,7 +308,7 @@ class Boundary:
     def _snapshot(self, *, wait: bool) -> int | None:
         self._run.observer.before_snapshot()
         start_s = time.monotonic()
-        if not self._team.is_leader:
+        if not self._team.leads_host:
             self._kept.note_modes()
         slot = self.engine.take_snapshot(self._kept.position.step, self._collect, wait=wait)
         now_s = time.monotonic()
@@ -323,11 +323,11 @@ class Boundary:
     def _wait_for_disk(self) -> None:
         """Wait until the checkpoint before is on the disk, which sets the pace then."""
         start_s = time.monotonic()
-        is_told = False
+        is_told, notice_after_s = False, NOTICE.in_s()
         while self._memory.snapshots.is_writing:
             time.sleep(_POLL_S)
-            if not is_told and time.monotonic() - start_s >= NOTICE_AFTER_S:
+            if not is_told and time.monotonic() - start_s >= notice_after_s:
                 is_told = True
                 if self._checkpoints is not None:
-                    self._checkpoints.tell_slow_disk(NOTICE_AFTER_S)
+                    self._checkpoints.tell_slow_disk(notice_after_s)
         self.disk_s += time.monotonic() - start_s

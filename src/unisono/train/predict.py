@@ -115,6 +115,11 @@ class Predictor:
             What is to be known of the file of rows, and its descriptor.
         """
         sweep, path = self._sweep, self._path
+        if len(self._team.hosts) > 1:
+            raise ValueError(
+                "`predict` must be called with all workers on one host, but they are on several: "
+                "save the model, and predict with it on one of them."
+            )
         sweep.agree("predict", **{"whether there is a `path`": path is not None})
         partial = None if path is None else Path(self._tell(lambda: self._begin(path))["partial"])
         try:

@@ -9,6 +9,7 @@ from typing import Any
 from unisono.errors import CheckpointError
 from unisono.state.saved import Snapshot, bytes_at_most
 from unisono.train.checkpoints import Checkpoints, FoundCheckpoint
+from unisono.train.host_checks import check_shared
 from unisono.train.identity import identity
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.run_context import RunContext
@@ -49,6 +50,7 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
     if "mistake" in answer:
         raise ValueError(answer["mistake"])
     checkpoints.go_to(answer["directory"])
+    check_shared(run.team, checkpoints.directory)
     checkpoints.begin(None)
     is_ahead: bool = answer.get("is_ahead", False)
     if "path" in answer:

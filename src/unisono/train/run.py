@@ -39,6 +39,7 @@ from unisono.step.scaling import LossScaling
 from unisono.train.carrying import check_rows
 from unisono.train.checkpoints import Checkpoints
 from unisono.train.failure_notes import failure_notes
+from unisono.train.host_checks import check_hosts
 from unisono.train.identity import fixed_by
 from unisono.train.loop import steps_of
 from unisono.train.loop_plan import LoopPlan
@@ -204,13 +205,17 @@ class Run:
         self.shards = options.num_shards(self.world.world_size, self.team.num_stages)
         self.seed = options.seed
         self.device, *others = devices_of_run(model, options, self.world)
+        check_hosts(self.team, options)
         check_stages(self.team, model, self.device, options, 1 + len(others))
         check_contents(model, optimizer, self.device)
         check_together(optimizer, options, self.team.num_stages)
         options.check_closure(optimizer)
         # Refuses what does not fit.
         replicas_for = options.replicas_for(optimizer)
-        name_of_exchange(options.exchange, self.device, replicas_for=replicas_for)
+        num_hosts = len(self.team.hosts)
+        name_of_exchange(
+            options.exchange, self.device, replicas_for=replicas_for, num_hosts=num_hosts
+        )
         options.check_audits(self.device)
         scaling: dict[str, LossScaling] = {}
         for name, member in members_of(optimizer).items():

@@ -100,6 +100,7 @@ class RunContext:
         has_told_unused: whether parameters without a gradient were looked for.
         has_told_inexact: whether it was said that results may differ from one run to the next.
         has_told_cost: whether it was said what audits cost.
+        has_told_hosts: whether it was said which number of shards would send less between hosts.
     """
 
     options: RunOptions
@@ -128,6 +129,7 @@ class RunContext:
     has_told_unused: bool = False
     has_told_inexact: bool = False
     has_told_cost: bool = False
+    has_told_hosts: bool = False
 
     def say(self, line: str) -> None:
         """Show the user one line."""
@@ -142,7 +144,12 @@ class RunContext:
     def name_of_exchange(self) -> str:
         """The exchange of this worker's loops."""
         replicas_for = self.options.replicas_for(self.kept.optimizer)
-        return name_of_exchange(self.options.exchange, self.device, replicas_for=replicas_for)
+        return name_of_exchange(
+            self.options.exchange,
+            self.device,
+            replicas_for=replicas_for,
+            num_hosts=len(self.team.hosts),
+        )
 
     @property
     def is_deterministic(self) -> bool:

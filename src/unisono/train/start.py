@@ -12,6 +12,7 @@ from unisono.device import notices
 from unisono.exchange.choice import check_devices
 from unisono.state.contents import signature
 from unisono.state.modes import told_modes
+from unisono.train.host_checks import told_hosts
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.mixed_devices import compare_devices, read_kinds
 from unisono.train.order import facts_of_order
@@ -51,6 +52,7 @@ def start(run: RunContext, plan: LoopPlan) -> None:
         run.plan = plan.samples
     _tell_unseeded(run)
     _tell_inexact(run)
+    _tell_hosts(run, plan)
     payload = run.joint_calls.together("start of a loop", lambda: _agree(run, plan))
     run.kinds = read_kinds(payload)
     if run.kinds and run.options.audit_every is not None:
@@ -114,6 +116,15 @@ def _tell_inexact(run: RunContext) -> None:
             "`exact=False`: operations without a deterministic form are allowed on "
             f"{run.device.name}, so results may differ from one run to the next"
         )
+
+
+def _tell_hosts(run: RunContext, plan: LoopPlan) -> None:
+    """Say once that another number of shards would send less between hosts."""
+    line = told_hosts(run.team, plan.samples.shards)
+    if line and not run.has_told_hosts:
+        run.has_told_hosts = True
+        if run.team.position == 0:
+            run.say(line)
 
 
 def _agree(run: RunContext, plan: LoopPlan) -> bytes:

@@ -1,8 +1,7 @@
 """Which processes must not train as workers? Each is refused before it trains alone.
 
-*What a worker starts* inherits the worker's variables, but has no seat. *Workers of several hosts*
-cannot share memory. *Ranks of a process group* that RANK and WORLD_SIZE do not tell of would not
-take part.
+*What a worker starts* inherits the worker's variables, but has no seat. *Ranks of a process group*
+that RANK and WORLD_SIZE do not tell of would not take part.
 
 *Processes of* ``torch.multiprocessing.spawn`` are ranks in the eyes of their program, but nothing
 in the environment says so. What tells them apart from a single process with a training of its own
@@ -25,11 +24,11 @@ from unisono.world import SOMEBODY, World
 _WRAPPER = ("torch.multiprocessing.spawn", "_wrap")
 
 
-def refuse_strangers(here: World, environ: Mapping[str, str] | None = None) -> None:
-    """Refuse those that cannot take a seat: children of workers, and workers of several hosts.
+def refuse_children(here: World, environ: Mapping[str, str] | None = None) -> None:
+    """Refuse what a worker has started: it has that one's variables, but not its seat.
 
     Raises:
-        RuntimeError: this process is one of these; the message says which.
+        RuntimeError: this process is one.
     """
     environ = os.environ if environ is None else environ
     if PID_VARIABLE in environ and not is_worker(environ):
@@ -38,12 +37,6 @@ def refuse_strangers(here: World, environ: Mapping[str, str] | None = None) -> N
             f"of rank {here.rank} of {here.world_size} and is another one than that worker "
             f"(process {environ[PID_VARIABLE]}): train in the worker itself; for a training of its "
             f"own, start it without {PID_VARIABLE}, RANK and WORLD_SIZE."
-        )
-    if here.local_world_size != here.world_size:
-        raise RuntimeError(
-            f"all workers must be on one host, but of {here.world_size} that {here.started_by} has "
-            f"started {here.local_world_size} are on this one: several hosts are not supported "
-            f"yet; start all of them on one."
         )
 
 

@@ -1,9 +1,8 @@
-"""Where workers meet: nobody goes on before everybody has come, and nobody waits for ever.
+"""Where the workers of a step meet, and what follows when one of them is lost.
 
-A wait spins for a moment (the others are usually microseconds away), then sleeps in the kernel.
-It ends when everyone has come, when one of those missing was lost (then the membership changes),
-when one has left for good or died with nobody to make up for it (:class:`PeerLostError`), or when
-the time is up (:class:`WaitTimeoutError`). Somebody who waits long says so in words.
+A wait (see ``meeting_point``) ends when everyone has come, when one of those missing was lost (then
+the membership changes), when one has left for good or died with nobody to make up for it
+(:class:`PeerLostError`), or when the time is up (:class:`WaitTimeoutError`).
 
 Whether a lost worker had come to a meeting is a fact that never changes again, so all others
 decide alike: those who wait for it stop at the same meeting.
@@ -11,20 +10,14 @@ decide alike: those who wait for it stop at the same meeting.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Sequence
 
 from unisono.errors import MismatchError, PeerLostError, WaitTimeoutError
 from unisono.notices import say
-from unisono.workers.control_block import ControlBlock, Departure
+from unisono.timeouts import MEETING
+from unisono.workers.control_block import ControlBlock
+from unisono.workers.meeting_point import COUNTER, Departure, spin_s
 
-TIMEOUT_S = 1800.0
-NOTICE_AFTER_S = 10.0
-_SPIN_S = 3e-3
-_SPIN_WHEN_CROWDED_S = 2e-5
-_SLEEP_AT_MOST_S = 0.2
-_COUNTER = 2**32
 _SAME_CALLS = "all workers must make the same calls in the same order."
 
 
@@ -34,8 +27,8 @@ class Barrier:
     Args:
         control: the control block shared with the other workers.
         rank: this worker.
-        timeout_s: how long a wait may last, in seconds.
-        notice_after_s: when a wait is told in words, in seconds.
+        timeout_s: how long a wait may last, in seconds; see :mod:`unisono.timeouts`.
+        notice_after_s: when a wait is told in words, in seconds; the same.
         say: where those words go.
         look: called several times a second while somebody is missing; marks on the control block
             who has died. By default nothing: a launcher does that.
@@ -46,24 +39,23 @@ class Barrier:
         control: ControlBlock,
         rank: int,
         *,
-        timeout_s: float = TIMEOUT_S,
-        notice_after_s: float = NOTICE_AFTER_S,
+        timeout_s: float | None = None,
+        notice_after_s: float | None = None,
         say: Callable[[str], None] = say,
         look: Callable[[], None] = lambda: None,
     ) -> None:
         self._control = control
         self._rank = rank
-        self._timeout_s = timeout_s
-        self._notice_after_s = notice_after_s
+        self._timeout_s = MEETING.in_s() if timeout_s is None else timeout_s
         self._say = say
         self._look = look
+        self._point = control.meeting_point(rank, self, notice_after_s)
         self.set_membership(range(control.world_size))
 
     def set_membership(self, ranks: Sequence[int]) -> None:
         """Wait for these ranks from now on."""
         self._others = [other for other in ranks if other != self._rank]
-        crowded = len(ranks) > len(os.sched_getaffinity(0))
-        self._spin_s = _SPIN_WHEN_CROWDED_S if crowded else _SPIN_S
+        self._point.spin_s = spin_s(len(ranks))
 
     def departure(self, other: int) -> Departure:
         """Look whether `other` has left, also without a word."""
@@ -72,7 +64,7 @@ class Barrier:
 
     def has_gone_further(self, other: int) -> bool:
         """Tell whether a worker has come to the meeting that this one comes to next."""
-        return self._has_come(other, (self.arrivals + 1) % _COUNTER)
+        return not self._point.missing([other], (self.arrivals + 1) % COUNTER)
 
     @property
     def arrivals(self) -> int:
@@ -85,9 +77,8 @@ class Barrier:
         Args:
             purpose: what the meeting is for, in at most 24 letters; the same on every rank.
         """
-        target = (self.arrivals + 1) % _COUNTER
-        self._control.set_purpose(self._rank, target % 2, purpose.encode())
-        self._control.arrive(self._rank)
+        self._control.set_purpose(self._rank, (self.arrivals + 1) % 2, purpose.encode())
+        self._point.arrive()
 
     def vote(self, vote: int) -> None:
         """Have a number, below 2³², read beside the next arrival of this worker."""
@@ -110,14 +101,36 @@ class Barrier:
             WaitTimeoutError: a worker did not come in time.
         """
         target = self.arrivals
-        missing = [other for other in self._others if not self._has_come(other, target)]
-        if missing:
-            missing = self._spin(missing, target)
-        if missing and not self._sleep(missing, target):
+        if not self._point.wait(self._others, target, self._timeout_s):
             return False
-        self._control.acquire(self._rank)
         self._check_purpose(target % 2)
         return True
+
+    def look(self, missing: Sequence[int]) -> list[tuple[int, Departure]]:
+        """See :class:`~unisono.workers.meeting_point.Waiter`."""
+        self._look()
+        left = [(rank, self._control.departure(rank)) for rank in missing]
+        return [one for one in left if one[1] != Departure.PRESENT]
+
+    def lose(self, rank: int, how: Departure) -> None:
+        """See :class:`~unisono.workers.meeting_point.Waiter`; a lost one is made up for."""
+        if how != Departure.LOST:
+            raise self._left(rank, how)
+
+    def give_up_on(self, missing: Sequence[int], waited_s: float) -> WaitTimeoutError:
+        """See :class:`~unisono.workers.meeting_point.Waiter`."""
+        return WaitTimeoutError(
+            f"{self._sight(missing, waited_s)} Giving up after {waited_s:.0f} s: look at what rank "
+            f"{missing[0]} does there, or at code that not every worker runs.",
+            missing=tuple(missing),
+            waited_s=waited_s,
+        )
+
+    def tell(self, missing: Sequence[int], waited_s: float, *, is_long: bool) -> None:
+        """See :class:`~unisono.workers.meeting_point.Waiter`; the first of those here speaks."""
+        here = min(set(self._others) - set(missing), default=self._rank + 1)
+        if is_long and self._rank < here:
+            self._say(self._sight(missing, waited_s))
 
     def _check_purpose(self, which: int) -> None:
         mine = self._control.purpose(self._rank, which)
@@ -131,51 +144,7 @@ class Barrier:
                     f"`if rank == 0` nor where only one caught an exception."
                 )
 
-    def _has_come(self, other: int, target: int) -> bool:
-        arrivals: int = self._control.lines[other].arrivals
-        return (arrivals - target) % _COUNTER < _COUNTER // 2
-
-    def _spin(self, missing: list[int], target: int) -> list[int]:
-        end = time.perf_counter() + self._spin_s
-        while missing and time.perf_counter() < end:
-            os.sched_yield()
-            missing = [other for other in missing if not self._has_come(other, target)]
-        return missing
-
-    def _sleep(self, missing: list[int], target: int) -> bool:
-        """Wait for `missing`; False if one of them was lost."""
-        control = self._control
-        start = time.monotonic()
-        told = False
-        while missing:
-            other = missing[0]
-            seen = control.lines[other].arrivals
-            self._look()
-            left = [(rank, control.departure(rank)) for rank in missing]
-            missing = [rank for rank in missing if not self._has_come(rank, target)]
-            for rank, how in left:
-                if rank in missing and how == Departure.LOST:
-                    return False
-                if rank in missing and how != Departure.PRESENT:
-                    raise self._left(rank, how)
-            if other not in missing:
-                continue
-            waited_s = time.monotonic() - start
-            if waited_s >= self._timeout_s:
-                raise WaitTimeoutError(
-                    f"{self._sight(missing, waited_s)} Giving up after {waited_s:.0f} s: look "
-                    f"at what rank {other} does there, or at code that not every worker runs.",
-                    missing=tuple(missing),
-                    waited_s=waited_s,
-                )
-            if waited_s >= self._notice_after_s and not told:
-                told = True
-                if self._rank < min(set(self._others) - set(missing), default=self._rank + 1):
-                    self._say(self._sight(missing, waited_s))
-            control.sleep_until_arrival(other, seen, min(_SLEEP_AT_MOST_S, self._timeout_s))
-        return True
-
-    def _sight(self, missing: list[int], waited_s: float) -> str:
+    def _sight(self, missing: Sequence[int], waited_s: float) -> str:
         here = self._control.lines[self._rank].step
         there = ", ".join(f"rank {other} ({self._last_seen(other)})" for other in missing)
         return f"rank {self._rank} in step {here} has waited {waited_s:.0f} s for {there}."
@@ -186,6 +155,11 @@ class Barrier:
             Departure.DIED: (
                 f"has died, its process {self._control.process(other)[0]} is gone",
                 "look for what ended it (a signal, too little memory), and start all again; with a "
+                "`directory` the run goes on from its newest checkpoint.",
+            ),
+            Departure.UNREACHABLE: (
+                "cannot be reached any more",
+                "its host has gone, or the link to it; see to that and start all again; with a "
                 "`directory` the run goes on from its newest checkpoint.",
             ),
         }.get(how, ("has failed", _SAME_CALLS))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from unisono.faults import Faults
 from unisono.per_process import per_process
+from unisono.timeouts import RENDEZVOUS
 from unisono.workers.launcher_link import LauncherLink, has_launcher
 from unisono.workers.launcher_messages import ComputesOn
 from unisono.workers.single_process import SingleProcess
@@ -15,6 +16,7 @@ from unisono.world import WORKERS_PER_GPU_VARIABLE, World, num_stages, world
 
 if TYPE_CHECKING:
     from unisono.workers.joint_calls import JointCalls
+    from unisono.workers.rendezvous import Rendezvous
     from unisono.workers.team import Team
 
 
@@ -24,6 +26,7 @@ class Context:
     def __init__(self) -> None:
         self._link: LauncherLink | None = None
         self._joined: dict[World, JointCalls] = {}
+        self._met: dict[World, Rendezvous] = {}
 
     @property
     def supervisor(self) -> Supervisor:
@@ -46,6 +49,36 @@ class Context:
         """
         if WORKERS_PER_GPU_VARIABLE in os.environ:
             self.supervisor.tell(ComputesOn(name, model))
+
+    def rendezvous(self, timeout_s: float | None = None) -> Rendezvous:
+        """Find the other workers of the job. Collective the first time: every rank calls it.
+
+        Args:
+            timeout_s: how long the last one may take; by default what :mod:`unisono.timeouts` says.
+
+        Raises:
+            ValueError: the environment does not say clearly who this worker is, or where rank 0 is.
+            RuntimeError: a worker has started this process.
+            RendezvousError: the workers cannot find each other.
+            WaitTimeoutError: somebody did not come in time.
+            PeerLostError: somebody came and left before all were there.
+        """
+        from unisono.workers.rendezvous import of_launcher
+
+        link = self.launcher
+        here = world() if link is None else link.world
+        if here not in self._met:
+            self._met[here] = self._meet(here, timeout_s) if link is None else of_launcher(link)
+        return self._met[here]
+
+    def _meet(self, here: World, timeout_s: float | None) -> Rendezvous:
+        from unisono.workers.admission import refuse_children
+        from unisono.workers.rendezvous import meet
+
+        # Ranks that a program starts itself are told where to meet.
+        if here.world_size > 1 and not os.environ.get("MASTER_PORT"):
+            refuse_children(here)
+        return meet(here, os.environ, RENDEZVOUS.in_s() if timeout_s is None else timeout_s)
 
     def team(self) -> Team:
         """Join the workers, as :meth:`join` does."""
@@ -71,9 +104,9 @@ class Context:
         """
         # Whoever only starts a job does not wait for these.
         from unisono.workers.admission import (
+            refuse_children,
             refuse_larger_group,
             refuse_spawned,
-            refuse_strangers,
         )
         from unisono.workers.external import ExternallyLaunched
         from unisono.workers.joint_calls import JointCalls
@@ -82,14 +115,14 @@ class Context:
         link = self.launcher
         here = world() if link is None else link.world
         if link is None and here.world_size > 1:
-            refuse_strangers(here)
+            refuse_children(here)
         refuse_larger_group(here)
         refuse_spawned(here)
         if link is None and here.world_size == 1:
             num_stages(os.environ, here.world_size)  # refuses several
             return JointCalls(Team(SingleProcess(here)))
         if here not in self._joined:
-            supervisor = link or ExternallyLaunched.meet(here)
+            supervisor = link or ExternallyLaunched.meet(self.rendezvous(), here)
             if link is not None:
                 link.control.take_seat(here.rank)
             faults = Faults.from_environment(os.environ, here.rank, supervisor.incarnation)

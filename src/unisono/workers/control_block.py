@@ -2,8 +2,8 @@
 
 One memfd: a head, a line for each rank, a mailbox for each rank. Each line is written by its rank
 alone (`departure` and the head by the launcher alone), so no locks are needed. Our launcher creates
-it, so that it outlives every worker. Without our launcher rank 0 creates it (`host_rendezvous.py`),
-each worker takes its seat by writing which process it is, and the first to see that another one has
+it, so that it outlives every worker. Without our launcher rank 0 creates it (`external.py`), each
+worker takes its seat by writing which process it is, and the first to see that another one has
 died writes its `departure`.
 
 Purposes say what the last two arrivals were for: nobody can be two meetings ahead. A plan says what
@@ -14,13 +14,12 @@ that all who pass the second read this one, and nobody still reads the one befor
 from __future__ import annotations
 
 import ctypes
-import enum
 import mmap
 import os
 import struct
 from collections.abc import Sequence
 
-from unisono.workers import futex
+from unisono.workers.meeting_point import Departure, MeetingPoint, MeetingSeat, Waiter
 from unisono.workers.proc import create_memory, started_at
 
 MAILBOX_BYTES = 64 * 1024
@@ -53,24 +52,19 @@ class _Times(ctypes.Structure):
     _fields_ = (("step", ctypes.c_int64), ("seconds", ctypes.c_double * NUM_TIMES))
 
 
-class RankLine(ctypes.Structure):
+class RankLine(MeetingSeat):
     """What one rank says of itself, in whole cache lines.
 
     Attributes:
-        arrivals: the barriers that it has come to, modulo 2³².
         begun: the number after that of the step that it was last seen in; 0 before the first.
         memory: of its device, in bytes: see :meth:`ControlBlock.set_memory`.
     """
 
     _fields_ = (
-        ("arrivals", ctypes.c_uint32),
-        ("departure", ctypes.c_uint32),
         ("begun", ctypes.c_int64),
         ("purposes", ctypes.c_char * PURPOSE_BYTES * 2),
         ("plan_step", ctypes.c_int64),
         ("plan", ctypes.c_uint32),
-        ("pid", ctypes.c_int64),
-        ("started", ctypes.c_int64),
         ("memory", ctypes.c_int64 * NUM_SIZES),
         ("votes", ctypes.c_uint32 * 2),
         ("times", _Times * 2),
@@ -92,19 +86,6 @@ class RankLine(ctypes.Structure):
 
 _HEAD_BYTES, _LINE_BYTES = ctypes.sizeof(Head), ctypes.sizeof(RankLine)
 _TOLD = struct.Struct(f"q{NUM_TIMES}d")  # as _Times
-
-
-class Departure(enum.IntEnum):
-    """Whether a worker may still come to a barrier; a lost one is made up for by the others.
-
-    DIED is said of one that nobody can make up for: there is no launcher of ours.
-    """
-
-    PRESENT = 0
-    FINISHED = 1
-    FAILED = 2
-    LOST = 3
-    DIED = 4
 
 
 class ControlBlock:
@@ -133,8 +114,6 @@ class ControlBlock:
             _HEAD_BYTES + rank * _LINE_BYTES + RankLine.times.offset for rank in range(world_size)
         ]
         self._times_at = [(start, start + _TOLD.size) for start in starts]
-        # Where in this process's memory; the arrivals are the first in a line.
-        self._arrivals_at = [ctypes.addressof(line) for line in self.lines]
 
     @classmethod
     def create(cls, world_size: int) -> ControlBlock:
@@ -146,26 +125,19 @@ class ControlBlock:
         """Make one for a process that is alone; nobody shares it."""
         return cls(-1, 1)
 
-    def arrive(self, rank: int) -> None:
-        """Count one more arrival of `rank`, after all that it wrote, and wake the others."""
-        futex.add_and_wake(self._arrivals_at[rank])
-
-    def acquire(self, rank: int) -> None:
-        """Order this worker's later reads after the arrivals it has just seen."""
-        futex.acquire(self._arrivals_at[rank])
-
-    def sleep_until_arrival(self, rank: int, seen: int, timeout_s: float) -> None:
-        """Sleep while `rank` has come to `seen` barriers; wakes when it arrives or leaves."""
-        futex.wait(self._arrivals_at[rank], seen, timeout_s)
+    def meeting_point(
+        self, rank: int, waiter: Waiter, notice_after_s: float | None = None
+    ) -> MeetingPoint:
+        """Have `rank` meet the others here; arguments as of :class:`MeetingPoint`."""
+        return MeetingPoint(self.lines, rank, waiter, notice_after_s)
 
     def departure(self, rank: int) -> Departure:
         """Tell whether `rank` has left."""
         return Departure(self.lines[rank].departure)
 
     def leave(self, rank: int, how: Departure) -> None:
-        """Mark that `rank` will never come to a barrier again and wake whoever waits for it."""
-        self.lines[rank].departure = int(how)
-        futex.wake(self._arrivals_at[rank])
+        """Mark that `rank` will never come to a meeting again, and wake whoever waits for it."""
+        self.lines[rank].leave(how)
 
     def come_back(self, rank: int, arrivals: int) -> None:
         """Mark that somebody has taken the seat of `rank` and counts meetings from `arrivals`.
@@ -187,13 +159,8 @@ class ControlBlock:
         line.plan_step = step
 
     def process(self, rank: int) -> tuple[int, int]:
-        """Tell which process is `rank` and when it started; zeros while nobody has come.
-
-        Half of it is never told, also while that process is writing it.
-        """
-        pid, started = self.lines[rank].pid, self.lines[rank].started
-        # Whichever of the two a processor lets us see first.
-        return (pid, started) if pid and started else (0, 0)
+        """Tell which process is `rank` and when it started; zeros while nobody has come."""
+        return self.lines[rank].process
 
     def take_seat(self, rank: int) -> None:
         """Say that this process is `rank`."""
@@ -201,8 +168,7 @@ class ControlBlock:
 
     def set_process(self, rank: int, pid: int, started: int) -> None:
         """Say which process is `rank`."""
-        self.lines[rank].started = started
-        self.lines[rank].pid = pid
+        self.lines[rank].take(pid, started)
 
     def set_times(self, rank: int, step: int, times: Sequence[float]) -> None:
         """Say where `rank` spent a step, in seconds; it stays until the next but one is told."""
@@ -292,6 +258,14 @@ class ControlBlock:
         start = self._mailbox(rank)
         length = int.from_bytes(self._map[start : start + _LENGTH_BYTES], "little")
         return self._map[start + _LENGTH_BYTES : start + _LENGTH_BYTES + length]
+
+    def put_beside(self, which: int, data: bytes) -> None:
+        """Have workers of other hosts get some bytes with this worker's next arrival."""
+        return
+
+    def beside(self, which: int) -> dict[int, bytes]:
+        """Take what workers of other hosts have sent with an arrival, by rank."""
+        return {}
 
     def close(self) -> None:
         """Give the control block's file descriptor back; the mapping goes with the object."""

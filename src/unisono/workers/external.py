@@ -1,8 +1,8 @@
 """Workers that ``torchrun``, ``srun``, ``mpirun`` or a program of yours has started.
 
-These launchers know nothing of what workers do together. So rank 0 makes the memory that all share,
-everybody watches over the others, and nobody is replaced: a lost worker is named in an error, and
-whoever has started the workers may start them again.
+These launchers know nothing of what workers do together. So the first rank of each host makes the
+memory that its workers share, everybody watches over the others, and nobody is replaced: a lost
+worker is named in an error, and whoever has started the workers may start them again.
 
 Only the process that has taken a seat is a worker. It marks itself as one, as our launcher marks
 its own (``UNISONO_PID``); what it starts inherits the mark, sees that another process is meant, and
@@ -12,7 +12,6 @@ is refused a seat.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
 import sys
@@ -21,18 +20,19 @@ from types import TracebackType
 
 from unisono.errors import MismatchError, RendezvousError
 from unisono.workers.allocator import keep_freed_memory
-from unisono.workers.control_block import ControlBlock, Departure
-from unisono.workers.host_rendezvous import TIMEOUT_S, HostRendezvous
-from unisono.workers.jobname import job_name, num_restarts
+from unisono.workers.control_block import MEMORY_NAME, ControlBlock, control_block_bytes
+from unisono.workers.host_links import HostLinks, connect_hosts
+from unisono.workers.hosts_control_block import HostsControlBlock
+from unisono.workers.interfaces import address_here
+from unisono.workers.jobname import num_restarts
 from unisono.workers.launcher_link import PID_VARIABLE
+from unisono.workers.meeting_point import Departure
 from unisono.workers.memory import Memory
-from unisono.workers.private import PrivateFolder
 from unisono.workers.proc import NotThereError, create_memory, open_memory
-from unisono.workers.process_watch import ProcessWatch
+from unisono.workers.rendezvous import Rendezvous
 from unisono.workers.supervisor import Gather, Supervisor
 from unisono.world import World
 
-TIMEOUT_VARIABLE = "UNISONO_MEETING_TIMEOUT"
 _MEMORY_NAME = "unisono-memory"
 _SHARING = "sharing memory"
 
@@ -40,60 +40,116 @@ _SHARING = "sharing memory"
 class ExternallyLaunched(Supervisor):
     """What workers of another launcher do for each other. Final; made by :meth:`meet`."""
 
-    def __init__(self, world: World, control: ControlBlock, watch: ProcessWatch) -> None:
+    def __init__(
+        self,
+        world: World,
+        control: ControlBlock,
+        ranks_of_host: tuple[tuple[int, ...], ...] = (),
+    ) -> None:
         self.world = world
         self.control = control
         self.incarnation = num_restarts(os.environ)
-        self._watch = watch
+        self.ranks_of_host = ranks_of_host
+        here = (ranks for ranks in ranks_of_host if world.rank in ranks)
+        self._neighbours = next(here, tuple(range(world.world_size)))
+        self._first = self._neighbours[0]
 
     @classmethod
-    def meet(cls, here: World) -> ExternallyLaunched:
+    def meet(cls, rendezvous: Rendezvous, here: World) -> ExternallyLaunched:
         """Take this process's seat among the workers of its job. Collective, once in a process.
 
         From then on the others learn how this process ends, and it keeps the memory that it frees.
 
         Raises:
-            RendezvousError: the seat is taken, or the others cannot be reached from here.
-            WaitTimeoutError: somebody did not come in time.
+            RendezvousError: the others cannot be reached from here.
             PeerLostError: somebody came and left before all were there.
         """
-        job = job_name(os.environ, here, session=os.getsid(0))
-        timeout_s = _timeout_s(os.environ)
-        folder = PrivateFolder.open()
-        try:
-            control, watch = HostRendezvous(job, here, folder, timeout_s=timeout_s).enter()
-        finally:
-            folder.close()
+        places = rendezvous.places
+        several = places.ranks_of_host if len(places.ranks_of_host) > 1 else ()
+        address = _check_hosts(several, here) if several else ""
+        links = connect_hosts(rendezvous, address) if several else None
+        control = _seated(rendezvous, links)
         os.environ[PID_VARIABLE] = str(os.getpid())
         _tell_the_end(control, here.rank)
         keep_freed_memory()
-        return cls(here, control, watch)
+        supervisor = cls(here, control, several)
+        supervisor.address = address
+        return supervisor
 
     def look(self) -> None:
         """Mark who has died without a word."""
-        self._watch.look()
+        for rank in self._neighbours:
+            line = self.control.lines[rank]
+            if rank != self.world.rank and line.departure == Departure.PRESENT and line.has_died:
+                self.control.leave(rank, Departure.DIED)
+        if isinstance(self.control, HostsControlBlock):
+            self.control.receive()
 
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
-        """Share memory that rank 0 makes. Collective: every rank calls it.
+        """Share memory that a host's first rank makes. Collective: every rank calls it.
 
         Raises:
             MismatchError: another worker asked for another size.
-            RendezvousError: rank 0's memory cannot be opened from here.
+            RendezvousError: that memory cannot be opened from here.
         """
-        fd = create_memory(_MEMORY_NAME, num_bytes) if self.world.rank == 0 else -1
+        is_first = self.world.rank == self._first
+        fd = create_memory(_MEMORY_NAME, num_bytes) if is_first else -1
         try:
             heard = gather(json.dumps([key, num_bytes, os.getpid(), fd]).encode(), _SHARING)
             said = {rank: json.loads(message) for rank, message in heard.items()}
             _check_alike(said)
-            _, _, pid_of_0, fd_of_0 = said[0]
-            if self.world.rank:
-                fd = _open(pid_of_0, fd_of_0, num_bytes)
+            _, _, its_pid, its_fd = said[self._first]
+            if not is_first:
+                fd = _open(its_pid, its_fd, _MEMORY_NAME, num_bytes)
             memory = Memory.map(fd, num_bytes)
             gather(b"", _SHARING)
         finally:
             if fd >= 0:
                 os.close(fd)
         return memory
+
+
+def _check_hosts(ranks_of_host: tuple[tuple[int, ...], ...], here: World) -> str:
+    """See that workers are on several hosts as they are meant to be.
+
+    Returns:
+        This host's address for the others.
+
+    Raises:
+        RendezvousError: they are not.
+    """
+    for ranks in ranks_of_host:
+        if ranks[-1] - ranks[0] >= len(ranks):
+            raise RendezvousError(
+                f"ranks on one host must be neighbours, but those of one are {ranks}: have them "
+                f"counted host by host (`srun --distribution=block`, `mpirun --map-by core`)."
+            )
+    if here.local_world_size == here.world_size:
+        raise RendezvousError(
+            f"all workers must be on one host and in one container, as LOCAL_WORLD_SIZE says, but "
+            f"those of ranks {' and '.join(map(str, ranks_of_host))} are apart: start them in the "
+            f"same container, or set LOCAL_RANK and LOCAL_WORLD_SIZE in each process."
+        )
+    return address_here()
+
+
+def _seated(rendezvous: Rendezvous, links: HostLinks | None) -> ControlBlock:
+    """Share the control block that a host's first rank makes. Collective: every rank calls it."""
+    places = rendezvous.places
+    num_bytes, first = control_block_bytes(places.world_size), places.local_ranks[0]
+    fd = create_memory(MEMORY_NAME, num_bytes) if places.rank == first else -1
+    its_pid, its_fd = rendezvous.gather("unisono.Trainer", [os.getpid(), fd])[first]
+    if places.rank != first:
+        fd = _open(its_pid, its_fd, MEMORY_NAME, num_bytes)
+    if links is None:
+        control = ControlBlock(fd, places.world_size)
+    else:
+        control = HostsControlBlock(fd, places, links)
+    control.take_seat(places.rank)
+    # Once everybody has mapped it nobody needs to find it any more.
+    rendezvous.gather("unisono.Trainer", None)
+    control.close()
+    return control
 
 
 def _tell_the_end(control: ControlBlock, rank: int) -> None:
@@ -119,21 +175,9 @@ def _tell_the_end(control: ControlBlock, rank: int) -> None:
     atexit.register(leave, Departure.FINISHED)
 
 
-def _timeout_s(environ: Mapping[str, str]) -> float:
-    text = environ.get(TIMEOUT_VARIABLE, "")
-    if not text:
-        return TIMEOUT_S
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < float("inf"):
-            return float(text)
-    raise ValueError(
-        f"`{TIMEOUT_VARIABLE}` must be a number of seconds above 0, but is {text!r}: unset it."
-    )
-
-
-def _open(pid: int, fd: int, num_bytes: int) -> int:
+def _open(pid: int, fd: int, name: str, num_bytes: int) -> int:
     try:
-        return open_memory(pid, fd, _MEMORY_NAME, num_bytes)
+        return open_memory(pid, fd, name, num_bytes)
     except NotThereError as error:
         raise RendezvousError(
             f"all workers must share the memory that rank 0 has made, but {error}: start them as "

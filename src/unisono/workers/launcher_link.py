@@ -1,8 +1,9 @@
-"""What holds a worker to its launcher? A channel for messages, and the control block.
+"""What holds a worker to its launcher? A channel for messages, the control block, and a store.
 
-The launcher puts both descriptors into the environment (``UNISONO_LINK``, ``UNISONO_CONTROL``)
-together with the process it means (``UNISONO_PID``), how many workers had its rank before it
-(``UNISONO_INCARNATION``), and whether lost workers are replaced (``UNISONO_RECOVERS``).
+The launcher puts their descriptors into the environment (``UNISONO_LINK``, ``UNISONO_CONTROL``,
+``UNISONO_STORE``) together with the process it means (``UNISONO_PID``), how many workers had its
+rank before it (``UNISONO_INCARNATION``), and whether lost workers are replaced
+(``UNISONO_RECOVERS``).
 Invariant: only that very process has a link; what it forks or starts, such as a loader process,
 has none.
 """
@@ -16,14 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
-from unisono.errors import (
-    CheckpointError,
-    MismatchError,
-    PeerLostError,
-    RendezvousError,
-    UnisonoError,
-    WaitTimeoutError,
-)
+from unisono.errors import CheckpointError, MismatchError, UnisonoError
 from unisono.workers import launcher_messages as messages
 from unisono.workers.channel import Channel
 from unisono.workers.control_block import ControlBlock
@@ -34,6 +28,7 @@ from unisono.world import world
 
 LINK_VARIABLE = "UNISONO_LINK"
 CONTROL_VARIABLE = "UNISONO_CONTROL"
+STORE_VARIABLE = "UNISONO_STORE"
 PID_VARIABLE = "UNISONO_PID"
 INCARNATION_VARIABLE = "UNISONO_INCARNATION"
 RECOVERS_VARIABLE = "UNISONO_RECOVERS"
@@ -68,6 +63,8 @@ class LauncherLink(Supervisor):
         control_fd = int(os.environ[CONTROL_VARIABLE])
         os.set_inheritable(control_fd, False)
         self.control = ControlBlock(control_fd, self.world.world_size)
+        self.store_fd = int(os.environ[STORE_VARIABLE])
+        os.set_inheritable(self.store_fd, False)
         self.incarnation = int(os.environ.get(INCARNATION_VARIABLE, "0"))
         self.can_replace = os.environ.get(RECOVERS_VARIABLE) == "1"
         self._channel = Channel.from_fd(int(os.environ[LINK_VARIABLE]))
@@ -127,17 +124,6 @@ class LauncherLink(Supervisor):
         self._ask(messages.LockRequest(directory), messages.Acknowledged)
         return True
 
-    def gather(self, request: messages.GroupRequest) -> messages.Gathered:
-        """Wait until all ranks of a process group have come. Collective: every rank calls it.
-
-        Raises:
-            PeerLostError: a worker has ended, so that not all can come.
-            WaitTimeoutError: not all came in time.
-            MismatchError: they do not agree on what they come to.
-            RendezvousError: there is no store.
-        """
-        return self._ask(request, messages.Gathered)
-
     def _ask(self, request: messages.Request, *kinds: type[Answer]) -> Answer:
         """Send a request and wait for an answer of one of these kinds, or raise its refusal."""
         try:
@@ -165,19 +151,8 @@ class LauncherLink(Supervisor):
 
 def _error_of(refusal: messages.Refused) -> UnisonoError:
     """Say why a request is not granted."""
-    match refusal.why:
-        case messages.Why.LOST:
-            return PeerLostError(refusal.reason, rank=refusal.lost)
-        case messages.Why.LATE:
-            return WaitTimeoutError(
-                refusal.reason, missing=refusal.missing, waited_s=refusal.waited_s
-            )
-        case messages.Why.MISMATCH:
-            return MismatchError(refusal.reason)
-        case messages.Why.STORE:
-            return RendezvousError(refusal.reason)
-        case messages.Why.CHECKPOINT:
-            return CheckpointError(refusal.reason)
+    kind = CheckpointError if refusal.why == messages.Why.CHECKPOINT else MismatchError
+    return kind(refusal.reason)
 
 
 def _launcher_is_gone() -> UnisonoError:

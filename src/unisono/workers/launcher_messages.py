@@ -21,6 +21,8 @@ from unisono.workers.membership import Membership
 
 # The name of a loop among what workers do together.
 LOOP = "loop"
+# What a worker waits in for the ranks of a process group, as it shows it.
+IN_INIT = "init_process_group"
 
 
 @dataclass_transform(frozen_default=True)
@@ -61,6 +63,10 @@ class Begun(Told):
 
 class Ready(Told):
     """The program uses Unisono: it can be run again from its start to replace a worker."""
+
+
+class MakesGroup(Told):
+    """The worker is about to make a process group with others."""
 
 
 class NoRecovery(Told):
@@ -207,24 +213,6 @@ class LockRequest(Request):
     directory: str
 
 
-class GroupRequest(Request):
-    """Wait until all ranks of a process group have come. Answer: Gathered.
-
-    Attributes:
-        place: where they meet, in words; whoever names another one waits for others.
-        rank: which rank of the group this worker is to be.
-        world_size: how many there are to be.
-        timeout_s: how long to wait, in seconds.
-        needs_store: whether they need the launcher's store.
-    """
-
-    place: str
-    rank: int
-    world_size: int
-    timeout_s: float
-    needs_store: bool
-
-
 class Acknowledged(ToWorker):
     """It is done."""
 
@@ -267,25 +255,10 @@ class Live(ToWorker):
     is_alone: bool
 
 
-class Gathered(ToWorker):
-    """All ranks of a process group have come.
-
-    Attributes:
-        prefix: what the group's keys in its store begin with; no other group's do.
-        port: where on loopback the launcher's store is; 0 if it was not asked for.
-    """
-
-    prefix: str
-    port: int
-
-
 class Why(enum.StrEnum):
     """Which error a refusal is."""
 
     MISMATCH = "mismatch"
-    LOST = "lost"
-    LATE = "late"
-    STORE = "store"
     CHECKPOINT = "checkpoint"
 
 
@@ -295,16 +268,10 @@ class Refused(ToWorker):
     Attributes:
         reason: why, in words.
         why: the kind of reason.
-        lost: the worker that has ended; -1 where that is not why.
-        missing: the ranks that did not come.
-        waited_s: for how long somebody waited for them, in seconds.
     """
 
     reason: str
     why: Why = Why.MISMATCH
-    lost: int = -1
-    missing: tuple[int, ...] = ()
-    waited_s: float = 0.0
 
 
 class ForkWorker(ToServer):
@@ -322,17 +289,6 @@ class SignalWorkers(ToServer):
     signum: int
 
 
-class StartStore(ToServer):
-    """Fork the store of torch.distributed, at this socket, which listens at `port`."""
-
-    port: int
-    fds: tuple[int, ...]
-
-
-class EndStore(ToServer):
-    """End the store, if it is there."""
-
-
 class Forked(FromServer):
     """A worker is there."""
 
@@ -344,13 +300,6 @@ class WorkerExited(FromServer):
     """A worker's process has ended."""
 
     rank: int
-    exit_code: int
-
-
-class StoreEnded(FromServer):
-    """The store's process has ended by itself."""
-
-    port: int
     exit_code: int
 
 

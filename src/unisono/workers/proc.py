@@ -58,14 +58,14 @@ def create_memory(name: str, num_bytes: int) -> int:
     return fd
 
 
-def open_memory(pid: int, fd: int, name: str, num_bytes: int) -> int:
+def open_memory(pid: int, fd: int, name: str, num_bytes: int | None = None) -> int:
     """Open the memfd that process `pid` has as `fd`; the descriptor is the caller's.
 
     Args:
         pid: the process.
         fd: its number there.
         name: what it was called when it was made.
-        num_bytes: its size.
+        num_bytes: its size; None if it grows.
 
     Raises:
         NotThereError: that process has ended, or has something else there.
@@ -78,7 +78,7 @@ def open_memory(pid: int, fd: int, name: str, num_bytes: int) -> int:
         mine = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise NotThereError(f"{path} cannot be opened ({error.strerror})") from error
-    if os.fstat(mine).st_size != num_bytes:
+    if num_bytes is not None and os.fstat(mine).st_size != num_bytes:
         os.close(mine)
         raise NotThereError(f"{path} is memory of another size")
     return mine

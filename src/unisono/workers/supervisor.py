@@ -35,6 +35,8 @@ class Supervisor(Protocol):
         can_replace: whether lost workers are replaced, so that snapshots are of use.
         is_alone: whether nobody started this process as one of several workers, be it of one.
         explains_waits: whether somebody else says so when a wait takes long.
+        ranks_of_host: the ranks of each of several hosts; empty: all are on this one.
+        address: where other hosts reach this one, if there are any.
     """
 
     world: World
@@ -43,6 +45,8 @@ class Supervisor(Protocol):
     can_replace: bool = False
     is_alone: bool = False
     explains_waits: bool = False
+    ranks_of_host: tuple[tuple[int, ...], ...] = ()
+    address: str = ""
 
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
         """Share memory with every worker that asks with the same `key`; zero at first.

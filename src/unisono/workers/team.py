@@ -16,8 +16,9 @@ from types import MappingProxyType
 
 from unisono.errors import MismatchError
 from unisono.faults import Faults
-from unisono.workers.barrier import NOTICE_AFTER_S, Barrier
-from unisono.workers.control_block import MAILBOX_BYTES, Departure
+from unisono.workers.barrier import Barrier
+from unisono.workers.control_block import MAILBOX_BYTES
+from unisono.workers.meeting_point import Departure
 from unisono.workers.membership import Membership
 from unisono.workers.memory import Memory
 from unisono.workers.supervisor import Supervisor
@@ -28,7 +29,7 @@ _LAST, _MORE = b"\0", b"\1"
 
 
 class Team:
-    """The workers of this host. Final; see :func:`unisono.workers.context.team`.
+    """The workers of a job, on one host or several. Final; see :class:`.context.Context`.
 
     Args:
         supervisor: who started this worker.
@@ -57,7 +58,7 @@ class Team:
         self._barrier = Barrier(
             self._control,
             self.world.rank,
-            notice_after_s=math.inf if supervisor.explains_waits else NOTICE_AFTER_S,
+            notice_after_s=math.inf if supervisor.explains_waits else None,
             look=supervisor.look,
         )
 
@@ -75,6 +76,27 @@ class Team:
     def size(self) -> int:
         """Count the workers that compute together now."""
         return len(self.membership.ranks)
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The members on each host."""
+        # Where there are several, nobody is left behind or replaced.
+        return self.supervisor.ranks_of_host or (self.membership.ranks,)
+
+    @property
+    def host(self) -> int:
+        """Which host this worker is on, counted from 0."""
+        return next(at for at, ranks in enumerate(self.hosts) if self.world.rank in ranks)
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """The members on this worker's host, this one among them: those that share memory."""
+        return self.hosts[self.host]
+
+    @property
+    def leads_host(self) -> bool:
+        """Whether this worker speaks for those on its host, in the memory that they share."""
+        return self.world.rank == self.neighbours[0] if len(self.hosts) > 1 else self.is_leader
 
     @property
     def stage(self) -> int:
@@ -243,6 +265,14 @@ class Team:
             return {self.world.rank: vote}
         self._barrier.vote(vote)
         return self._barrier.votes(self.membership.ranks) if self.meet(purpose) else None
+
+    def put_beside(self, data: bytes) -> None:
+        """Have the workers of other hosts get some bytes with this worker's next arrival."""
+        self._control.put_beside((self._barrier.arrivals + 1) % 2, data)
+
+    def beside(self) -> dict[int, bytes]:
+        """Take what workers of other hosts have sent with the arrivals waited for last, by rank."""
+        return self._control.beside(self._barrier.arrivals % 2)
 
     def hear_leader(self, speak: Callable[[], bytes], purpose: str) -> bytes:
         """Have the leader call `speak`, and hear what it says. Collective: every rank calls it.

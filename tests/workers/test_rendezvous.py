@@ -10,12 +10,12 @@ import time
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 from tests.workers.forked import job  # noqa: F401
 
 import unisono
-import unisono.workers.host_rendezvous
+import unisono.workers.job_store
 from unisono.workers.context import context
-from unisono.workers.control_block import ControlBlock
 
 pytestmark = pytest.mark.slow
 
@@ -100,35 +100,27 @@ def test_left_overs_of_other_jobs_are_removed(job):  # noqa: F811
 
 
 def test_where_an_earlier_rank_has_died_nobody_sits_down(job):  # noqa: F811
-    # Rank 0 of the earlier job is stopped, so it neither leaves nor takes back its word.
     rank_0 = job.start(meet_once, 0, 3)
     job.wait_for_word()
-    rank_0.kill(signal.SIGSTOP)
     rank_1 = job.start(meet_once, 1, 3)
-    control = _page_of(rank_0.pid, 3)
-    while control.process(1)[0] != rank_1.pid:
-        time.sleep(0.001)
-    control.close()
+    wait_for_rank_1(rank_0.pid)
+    # Rank 0 of the earlier job is stopped, so it neither leaves nor takes back its word.
+    rank_0.kill(signal.SIGSTOP)
     rank_1.kill()
     rank_1.end()
-    again = job.start(meet_once, 1, 3, UNISONO_MEETING_TIMEOUT="0.3")
+    again = job.start(meet_once, 1, 3, UNISONO_RENDEZVOUS_TIMEOUT="0.3")
     said = again.end()
     assert said.error == "WaitTimeoutError"
     assert "an earlier rank 1 has died there" in said.text
 
 
-def _page_of(pid, world_size):
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        path = f"/proc/{pid}/fd/{fd}"
-        if os.readlink(path).startswith("/memfd:unisono-control"):
-            try:
-                control = ControlBlock(os.open(path, os.O_RDWR), world_size)
-            except ValueError:
-                continue  # of another size: one that other tests have left open
-            if control.process(0)[0] == pid:
-                return control
-            control.close()
-    raise AssertionError("no control")
+def wait_for_rank_1(pid_of_0):
+    """Wait until rank 1 has come to the store that rank 0 has made."""
+    paths = (f"/proc/{pid_of_0}/fd/{fd}" for fd in os.listdir(f"/proc/{pid_of_0}/fd"))
+    (path,) = (path for path in paths if "memfd:unisono-store" in os.readlink(path))
+    store = dist.FileStore(path, -1)
+    while not store.check(["unisono/0/1/process/1"]):
+        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "\0", '{"pid": "x"}'])
@@ -145,28 +137,25 @@ def test_a_word_that_says_nothing_is_not_believed(job, text):  # noqa: F811
 
 def test_a_word_of_another_container_is_refused(job):  # noqa: F811
     def elsewhere():
-        unisono.workers.host_rendezvous.host_name = lambda: "another"
+        unisono.workers.job_store.host_name = lambda: "another"
         meet_once()
 
-    rank_0 = job.start(meet_once, 0, 2, UNISONO_MEETING_TIMEOUT="20")
+    rank_0 = job.start(meet_once, 0, 2, UNISONO_RENDEZVOUS_TIMEOUT="20")
     said = job.start(elsewhere, 1, 2).end()
     rank_0.kill()
     rank_0.end()
     assert said.error == "RendezvousError"
-    assert "several hosts are not supported yet" in said.text
+    assert "rank 0 is in another one than rank 1: set both" in said.text
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_second_process_of_the_same_rank_is_refused(job, rank):  # noqa: F811
     first = [job.start(meet_once, one, 3) for one in (0, 1)]
     job.wait_for_word()
-    control = _page_of(first[0].pid, 3)
-    while not control.process(1)[0]:
-        time.sleep(0.001)
-    control.close()
+    wait_for_rank_1(first[0].pid)
 
     def soon():
-        unisono.workers.host_rendezvous._TAKEN_AT_MOST_S = 0.1
+        unisono.workers.job_store._TAKEN_AT_MOST_S = 0.1
         meet_once()
 
     said = job.start(soon, rank, 3).end()
@@ -178,30 +167,24 @@ def test_a_second_process_of_the_same_rank_is_refused(job, rank):  # noqa: F811
 
 @pytest.mark.parametrize(("come", "missing"), [((0, 2), "rank 1"), ((1, 2), "rank 0")])
 def test_who_does_not_come_is_named(job, come, missing):  # noqa: F811
-    forks = [job.start(meet_once, rank, 3, UNISONO_MEETING_TIMEOUT="0.4") for rank in come]
+    forks = [job.start(meet_once, rank, 3, UNISONO_RENDEZVOUS_TIMEOUT="0.4") for rank in come]
     said = [fork.end() for fork in forks]
-    assert {one.error for one in said} <= {"WaitTimeoutError", "PeerLostError"}
-    # Whoever gives up first names the one; then the other may learn of that first.
-    gave_up = [one.text for one in said if one.error == "WaitTimeoutError"]
-    assert gave_up
-    for text in gave_up:
-        assert f"for {missing}" in text
-        assert "started by somebody, MASTER_ADDR=127.0.0.1, MASTER_PORT=1" in text
-        assert f"the same folder ({job.folder}/unisono-" in text
+    assert {one.error for one in said} == {"WaitTimeoutError"}
+    for one in said:
+        assert f"within 0.4 s, but {missing} has not: " in one.text
+        assert "started by somebody, MASTER_ADDR=127.0.0.1, MASTER_PORT=1" in one.text
+        assert f"the same folder ({job.folder}/unisono-" in one.text
     assert job.words == []
 
 
 def test_who_dies_before_all_have_come_is_named(job):  # noqa: F811
     forks = [job.start(meet_once, rank, 3) for rank in (0, 1)]
     job.wait_for_word()
-    control = _page_of(forks[0].pid, 3)
-    while not control.process(1)[0]:
-        time.sleep(0.001)
-    control.close()
+    wait_for_rank_1(forks[0].pid)
     forks[1].kill()
     said = forks[0].end()
     assert said.error == "PeerLostError"
-    assert "rank 1 has ended before" in said.text
+    assert "rank 1 has ended while rank 0 waits there" in said.text
     assert job.words == []
 
 
@@ -317,8 +300,8 @@ def test_memories_of_different_sizes_are_refused_on_every_worker(job):  # noqa: 
     [
         ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, "RuntimeError", "of 2 that somebody has"),
         ({"UNISONO_PID": "1"}, "RuntimeError", "must not train in its place"),
-        ({"UNISONO_MEETING_TIMEOUT": "soon"}, "ValueError", "above 0, but is 'soon'"),
-        ({"UNISONO_MEETING_TIMEOUT": "-1"}, "ValueError", "above 0, but is '-1'"),
+        ({"UNISONO_RENDEZVOUS_TIMEOUT": "soon"}, "ValueError", "above 0, but is 'soon'"),
+        ({"UNISONO_RENDEZVOUS_TIMEOUT": "-1"}, "ValueError", "above 0, but is '-1'"),
     ],
 )
 def test_who_cannot_take_a_seat_is_told_why(job, more, error, words):  # noqa: F811

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 
 import pytest
 
-from unisono.launch.groups import LoopbackPort
-from unisono.launch.rendezvous import group_request, is_this_host
-from unisono.workers.launcher_messages import GroupRequest
+from unisono.launch.environment import reserved_port
+from unisono.launch.process_groups import GroupRequest, group_request, is_this_host
 
 ENVIRON = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "here", "MASTER_PORT": "77"}
 
@@ -22,20 +20,20 @@ def wanted(url: str, **environ: str) -> GroupRequest | None:
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("env://", GroupRequest("port 77", 1, 3, 9.0, needs_store=True)),
-        ("env://?rank=0&world_size=2", GroupRequest("port 77", 0, 2, 9.0, needs_store=True)),
-        ("env://?world_size=2", GroupRequest("port 77", 1, 2, 9.0, needs_store=True)),
+        ("env://", GroupRequest("port 77", 1, 3, 9.0)),
+        ("env://?rank=0&world_size=2", GroupRequest("port 77", 0, 2, 9.0)),
+        ("env://?world_size=2", GroupRequest("port 77", 1, 2, 9.0)),
         (
             "tcp://here:12355?rank=0&world_size=2",
-            GroupRequest("port 12355", 0, 2, 9.0, needs_store=True),
+            GroupRequest("port 12355", 0, 2, 9.0),
         ),
         (
             "tcp://[::1]:12355?rank=0&world_size=2",
-            GroupRequest("port 12355", 0, 2, 9.0, needs_store=True),
+            GroupRequest("port 12355", 0, 2, 9.0),
         ),
         (
             "file:///a b/c?rank=0&world_size=2",
-            GroupRequest("file /a b/c", 0, 2, 9.0, needs_store=False),
+            GroupRequest("file /a b/c", 0, 2, 9.0),
         ),
     ],
 )
@@ -87,32 +85,16 @@ def test_addresses_of_others_are_not_this_hosts(name: str) -> None:
 
 
 def test_a_reserved_port_may_be_used_by_the_program_and_by_no_other() -> None:
-    port, others = LoopbackPort(), [LoopbackPort() for _ in range(50)]
-    assert port.number is not None
-    assert port.number not in {other.number for other in others}
+    ports = [reserved_port() for _ in range(50)]
+    assert len({port.getsockname()[1] for port in ports if port is not None}) == 50
+    first = ports[0]
+    assert first is not None
     with socket.socket() as client:
-        assert client.connect_ex(("127.0.0.1", port.number)) != 0  # nobody listens
+        assert client.connect_ex(first.getsockname()) != 0  # nobody listens
     with socket.socket() as own:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        own.bind(("", port.number))
+        own.bind(("", first.getsockname()[1]))
         own.listen()
-        # The program's own store is there already, so the launcher's is at another port.
-        with port.listen() as listening:
-            assert listening.getsockname()[1] != port.number
-    with port.listen() as listening:
-        assert listening.getsockname() == ("127.0.0.1", port.number)
-    for one in [port, *others]:
-        one.close()
-
-
-def test_without_a_network_there_is_no_port_and_that_is_said(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*arguments: object) -> None:
-        raise OSError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(socket, "socket", refuse)
-    port = LoopbackPort()
-    assert port.number is None
-    assert port.trouble == "no port on 127.0.0.1 could be had (Permission denied)"
-    port.close()
+    for port in ports:
+        assert port is not None
+        port.close()

@@ -1,0 +1,85 @@
+"""May workers be on several hosts here, and do their shards suit them? Said before a loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from unisono.errors import CheckpointError
+from unisono.plan.hosts import parts_of_hosts, shards_for_hosts
+from unisono.train.run_options import RunOptions
+from unisono.workers.team import Team
+
+
+def check_hosts(team: Team, options: RunOptions) -> None:
+    """Refuse what is not there yet where workers are on several hosts.
+
+    Raises:
+        ValueError: something does not fit.
+    """
+    if len(team.hosts) == 1:
+        return
+    if team.num_stages > 1:
+        raise ValueError(
+            "`UNISONO_STAGES` must be 1 where workers are on several hosts, as the stages of a "
+            "model share memory: unset it, or start all workers on one host."
+        )
+    for name, is_given in (
+        ("audit_every", options.audit_every is not None),
+        ("carry", options.carry),
+    ):
+        if is_given:
+            raise ValueError(
+                f"`{name}` must be left out where workers are on several hosts, as it is not there "
+                f"yet across hosts: leave it out, or start all workers on one host."
+            )
+
+
+def told_hosts(team: Team, num_shards: int) -> str:
+    """Say in a sentence that another number of shards would send less; empty where none would."""
+    workers = list(map(len, team.hosts))
+    most = max(parts_of_hosts(num_shards, workers))
+    if len(workers) == 1 or most == 1:
+        return ""
+    told = (
+        f"with `shards={num_shards}` on hosts with {', '.join(map(str, workers))} workers a host "
+        f"sends {most} parts of the gradients a step, {(most + 1) / 2:g} times the bytes that one "
+        f"part would take"
+    )
+    better = shards_for_hosts(num_shards, workers)
+    if better is None:
+        return f"{told}: hosts with equally many workers would send less"
+    return f"{told}: pass `shards={better}`, which changes the result as any other number does"
+
+
+def check_shared(team: Team, directory: Path) -> None:
+    """See that all hosts have the same run directory: one writes checkpoints, and all read them.
+
+    Collective: every rank calls it.
+
+    Raises:
+        CheckpointError: a host has another one; on every worker.
+    """
+    if len(team.hosts) == 1:
+        return
+
+    def leave_mark() -> bytes:
+        with contextlib.suppress(OSError):
+            fd, path = tempfile.mkstemp(prefix=".seen-by-all-hosts-", dir=directory)
+            os.close(fd)
+            return os.path.basename(path).encode()
+        return b"nothing could be written there"
+
+    mark = directory / team.hear_leader(leave_mark, "run directory").decode()
+    heard = team.gather(b"seen" if mark.exists() else b"", "run directory")
+    if team.is_leader:
+        mark.unlink(missing_ok=True)
+    apart = [rank for rank, seen in heard.items() if not seen]
+    if apart:
+        raise CheckpointError(
+            f"`directory` must be on a file system that all hosts share, but what rank 0 writes to "
+            f"{directory} is not there for ranks {apart}: pass a folder that is the same on every "
+            f"host."
+        )

@@ -1,0 +1,72 @@
+"""Under which address do other hosts reach this one? On the interface that was named.
+
+If none was, on the one through which the rendezvous is reached. Nothing listens on all addresses.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Mapping
+
+from unisono.errors import RendezvousError
+
+INTERFACE_VARIABLE = "UNISONO_INTERFACE"
+_SIOCGIFADDR = 0x8915
+_NAME_BYTES_AT_MOST = 15
+
+
+def address_here(environ: Mapping[str, str] | None = None) -> str:
+    """Find this host's address for the others.
+
+    Args:
+        environ: says the interface, and where the rendezvous is; the process's own by default.
+
+    Raises:
+        RendezvousError: there is no such interface, or none leads beyond this host.
+    """
+    environ = os.environ if environ is None else environ
+    if name := environ.get(INTERFACE_VARIABLE):
+        return _address_of(name)
+    where = environ.get("MASTER_ADDR", "")
+    address = _address_towards(where, int(environ.get("MASTER_PORT", "0") or 0))
+    if ipaddress.ip_address(address).is_loopback:
+        raise RendezvousError(
+            f"the rendezvous must have an address that all hosts reach, but MASTER_ADDR={where} is "
+            f"{address} on this one: pass the address of rank 0's host on the network between "
+            f"them, or name an interface with {INTERFACE_VARIABLE}."
+        )
+    return address
+
+
+def _address_of(name: str) -> str:
+    """Look up an interface's IPv4 address."""
+    request = struct.pack("256s", name.encode()[:_NAME_BYTES_AT_MOST])
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)
+    except OSError as error:
+        there = ", ".join(other for _, other in socket.if_nameindex())
+        raise RendezvousError(
+            f"`{INTERFACE_VARIABLE}` must name an interface with an IPv4 address, but is {name!r} "
+            f"({error.strerror}): this host has {there}."
+        ) from error
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _address_towards(where: str, port: int) -> str:
+    """Find the address that packets to another one would come from; none is sent."""
+    try:
+        found = socket.getaddrinfo(where, port or 1, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, place = found[0]
+        with socket.socket(family, kind, protocol) as asking:
+            asking.connect(place)
+            return str(asking.getsockname()[0])
+    except OSError as error:
+        raise RendezvousError(
+            f"`MASTER_ADDR` must say where rank 0 is, reachable from every host, but {where!r} "
+            f"cannot be reached ({error}): pass its host's name or address."
+        ) from error

@@ -1,0 +1,53 @@
+"""Train a small model on every worker; say what it has come to, and how long steps have taken."""
+
+import argparse
+import time
+
+import torch
+from tests.hosts.programs.models import Cnn, Gpt, Normed
+from torch import nn
+
+import unisono
+from unisono.state.digest import digest_of
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", choices=("cnn", "gpt"))
+    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--shards", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--directory")
+    parser.add_argument("--exchange", default="auto")
+    parser.add_argument("--optimizer", choices=("adamw", "normed"), default="adamw")
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    model = Cnn() if given.model == "cnn" else Gpt(given.width)
+    optimizer = {"adamw": torch.optim.AdamW, "normed": Normed}[given.optimizer](
+        model.parameters(), lr=1e-2
+    )
+    every = {"checkpoint_every": 2} if given.directory else {}
+    run = unisono.Run(
+        model,
+        optimizer,
+        shards=given.shards,
+        clip_norm=5.0,
+        exchange=given.exchange,
+        directory=given.directory,
+        **every,
+    )
+    begun_s = time.monotonic()
+    for step in run.steps(model.data(seed=0), batch_size=32, steps=given.steps):
+        with step:
+            for inputs, targets in step.shards:
+                step.backward(nn.functional.cross_entropy(model(inputs), targets))
+        time.sleep(given.pause)
+        print(f"rank {run.world.rank} step {run.position.step}", flush=True)
+    took_s = time.monotonic() - begun_s
+    print(
+        f"rank {run.world.rank} digest {digest_of(model, optimizer)} in {took_s:.3f} s", flush=True
+    )
+
+
+main()

@@ -1,0 +1,246 @@
+"""Workers of several hosts: the same bits, few bytes, and what happens when one is lost."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.hosts.conftest import MakeHosts
+from tests.hosts.virtual_hosts import Host, Link, torchrun
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
+
+TRAIN, FIT, DDP = (f"tests/hosts/programs/{name}.py" for name in ("train", "fit", "ddp"))
+ENDED_WITHIN_S = 120.0
+NAMED_WITHIN_S = 10.0
+
+
+class Output:
+    """What a host's program prints, line by line, with the time of each."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process, self.lines = process, list[tuple[float, str]]()
+        self._reading = threading.Thread(target=self._read)
+        self._reading.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append((time.monotonic(), line))
+
+    @property
+    def text(self) -> str:
+        return "".join(line for _, line in self.lines)
+
+    def end(self) -> str:
+        """Wait for the end of the program; gives all that it has printed."""
+        self.process.wait(ENDED_WITHIN_S)
+        self._reading.join()
+        return self.text
+
+    def has_ended_well(self) -> str:
+        text = self.end()
+        assert self.process.returncode == 0, text
+        return text
+
+    def await_line(self, pattern: str) -> float:
+        """Wait until a line matches; gives its time."""
+        deadline = time.monotonic() + ENDED_WITHIN_S
+        while time.monotonic() < deadline:
+            for at_s, line in list(self.lines):
+                if re.search(pattern, line):
+                    return at_s
+            assert self._reading.is_alive() or re.search(pattern, self.text), self.text
+            time.sleep(0.02)
+        raise AssertionError(f"no line matches {pattern}: {self.text}")
+
+
+def start(
+    hosts: Sequence[Host], workers: Sequence[int], program: Sequence[str], *, elastic: str = ""
+) -> list[Output]:
+    return [Output(process) for process in torchrun(hosts, workers, program, elastic=elastic)]
+
+
+def digests(outputs: Sequence[Output]) -> set[str]:
+    return {one for output in outputs for one in re.findall(r"digest (\w+)", output.text)}
+
+
+def trained(hosts: Sequence[Host], workers: Sequence[int], *options: str) -> set[str]:
+    outputs = start(hosts, workers, [TRAIN, *options])
+    for output in outputs:
+        output.has_ended_well()
+    found = digests(outputs)
+    assert sum(output.text.count("digest") for output in outputs) == sum(workers)
+    return found
+
+
+@pytest.mark.parametrize("options", [("cnn",), ("gpt",), ("gpt", "--optimizer", "normed")], ids=str)
+def test_any_division_among_hosts_gives_the_same_bits(make_hosts: MakeHosts, options) -> None:
+    hosts = make_hosts(4)
+    one = trained(hosts[:1], [4], *options)
+    assert len(one) == 1
+    for workers in ([2, 2], [1, 3], [1, 1, 1, 1]):
+        assert trained(hosts[: len(workers)], workers, *options) == one, workers
+
+
+ASK = """
+import socket, sys, time
+begun_s = time.monotonic()
+try:
+    socket.create_connection((sys.argv[1], 9))
+except ConnectionRefusedError:
+    print(time.monotonic() - begun_s)
+"""
+
+
+def test_late_and_lost_packets_change_no_bit(make_hosts: MakeHosts) -> None:
+    near, far = make_hosts(1), make_hosts(2, Link(delay_ms=5, loss_percent=1, rate="100mbit"))
+    assert float(far[0].run(sys.executable, "-c", ASK, far[1].address)) >= 0.02  # there and back
+    assert trained(far, [1, 1], "gpt") == trained(near, [2], "gpt")
+
+
+def sent_a_step(make_hosts: MakeHosts, workers: Sequence[int], program: Sequence[str]) -> float:
+    """The most bytes that a host sends in a step, without those of the beginning and the end."""
+    counts = []
+    for steps in (4, 14):
+        hosts = make_hosts(len(workers))
+        for output in start(hosts, workers, [*program, "--steps", str(steps)]):
+            output.has_ended_well()
+        counts.append([host.traffic().sent for host in hosts])
+    return max(more - less for less, more in zip(*counts, strict=True)) / 10
+
+
+def test_hosts_send_what_a_ring_would(make_hosts: MakeHosts) -> None:
+    ring = sent_a_step(make_hosts, [1, 1], [DDP, "--ring", "--width", "256"])
+    ours = sent_a_step(make_hosts, [2, 2], [TRAIN, "gpt", "--width", "256"])
+    assert 0.5 * ring < ours <= 1.05 * ring
+
+
+def test_unisono_run_starts_one_host_of_several(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(2)
+    place = ["--nnodes", "2", "--rendezvous", f"{hosts[0].address}:29400"]
+    outputs = [
+        Output(
+            host.start(
+                *(sys.executable, "-m", "unisono", "run", *place, "-n", "2"),
+                *("--node-rank", str(host.number), TRAIN, "gpt"),
+            )
+        )
+        for host in hosts
+    ]
+    for output in outputs:
+        output.has_ended_well()
+    assert digests(outputs) == trained(hosts, [1, 1], "gpt")
+
+
+def srun(hosts: Sequence[Host], workers: Sequence[int], program: str) -> list[Output]:
+    """Start a program with the variables that tasks of Slurm have."""
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(sum(workers))}
+    step |= {"SLURM_STEP_TASKS_PER_NODE": ",".join(map(str, workers))}
+    step |= {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29501"}
+    step |= {"UNISONO_INTERFACE": Host.interface}
+    outputs = []
+    for host, count in zip(hosts, workers, strict=True):
+        for task in range(count):
+            place = {"SLURM_PROCID": str(len(outputs)), "SLURM_LOCALID": str(task)}
+            environ = {**step, **place, "SLURM_NODEID": str(host.number)}
+            outputs.append(Output(host.start(sys.executable, program, environ=environ)))
+    return outputs
+
+
+def test_a_trainer_runs_under_slurm_and_evaluates_the_same(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(2)
+    said = []
+    for workers in ([3], [2, 1]):
+        outputs = srun(hosts[: len(workers)], workers, FIT)
+        said.append(
+            {re.search("digest .* of .*", output.has_ended_well())[0] for output in outputs}
+        )
+        for output in outputs:
+            assert ("refused: `predict` must be" in output.text) == (len(workers) > 1)
+    assert said[0] == said[1]
+    assert len(said[0]) == 1
+
+
+def test_torch_ddp_runs_on_these_hosts(make_hosts: MakeHosts) -> None:
+    for output in start(make_hosts(2), [2, 2], [DDP]):
+        assert "took" in output.has_ended_well()
+
+
+def test_only_the_interface_between_the_hosts_is_listened_on(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(2)
+    outputs = start(hosts, [2, 2], [TRAIN, "cnn", "--steps", "10", "--pause", "0.3"])
+    outputs[0].await_line("rank 0 step 3")
+    places = [{place.rsplit(":", 1)[0] for place in host.listening()} for host in hosts]
+    assert places == [{"*", hosts[0].address}, {hosts[1].address}]  # * is torchrun's agent
+    assert [p for p in hosts[0].listening() if p[0] == "*"] == ["*:29500"]
+    for output in outputs:
+        output.has_ended_well()
+
+
+SLOW = (TRAIN, "cnn", "--steps", "16", "--pause", "0.3")
+
+
+def test_a_link_that_is_cut_for_five_seconds_changes_nothing(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(2)
+    outputs = start(hosts, [1, 1], SLOW)
+    outputs[0].await_line("rank 0 step 4")
+    hosts[1].cut()
+    time.sleep(5)
+    hosts[1].restore()
+    for output in outputs:
+        output.has_ended_well()
+    assert digests(outputs) == trained(hosts[:1], [2], *SLOW[1:4], "--pause", "0")
+
+
+def test_a_link_that_is_cut_for_good_is_named_on_both_sides(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(2)
+    outputs = start(hosts, [2, 2], SLOW)
+    outputs[0].await_line("rank 0 step 4")
+    hosts[1].cut()
+    cut_s = time.monotonic()
+    for output, others in zip(outputs, ("[23]", "[01]"), strict=True):
+        named_s = output.await_line(f"PeerLostError: .* rank {others} cannot be reached any more")
+        assert named_s - cut_s < NAMED_WITHIN_S
+        output.end()
+        assert output.process.returncode == 1
+
+
+@pytest.mark.parametrize("what", ["host", "worker"])
+def test_the_run_resumes_when_torchrun_starts_it_again(
+    make_hosts: MakeHosts, tmp_path: Path, what: str
+) -> None:
+    """A lost host is done without; where a worker was lost both hosts begin again."""
+    hosts, directory = make_hosts(2), ("--directory", str(tmp_path / "a run"))
+    outputs = start(hosts, [2, 2], [*SLOW, *directory], elastic="1:2")
+    outputs[0].await_line("rank 0 step 6")
+    if what == "host":
+        hosts[1].cut()
+        hosts[1].kill()
+    else:
+        hosts[1].run("pkill", "-9", "-n", "-f", "python.* -u .*train.py")
+    lost_s = time.monotonic()
+    assert outputs[0].await_line("PeerLostError: .* rank [23] ") - lost_s < NAMED_WITHIN_S
+    outputs[0].await_line("going on from checkpoint step-")
+    assert digests([outputs[0]]) == set()
+    outputs[0].has_ended_well()
+    assert outputs[0].text.count("step 1\n") == 2  # of the first start alone
+    assert digests(outputs) == trained(hosts[:1], [2], *SLOW[1:4])
+
+
+def test_a_directory_that_hosts_do_not_share_is_refused_everywhere(make_hosts: MakeHosts) -> None:
+    own = "/dev/shm/tmp/run"  # each host has one
+    for output in start(make_hosts(2), [1, 1], [TRAIN, "cnn", "--directory", own]):
+        assert f"rank 0 writes to {own} is not there for ranks [1]" in output.end()
+        assert output.process.returncode == 1
+
+
+def test_what_is_not_there_yet_across_hosts_is_refused(make_hosts: MakeHosts) -> None:
+    for output in start(make_hosts(2), [1, 1], [TRAIN, "cnn", "--exchange", "gloo"]):
+        assert 'ValueError: `exchange="gloo"` is for workers of one host' in output.end()

@@ -1,0 +1,167 @@
+"""Links between hosts, here between threads: frames arrive whole, and strangers are turned away."""
+
+import contextlib
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from unisono.errors import PeerLostError, RendezvousError
+from unisono.workers.control_block import control_block_bytes
+from unisono.workers.external import ExternallyLaunched
+from unisono.workers.host_links import connect_hosts
+from unisono.workers.hosts_control_block import HostsControlBlock
+from unisono.workers.meeting_point import Departure
+from unisono.workers.proc import create_memory
+from unisono.workers.rendezvous import RankPlaces, Rendezvous
+from unisono.workers.team import Team
+from unisono.world import World
+
+HERE = "127.0.0.1"
+
+
+def rendezvous_of(store, rank, ranks_of_host):
+    return Rendezvous(store, RankPlaces(rank, ranks_of_host), lambda rank: False)
+
+
+@contextlib.contextmanager
+def connected(ranks_of_host):
+    """The links of each rank, until the block ends."""
+    store = HashStore()
+    ranks = [rank for ranks in ranks_of_host for rank in ranks]
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        meet = [rendezvous_of(store, rank, ranks_of_host) for rank in ranks]
+        links = list(pool.map(lambda one: connect_hosts(one, HERE), meet))
+    try:
+        yield links
+    finally:
+        for link in links:
+            link.close()
+
+
+def received(links, number):
+    heard = []
+    while len(heard) < number:
+        heard += links.receive(5.0)
+    return heard
+
+
+def test_frames_come_whole_and_in_order_from_every_worker_of_other_hosts():
+    with connected(((0, 1), (2,))) as (a, b, c):
+        a.send(b"")
+        a.send(b"x" * 300_000)
+        b.send(b"from 1")
+        heard = received(c, 3)
+        assert [said for rank, said in heard if rank == 0] == [b"", b"x" * 300_000]
+        assert [said for rank, said in heard if rank == 1] == [b"from 1"]
+        c.send(b"back")
+        assert received(a, 1) == received(b, 1) == [(2, b"back")]
+
+
+def test_the_end_of_a_process_comes_after_its_last_word():
+    with connected(((0,), (1,))) as (a, b):
+        a.send(b"last")
+        a.close()
+        assert received(b, 2) == [(0, b"last"), (0, Departure.DIED)]
+
+
+def test_who_does_not_know_the_token_is_turned_away():
+    store = HashStore()
+    first, second = (rendezvous_of(store, rank, ((0,), (1,))) for rank in range(2))
+    strangers = []
+    gather = second.gather
+
+    def let_a_stranger_knock(what, mine):
+        places = gather(what, mine)
+        with socket.create_connection(places[0]) as stranger:
+            stranger.sendall(b"\1\0\0\0" + bytes(32))
+            strangers.append(stranger.recv(100))
+        return places
+
+    second.gather = let_a_stranger_knock
+    with ThreadPoolExecutor(2) as pool:
+        links = list(pool.map(lambda one: connect_hosts(one, HERE), (first, second)))
+    assert strangers == [b""]
+    links[0].send(b"hello")
+    assert received(links[1], 1) == [(0, b"hello")]
+    for link in links:
+        link.close()
+
+
+def test_who_is_not_reached_and_who_is_turned_away_say_so(monkeypatch):
+    monkeypatch.setenv("UNISONO_RENDEZVOUS_TIMEOUT", "0.5")
+    store = HashStore()
+    first, second = (rendezvous_of(store, rank, ((0,), (1,))) for rank in range(2))
+    second.token = "another"
+    with ThreadPoolExecutor(2) as pool:
+        waiting, turned_away = (pool.submit(connect_hosts, one, HERE) for one in (first, second))
+        with pytest.raises(RendezvousError, match=r"but ranks \[1\] have not reached rank 0"):
+            waiting.result()
+        with pytest.raises(RendezvousError, match="rank 1 does not reach rank 0 at"):
+            turned_away.result()
+
+
+@contextlib.contextmanager
+def team_of_hosts(ranks_of_host):
+    """A team of threads whose hosts have control blocks of their own."""
+    world_size, teams = sum(map(len, ranks_of_host)), []
+    blocks = [create_memory("control", control_block_bytes(world_size)) for _ in ranks_of_host]
+    with connected(ranks_of_host) as links, contextlib.ExitStack() as stack:
+        for fd in blocks:
+            stack.callback(os.close, fd)
+        for rank, link in enumerate(links):
+            places = RankPlaces(rank, ranks_of_host)
+            control = HostsControlBlock(blocks[places.host], places, link)
+            control.take_seat(rank)
+            world = World(rank, world_size, places.local_rank, places.local_size)
+            teams.append(Team(ExternallyLaunched(world, control, ranks_of_host)))
+        yield teams
+
+
+def on_all(teams, act):
+    with ThreadPoolExecutor(len(teams)) as pool:
+        return list(pool.map(act, teams))
+
+
+def test_workers_of_all_hosts_hear_each_other():
+    with team_of_hosts(((0, 1), (2,), (3, 4))) as teams:
+        assert [team.neighbours for team in teams][::2] == [(0, 1), (2,), (3, 4)]
+        assert [team.leads_host for team in teams] == [True, False, True, True, False]
+        long = b"x" * 200_000
+
+        def talk(team):
+            heard = team.gather(long + bytes([team.world.rank]), "talk")
+            votes = [team.vote(10 * n + team.world.rank, "vote") for n in range(5)]
+            beside = []
+            for n in range(5):
+                team.put_beside(f"{n} of {team.world.rank}".encode())
+                team.meet("beside")
+                beside.append(team.beside())
+            return heard, votes, beside
+
+        for team, (heard, votes, beside) in zip(teams, on_all(teams, talk), strict=True):
+            assert heard == {rank: long + bytes([rank]) for rank in range(5)}
+            assert votes == [{rank: 10 * n + rank for rank in range(5)} for n in range(5)]
+            far = [rank for rank in range(5) if rank not in team.neighbours]
+            assert [set(one) for one in beside] == [set(far)] * 5
+            assert all(
+                one[rank] == f"{n} of {rank}".encode()
+                for n, one in enumerate(beside)
+                for rank in far
+            )
+
+
+def test_a_worker_of_another_host_that_has_ended_is_named():
+    with team_of_hosts(((0, 1), (2, 3))) as teams:
+        on_all(teams, lambda team: team.meet("first"))
+        control = teams[2].supervisor.control
+        control.leave(2, Departure.FAILED)
+
+        def miss(team):
+            with pytest.raises(PeerLostError, match="rank 2 has failed") as caught:
+                team.meet("second")
+            return caught.value.rank
+
+        assert on_all([teams[0], teams[1], teams[3]], miss) == [2, 2, 2]
