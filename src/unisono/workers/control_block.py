@@ -26,7 +26,7 @@ MAILBOX_BYTES = 64 * 1024
 _LENGTH_BYTES = 8
 NUM_TIMES = 8
 NUM_SIZES = 3
-PURPOSE_BYTES, WAIT_BYTES, CALL_BYTES, TOKEN_BYTES = 24, 124, 124, 16
+PURPOSE_BYTES, WAIT_BYTES, CALL_BYTES = 24, 124, 124
 MEMORY_NAME = "unisono-control"
 
 
@@ -36,15 +36,13 @@ class Head(ctypes.Structure):
     Attributes:
         wish: whether it wishes that all workers stop between two steps.
         end: which signal has the job end after the step under way; 0: none.
-        token: what tells this control block from all others, where it has to be found; else zero.
     """
 
     _fields_ = (
         ("wish", ctypes.c_uint32),
         ("end", ctypes.c_uint32),
         ("unused", ctypes.c_uint64),
-        ("token", ctypes.c_uint8 * TOKEN_BYTES),
-        ("rest_of_line", ctypes.c_uint8 * 32),
+        ("rest_of_line", ctypes.c_uint8 * 48),
     )
 
 
