@@ -298,7 +298,6 @@ def test_memories_of_different_sizes_are_refused_on_every_worker(job):  # noqa: 
 @pytest.mark.parametrize(
     ("more", "error", "words"),
     [
-        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, "RuntimeError", "of 2 that somebody has"),
         ({"UNISONO_PID": "1"}, "RuntimeError", "must not train in its place"),
         ({"UNISONO_RENDEZVOUS_TIMEOUT": "soon"}, "ValueError", "above 0, but is 'soon'"),
         ({"UNISONO_RENDEZVOUS_TIMEOUT": "-1"}, "ValueError", "above 0, but is '-1'"),
