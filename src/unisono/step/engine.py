@@ -535,7 +535,7 @@ class StepEngine:
             return False
         sums = self.exchange.whole
         norms = [total_norm([sums[at] for at in one.parameters if present[at]]) for one in whole]
-        self.gradient_norm = math.hypot(*[norm.item() for norm in norms])
+        self.gradient_norm = math.hypot(*map(torch.Tensor.item, norms))
         if not math.isfinite(self.gradient_norm):  # now, while the sums are to be read
             self.non_finite.note_gradients(
                 (at, total) for at, total in enumerate(sums) if present[at]
