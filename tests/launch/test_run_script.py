@@ -189,8 +189,8 @@ def test_a_worker_holds_no_descriptor_of_another(unisono_run: Run, tmp_path: Pat
     )
     done = unisono_run("-n", 3, script, stdin=subprocess.DEVNULL)
     seen = [json.loads(line) for line in done.stdout.splitlines()]
-    page_and_its_mapping, channel = ["/memfd", "/memfd"], ["socket"]
-    assert seen == [["/dev/null", *page_and_its_mapping, "pipe", "pipe", *channel]] * 3
+    page_and_its_mapping, store, channel = ["/memfd", "/memfd"], ["/memfd"], ["socket"]
+    assert seen == [["/dev/null", *page_and_its_mapping, *store, "pipe", "pipe", *channel]] * 3
 
 
 @pytest.mark.slow

@@ -1,12 +1,14 @@
 """Workers of another launcher find each other, as real processes; a row for what can go wrong."""
 
 import atexit
+import contextlib
 import functools
 import os
 import platform
 import resource
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -59,7 +61,7 @@ def test_a_worker_keeps_the_memory_that_it_frees(job):  # noqa: F811
 
     for said in job.run(work, 2):
         before, since = said.value
-        assert since < before / 10
+        assert since <= before / 10  # none before where a test before has had it kept, too
 
 
 def test_two_jobs_at_once_do_not_mix(job):  # noqa: F811
@@ -116,11 +118,26 @@ def test_where_an_earlier_rank_has_died_nobody_sits_down(job):  # noqa: F811
 
 def wait_for_rank_1(pid_of_0):
     """Wait until rank 1 has come to the store that rank 0 has made."""
-    paths = (f"/proc/{pid_of_0}/fd/{fd}" for fd in os.listdir(f"/proc/{pid_of_0}/fd"))
-    (path,) = (path for path in paths if "memfd:unisono-store" in os.readlink(path))
-    store = dist.FileStore(path, -1)
-    while not store.check(["unisono/0/1/process/1"]):
-        time.sleep(0.001)
+    with memory_of_store(pid_of_0) as fd:
+        store = dist.FileStore(f"/proc/self/fd/{fd}", -1)
+        while not store.check(["unisono/0/1/process/1"]):
+            time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def memory_of_store(pid):
+    """Open the memory of a process's store; the process opens and closes it again and again."""
+    fd = None
+    while fd is None:
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if "memfd:unisono-store" in os.readlink(path):
+                    fd = os.open(path, os.O_RDWR)
+                    break
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "\0", '{"pid": "x"}'])

@@ -40,8 +40,10 @@ def check_hosts(team: Team, options: RunOptions) -> None:
 def told_hosts(team: Team, num_shards: int) -> str:
     """Say in a sentence that another number of shards would send less; empty where none would."""
     workers = list(map(len, team.hosts))
+    if len(workers) == 1:
+        return ""
     most = max(parts_of_hosts(num_shards, workers))
-    if len(workers) == 1 or most == 1:
+    if most == 1:
         return ""
     told = (
         f"with `shards={num_shards}` on hosts with {', '.join(map(str, workers))} workers a host "

@@ -204,9 +204,10 @@ def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvou
     where = f"{_WHERE} of their job (started by {here.started_by}, {job.told})"
     with _store(job, here, environ, where, timeout_s) as (store, advice, is_held):
         # Counted in the store: it may outlive this process, and another program may then use it.
-        # For each attempt anew: in one that failed, ranks need not have come equally often.
-        # An agent of torchrun makes a store for each, and hosts may count attempts otherwise.
-        attempt = f"unisono/{0 if has_agent(environ) else num_restarts(environ)}"
+        # For each attempt anew: in one that failed, ranks need not have come equally often. But
+        # torchrun's agents count attempts each for itself, not alike on several hosts.
+        counts_alike = not has_agent(environ) or here.local_world_size == here.world_size
+        attempt = f"unisono/{num_restarts(environ) if counts_alike else 0}"
         number = store.add(f"{attempt}/arrivals of {here.rank}", 1)
         own = prefixed(f"{attempt}/{number}", store)
         processes = _Processes(here.rank, where)
