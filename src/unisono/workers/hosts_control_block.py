@@ -8,8 +8,6 @@ older view overwrites a newer one.
 from __future__ import annotations
 
 import ctypes
-import math
-from collections.abc import Sequence
 
 from unisono.workers.control_block import ControlBlock, RankLine
 from unisono.workers.host_links import HostLinks
@@ -119,6 +117,8 @@ class HostsMeetingPoint(MeetingPoint):
         waiter, notice_after_s: see :class:`MeetingPoint`.
     """
 
+    can_spin = False
+
     def __init__(
         self, control: HostsControlBlock, rank: int, waiter: Waiter, notice_after_s: float | None
     ) -> None:
@@ -129,18 +129,6 @@ class HostsMeetingPoint(MeetingPoint):
         """See :class:`MeetingPoint`."""
         super().arrive()
         self._control.tell()
-
-    def wait(
-        self,
-        others: Sequence[int],
-        target: int,
-        timeout_s: float,
-        patience_s: float = math.inf,
-        *,
-        spins: bool = True,
-    ) -> bool:
-        """See :class:`MeetingPoint`; nobody spins for what comes over a network."""
-        return super().wait(others, target, timeout_s, patience_s, spins=False)
 
     def _rest(self, rank: int, seen: int, at_most_s: float) -> None:
         if self._control.is_far(rank):
