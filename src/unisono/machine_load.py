@@ -28,43 +28,26 @@ _NANOSECONDS_S, _MICROSECONDS_S = 1e-9, 1e-6
 
 @dataclass(frozen=True, slots=True)
 class LoadLook:
-    """What one look has shown, in seconds since some beginning.
+    """What one look has shown, in seconds since some beginning."""
 
-    Attributes:
-        at_s: when.
-        busy_s, stolen_s: of all cores together; None where nobody knows.
-        workers_s: processor time of the workers.
-        throttled_s: how long the container's limit has stopped it.
-        runnable: how many threads want to run just now.
-    """
-
-    at_s: float
-    busy_s: float | None
-    stolen_s: float | None
-    workers_s: float
-    throttled_s: float | None
-    runnable: int | None
+    at_s: float  # when
+    busy_s: float | None  # of all cores together; None where nobody knows
+    stolen_s: float | None  # likewise
+    workers_s: float  # processor time of the workers
+    throttled_s: float | None  # how long the container's limit has stopped it
+    runnable: int | None  # how many threads want to run just now
 
 
 @dataclass(frozen=True, slots=True)
 class MachineLoad:
-    """How busy the machine was between two looks.
+    """How busy the machine was between two looks."""
 
-    Attributes:
-        cores: that the workers may use.
-        busy: how many cores all programs used together; None where nobody knows.
-        workers: how many the workers used.
-        stolen: the part of the cores' time that a hypervisor took.
-        throttled: the part of the time in which a container's limit stopped it.
-        runnable: how many threads wanted to run; None where nobody knows.
-    """
-
-    cores: int
-    busy: float | None
-    workers: float
-    stolen: float = 0.0
-    throttled: float = 0.0
-    runnable: float | None = None
+    cores: int  # that the workers may use
+    busy: float | None  # how many cores all programs used together; None where nobody knows
+    workers: float  # how many the workers used
+    stolen: float = 0.0  # the part of the cores' time that a hypervisor took
+    throttled: float = 0.0  # the part of the time in which a container's limit stopped it
+    runnable: float | None = None  # how many threads wanted to run; None where nobody knows
 
     @property
     def is_crowded(self) -> bool:

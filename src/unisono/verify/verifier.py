@@ -26,21 +26,13 @@ _MORE_BATCHES = 8
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer.
+    """The answer."""
 
-    Attributes:
-        world_sizes: on how many ranks the program ran.
-        findings: cause first.
-        trouble: why a run did not end well; empty if all did.
-        interrupted_by: the signal that the user ended it with.
-        is_exact: bits were compared.
-    """
-
-    world_sizes: tuple[int, ...]
-    findings: tuple[Finding, ...]
-    trouble: str = ""
-    interrupted_by: int | None = None
-    is_exact: bool = False
+    world_sizes: tuple[int, ...]  # on how many ranks the program ran
+    findings: tuple[Finding, ...]  # cause first
+    trouble: str = ""  # why a run did not end well; empty if all did
+    interrupted_by: int | None = None  # the signal that the user ended it with
+    is_exact: bool = False  # bits were compared
 
 
 def verify(
