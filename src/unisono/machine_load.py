@@ -115,11 +115,7 @@ class LoadWatch:
         self._before: LoadLook | None = None
 
     def look(self, pids: Iterable[int]) -> MachineLoad | None:
-        """Say how busy the machine was since the look before; None at the first.
-
-        Args:
-            pids: of the workers.
-        """
+        """Say how busy the machine was since the look before; None at the first."""
         before, self._before = self._before, self._look(pids)
         cores = len(os.sched_getaffinity(0))
         return None if before is None else load_between(before, self._before, cores)
@@ -172,11 +168,7 @@ def _throttling_file(root: Path) -> Path | None:
 
 
 def _control_groups(text: str) -> list[str]:
-    """List where this process's limit may be, the likeliest first: v2, then v1, then a container's.
-
-    Args:
-        text: of /proc/self/cgroup.
-    """
+    """List where this process's limit may be, likeliest first: v2, then v1, then a container's."""
     lines = [line.split(":", 2) for line in text.splitlines() if line.count(":") > 1]
     found = {names: path.lstrip("/") for _, names, path in lines}
     named = [found[""]] if "" in found else []

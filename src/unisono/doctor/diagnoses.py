@@ -27,11 +27,7 @@ Probe = Callable[[], Iterable[Diagnosis]]
 
 
 def observe(probes: Mapping[str, Probe]) -> Iterator[Diagnosis]:
-    """Make all checks, one after the other; one that fails says so.
-
-    Args:
-        probes: by name.
-    """
+    """Make all checks, one after the other; one that fails says so."""
     for check, probe in probes.items():
         try:
             seen = list(probe())

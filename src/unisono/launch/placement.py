@@ -78,12 +78,6 @@ def place_workers(
     By default there is one worker for each GPU that the environment shows, and without one, one
     for each core, at most 8.
 
-    Args:
-        names: what the user calls the options.
-        asked: what they are.
-        environ: the launcher's variables.
-        machine: what it has.
-
     Raises:
         ValueError: they do not fit together, or the machine; the message says what to do.
     """

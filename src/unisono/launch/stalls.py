@@ -86,14 +86,7 @@ def worker_to_kill(workers: Observations) -> int:
 
 
 def stall_message(rank: int, pid: int, step: int, worker: Observation) -> str:
-    """Say which worker has stalled, and how.
-
-    Args:
-        rank: the worker.
-        pid: its process.
-        step: the step that it is in.
-        worker: the last look at it.
-    """
+    """Say which worker has stalled, and how."""
     how = (
         "a signal has stopped it (SIGSTOP, or a debugger)"
         if worker.is_stopped

@@ -62,12 +62,7 @@ def unknown(check: str, evidence: str, remedy: str = "") -> Finding:
 
 
 def in_order(findings: Iterable[Finding], checks: Sequence[str] = CAUSES_FIRST) -> list[Finding]:
-    """Put the cause first, what follows from it next, and mark that.
-
-    Args:
-        findings: of `checks`.
-        checks: causes before what follows from them.
-    """
+    """Put the cause first, what follows from it next, and mark that."""
     ordered = sorted(findings, key=lambda f: (_ORDER[f.verdict], checks.index(f.check)))
     cause = ordered[0].check if ordered and ordered[0].verdict == WRONG else ""
     return [

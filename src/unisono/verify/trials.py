@@ -65,13 +65,7 @@ class Trial:
 
 @contextmanager
 def trials_of(program: Program, limits: Limits, environ: Mapping[str, str]) -> Iterator[Trials]:
-    """Have a program run in folders that are deleted in the end.
-
-    Args:
-        program: what to run.
-        limits: how much of it.
-        environ: the variables it gets.
-    """
+    """Have a program run in folders that are deleted in the end."""
     with (
         tempfile.TemporaryDirectory(prefix="unisono-") as folder,
         Trials(program, limits, Path(folder), environ) as trials,
@@ -81,12 +75,6 @@ def trials_of(program: Program, limits: Limits, environ: Mapping[str, str]) -> I
 
 class Trials:
     """Runs of one program, one after the other, from one fork server. Final; a context manager.
-
-    Args:
-        program: what to run.
-        limits: how much of it.
-        folder: where traces and copies of the working folder go.
-        environ: the variables of the command.
 
     Attributes:
         folder: as above.

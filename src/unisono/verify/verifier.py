@@ -42,14 +42,9 @@ def verify(
     environ: Mapping[str, str],
     say: Callable[[str], None],
 ) -> Verdict:
-    """Run a program on `world_size` ranks and on one, and compare.
+    """Run a program on `world_size` ≥ 2 ranks and on one, and compare.
 
-    Args:
-        program: what to run.
-        world_size: at least 2; a program that trains with Unisono runs on every number up to it.
-        limits: how much of it to run.
-        environ: the variables it gets.
-        say: shows a line about what is under way.
+    One that trains with Unisono runs on every number up to it.
     """
     with trials_of(program, limits, environ) as trials:
         return _Verification(trials, world_size, limits, say).verdict()
