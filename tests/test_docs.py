@@ -180,7 +180,7 @@ inputs = torch.randn(4, 20)
 """
 # Those of programs.md run in examples/by_feature.
 PAGES_THAT_RUN = ["index", "training", "checkpoints", "loops", "callbacks", "audits", "gpus"]
-PAGES_THAT_RUN += ["several-devices"]
+PAGES_THAT_RUN += ["several-devices", "data-parallel", "split"]
 # GPUs are the CPU here, which layers cannot be divided over by name.
 HERE = {"cuda:0": "cpu", "cuda:1": "cpu", '"cuda"': '"cpu"', "[0, 1]": '["cpu"] * 2'}
 
