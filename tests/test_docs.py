@@ -132,6 +132,9 @@ def test_an_error_names_its_page() -> None:
         again = pickle.loads(pickle.dumps(error)) if not taken else error
         assert again.__notes__ == [f"Causes and remedies: docs/errors.md#{name.lower()}"]
         assert str(again) == "it failed"
+        # What has no section of its own stands in that of its base class.
+        derived = type("Derived", (kind,), {})("", **{field: fields[field] for field in taken})
+        assert derived.__notes__ == again.__notes__
 
 
 def test_every_block_of_python_compiles_and_seeds_the_weights() -> None:
