@@ -14,6 +14,7 @@ import psutil
 import pytest
 from nbclient import NotebookClient
 from tests.launch.kernels import Kernel
+from tests.test_docs import DOCS, blocks
 
 pytestmark = pytest.mark.slow
 
@@ -120,6 +121,11 @@ def test_training_from_cells_gives_the_same_digest_on_any_number_of_workers(kern
     assert len(shown.displays) == 4
     assert all("20/20 steps" in line for line in shown.displays.values())
     assert shown.stderr == ""
+
+
+def test_the_cell_on_the_page_about_notebooks_runs(kernel):
+    (cell,) = blocks(DOCS / "notebooks.md")
+    assert kernel.value(f"{cell}\nlen(set(found)), len(found)") == "(1, 2)"
 
 
 def test_what_workers_print_is_shown_by_the_cell_that_launched_them(kernel):

@@ -203,7 +203,7 @@ def test_a_second_fit_with_the_same_total_says_that_nothing_is_to_do(capsys):
     assert "already finished" not in capsys.readouterr().out
     trainer.fit(data(), batch_size=10, epochs=2)
     out = capsys.readouterr().out
-    assert out.count("the run is already finished: nothing to do, as step 8 is all of `epochs=2`") == 1
+    assert out.count("already finished: nothing to do, as step 8 is all of `epochs=2`") == 1
     assert f"digest {trainer.digest()[:16]}; to train on, pass a higher total" in out
     assert "anew" not in out
     trainer.fit(data(), batch_size=10, epochs=1)
