@@ -110,9 +110,6 @@ class Predictor:
     def _predict(self, stack: ExitStack) -> tuple[Said, int]:
         """Compute every row. Collective.
 
-        Args:
-            stack: closes the file's descriptor.
-
         Returns:
             What is to be known of the file of rows, and its descriptor.
         """

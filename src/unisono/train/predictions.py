@@ -104,12 +104,7 @@ def _check_rows(name: str, tensor: Any, num_samples: int) -> None:
 
 
 def header_of(output: Output, num_samples: int) -> tuple[bytes, int]:
-    """Write what comes before the rows of all samples, and count the bytes of the whole file.
-
-    Args:
-        output: of some samples.
-        num_samples: of the dataset.
-    """
+    """Write what comes before the rows of all samples, and count the bytes of the whole file."""
     entries, end = {}, 0
     # Wide elements first, so all are aligned.
     for name, tensor in sorted(output.items(), key=lambda item: -item[1].itemsize):
