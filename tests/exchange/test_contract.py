@@ -321,7 +321,7 @@ def await_sent(exchange, team):
     """Wait until what was published early is with the others."""
     team.meet("published")
     pipeline = getattr(exchange, "_pipeline", None)
-    while pipeline is not None and not all(transfer.is_ready for transfer in pipeline._sent):
+    while pipeline is not None and not all(one.is_ready for one in pipeline.under_way):
         time.sleep(0.001)
 
 
