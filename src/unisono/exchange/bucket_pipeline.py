@@ -41,7 +41,7 @@ CarriedBy = TypeVar("CarriedBy", bound=Carrier)
 CarriedBy_contra = TypeVar("CarriedBy_contra", bound=Carrier, contravariant=True)
 
 
-class Crossing(Protocol[CarriedBy_contra]):
+class BucketCrossing(Protocol[CarriedBy_contra]):
     """A bucket that crosses once in each exchange."""
 
     def cross(self, carrier: CarriedBy_contra, /) -> Rounds:
@@ -65,7 +65,7 @@ class BucketPipeline(Generic[CarriedBy]):
     """
 
     def __init__(
-        self, crossings: Sequence[Crossing[CarriedBy]], bucket_of: Sequence[int] = ()
+        self, crossings: Sequence[BucketCrossing[CarriedBy]], bucket_of: Sequence[int] = ()
     ) -> None:
         self._crossings, self._bucket_of = crossings, bucket_of
         self._sizes = [bucket_of.count(number) for number in range(len(crossings))]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import secrets
 import select
@@ -158,7 +159,7 @@ class _Link:
         """Send and receive what can be at once."""
         self._send()
         try:
-            while self._incoming:
+            while self._incoming and self._expected:
                 view = self._incoming[0]
                 count = self._socket.recv_into(view)
                 if not count:
@@ -256,31 +257,27 @@ def connect_lane(team: Team, ranks: Sequence[int]) -> HostLane | None:
     if not ranks:
         team.gather(b"", "addresses")
         return None
+    links: dict[int, socket.socket] = {}
     with socket.create_server((team.supervisor.address, 0), backlog=len(ranks)) as listening:
-        port = listening.getsockname()[1]
-        told = f"{team.supervisor.address} {port} {secret}".encode()
-        heard = {
-            rank: said.decode().split()
-            for rank, said in team.gather(told, "addresses").items()
-            if said
-        }
+        told = json.dumps([*listening.getsockname()[:2], secret]).encode()
+        heard = team.gather(told, "addresses")
         deadline = time.monotonic() + _CONNECT_WITHIN_S
         try:
-            links = {
-                rank: call_rank(
-                    rank, (heard[rank][0], int(heard[rank][1])), me, heard[rank][2], deadline
-                )
-                for rank in ranks
-                if rank < me
-            }
+            for rank in (rank for rank in ranks if rank < me):
+                address, port, its_secret = json.loads(heard[rank])
+                links[rank] = call_rank(rank, (address, port), me, its_secret, deadline)
             while missing := [rank for rank in ranks if rank > me and rank not in links]:
                 links |= take_call(listening, missing, me, secret, deadline)
-        except RendezvousError as error:
-            raise BrokenError(str(error)) from error
+        except BaseException as error:
+            for link in links.values():
+                link.close()
+            if isinstance(error, RendezvousError):
+                raise BrokenError(str(error)) from error
+            raise
     for link in links.values():
         link.setblocking(False)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Nothing here takes a host for lost: whoever is slow just does not read for a while.
+        # Nothing here takes a host for lost: whoever is slow does not read for a while.
         with contextlib.suppress(OSError):
             link.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _RTO_MS)
     return HostLane({ranks.index(rank): link for rank, link in links.items()})
