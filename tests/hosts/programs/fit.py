@@ -18,7 +18,9 @@ torch.manual_seed(0)
 model = Cnn()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 trainer = unisono.Trainer(model, optimizer, loss, shards=6, seed=2)
-trainer.fit(Cnn.data(seed=0), batch_size=24, epochs=2, validate=Cnn.data(seed=1))
+trainer.fit(
+    unisono.share(lambda: Cnn.data(seed=0)), batch_size=24, epochs=2, validate=Cnn.data(seed=1)
+)
 result = trainer.evaluate(Cnn.data(seed=2), batch_size=10)
 print(f"digest {trainer.digest()} of {sorted(result.items())}", flush=True)
 try:
