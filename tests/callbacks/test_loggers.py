@@ -293,7 +293,7 @@ def test_without_its_package_there_is_a_sentence(monkeypatch, make):
 
 
 def test_what_cannot_be_json_is_refused(fake):
-    with pytest.raises(TypeError, match="`config` must be a dict that JSON can hold"):
+    with pytest.raises(TypeError, match="`config` must be what JSON can hold"):
         fake(config={"model": object()})
     with pytest.raises(ValueError, match="`mode` must be one of"):
         WandB(mode="of line")

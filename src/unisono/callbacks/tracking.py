@@ -61,7 +61,7 @@ class Tracker(Callback):
         every: int,
     ) -> None:
         check_installed(self.module, self.product, self.module)
-        self._settings = _as_json("settings", settings)
+        self._settings = _as_json("options", settings)
         self._config = _as_json("config", config or {})
         self._given = None if path is None else Path(path)
         self._every = check_whole("every", every, at_least=1)
@@ -156,7 +156,7 @@ class Tracker(Callback):
         say_alone(
             fit,
             f"{self.product} must take the numbers of each step, but does not "
-            f"({shown(error.strerror or error, 1000)}): they are missing there; training goes on.",
+            f"({shown(error, 1000)}): they are missing there; training goes on.",
         )
 
     def _close(self, fit: Fit, status: str, within_s: float) -> None:
@@ -186,6 +186,6 @@ def _as_json(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     with contextlib.suppress(TypeError, ValueError):
         return dict(json.loads(json.dumps(dict(given))))
     raise TypeError(
-        f"`{name}` must be a dict that JSON can hold, but is {given!r}: pass numbers, texts, "
+        f"`{name}` must be what JSON can hold, but is {given!r}: pass numbers, texts, "
         f"lists and dicts; of an argparse namespace, `vars(args)`."
     )
