@@ -14,25 +14,15 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class DisplayState:
-    """How far a run is.
+    """How far a run is."""
 
-    Attributes:
-        done: steps of the whole run.
-        total: steps that it will have.
-        seconds: since it began here, in seconds.
-        steps: steps since then.
-        samples: samples since then.
-        epoch: of the newest step, counted from 0; None before the first.
-        loss: of the newest step.
-    """
-
-    done: int
-    total: int
-    seconds: float = 0.0
-    steps: int = 0
-    samples: int = 0
-    epoch: int | None = None
-    loss: float = math.nan
+    done: int  # steps of the whole run
+    total: int  # steps that it will have
+    seconds: float = 0.0  # since it began here, in seconds
+    steps: int = 0  # steps since then
+    samples: int = 0  # samples since then
+    epoch: int | None = None  # of the newest step, counted from 0; None before the first
+    loss: float = math.nan  # of the newest step
 
     @property
     def is_over(self) -> bool:

@@ -32,29 +32,17 @@ _NUM_INODES = len((*FILES, COMMIT)) + 2  # and two folders
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A snapshot, where it lies and where it goes.
+    """A snapshot, where it lies and where it goes."""
 
-    Attributes:
-        key: the memory that holds it.
-        start: its first byte there.
-        stop: the first byte after it.
-        blob_at: where in it the description begins.
-        mark_at: where in the memory its mark is.
-        busy_at: the byte of the memory that says whether it is being written.
-        step: steps done.
-        directory: the run directory.
-        keep: how many checkpoints stay.
-    """
-
-    key: int
-    start: int
-    stop: int
-    blob_at: int
-    mark_at: int
-    busy_at: int
-    step: int
-    directory: str
-    keep: int
+    key: int  # the memory that holds it
+    start: int  # its first byte there
+    stop: int  # the first byte after it
+    blob_at: int  # where in it the description begins
+    mark_at: int  # where in the memory its mark is
+    busy_at: int  # the byte of the memory that says whether it is being written
+    step: int  # steps done
+    directory: str  # the run directory
+    keep: int  # how many checkpoints stay
 
     @classmethod
     def of(cls, places: Places, slot: int, step: int, directory: str, keep: int) -> Kept:

@@ -47,15 +47,10 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What of a data set must not differ between workers, where both know it.
+    """What of a data set must not differ between workers, where both know it."""
 
-    Attributes:
-        facts: by name, plain JSON.
-        is_slow: samples were left out, as to read one takes too long.
-    """
-
-    facts: Mapping[str, str] = field(default_factory=dict)
-    is_slow: bool = False
+    facts: Mapping[str, str] = field(default_factory=dict)  # by name, plain JSON
+    is_slow: bool = False  # samples were left out, as to read one takes too long
 
 
 class Fingerprints:

@@ -99,23 +99,14 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an arena holds; two arenas of the same plan are interchangeable.
+    """What an arena holds; two arenas of the same plan are interchangeable."""
 
-    Attributes:
-        parameters: those that the optimizer updates.
-        fixed: those that it does not.
-        states: the optimizer's tensors, where it keeps them here.
-        buffers: the model's.
-        shards: S.
-        blob_bytes: what a snapshot may take beside the state, in bytes.
-    """
-
-    parameters: tuple[Slot, ...]
-    fixed: tuple[Slot, ...]
-    states: tuple[Slot, ...]
-    buffers: tuple[Slot, ...]
-    shards: int
-    blob_bytes: int
+    parameters: tuple[Slot, ...]  # those that the optimizer updates
+    fixed: tuple[Slot, ...]  # those that it does not
+    states: tuple[Slot, ...]  # the optimizer's tensors, where it keeps them here
+    buffers: tuple[Slot, ...]  # the model's
+    shards: int  # S
+    blob_bytes: int  # what a snapshot may take beside the state, in bytes
 
     def region_bytes(self) -> dict[str, int]:
         """Count the bytes of each region by name, in whole pages, in the order they lie."""

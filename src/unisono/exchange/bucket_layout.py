@@ -21,19 +21,12 @@ from unisono.workers.memory import ALIGNMENT_BYTES, aligned
 
 @dataclass(frozen=True, slots=True)
 class ParameterBucket:
-    """Parameters that travel together.
+    """Parameters that travel together."""
 
-    Attributes:
-        indices: of the parameters.
-        start: its first byte in a part.
-        num_bytes: the bytes of the parameters, without room behind them.
-        slots: where each parameter lies, from the bucket's start.
-    """
-
-    indices: range
-    start: int
-    num_bytes: int
-    slots: tuple[Slot, ...]
+    indices: range  # of the parameters
+    start: int  # its first byte in a part
+    num_bytes: int  # the bytes of the parameters, without room behind them
+    slots: tuple[Slot, ...]  # where each parameter lies, from the bucket's start
 
     def slice_bytes(self, num_workers: int) -> int:
         """Give the length of each worker's slice."""
@@ -47,19 +40,12 @@ class ParameterBucket:
 
 @dataclass(frozen=True, slots=True)
 class BucketLayout:
-    """The buckets of all parameters, in the order in which they travel.
+    """The buckets of all parameters, in the order in which they travel."""
 
-    Attributes:
-        buckets: from the last parameters to the first.
-        slots: where each parameter lies in a part, by index.
-        num_bytes: of a part, with the room behind each bucket.
-        bucket_of: the number of each parameter's bucket, by index.
-    """
-
-    buckets: tuple[ParameterBucket, ...]
-    slots: tuple[Slot, ...]
-    num_bytes: int
-    bucket_of: tuple[int, ...]
+    buckets: tuple[ParameterBucket, ...]  # from the last parameters to the first
+    slots: tuple[Slot, ...]  # where each parameter lies in a part, by index
+    num_bytes: int  # of a part, with the room behind each bucket
+    bucket_of: tuple[int, ...]  # the number of each parameter's bucket, by index
 
 
 def lay_out_buckets(

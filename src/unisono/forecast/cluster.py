@@ -10,21 +10,16 @@ from unisono.forecast.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Equal hosts, each with one link to all others.
+    """Equal hosts, each with one link to all others."""
 
-    Attributes:
-        cores: of each host, which its workers share; None: each worker has a device of its own.
-        hosts: over how many workers are spread, if there are so many; None: as `per_host` says.
-        per_host: how many workers a host takes at most; None, and no `hosts`: one host takes all.
-        bandwidth: of each host's link in each direction, in bytes a second.
-        latency_s: until a message's first byte is there.
-    """
-
+    # of each host, which its workers share; None: each worker has a device of its own
     cores: int | None = None
+    # over how many workers are spread, if there are so many; None: as `per_host` says
     hosts: int | None = None
+    # how many workers a host takes at most; None, and no `hosts`: one host takes all
     per_host: int | None = None
-    bandwidth: float = 1.25e9
-    latency_s: float = 5e-5
+    bandwidth: float = 1.25e9  # of each host's link in each direction, in bytes a second
+    latency_s: float = 5e-5  # until a message's first byte is there
 
     def workers_on_hosts(self, num_workers: int) -> list[int]:
         """Count the workers of each host, the fullest first; sizes differ by at most one."""

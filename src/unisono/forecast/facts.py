@@ -16,22 +16,15 @@ _BUSY = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """All that `unisono plan` tells.
+    """All that `unisono plan` tells."""
 
-    Attributes:
-        program: the script; empty where numbers were given.
-        device: what was measured; empty likewise.
-        profile, cluster, failures, epochs: what the forecast is made of.
-        rows: what is expected, by number of workers.
-    """
-
-    program: str
-    device: str
-    profile: StepProfile
+    program: str  # the script; empty where numbers were given
+    device: str  # what was measured; empty likewise
+    profile: StepProfile  # this and the next three: what the forecast is made of
     cluster: Cluster
     failures: Failures
     epochs: float | None
-    rows: Sequence[Expectation]
+    rows: Sequence[Expectation]  # what is expected, by number of workers
 
     @property
     def as_json(self) -> dict[str, Any]:

@@ -35,23 +35,14 @@ class InterruptedMeasurementError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """How a program is measured.
+    """How a program is measured."""
 
-    Attributes:
-        program: what to run.
-        seconds: for how long steps are timed, each time.
-        timeout_s: after which a run of the program is ended.
-        threads: of each worker.
-        environ: the variables it gets.
-        say: shows a line about what is under way.
-    """
-
-    program: Program
-    seconds: float
-    timeout_s: float
-    threads: int
-    environ: Mapping[str, str]
-    say: Callable[[str], None]
+    program: Program  # what to run
+    seconds: float  # for how long steps are timed, each time
+    timeout_s: float  # after which a run of the program is ended
+    threads: int  # of each worker
+    environ: Mapping[str, str]  # the variables it gets
+    say: Callable[[str], None]  # shows a line about what is under way
 
     @property
     def limits(self) -> Limits:
@@ -67,17 +58,11 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured.
+    """What was measured."""
 
-    Attributes:
-        profile: the steps.
-        device: what workers compute on.
-        startup_s: from the start of one worker to its first step.
-    """
-
-    profile: StepProfile
-    device: str
-    startup_s: float
+    profile: StepProfile  # the steps
+    device: str  # what workers compute on
+    startup_s: float  # from the start of one worker to its first step
 
 
 def measure_steps(measurement: Measurement, most_workers: int) -> Measured:

@@ -27,19 +27,12 @@ _BAND = (5.0, 95.0)
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How often workers are lost, and what that costs.
+    """How often workers are lost, and what that costs."""
 
-    Attributes:
-        mtbf_s: mean time between failures of one worker; infinite: there are none.
-        recovery_s: until the run goes on as before, on one host.
-        restart_s: until it does on several hosts, which start again.
-        checkpoint_s: between two checkpoints, of which several hosts lose half.
-    """
-
-    mtbf_s: float = math.inf
-    recovery_s: float = 0.0
-    restart_s: float = 0.0
-    checkpoint_s: float = 0.0
+    mtbf_s: float = math.inf  # mean time between failures of one worker; infinite: there are none
+    recovery_s: float = 0.0  # until the run goes on as before, on one host
+    restart_s: float = 0.0  # until it does on several hosts, which start again
+    checkpoint_s: float = 0.0  # between two checkpoints, of which several hosts lose half
 
     def lost_s(self, num_hosts: int) -> float:
         """Give what one failure costs."""
@@ -52,39 +45,26 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What is expected of one number of workers.
+    """What is expected of one number of workers."""
 
-    Attributes:
-        workers, hosts, shards, batch_size: who computes what; see :class:`Workload`.
-        is_same_run: whether batch and shards, and so all bits, are those of the program here.
-        step_s: of a step in the mean, failures left out.
-        step_band_s: what resampled measurements give in 90 % of the cases; None: nothing measured.
-        samples_per_second: with failures.
-        epoch_s, total_s: with failures; None: nobody knows how many samples, or epochs, there are.
-        speed_up: of samples a second over those of one worker without failures.
-        speed_up_band: likewise.
-        efficiency: that over the number of workers.
-        limited_by: the cause that costs most; empty if none costs 5 %.
-        causes_s: the ideal time of a step, and what each cause adds, in seconds.
-        host_bytes: what each host sends the others in a step.
-    """
-
-    workers: int
+    workers: int  # this and the next three: see `Workload`
     hosts: int
     shards: int
     batch_size: int
-    is_same_run: bool
-    step_s: float
+    is_same_run: bool  # whether batch and shards, and so all bits, are those of the program here
+    step_s: float  # of a step in the mean, failures left out
+    # what resampled measurements give in 90 % of the cases; None: nothing measured
     step_band_s: tuple[float, float] | None
-    samples_per_second: float
+    samples_per_second: float  # with failures
+    # with failures; None: nobody knows how many samples, or epochs, there are
     epoch_s: float | None
-    total_s: float | None
-    speed_up: float
-    speed_up_band: tuple[float, float] | None
-    efficiency: float
-    limited_by: str
-    causes_s: dict[str, float]
-    host_bytes: float
+    total_s: float | None  # likewise
+    speed_up: float  # of samples a second over those of one worker without failures
+    speed_up_band: tuple[float, float] | None  # likewise
+    efficiency: float  # that over the number of workers
+    limited_by: str  # the cause that costs most; empty if none costs 5 %
+    causes_s: dict[str, float]  # the ideal time of a step, and what each cause adds, in seconds
+    host_bytes: float  # what each host sends the others in a step
 
     @property
     def as_json(self) -> dict[str, Any]:

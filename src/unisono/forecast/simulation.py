@@ -44,16 +44,11 @@ _DRAWS = 500
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """The mean of many simulated steps.
+    """The mean of many simulated steps."""
 
-    Attributes:
-        seconds: of a step.
-        own_s: of these, until the slowest worker is done with its shards.
-        causes_s: the ideal time, and what each cause adds; they add up to `seconds`.
-    """
-
-    seconds: float
-    own_s: float
+    seconds: float  # of a step
+    own_s: float  # of these, until the slowest worker is done with its shards
+    # the ideal time, and what each cause adds; they add up to `seconds`
     causes_s: Mapping[str, float]
 
 

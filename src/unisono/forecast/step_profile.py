@@ -18,23 +18,15 @@ _QUANTILES = 1000
 
 @dataclass(frozen=True, slots=True)
 class TimedSteps:
-    """Steps of one number of workers.
+    """Steps of one number of workers."""
 
-    Attributes:
-        shards: how many each worker had.
-        own_s: seconds until a worker was done with its shards: loading and passes; of shape
-            (steps, workers).
-        summing_s, updating_s: in the mean of the workers; of shape (steps,).
-        rest_s: what else a step took: meetings, transfers, what lies between steps.
-        turns: in which of the measurements each step was; of shape (steps,).
-    """
-
-    shards: tuple[int, ...]
+    shards: tuple[int, ...]  # how many each worker had
+    # seconds until a worker was done with its shards: loading and passes; of shape (steps, workers)
     own_s: Values
-    summing_s: Values
-    updating_s: Values
-    rest_s: Values
-    turns: npt.NDArray[np.int64]
+    summing_s: Values  # in the mean of the workers; of shape (steps,)
+    updating_s: Values  # likewise
+    rest_s: Values  # what else a step took: meetings, transfers, what lies between steps
+    turns: npt.NDArray[np.int64]  # in which of the measurements each step was; of shape (steps,)
 
     @property
     def num_workers(self) -> int:
@@ -68,33 +60,19 @@ class TimedSteps:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """What a forecast is made of.
+    """What a forecast is made of."""
 
-    Attributes:
-        alone: steps of one worker.
-        together: steps of several workers of one host; None: not known.
-        batch_size: samples of a step, on however many workers they were timed.
-        num_samples: of an epoch; None: nobody knows.
-        gradient_bytes: of each parameter, first to last.
-        ready: when each has its gradient, as a part of a backward pass.
-        backward_share: of the time of a shard, its backward pass.
-        loading_share: of a worker's time alone, reading samples.
-        delayed_share: of the several workers' time, waiting for a free core.
-        exchange: how gradients became one sum.
-        is_measured: False where the user has given the numbers.
-    """
-
-    alone: TimedSteps
-    together: TimedSteps | None
-    batch_size: int
-    num_samples: int | None
-    gradient_bytes: tuple[int, ...]
-    ready: tuple[float, ...]
-    backward_share: float
-    loading_share: float = 0.0
-    delayed_share: float = 0.0
-    exchange: str = SHARED
-    is_measured: bool = True
+    alone: TimedSteps  # steps of one worker
+    together: TimedSteps | None  # steps of several workers of one host; None: not known
+    batch_size: int  # samples of a step, on however many workers they were timed
+    num_samples: int | None  # of an epoch; None: nobody knows
+    gradient_bytes: tuple[int, ...]  # of each parameter, first to last
+    ready: tuple[float, ...]  # when each has its gradient, as a part of a backward pass
+    backward_share: float  # of the time of a shard, its backward pass
+    loading_share: float = 0.0  # of a worker's time alone, reading samples
+    delayed_share: float = 0.0  # of the several workers' time, waiting for a free core
+    exchange: str = SHARED  # how gradients became one sum
+    is_measured: bool = True  # False where the user has given the numbers
 
     @property
     def num_shards(self) -> int:

@@ -20,31 +20,19 @@ from unisono.plan.summation import parts_of
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a step of N workers consists of.
+    """What a step of N workers consists of."""
 
-    Attributes:
-        num_workers: N.
-        num_shards: S.
-        batch_size: samples of the step.
-        on_hosts: how many workers each host has, the fullest first.
-        sizes: pairs of a number of shards and how many workers have it, the largest first.
-        sizes_here: the same of the fullest host.
-        parts_of_host: sub-trees that a host's shards consist of, at most.
-        parts_here: those of all workers of the fullest host.
-        all_parts: sub-trees of all hosts.
-        is_same_run: whether batch and shards are those that were measured.
-    """
-
-    num_workers: int
-    num_shards: int
-    batch_size: int
-    on_hosts: tuple[int, ...]
+    num_workers: int  # N
+    num_shards: int  # S
+    batch_size: int  # samples of the step
+    on_hosts: tuple[int, ...]  # how many workers each host has, the fullest first
+    # pairs of a number of shards and how many workers have it, the largest first
     sizes: tuple[tuple[int, int], ...]
-    sizes_here: tuple[tuple[int, int], ...]
-    parts_of_host: int
-    parts_here: int
-    all_parts: int
-    is_same_run: bool
+    sizes_here: tuple[tuple[int, int], ...]  # the same of the fullest host
+    parts_of_host: int  # sub-trees that a host's shards consist of, at most
+    parts_here: int  # those of all workers of the fullest host
+    all_parts: int  # sub-trees of all hosts
+    is_same_run: bool  # whether batch and shards are those that were measured
 
     @property
     def num_hosts(self) -> int:

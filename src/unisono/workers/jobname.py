@@ -28,15 +28,10 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class JobName:
-    """A job's name among all of one user on one host.
+    """A job's name among all of one user on one host."""
 
-    Attributes:
-        name: fit for a file.
-        told: what it was made of, for messages.
-    """
-
-    name: str
-    told: str
+    name: str  # fit for a file
+    told: str  # what it was made of, for messages
 
 
 def job_name(environ: Mapping[str, str], here: World, *, session: int) -> JobName:

@@ -11,18 +11,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The workers that compute together.
+    """The workers that compute together."""
 
-    Attributes:
-        ranks: ascending, at least one.
-        leader: the one of them that speaks for all: its values are shared, it keeps the clock.
-        generation: grows with every change.
-        why: what happened to those of the membership before who are not in this one, in words.
-    """
-
-    ranks: tuple[int, ...]
-    leader: int
-    generation: int = 0
+    ranks: tuple[int, ...]  # ascending, at least one
+    leader: int  # the one of them that speaks for all: its values are shared, it keeps the clock
+    generation: int = 0  # grows with every change
+    # what happened to those of the membership before who are not in this one, in words
     why: str = field(default="", compare=False)
 
     @classmethod

@@ -29,15 +29,10 @@ _LOCKED_AT_MOST_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """An announcement.
+    """An announcement."""
 
-    Attributes:
-        text: what it says.
-        is_held: whether its process still runs and has not withdrawn it.
-    """
-
-    text: str
-    is_held: bool
+    text: str  # what it says
+    is_held: bool  # whether its process still runs and has not withdrawn it
 
 
 class PrivateFolder:
