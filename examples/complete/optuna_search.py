@@ -70,6 +70,8 @@ def main():
     args = parser.parse_args()
     if args.quick:
         args.trials, args.epochs = 2, 2
+    if unisono.world().world_size > 1:
+        parser.error("start it with `python`: it starts workers itself, as many as --workers says")
 
     Path(args.directory).mkdir(parents=True, exist_ok=True)
     study = optuna.create_study(
