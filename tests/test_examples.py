@@ -194,6 +194,15 @@ def test_every_page_on_how_to_do_something_shows_an_example() -> None:
     assert {page for page in pages if not shown_by(DOCS / page)} <= about_commands
 
 
+@pytest.mark.long
+def test_loggers_change_no_digest(tmp_path: Path) -> None:
+    alone = run("by_feature/loggers.py", "--directory", tmp_path / "alone")
+    loggers = ("--loggers", "csv", "wandb")
+    two = run("by_feature/loggers.py", "--directory", tmp_path / "two", *loggers, workers=2)
+    assert digest(alone) == digest(two)
+    assert (tmp_path / "alone" / "steps.csv").read_text().count("\n") == 47
+
+
 @pytest.mark.slow
 def test_wrong_forms_are_refused_with_what_to_write() -> None:
     shown = run("by_feature/wrong_forms.py").split("\n\n")
