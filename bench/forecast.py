@@ -1,4 +1,4 @@
-"""Does `unisono plan` foretell what is then measured? ``python -m bench.forecast``, 10 minutes.
+"""Does `unisono plan` foretell what is measured? ``python -m bench.forecast``, ten minutes.
 
 In each round, for each workload: it is planned, then runs on one and on two workers, and, as root,
 on two hosts with one worker each, made of network namespaces, whose links are shaped::
@@ -78,7 +78,8 @@ def main() -> int:
     """Forecast, measure, print; the exit status is 1 if a forecast is too far off."""
     parser = argparse.ArgumentParser(prog="python -m bench.forecast", description=__doc__)
     parser.add_argument("--only", default=",".join(CASES), help=f"some of {','.join(CASES)}")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="at most, as far as time goes (3)")
+    parser.add_argument("--minutes", type=float, default=9.5, help="no round begins beyond (9.5)")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement (2)")
     parser.add_argument("--data", type=Path, default=DATA, help="with mnist/, tinyshakespeare/")
     parser.add_argument("--causes", action="store_true", help="what forecasts consist of")
@@ -87,6 +88,9 @@ def main() -> int:
     console, others, begun_s = Console(width=110), machine.Others(), time.monotonic()
     rows: dict[str, Row] = {}
     for turn in range(args.rounds):
+        spent_s = time.monotonic() - begun_s
+        if turn and spent_s * (turn + 1) / turn > 60 * args.minutes:
+            break
         for name in args.only.split(","):
             take_round(name, args, rows)
             took = f"round {turn + 1}, {name}: {time.monotonic() - begun_s:.0f} s"
@@ -143,10 +147,17 @@ def forecast(program: list[str], seconds: float) -> Iterator[Expectation]:
 
 
 def on_one_machine(profile: StepProfile) -> StepProfile:
-    """Have one worker's shards take as long as beside another: these hosts share a machine."""
+    """Have one worker take as long as beside another one: these hosts share a machine.
+
+    Passes as they were measured; the optimizer as two workers take for a half each, at once.
+    """
     alone, together = profile.alone, profile.several
-    slower = float(together.shard_s.mean() / alone.shard_s.mean())
-    return replace(profile, alone=replace(alone, own_s=alone.own_s * slower))
+    passes = float(together.shard_s.mean() / alone.shard_s.mean())
+    update = float(together.updating_s.mean() / alone.updating_s.mean()) * together.num_workers
+    slower = replace(
+        alone, own_s=alone.own_s * passes, updating_s=alone.updating_s * max(update, 1.0)
+    )
+    return replace(profile, alone=slower)
 
 
 def on_one_host(num_workers: int, program: list[str], num_steps: int) -> float:

@@ -25,6 +25,8 @@ WARM_UP_STEPS = 5
 ENDLESS = 10**9
 TOLD = "a step took "
 _INTERFACE = "eth0"  # of hosts that are namespaces
+# What a link lets through at once after it was idle, which a real one does not: some ms at most.
+_BURSTS = {"0.1gbit": "32kb", "1gbit": "80kb", "10gbit": "256kb"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ def main() -> None:
     parser.add_argument("workload", choices=CASES)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--blocks", default=str(ENDLESS), help="numbers of timed steps")
-    parser.add_argument("--rates", default="", help="of this host's link in each block")
+    parser.add_argument(
+        "--rates", default="", help=f"of this host's link in each block: {','.join(_BURSTS)}"
+    )
     args = parser.parse_args()
     blocks = [int(number) for number in args.blocks.split(",")]
     rates = args.rates.split(",") if args.rates else [""] * len(blocks)
@@ -90,7 +94,7 @@ def main() -> None:
 
 def shape(rate: str) -> None:
     """Give this host's link another bandwidth."""
-    limits = ["tbf", "rate", rate, "burst", "256kb", "latency", "200ms"]
+    limits = ["tbf", "rate", rate, "burst", _BURSTS[rate], "latency", "200ms"]
     command = ["tc", "qdisc", "replace", "dev", _INTERFACE, "root", *limits]
     subprocess.run(command, check=True)
 
