@@ -31,7 +31,6 @@ class Workload:
     sizes_here: tuple[tuple[int, int], ...]  # the same of the fullest host
     parts_of_host: int  # sub-trees that a host's shards consist of, at most
     parts_here: int  # those of all workers of the fullest host
-    all_parts: int  # sub-trees of all hosts
     is_same_run: bool  # whether batch and shards are those that were measured
 
     @property
@@ -75,7 +74,6 @@ def divide_work(
         _sizes(hosts[0]),
         max(of_hosts),
         sum(len(parts_of(one, shards)) for one in hosts[0]),
-        sum(of_hosts),
         is_same_run,
     )
 
