@@ -174,11 +174,10 @@ def test_every_block_of_python_compiles_and_seeds_the_weights() -> None:
 
 def test_every_block_of_python_is_run_by_a_test() -> None:
     """The README's first by its own test, whole programs side by side by theirs."""
-    pages = {page.stem for page in PAGES if blocks(page)}
-    others = {"README", "notebooks", *(page.stem for page in MOVES)}
-    assert pages == {*PAGES_THAT_RUN, *others}
-    counts = {page.stem: len(blocks(page)) for page in (README, *MOVES)}
-    assert counts == {"README": 1} | {page.stem: 2 for page in MOVES}
+    shown = {page for page in PAGES if blocks(page)}
+    run_here = {DOCS / f"{page}.md" for page in PAGES_THAT_RUN}
+    assert shown == {README, DOCS / "notebooks.md", *MOVES, *run_here}
+    assert [len(blocks(page)) for page in (README, *MOVES)] == [1] + [2] * len(MOVES)
 
 
 @pytest.mark.slow
