@@ -77,7 +77,7 @@ def draw_report() -> None:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=browser_file, args=["--no-sandbox"])
         for scheme, name in (("light", "report.png"), ("dark", "report-dark.png")):
-            page = browser.new_page(viewport={"width": 1000, "height": 2250}, color_scheme=scheme)
+            page = browser.new_page(viewport={"width": 1000, "height": 1720}, color_scheme=scheme)
             page.goto(page_file.absolute().as_uri())
             page.wait_for_selector(".plot .main-svg")
             page.screenshot(path=HERE / name)
