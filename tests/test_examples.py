@@ -136,11 +136,14 @@ def arguments(script: str, workers: int) -> list[object]:
     ("script", "numbers"),
     [
         *(
-            pytest.param(script, (1, 2, 3), marks=pytest.mark.long)
+            pytest.param(script, (1, 2, 3), marks=pytest.mark.long, id=script)
             for script in PROGRAMS
             if script not in WITHOUT_DIGEST
         ),
-        *(pytest.param(script, (1, 2), marks=pytest.mark.slow) for script in sorted(IN_MAKE_TEST)),
+        *(
+            pytest.param(script, (1, 2), marks=pytest.mark.slow, id=f"{script}, 1 and 2")
+            for script in sorted(IN_MAKE_TEST)
+        ),
     ],
 )
 def test_an_example_has_one_digest_on_every_number_of_workers(
