@@ -136,11 +136,14 @@ def arguments(script: str, workers: int) -> list[object]:
     ("script", "numbers"),
     [
         *(
-            pytest.param(script, (1, 2, 3), marks=pytest.mark.long)
+            pytest.param(script, (1, 2, 3), marks=pytest.mark.long, id=script)
             for script in PROGRAMS
             if script not in WITHOUT_DIGEST
         ),
-        *(pytest.param(script, (1, 2), marks=pytest.mark.slow) for script in sorted(IN_MAKE_TEST)),
+        *(
+            pytest.param(script, (1, 2), marks=pytest.mark.slow, id=f"{script}, 1 and 2")
+            for script in sorted(IN_MAKE_TEST)
+        ),
     ],
 )
 def test_an_example_has_one_digest_on_every_number_of_workers(
@@ -192,6 +195,14 @@ def test_every_page_on_how_to_do_something_shows_an_example() -> None:
     pages = re.findall(r": (\S+\.md)", nav.split("- How to:")[1].split("- Troubleshooting:")[0])
     about_commands = {"doctor.md", "hosts.md"}
     assert {page for page in pages if not shown_by(DOCS / page)} <= about_commands
+
+
+@pytest.mark.long
+def test_stages_give_the_digest_of_one_process_and_nothing_fails() -> None:
+    program = ["-m", "unisono", "run", "-n", 2, "--stages", 2, EXAMPLES / "by_feature/stages.py"]
+    done = processes.run([sys.executable, *program], timeout=280, check=True)
+    assert digest(done.stdout) == digest(run("by_feature/stages.py"))
+    assert "Error" not in done.stderr
 
 
 @pytest.mark.long
