@@ -122,21 +122,84 @@ def test_hosts_send_what_a_ring_would(make_hosts: MakeHosts) -> None:
     assert 0.5 * ring < ours <= 1.05 * ring
 
 
-def test_unisono_run_starts_one_host_of_several(make_hosts: MakeHosts) -> None:
-    hosts = make_hosts(2)
-    place = ["--nnodes", "2", "--rendezvous", f"{hosts[0].address}:29400"]
-    outputs = [
+def unisono_run(
+    hosts: Sequence[Host],
+    workers: Sequence[int],
+    program: Sequence[str],
+    *,
+    faults: Sequence[str] = (),
+    restarts: int = 3,
+) -> list[Output]:
+    place = ["--nnodes", str(len(hosts)), "--rendezvous", f"{hosts[0].address}:29400"]
+    command = (sys.executable, "-m", "unisono", "run", *place, "--restarts", str(restarts))
+    return [
         Output(
             host.start(
-                *(sys.executable, "-m", "unisono", "run", *place, "-n", "2"),
-                *("--node-rank", str(host.number), TRAIN, "gpt"),
+                *(*command, "-n", str(count), "--node-rank", str(host.number), *program),
+                environ={"UNISONO_FAULTS": "; ".join(faults)},
             )
         )
-        for host in hosts
+        for host, count in zip(hosts, workers, strict=True)
     ]
+
+
+LONGER = ("--steps", "12", "--pause", "0.05")
+KILLS = {
+    # Its parts are published or not, sums cross between hosts, parameters are torn, all is done.
+    (2, 2): ("rank=3,step=1,at=shard", "rank=0,step=3,at=sums", "rank=2,step=5,at=updated"),
+    (1, 3): ("rank=0,step=2,at=gradients", "rank=0,at=join", "rank=3,step=7,at=commit"),
+    (1, 1): ("rank=1,step=2,at=update", "rank=0,step=4,at=snapshot"),
+}
+
+
+@pytest.mark.parametrize("workers", KILLS, ids=str)
+@pytest.mark.parametrize("options", [("cnn",), ("gpt", "--optimizer", "normed")], ids=str)
+def test_a_lost_worker_is_replaced_on_its_host(
+    make_hosts: MakeHosts, tmp_path: Path, workers, options
+) -> None:
+    hosts, kills, plain = make_hosts(2), KILLS[workers], [*options, *LONGER]
+    program = [TRAIN, *plain, "--directory", str(tmp_path / "a run")]
+    outputs = unisono_run(hosts, workers, program, faults=[f"kill:{kill}" for kill in kills])
+    text = "".join(output.has_ended_well() for output in outputs)
+    assert len(re.findall(r"rank \d \(pid \d+\) was killed", text)) == len(kills)
+    assert len(re.findall(r"rank \d is replaced", text)) == len(kills)
+    assert text.count("digest") == sum(workers)
+    assert digests(outputs) == trained(hosts[:1], [2], *plain)
+
+
+def test_a_worker_is_replaced_while_another_host_stands_still(make_hosts: MakeHosts) -> None:
+    hosts, program = make_hosts(2), [TRAIN, "cnn", "--steps", "16", "--pause", "0.3"]
+    outputs = unisono_run(hosts, [2, 2], program)
+    workers = ("-f", "unisono.launch.server")
+    outputs[0].await_line("rank 0 step 4")
+    hosts[0].run("pkill", "-STOP", *workers)
+    hosts[1].run("pkill", "-KILL", "-n", *workers)
+    outputs[1].await_line("rank 3 .* was killed")
+    time.sleep(5)
+    hosts[0].run("pkill", "-CONT", *workers)
     for output in outputs:
         output.has_ended_well()
-    assert digests(outputs) == trained(hosts, [1, 1], "gpt")
+    assert digests(outputs) == trained(hosts[:1], [2], *program[1:4], "--pause", "0")
+
+
+def test_a_host_that_is_lost_is_not_waited_for_as_a_worker_would_be(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(2)
+    outputs = unisono_run(hosts, [2, 2], [TRAIN, "cnn", "--steps", "99", "--pause", "0.3"])
+    outputs[0].await_line("rank 0 step 4")
+    hosts[1].kill()
+    lost_s = time.monotonic()
+    named_s = outputs[0].await_line("PeerLostError: .* rank [23] was lost")
+    assert named_s - lost_s < NAMED_WITHIN_S
+    hosts[0].kill()
+
+
+def test_more_losses_than_are_allowed_end_the_run(make_hosts: MakeHosts) -> None:
+    program = [TRAIN, "cnn", *LONGER]
+    kill = ["kill:rank=3,step=4,at=gradients"]
+    outputs = unisono_run(make_hosts(2), [2, 2], program, faults=kill, restarts=0)
+    assert re.search("PeerLostError: .* rank 3 has died", outputs[0].end())
+    assert "on host 1, worker 1 of 2 was killed by SIGKILL" in outputs[1].end()
+    assert [output.process.returncode for output in outputs] == [1, 1]
 
 
 def srun(hosts: Sequence[Host], workers: Sequence[int], program: str) -> list[Output]:

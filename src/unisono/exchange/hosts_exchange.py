@@ -10,14 +10,18 @@ smallest host. Worker i of every host adds up lane i, together with the others o
 Before, each host adds up its workers' parts as far as the tree allows: with 2ʲ shards on each host
 one part of each crosses, which is what a ring all-reduce over the hosts would send.
 
-What a shard has to say beside its gradients travels with the arrivals at the meeting of all. Nobody
-is replaced: a worker, host or link that is lost ends the run on all workers.
+What a shard has to say beside its gradients travels with the arrivals at the meeting of all.
+
+A lost worker is replaced on its host, and then all go back to the newest snapshot, which each host
+has: what others have of a step under way is dropped, so nobody has to know how far it had come.
 """
 
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import torch
 
@@ -31,10 +35,13 @@ from unisono.exchange.host_parts import HostParts
 from unisono.exchange.shared import SharedExchange
 from unisono.plan.slices import cut
 from unisono.plan.summation import Node, parts_of
+from unisono.workers.host_links import LOST_AFTER_S
+from unisono.workers.team import StepBrokenError
 
 _ROWS, _FLAGS = 0, 1
 _ITEM = struct.Struct("<III")  # rows or flags, which shard's, how many bytes
 _CHUNK_BYTES = 4 << 20
+_LOOK_EVERY_S = 0.01
 
 
 class HostsExchange(SharedExchange):
@@ -43,6 +50,16 @@ class HostsExchange(SharedExchange):
     _communicator: Communicator | None = None
     _pipeline: BucketPipeline | None = None
     _kept_on: int | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """See :class:`Exchange`; whoever was lost, all go back."""
+        return self._team.membership.generation != self._generation
+
+    def trust_leader(self) -> None:
+        """See :class:`Exchange`."""
+        super().trust_leader()
+        self._generation = self._team.membership.generation
 
     @property
     def acts(self) -> bool:
@@ -93,9 +110,8 @@ class HostsExchange(SharedExchange):
 
     def unbind(self) -> None:
         """See :class:`Exchange`."""
-        if self._communicator is not None:
-            self._communicator.close()
-            self._communicator = None
+        self._close()
+        self._team.supervisor.newest_snapshot = None
         super().unbind()
 
     @property
@@ -110,21 +126,46 @@ class HostsExchange(SharedExchange):
 
     def _bring_to_hosts(self) -> None:
         """Connect the lanes, and bring the first host's state to the others."""
-        team, lane = self._team, self._lane
-        if lane is None:
-            stand_by(team)
-        else:
-            try:
-                self._communicator = GlooCommunicator(team, [ranks[lane] for ranks in team.hosts])
-            except BrokenError as error:
-                self._check(str(error))
-        if self._communicator is not None and lane == 0:
+        team = self._team
+        self._connect()
+        if self._communicator is not None and self._lane == 0:
             for start, stop in self.memory.arena.state_spans(0):
                 for at in range(start, stop, _CHUNK_BYTES):
                     num_bytes = min(_CHUNK_BYTES, stop - at)
                     here = self.memory.arena.memory.flat(at, num_bytes, torch.uint8)
                     self._send_from(0, here, self._communicator)
         team.meet("sharing parameters")
+        team.supervisor.newest_snapshot = lambda: self.memory.snapshots.number
+
+    def _connect(self) -> None:
+        team, lane = self._team, self._lane
+        self._close()
+        if lane is None:
+            stand_by(team)
+            return
+        try:
+            self._communicator = GlooCommunicator(team, [ranks[lane] for ranks in team.hosts])
+        except BrokenError as error:
+            self._check(str(error))
+
+    def _close(self) -> None:
+        if self._communicator is not None:
+            self._communicator.close()
+            self._communicator = None
+
+    def _put_back(self) -> None:
+        team, here = self._team, self._team.neighbours
+        supervisor, snapshots = team.supervisor, self.memory.snapshots
+        supervisor.newest_snapshot = lambda: snapshots.number
+        supervisor.can_go_back, is_back = True, False
+        while not is_back:
+            snapshots.complete_up_to(supervisor.agreed_snapshot)
+            slot, copy_of_buffers = self.memory.newest_slot, self.memory.copy_of_buffers
+            position = here.index(team.world.rank)
+            self._copy(slot, copy_of_buffers, position, len(here), into_slot=False)
+            with suppress(StepBrokenError):  # then all begin again
+                self._connect()
+                is_back = team.meet("putting back")
 
     def _plan_sum(self) -> None:
         team, division, arena = self._team, self.division, self.memory.arena
@@ -195,6 +236,9 @@ class HostsExchange(SharedExchange):
         """Raise an error that says who was lost, or else what has failed."""
         if not failure:
             return
+        until_s = time.monotonic() + LOST_AFTER_S  # then it is known whether somebody was lost
+        while not self._team.has_lost and time.monotonic() < until_s:
+            time.sleep(_LOOK_EVERY_S)
         if self._team.has_lost:
             self._team.meet("sums of a step")
         raise UnisonoError(

@@ -60,6 +60,9 @@ class Job:
         seed: where random generators start that no caller brings; the same on every worker.
         started_unix_s: when the user asked for it, in seconds since 1970.
         master_port: the port of MASTER_PORT, at which nothing listens.
+        hosts: how many workers each of several hosts has, with a launcher on each; empty: all
+            workers are this launcher's.
+        host: which of these hosts this is.
     """
 
     kind: str
@@ -81,6 +84,13 @@ class Job:
     seed: int = field(default_factory=fresh_seed)
     started_unix_s: float = field(default_factory=time.time)
     master_port: int = 29500
+    hosts: tuple[int, ...] = ()
+    host: int = 0
+
+    @property
+    def first_rank(self) -> int:
+        """The rank of this launcher's first worker."""
+        return sum(self.hosts[: self.host])
 
     @property
     def recovers(self) -> bool:
@@ -104,6 +114,7 @@ class Job:
             fields: dict[str, Any] = json.loads(file.readline())
             fields["argv"] = tuple(fields["argv"])
             fields["sys_path"] = tuple(fields["sys_path"])
+            fields["hosts"] = tuple(fields["hosts"])
             return cls(**fields, payload=file.read())
 
 

@@ -77,7 +77,9 @@ class RecoveryState:
         restarts: how many workers may be lost within a minute.
         replaces: whether a lost worker is replaced; else the others go on without it.
         world_size: how many workers there are to be.
-        needs_all: whether the others cannot go on without one, as each has a stage of the model.
+        needs_all: whether the others cannot go on without one, as each has a stage of the model,
+            or as there are other hosts.
+        first_rank: of several hosts: the rank of this one's first worker.
         is_ready: whether a lost worker can be made up for at all.
         trouble: why it cannot any more.
         has_lost: somebody of the membership was lost, and the others have not gone on since.
@@ -97,6 +99,7 @@ class RecoveryState:
     replaces: bool = True
     world_size: int = 0
     needs_all: bool = False
+    first_rank: int | None = None
     is_ready: bool = False
     trouble: str = ""
     has_lost: bool = False
@@ -130,6 +133,7 @@ def start(
     restarts: int = RESTARTS,
     replaces: bool = True,
     needs_all: bool = False,
+    first_rank: int | None = None,
 ) -> RecoveryState:
     """Describe a job whose workers have just been asked for."""
     return RecoveryState(
@@ -138,6 +142,7 @@ def start(
         replaces=replaces,
         world_size=world_size,
         needs_all=needs_all,
+        first_rank=first_rank,
     )
 
 

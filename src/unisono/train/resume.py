@@ -50,7 +50,8 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
     if "mistake" in answer:
         raise ValueError(answer["mistake"])
     checkpoints.go_to(answer["directory"])
-    check_shared(run.team, checkpoints.directory)
+    if not run.joint_calls.is_behind:
+        check_shared(run.team, checkpoints.directory)
     checkpoints.begin(None)
     is_ahead: bool = answer.get("is_ahead", False)
     if "path" in answer:
