@@ -297,6 +297,22 @@ def test_the_run_resumes_when_torchrun_starts_it_again(
     assert digests(outputs) == trained(hosts[:1], [2], *SLOW[1:4])
 
 
+def test_a_rank_that_ended_before_it_came_is_not_waited_for(
+    make_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    program = [TRAIN, "cnn", "--fails-once", str(tmp_path / "has failed")]
+    outputs = start(make_hosts(2), [2, 2], program, elastic="2:2")
+    for output in outputs:
+        output.has_ended_well()  # in less time than a rank is waited for
+    assert sum(output.text.count("digest") for output in outputs) == 4
+
+
+def test_a_slow_worker_is_named_with_its_host(make_hosts: MakeHosts) -> None:
+    outputs = start(make_hosts(2), [2, 2], [TRAIN, "cnn", "--steps", "150", "--slow", "3"])
+    assert "worker 3 (host 1) is slow in its forward pass: " in outputs[0].has_ended_well()
+    assert "is slow" not in outputs[1].has_ended_well()
+
+
 def test_a_directory_that_hosts_do_not_share_is_refused_everywhere(make_hosts: MakeHosts) -> None:
     own = "/dev/shm/tmp/run"  # each host has one
     for output in start(make_hosts(2), [1, 1], [TRAIN, "cnn", "--directory", own]):

@@ -39,6 +39,7 @@ class StepWindow:
         has_threads: whether workers compute with several threads, whose delays nobody sees.
         is_on_host: whether passes run on the CPU; elsewhere they end when the host waits for them.
         loader_workers: loader processes a worker.
+        hosts: which host each is on, in the order of `ranks`, where there are several; else empty.
     """
 
     ranks: tuple[int, ...]
@@ -51,6 +52,7 @@ class StepWindow:
     has_threads: bool = False
     is_on_host: bool = True
     loader_workers: int = 0
+    hosts: tuple[int, ...] = ()
 
     @property
     def weights(self) -> Seconds:

@@ -141,10 +141,12 @@ def _seated(rendezvous: Rendezvous, links: HostLinks | None) -> ControlBlock:
     its_pid, its_fd = rendezvous.gather("unisono.Trainer", [os.getpid(), fd])[first]
     if places.rank != first:
         fd = _open(its_pid, its_fd, MEMORY_NAME, num_bytes)
-    control = ControlBlock(fd, places.world_size)
-    if links is not None:
-        control = HostsControlBlock(fd, places)
-        control.connect(links)
+    control: ControlBlock
+    if links is None:
+        control = ControlBlock(fd, places.world_size)
+    else:
+        control = among_hosts = HostsControlBlock(fd, places)
+        among_hosts.connect(links)
     control.take_seat(places.rank)
     # Once everybody has mapped it nobody needs to find it any more.
     rendezvous.gather("unisono.Trainer", None)
