@@ -313,10 +313,23 @@ def test_a_slow_worker_is_named_with_its_host(make_hosts: MakeHosts) -> None:
     assert "is slow" not in outputs[1].has_ended_well()
 
 
-def test_a_directory_that_hosts_do_not_share_is_refused_everywhere(make_hosts: MakeHosts) -> None:
-    own = "/dev/shm/tmp/run"  # each host has one
-    for output in start(make_hosts(2), [1, 1], [TRAIN, "cnn", "--directory", own]):
-        assert f"rank 0 writes to {own} is not there for ranks [1]" in output.end()
+def test_a_run_resumes_from_the_newest_checkpoint_that_all_hosts_have(
+    make_hosts: MakeHosts,
+) -> None:
+    hosts, own = make_hosts(2), "/dev/shm/tmp/run"  # each host has one
+    program = [TRAIN, "cnn", "--directory", own, "--steps"]
+    kill = ["kill:rank=1,step=3,at=update"]  # its replacement writes there, too
+    for output in unisono_run(hosts, [1, 1], [*program, "4"], faults=kill):
+        output.has_ended_well()
+    hosts[1].run("rm", "-r", f"{own}/checkpoints/step-000000000004")
+    outputs = start(hosts, [1, 1], [*program, "8"])
+    for output in outputs:
+        output.has_ended_well()
+    assert "resuming from checkpoint step-000000000002 in" in outputs[0].text
+    assert digests(outputs) == trained(hosts[:1], [2], "cnn", "--steps", "8")
+    hosts[1].run("rm", "-r", own)
+    for output in start(hosts, [1, 1], [*program, "9"]):
+        assert "but host 0 has those of steps 4, 6, 8; host 1 has none: copy" in output.end()
         assert output.process.returncode == 1
 
 

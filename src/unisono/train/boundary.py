@@ -275,6 +275,8 @@ class Boundary:
         if not planned & BoundaryTasks.SNAPSHOT:
             return
         is_last = self._interrupts.asked_by is not None
+        if self._checkpoints is not None and self._checkpoints.is_on_each_host:
+            self._wait_for_disk()  # of this host; the leader has waited for its own
         slot = self._snapshot(wait=bool(planned & (BoundaryTasks.CHECKPOINT | BoundaryTasks.STOP)))
         if slot is None:
             return
