@@ -202,7 +202,7 @@ def test_more_losses_than_are_allowed_end_the_run(make_hosts: MakeHosts) -> None
     assert [output.process.returncode for output in outputs] == [1, 1]
 
 
-def srun(hosts: Sequence[Host], workers: Sequence[int], program: str) -> list[Output]:
+def srun(hosts: Sequence[Host], workers: Sequence[int], program: Sequence[str]) -> list[Output]:
     """Start a program with the variables that tasks of Slurm have."""
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(sum(workers))}
     step |= {"SLURM_STEP_TASKS_PER_NODE": ",".join(map(str, workers))}
@@ -213,7 +213,7 @@ def srun(hosts: Sequence[Host], workers: Sequence[int], program: str) -> list[Ou
         for task in range(count):
             place = {"SLURM_PROCID": str(len(outputs)), "SLURM_LOCALID": str(task)}
             environ = {**step, **place, "SLURM_NODEID": str(host.number)}
-            outputs.append(Output(host.start(sys.executable, program, environ=environ)))
+            outputs.append(Output(host.start(sys.executable, *program, environ=environ)))
     return outputs
 
 
@@ -221,7 +221,7 @@ def test_a_trainer_runs_under_slurm_and_evaluates_the_same(make_hosts: MakeHosts
     hosts = make_hosts(2)
     said = []
     for workers in ([3], [2, 1]):
-        outputs = srun(hosts[: len(workers)], workers, FIT)
+        outputs = srun(hosts[: len(workers)], workers, [FIT])
         said.append(
             {re.search("digest .* of .*", output.has_ended_well())[0] for output in outputs}
         )
@@ -236,13 +236,30 @@ def test_torch_ddp_runs_on_these_hosts(make_hosts: MakeHosts) -> None:
         assert "took" in output.has_ended_well()
 
 
-def test_only_the_interface_between_the_hosts_is_listened_on(make_hosts: MakeHosts) -> None:
+@pytest.mark.parametrize(
+    ("launch", "of_agent", "of_rank_0"),
+    [
+        (start, {"29500"}, set()),
+        (unisono_run, {"29400", "another"}, set()),  # where torchrun's agents meet, and MASTER_PORT
+        (srun, set(), {"29501"}),
+    ],
+)
+def test_what_listens_is_what_the_docs_name(
+    make_hosts: MakeHosts, launch, of_agent, of_rank_0
+) -> None:
     hosts = make_hosts(2)
-    outputs = start(hosts, [2, 2], [TRAIN, "cnn", "--steps", "10", "--pause", "0.3"])
+    outputs = launch(hosts, [2, 2], [TRAIN, "cnn", "--steps", "10", "--pause", "0.3"])
     outputs[0].await_line("rank 0 step 3")
-    places = [{place.rsplit(":", 1)[0] for place in host.listening()} for host in hosts]
-    assert places == [{"*", hosts[0].address}, {hosts[1].address}]  # * is torchrun's agent
-    assert [p for p in hosts[0].listening() if p[0] == "*"] == ["*:29500"]
+    listening = [[place.rsplit(":", 1) for place in host.listening()] for host in hosts]
+    agents = {port for address, port in listening[0] if address == "*"}
+    assert len(agents) == len(of_agent)
+    assert of_agent - agents <= {"another"}
+    assert {address for address, _ in listening[0]} - {"*"} == {hosts[0].address}
+    assert {address for address, _ in listening[1]} == {hosts[1].address}
+    # The rest is gloo's, at any port: one for each worker.
+    others = [{port for address, port in places if address != "*"} for places in listening]
+    assert of_rank_0 <= others[0]
+    assert [len(ports - of_rank_0) for ports in others] == [2, 2]
     for output in outputs:
         output.has_ended_well()
 
