@@ -105,6 +105,7 @@ def test_callbacks_leave_the_same_on_two_workers(tmp_path: Path) -> None:
                 "hidden_state.py",
                 "metrics.py",
                 "several_inputs.py",
+                "shared_data.py",
                 "streams.py",
                 "tokens.py",
                 "why_slow.py",
@@ -115,6 +116,15 @@ def test_callbacks_leave_the_same_on_two_workers(tmp_path: Path) -> None:
 def test_each_feature_has_one_digest(script: str) -> None:
     alone = run(f"by_feature/{script}")
     assert digest(alone) == digest(run(f"by_feature/{script}", workers=2))
+
+
+@pytest.mark.long
+def test_loggers_change_no_digest(tmp_path: Path) -> None:
+    alone = run("by_feature/loggers.py", "--directory", tmp_path / "alone")
+    loggers = ("--loggers", "csv", "wandb")
+    two = run("by_feature/loggers.py", "--directory", tmp_path / "two", *loggers, workers=2)
+    assert digest(alone) == digest(two)
+    assert (tmp_path / "alone" / "steps.csv").read_text().count("\n") == 59
 
 
 def test_every_feature_is_listed_and_run() -> None:
