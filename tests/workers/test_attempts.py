@@ -18,13 +18,14 @@ def attempt(store, ranks):
     within_s = 20.0 if 0 in ranks else 0.05
     ones = {rank: Attempts(store, rank, WORLD_SIZE) for rank in ranks if rank}
     with ThreadPoolExecutor(WORLD_SIZE) as pool:
-        heard = {rank: pool.submit(one.join, "here", within_s, "") for rank, one in ones.items()}
+        joining = {rank: pool.submit(one.join, "here", within_s, "") for rank, one in ones.items()}
+        heard = {}
         if 0 in ranks:
             first = Attempts(store, 0, WORLD_SIZE)
-            heard[0] = pool.submit(first.join, "here", within_s, "")
-            while not all(one.done() for one in heard.values()):
+            heard[0] = first.join("here", within_s, "")
+            while not all(one.done() for one in joining.values()):
                 first.answer()
-        return {rank: one.exception() or one.result() for rank, one in heard.items()}
+        return heard | {rank: one.exception() or one.result() for rank, one in joining.items()}
 
 
 @pytest.mark.parametrize(
