@@ -34,6 +34,8 @@ from dataclasses import dataclass, field
 DEFAULT_DEVICES_AT_MOST = 8
 WORKERS_PER_GPU_VARIABLE = "UNISONO_WORKERS_PER_GPU"
 STAGES_VARIABLE = "UNISONO_STAGES"
+# How many workers each of several hosts has, where a launcher of ours is on each.
+HOSTS_VARIABLE = "UNISONO_HOSTS"
 
 NOBODY = "nobody"
 UNISONO = "unisono"

@@ -125,21 +125,84 @@ def test_hosts_send_what_a_ring_would(make_hosts: MakeHosts) -> None:
     assert 0.5 * ring < ours <= 1.05 * ring
 
 
-def test_unisono_run_starts_one_host_of_several(make_hosts: MakeHosts) -> None:
-    hosts = make_hosts(2)
-    place = ["--nnodes", "2", "--rendezvous", f"{hosts[0].address}:29400"]
-    outputs = [
+def unisono_run(
+    hosts: Sequence[Host],
+    workers: Sequence[int],
+    program: Sequence[str],
+    *,
+    faults: Sequence[str] = (),
+    restarts: int = 3,
+) -> list[Output]:
+    place = ["--nnodes", str(len(hosts)), "--rendezvous", f"{hosts[0].address}:29400"]
+    command = (sys.executable, "-m", "unisono", "run", *place, "--restarts", str(restarts))
+    return [
         Output(
             host.start(
-                *(sys.executable, "-m", "unisono", "run", *place, "-n", "2"),
-                *("--node-rank", str(host.number), TRAIN, "gpt"),
+                *(*command, "-n", str(count), "--node-rank", str(host.number), *program),
+                environ={"UNISONO_FAULTS": "; ".join(faults)},
             )
         )
-        for host in hosts
+        for host, count in zip(hosts, workers, strict=True)
     ]
+
+
+LONGER = ("--steps", "12", "--pause", "0.05")
+KILLS = {
+    # Its parts are published or not, sums cross between hosts, parameters are torn, all is done.
+    (2, 2): ("rank=3,step=1,at=shard", "rank=0,step=3,at=sums", "rank=2,step=5,at=updated"),
+    (1, 3): ("rank=0,step=2,at=gradients", "rank=0,at=join", "rank=3,step=7,at=commit"),
+    (1, 1): ("rank=1,step=2,at=update", "rank=0,step=4,at=snapshot"),
+}
+
+
+@pytest.mark.parametrize("workers", KILLS, ids=str)
+@pytest.mark.parametrize("options", [("cnn",), ("gpt", "--optimizer", "normed")], ids=str)
+def test_a_lost_worker_is_replaced_on_its_host(
+    make_hosts: MakeHosts, tmp_path: Path, workers, options
+) -> None:
+    hosts, kills, plain = make_hosts(2), KILLS[workers], [*options, *LONGER]
+    program = [TRAIN, *plain, "--directory", str(tmp_path / "a run")]
+    outputs = unisono_run(hosts, workers, program, faults=[f"kill:{kill}" for kill in kills])
+    text = "".join(output.has_ended_well() for output in outputs)
+    assert len(re.findall(r"rank \d \(pid \d+\) was killed", text)) == len(kills)
+    assert len(re.findall(r"rank \d is replaced", text)) == len(kills)
+    assert text.count("digest") == sum(workers)
+    assert digests(outputs) == trained(hosts[:1], [2], *plain)
+
+
+def test_a_worker_is_replaced_while_another_host_stands_still(make_hosts: MakeHosts) -> None:
+    hosts, program = make_hosts(2), [TRAIN, "cnn", "--steps", "16", "--pause", "0.3"]
+    outputs = unisono_run(hosts, [2, 2], program)
+    workers = ("-f", "unisono.launch.server")
+    outputs[0].await_line("rank 0 step 4")
+    hosts[0].run("pkill", "-STOP", *workers)
+    hosts[1].run("pkill", "-KILL", "-n", *workers)
+    outputs[1].await_line("rank 3 .* was killed")
+    time.sleep(5)
+    hosts[0].run("pkill", "-CONT", *workers)
     for output in outputs:
         output.has_ended_well()
-    assert digests(outputs) == trained(hosts, [1, 1], "gpt")
+    assert digests(outputs) == trained(hosts[:1], [2], *program[1:4], "--pause", "0")
+
+
+def test_a_host_that_is_lost_is_not_waited_for_as_a_worker_would_be(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(2)
+    outputs = unisono_run(hosts, [2, 2], [TRAIN, "cnn", "--steps", "99", "--pause", "0.3"])
+    outputs[0].await_line("rank 0 step 4")
+    hosts[1].kill()
+    lost_s = time.monotonic()
+    named_s = outputs[0].await_line("PeerLostError: .* rank [23] was lost")
+    assert named_s - lost_s < NAMED_WITHIN_S
+    hosts[0].kill()
+
+
+def test_more_losses_than_are_allowed_end_the_run(make_hosts: MakeHosts) -> None:
+    program = [TRAIN, "cnn", *LONGER]
+    kill = ["kill:rank=3,step=4,at=gradients"]
+    outputs = unisono_run(make_hosts(2), [2, 2], program, faults=kill, restarts=0)
+    assert re.search("PeerLostError: .* rank 3 has died", outputs[0].end())
+    assert "on host 1, worker 1 of 2 was killed by SIGKILL" in outputs[1].end()
+    assert [output.process.returncode for output in outputs] == [1, 1]
 
 
 def test_pods_of_the_manifest_train(make_hosts: MakeHosts, tmp_path: Path) -> None:
@@ -208,11 +271,28 @@ def test_torch_ddp_runs_on_these_hosts(make_hosts: MakeHosts) -> None:
         assert "took" in output.has_ended_well()
 
 
-def test_no_worker_listens_once_all_have_connected(make_hosts: MakeHosts) -> None:
+@pytest.mark.parametrize(
+    ("launch", "of_agent", "of_rank_0"),
+    [
+        (start, {"29500"}, set()),
+        (unisono_run, {"29400", "another"}, set()),  # where torchrun's agents meet, and MASTER_PORT
+        (lambda hosts, workers, program: srun(hosts, workers, *program), set(), {"29501"}),
+    ],
+)
+def test_what_listens_is_what_the_docs_name(
+    make_hosts: MakeHosts, launch, of_agent, of_rank_0
+) -> None:
     hosts = make_hosts(2)
-    outputs = start(hosts, [2, 2], [TRAIN, "cnn", "--steps", "10", "--pause", "0.3"])
+    outputs = launch(hosts, [2, 2], [TRAIN, "cnn", "--steps", "10", "--pause", "0.3"])
     outputs[0].await_line("rank 0 step 3")
-    assert [host.listening() for host in hosts] == [{"*:29500"}, set()]  # torchrun's agent
+    listening = [[place.rsplit(":", 1) for place in host.listening()] for host in hosts]
+    agents = {port for address, port in listening[0] if address == "*"}
+    assert len(agents) == len(of_agent)
+    assert of_agent - agents <= {"another"}
+    assert {address for address, _ in listening[0]} <= {"*", hosts[0].address}
+    # Workers listen no longer than until all have connected.
+    others = [{port for address, port in places if address != "*"} for places in listening]
+    assert others == [of_rank_0, set()]
     for output in outputs:
         output.has_ended_well()
 
@@ -282,10 +362,39 @@ def test_the_run_resumes_when_torchrun_starts_it_again(
     assert digests(outputs) == trained(hosts[:1], [2], *SLOW[1:4])
 
 
-def test_a_directory_that_hosts_do_not_share_is_refused_everywhere(make_hosts: MakeHosts) -> None:
-    own = "/dev/shm/tmp/run"  # each host has one
-    for output in start(make_hosts(2), [1, 1], [TRAIN, "cnn", "--directory", own]):
-        assert f"rank 0 writes to {own} is not there for ranks [1]" in output.end()
+def test_a_rank_that_ended_before_it_came_is_not_waited_for(
+    make_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    program = [TRAIN, "cnn", "--fails-once", str(tmp_path / "has failed")]
+    outputs = start(make_hosts(2), [2, 2], program, elastic="2:2")
+    for output in outputs:
+        output.has_ended_well()  # in less time than a rank is waited for
+    assert sum(output.text.count("digest") for output in outputs) == 4
+
+
+def test_a_slow_worker_is_named_with_its_host(make_hosts: MakeHosts) -> None:
+    outputs = start(make_hosts(2), [2, 2], [TRAIN, "cnn", "--steps", "150", "--slow", "3"])
+    assert "worker 3 (host 1) is slow in its forward pass: " in outputs[0].has_ended_well()
+    assert "is slow" not in outputs[1].has_ended_well()
+
+
+def test_a_run_resumes_from_the_newest_checkpoint_that_all_hosts_have(
+    make_hosts: MakeHosts,
+) -> None:
+    hosts, own = make_hosts(2), "/dev/shm/tmp/run"  # each host has one
+    program = [TRAIN, "cnn", "--directory", own, "--steps"]
+    kill = ["kill:rank=1,step=3,at=update"]  # its replacement writes there, too
+    for output in unisono_run(hosts, [1, 1], [*program, "4"], faults=kill):
+        output.has_ended_well()
+    hosts[1].run("rm", "-r", f"{own}/checkpoints/step-000000000004")
+    outputs = start(hosts, [1, 1], [*program, "8"])
+    for output in outputs:
+        output.has_ended_well()
+    assert "resuming from checkpoint step-000000000002 in" in outputs[0].text
+    assert digests(outputs) == trained(hosts[:1], [2], "cnn", "--steps", "8")
+    hosts[1].run("rm", "-r", own)
+    for output in start(hosts, [1, 1], [*program, "9"]):
+        assert "but host 0 has those of steps 4, 6, 8; host 1 has none: copy" in output.end()
         assert output.process.returncode == 1
 
 

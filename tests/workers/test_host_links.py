@@ -107,13 +107,15 @@ def test_who_is_not_reached_and_who_is_turned_away_say_so(monkeypatch):
 def team_of_hosts(ranks_of_host):
     """A team of threads whose hosts have control blocks of their own."""
     world_size, teams = sum(map(len, ranks_of_host)), []
-    blocks = [create_memory("control", control_block_bytes(world_size)) for _ in ranks_of_host]
+    sizes = [control_block_bytes(len(ranks)) for ranks in ranks_of_host]
+    blocks = [create_memory("control", size) for size in sizes]
     with connected(ranks_of_host) as links, contextlib.ExitStack() as stack:
         for fd in blocks:
             stack.callback(os.close, fd)
         for rank, link in enumerate(links):
             places = RankPlaces(rank, ranks_of_host)
-            control = HostsControlBlock(blocks[places.host], places, link)
+            control = HostsControlBlock(blocks[places.host], places, are_replaced=True)
+            control.connect(link)
             control.take_seat(rank)
             world = World(rank, world_size, places.local_rank, places.local_size)
             teams.append(Team(ExternallyLaunched(world, control, ranks_of_host)))
@@ -165,3 +167,24 @@ def test_a_worker_of_another_host_that_has_ended_is_named():
             return caught.value.rank
 
         assert on_all([teams[0], teams[1], teams[3]], miss) == [2, 2, 2]
+
+
+def test_what_was_said_before_all_connect_anew_is_forgotten():
+    hosts = ((0, 1), (2, 3))
+    with team_of_hosts(hosts) as teams, connected(hosts) as links:
+        on_all(teams, lambda team: team.meet("first"))
+        teams[2].put_beside(b"of a step that is dropped")
+        teams[2].come("second")  # and is lost, for some before they hear of it
+        for link in teams[2].supervisor.control._links, teams[3].supervisor.control._links:
+            link.close()
+        far = teams[0].supervisor.control
+        while {far.departure(rank) for rank in (2, 3)} != {Departure.LOST}:
+            far.receive(5.0)
+        for team, link in zip(teams, links, strict=True):
+            team.supervisor.control.connect(link, 7)
+        assert (
+            on_all(teams, lambda team: team.vote(team.world.rank, "third"))
+            == [{rank: rank for rank in range(4)}] * 4
+        )
+        assert [team.beside() for team in teams] == [{}] * 4
+        assert {line.arrivals for team in teams for line in team.supervisor.control.lines} == {8}

@@ -111,6 +111,16 @@ def check_folder(path: Path) -> dict[str, int]:
     return {name: fact["bytes"] for name, fact in _read_commit(path).items()}
 
 
+def digest_of_state(path: Path) -> str:
+    """Read the SHA-256 of a checkpoint's tensors, as its commit file says them.
+
+    Raises:
+        CheckpointError: as for :func:`read_folder`.
+    """
+    facts = _read_commit(path)
+    return " ".join(facts[name]["sha256"] for name in (MODEL_FILE, OPTIMIZER_FILE))
+
+
 def check_size(name: str, size: int, at_most: int) -> None:
     """Refuse, with a TooLargeError, a file that is larger than there is a use for."""
     if size > at_most:

@@ -14,6 +14,7 @@ from unisono.checkpoint.folder import (
     Content,
     TooLargeError,
     check_folder,
+    digest_of_state,
     read_folder,
     write_folder,
 )
@@ -57,6 +58,13 @@ class RunDirectory:
             except CheckpointError as error:
                 entries.append(CheckpointEntry(path, step, 0, str(error)))
         return entries
+
+    def digests(self) -> dict[int, str]:
+        """Tell by step what is in each checkpoint that is whole: equal if model and optimizer are.
+
+        Each is checked to the last byte.
+        """
+        return {one.step: digest_of_state(one.path) for one in self.entries() if not one.trouble}
 
     def has(self, step: int) -> bool:
         """Tell whether step `step` has a checkpoint; its name says that it was written whole."""

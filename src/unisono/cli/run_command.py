@@ -10,7 +10,7 @@ import click
 from unisono.c10d.gloo import GLOO, check_backend
 from unisono.cli.endings import leave, refusing
 from unisono.cli.options import count, not_negative, num_workers, option, seconds, takes_script
-from unisono.cli.several_hosts import read_hosts, run_on_hosts
+from unisono.cli.several_hosts import one_of_several, read_hosts, run_on_hosts
 from unisono.cli.suggestions import of_another_launcher
 from unisono.faults import FAULTS_VARIABLE, read_faults
 from unisono.launch.environment import launch_environment
@@ -230,5 +230,6 @@ def run(
         stall_timeout_s=stall_timeout_s,
         backend=backend,
         stages=stages,
+        **one_of_several(os.environ),
     )
     leave(run_workers(job))

@@ -9,14 +9,14 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from unisono.cli.endings import Refusal
 from unisono.errors import RendezvousError
 from unisono.workers.interfaces import INTERFACE_VARIABLE, address_here
-from unisono.world import num_devices
+from unisono.world import HOSTS_VARIABLE, num_devices
 
 # They belong to our launcher, which starts no workers there.
 _OF_ONE_HOST = {
@@ -67,10 +67,11 @@ class SeveralHosts:
         """
         return [
             *(sys.executable, "-m", "torch.distributed.run"),
-            *("--nnodes", str(self.nnodes), "--nproc-per-node", str(workers)),
+            *("--nnodes", str(self.nnodes), "--nproc-per-node", "1"),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", self.rendezvous),
             *("--rdzv-id", "unisono", "--rdzv-conf", f"is_host={int(self.node_rank == 0)}"),
             *("--max-restarts", str(restarts), "--local-addr", address),
+            *("-m", "unisono.cli.one_host", "-n", str(workers), "--restarts", str(restarts)),
             *script,
         ]
 
@@ -106,6 +107,14 @@ def read_hosts(
             f"`--rendezvous 10.0.0.1:29400`."
         )
     return hosts
+
+
+def one_of_several(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Say which of several hosts this is, for :class:`Job`; empty where it is the only one."""
+    if HOSTS_VARIABLE not in environ:
+        return {}
+    sizes = tuple(map(int, environ[HOSTS_VARIABLE].split(",")))
+    return {"hosts": sizes, "host": int(environ["RANK"])}
 
 
 def run_on_hosts(

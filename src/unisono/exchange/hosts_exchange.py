@@ -12,8 +12,10 @@ one part of each crosses, which is what a ring all-reduce over the hosts would s
 in buckets (``host_bucket.py``), each as soon as the last backward passes of all workers of the host
 have left its gradients (``ready_buckets.py``), in a thread of its own (``lane_turn.py``).
 
-What a shard has to say beside its gradients travels with the arrivals at the meeting of all. Nobody
-is replaced: a worker, host or link that is lost ends the run on all workers.
+What a shard has to say beside its gradients travels with the arrivals at the meeting of all.
+
+A lost worker is replaced on its host, and then all go back to the newest snapshot, which each host
+has: what others have of a step under way is dropped, so nobody has to know how far it had come.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import torch
 
@@ -41,6 +44,7 @@ from unisono.plan.slices import cut
 from unisono.plan.summation import Node, parts_of
 from unisono.workers.host_links import LOST_AFTER_S
 from unisono.workers.launcher_messages import Live
+from unisono.workers.team import StepBrokenError
 
 _ROWS, _FLAGS = 0, 1
 _ITEM = struct.Struct("<III")  # rows or flags, which shard's, how many bytes
@@ -58,6 +62,16 @@ class HostsExchange(SharedExchange):
     _num_turns = 0
     _has_begun = False
     _kept_on: int | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """See :class:`Exchange`; whoever was lost, all go back."""
+        return self._team.membership.generation != self._generation
+
+    def trust_leader(self) -> None:
+        """See :class:`Exchange`."""
+        super().trust_leader()
+        self._generation = self._team.membership.generation
 
     @property
     def acts(self) -> bool:
@@ -127,12 +141,8 @@ class HostsExchange(SharedExchange):
 
     def unbind(self) -> None:
         """See :class:`Exchange`."""
-        if self._lane is not None:
-            self._lane.leave()
-            if self._turn is not None:
-                self._turn.join()
-            self._lane.close()
-            self._lane = None
+        self._leave_lane()
+        self._team.supervisor.newest_snapshot = None
         super().unbind()
 
     def _flip_published(self) -> None:
@@ -158,16 +168,50 @@ class HostsExchange(SharedExchange):
 
     def _bring_to_hosts(self) -> None:
         """Connect the lanes, and bring the first host's state to the others."""
+        team = self._team
+        self._connect_lane()
+        if self._lane is not None and self._lane_number == 0:
+            for start, stop in self.memory.arena.state_spans(0):
+                self._send_from(0, self.memory.arena.memory.view(start, stop - start), self._lane)
+        team.meet("sharing parameters")
+        team.supervisor.newest_snapshot = lambda: self.memory.snapshots.number
+
+    def _connect_lane(self) -> None:
         team, number = self._team, self._lane_number
+        self._leave_lane()
         try:
             ranks = [] if number is None else [ranks[number] for ranks in team.hosts]
             self._lane = connect_lane(team, ranks)
         except BrokenError as error:
             self._check(str(error))
-        if self._lane is not None and number == 0:
-            for start, stop in self.memory.arena.state_spans(0):
-                self._send_from(0, self.memory.arena.memory.view(start, stop - start), self._lane)
-        team.meet("sharing parameters")
+
+    def _leave_lane(self) -> None:
+        """Drop the exchange under way, if there is one."""
+        if self._lane is not None:
+            self._lane.leave()
+            if self._turn is not None:
+                self._turn.join()
+            self._lane.close()
+        self._lane, self._turn = None, None
+        self._num_turns, self._has_begun = 0, False
+
+    def _put_back(self) -> None:
+        team, here = self._team, self._team.neighbours
+        supervisor, snapshots = team.supervisor, self.memory.snapshots
+        supervisor.newest_snapshot = lambda: snapshots.number
+        supervisor.can_go_back, is_back = True, False
+        position = here.index(team.world.rank)
+        while not is_back:
+            self._leave_lane()
+            self._early = EarlyPart(self._parts)
+            count = self.memory.arena.counts[position]
+            count[:] = bytes(len(count))
+            snapshots.complete_up_to(supervisor.agreed_snapshot)
+            slot, copy_of_buffers = self.memory.newest_slot, self.memory.copy_of_buffers
+            self._copy(slot, copy_of_buffers, position, len(here), into_slot=False)
+            with suppress(StepBrokenError):  # then all begin again
+                self._connect_lane()
+                is_back = team.meet("putting back")
 
     def _plan_sum(self) -> None:
         team, division, arena = self._team, self.division, self.memory.arena

@@ -131,6 +131,16 @@ class Snapshots:
         if not marks[slot]:
             self._memory.write(self.places.mark_at(slot), (max(marks) + 1).to_bytes(8, "little"))
 
+    @property
+    def number(self) -> int:
+        """Count the snapshots so far, as far as this host knows them to be whole."""
+        return max(self.places.marks(self._memory.read))
+
+    def complete_up_to(self, number: int) -> None:
+        """Note that the one under way is whole, if another host knows that it is."""
+        if number > self.number:
+            self.complete(self._next())
+
     def facts(self, slot: int) -> dict[str, Any]:
         """Read what :meth:`describe` wrote."""
         return read_facts(self._slot(slot), self.places.blob_at)

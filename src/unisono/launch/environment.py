@@ -13,7 +13,7 @@ from types import MappingProxyType
 from unisono.callbacks.cell import environment_of_workers
 from unisono.launch.job import Job
 from unisono.workers.launcher_link import COMMAND_VARIABLE, STARTED_VARIABLE
-from unisono.world import STAGES_VARIABLE
+from unisono.world import HOSTS_VARIABLE, STAGES_VARIABLE
 
 ADDRESS = "127.0.0.1"
 """Where the ranks of process groups are."""
@@ -41,24 +41,43 @@ _DEBUG = {
 
 def worker_environment(job: Job, rank: int, link_fds: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables of worker `rank`; `link_fds` are those of its link."""
+    if job.hosts:
+        return {**job.environ, **_own(job, rank), **_of_several(job, rank), **link_fds}
     kept = {k: v for k, v in job.environ.items() if not k.startswith(_NOT_TRUE_HERE)}
     stages = {STAGES_VARIABLE: str(job.stages)} if job.stages > 1 else {}
     return {
         **_LOOPBACK_ONLY,
         **kept,
-        **{name: str(job.threads) for name in _THREAD_VARIABLES},
-        "UNISONO_THREADS": str(job.threads),
-        STARTED_VARIABLE: str(job.started_unix_s),
+        **_own(job, rank),
         "RANK": str(rank),
         "WORLD_SIZE": str(job.num_workers),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(job.num_workers),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "MASTER_ADDR": ADDRESS,
         "MASTER_PORT": str(job.master_port),
         **stages,
         **link_fds,
+    }
+
+
+def _own(job: Job, rank: int) -> dict[str, str]:
+    return {
+        **{name: str(job.threads) for name in _THREAD_VARIABLES},
+        "UNISONO_THREADS": str(job.threads),
+        STARTED_VARIABLE: str(job.started_unix_s),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(job.num_workers),
+    }
+
+
+def _of_several(job: Job, rank: int) -> dict[str, str]:
+    """Say who a worker is among those of several hosts; torchrun has said where they meet."""
+    return {
+        "RANK": str(job.first_rank + rank),
+        "WORLD_SIZE": str(sum(job.hosts)),
+        "GROUP_RANK": str(job.host),
+        "GROUP_WORLD_SIZE": str(len(job.hosts)),
+        HOSTS_VARIABLE: ",".join(map(str, job.hosts)),
     }
 
 

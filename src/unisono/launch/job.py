@@ -62,6 +62,13 @@ class Job:
     # when the user asked for it, in seconds since 1970
     started_unix_s: float = field(default_factory=time.time)
     master_port: int = 29500  # the port of MASTER_PORT, at which nothing listens
+    hosts: tuple[int, ...] = ()  # of several hosts, each with a launcher: how many workers each has
+    host: int = 0  # which of these hosts this is
+
+    @property
+    def first_rank(self) -> int:
+        """The rank of this launcher's first worker."""
+        return sum(self.hosts[: self.host])
 
     @property
     def recovers(self) -> bool:
@@ -85,6 +92,7 @@ class Job:
             fields: dict[str, Any] = json.loads(file.readline())
             fields["argv"] = tuple(fields["argv"])
             fields["sys_path"] = tuple(fields["sys_path"])
+            fields["hosts"] = tuple(fields["hosts"])
             return cls(**fields, payload=file.read())
 
 

@@ -140,6 +140,10 @@ def _in_store(torchs_own: Handler, default_timeout: timedelta) -> Handler:
         url: str, timeout: timedelta = default_timeout, **options: Any
     ) -> Iterator[tuple[Any, int, int]]:
         link, timeout_s = context().launcher, timeout.total_seconds()
+        if link is not None and link.ranks_of_host:
+            link.tell(MakesGroup())
+            yield from torchs_own(url, timeout=timeout, **options)
+            return
         wanted = None if link is None else group_request(url, timeout_s, os.environ, is_this_host)
         if link is None or wanted is None or wanted.world_size > link.world.world_size:
             yield from torchs_own(url, timeout=timeout, **options)

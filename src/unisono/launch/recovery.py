@@ -76,8 +76,10 @@ class RecoveryState:
     restarts: int = RESTARTS  # how many workers may be lost within a minute
     replaces: bool = True  # whether a lost worker is replaced; else the others go on without it
     world_size: int = 0  # how many workers there are to be
-    # whether the others cannot go on without one, as each has a stage of the model
+    # whether the others cannot go on without one, as each has a stage of the model, or as there are
+    # other hosts
     needs_all: bool = False
+    first_rank: int | None = None  # of several hosts: the rank of this one's first worker
     is_ready: bool = False  # whether a lost worker can be made up for at all
     trouble: str = ""  # why it cannot any more
     # somebody of the membership was lost, and the others have not gone on since
@@ -114,6 +116,7 @@ def start(
     restarts: int = RESTARTS,
     replaces: bool = True,
     needs_all: bool = False,
+    first_rank: int | None = None,
 ) -> RecoveryState:
     """Describe a job whose workers have just been asked for."""
     return RecoveryState(
@@ -122,6 +125,7 @@ def start(
         replaces=replaces,
         world_size=world_size,
         needs_all=needs_all,
+        first_rank=first_rank,
     )
 
 

@@ -130,6 +130,11 @@ def loss_message(
     after: recovery.RecoveryState,
 ) -> str:
     """Say who was lost, how and with which shards, and who continues with which."""
+    if after.first_rank is not None:
+        return (
+            f"rank {after.first_rank + rank} (pid {pid}) {how} in step {step}; a replacement is "
+            f"starting, and all hosts wait for it."
+        )
     who = f"worker {rank} (pid {pid}) {how}"
     then = "a replacement is starting" if after.replaces else "it is not replaced"
     if before.membership is None or rank not in before.membership.ranks:
@@ -164,6 +169,9 @@ def joined_message(
     ranks: Sequence[int], pid_of: Callable[[int], int | None], state: recovery.RecoveryState
 ) -> str:
     """Say that replacements have joined the membership."""
+    if state.first_rank is not None:
+        who = listed("rank", [state.first_rank + rank for rank in ranks], " and ")
+        return f"{who} {'is' if len(ranks) == 1 else 'are'} replaced."
     who = listed("worker", [f"{rank} (pid {pid_of(rank)})" for rank in ranks], " and ")
     text = f"{who} {'has' if len(ranks) == 1 else 'have'} joined"
     num_shards = _num_shards_of(state)

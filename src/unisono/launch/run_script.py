@@ -24,5 +24,6 @@ def run(job: Job) -> int:
     if state.interrupted_by is not None:
         say(interrupt_message(state, job.num_workers))
     elif state.cause is not None:
-        say(failure_message(state, job.num_workers))
+        on_host = f"on host {job.host}, " if job.hosts else ""
+        say(on_host + failure_message(state, job.num_workers))
     return exit_status(state)

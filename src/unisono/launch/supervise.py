@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
@@ -100,7 +101,9 @@ class _Supervision:
         self._condemned: dict[int, str] = {}
         self._has_groups = False
         self._incarnations = dict.fromkeys(range(job.num_workers), -1)
-        self._watch = StallWatch(self._control, job.stall_timeout_s)
+        # Of several hosts, this one alone cannot tell who waits for whom.
+        self._is_one_of_several = bool(job.hosts)
+        self._watch = StallWatch(self._control, math.inf if job.hosts else job.stall_timeout_s)
         self._hangs = HangWatch(self._control, job.folder, say)
         self._deaths = Deaths(self._control)
         self._devices = Devices(job, say)
@@ -117,7 +120,8 @@ class _Supervision:
             job.num_workers,
             restarts=job.restarts,
             replaces=job.replaces,
-            needs_all=job.stages > 1,
+            needs_all=job.stages > 1 or bool(job.hosts),
+            first_rank=job.first_rank if job.hosts else None,
         )
         self._desk = Reception(self._control, self, members, writer, self._wake, say)
 
@@ -166,8 +170,8 @@ class _Supervision:
     def watch(self) -> None:
         """Run until no worker is left."""
         while not self.state.over:
-            timed = (self.state, self._watch, self._hangs, self._outputs)
-            due_s = min(one.due_s for one in timed)
+            timed = (self.state, self._watch, self._outputs)
+            due_s = min(*(one.due_s for one in timed), self._look_at_hangs_s)
             ready = self._selector.select(max(0.0, due_s - time.monotonic()))
             # What a worker wrote before its end is shown before what is said of that.
             self._outputs.pump()
@@ -224,6 +228,10 @@ class _Supervision:
             self._condemned[stalled.rank] = stalled.how
             self._server.signal([stalled.rank], signal.SIGKILL)
 
+    @property
+    def _look_at_hangs_s(self) -> float:
+        return math.inf if self._is_one_of_several else self._hangs.due_s
+
     def _look_for_hangs(self) -> None:
         working = self.state.alive - self.state.done
         if self.state.stage is not policy.Stage.RUNNING:
@@ -231,6 +239,8 @@ class _Supervision:
         membership = self._desk.state.membership
         pids = {rank: self._pids[rank] for rank in sorted(working) if rank in self._pids}
         self._deaths.look(pids)
+        if self._is_one_of_several:
+            return
         self._hangs.look(
             Scene(
                 pids,

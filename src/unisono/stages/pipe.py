@@ -33,7 +33,7 @@ from unisono.workers import futex
 from unisono.workers.meeting_point import SLEEP_AT_MOST_S, Departure, spin_s
 from unisono.workers.memory import ALIGNMENT_BYTES, aligned
 from unisono.workers.stage_wait import stage_wait_in_words
-from unisono.workers.team import Team
+from unisono.workers.team import StepBrokenError, Team
 from unisono.workers.waiting import ShownWait
 
 _HEADER = struct.Struct("<IIIIqqq")  # kind, dtype, dimensions, flags, shard, elements, phase
@@ -67,11 +67,8 @@ class MessageKind(enum.IntEnum):
 _ACTIVATIONS = (MessageKind.VALUE, MessageKind.GENERATORS)
 
 
-class ReplicaBrokenError(BaseException):
-    """A worker of this replica was lost, so that the step cannot be finished.
-
-    No :class:`Exception`: it passes through the program's loss function, to the step.
-    """
+class ReplicaBrokenError(StepBrokenError):
+    """A worker of this replica was lost."""
 
 
 class StageMessage(NamedTuple):

@@ -151,7 +151,9 @@ class StepEngine:
 
     def abandon(self) -> None:
         """Leave a step that cannot be finished. Collective."""
-        raise NotImplementedError("a step is abandoned where workers compute stages of a model")
+        self._bound.remove_placeholders()
+        self._bound.clear_gradients()
+        self._pending.losses.clear()
 
     def begin(self, step: int, first_shard: int) -> None:
         """Start a step.

@@ -30,7 +30,7 @@ from unisono.train.interrupts import Interrupts
 from unisono.train.out_of_memory import explained
 from unisono.train.run_context import RunContext
 from unisono.workers.launcher_messages import NoRecovery
-from unisono.workers.team import Team
+from unisono.workers.team import StepBrokenError, Team
 
 COST_AT_MOST = 0.01
 _POLL_S = 0.001
@@ -172,6 +172,7 @@ class Boundary:
         self.engine.timers.are_delays_sought = bool(planned & _WATCH)
         self._planned = BoundaryTasks(planned)
         self.is_between_steps = True
+        self._team.supervisor.can_go_back = False
 
     def act(self) -> bool:
         """Do what was planned before the next step. Collective.
@@ -183,8 +184,10 @@ class Boundary:
             CheckpointError: the optimizer has made state that cannot be kept.
         """
         planned, self._planned = self._planned, BoundaryTasks.NOTHING
+        self._team.supervisor.can_go_back = True
         if not self._exchange.is_lost:
-            self._carry_out(planned)
+            with suppress(StepBrokenError):  # then it is lost
+                self._carry_out(planned)
         if self._exchange.is_lost or not self._team.can_compute:
             self.go_back()
             return False
@@ -272,6 +275,8 @@ class Boundary:
         if not planned & BoundaryTasks.SNAPSHOT:
             return
         is_last = self._interrupts.asked_by is not None
+        if self._checkpoints is not None and self._checkpoints.is_on_each_host:
+            self._wait_for_disk()  # of this host; the leader has waited for its own
         slot = self._snapshot(wait=bool(planned & (BoundaryTasks.CHECKPOINT | BoundaryTasks.STOP)))
         if slot is None:
             return
@@ -288,7 +293,11 @@ class Boundary:
             self._exchange.hand_round()
             return True
         self._wait_for_disk()
-        slot = self._snapshot(wait=True)
+        slot = None
+        self._team.supervisor.can_go_back = True
+        with suppress(StepBrokenError):
+            slot = self._snapshot(wait=True)
+        self._team.supervisor.can_go_back = False
         if slot is None:
             return False
         self._exchange.hand_out()

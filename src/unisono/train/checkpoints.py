@@ -49,6 +49,9 @@ class Checkpoints:
         directory: the run directory.
         options: how often, how many stay, and whether to resume.
         say: shows messages to the user.
+
+    Attributes:
+        is_on_each_host: whether each of several hosts writes them to a directory of its own.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class Checkpoints:
         self._kept_step: int | None = None
         self._kept_by: int | None = None
         self._place: Place | None = None
-        self._is_kept_elsewhere = False
+        self._is_kept_elsewhere = self.is_on_each_host = False
 
     @property
     def kept_step(self) -> int | None:
@@ -121,13 +124,13 @@ class Checkpoints:
         self._use.take()
         self._claim()
         if self._options.resume == "never":
-            self._set_aside(-1)
+            self.set_aside(-1)
             return None
         snapshot, entry, passed_over = self._run_directory.newest(Snapshot.from_files, at_most)
         for other in passed_over:
             self._say(f"checkpoint {other.path.name} is passed over: {other.trouble}")
         if snapshot is None or entry is None:
-            self._set_aside(-1)
+            self.set_aside(-1)
             if num_restarts(os.environ) and not passed_over:
                 self._say(
                     f"the job was started again, but {self.directory} has no checkpoint to go on "
@@ -151,9 +154,27 @@ class Checkpoints:
                 f"a checkpoint must be of a place within an epoch of {plan.steps_per_epoch} steps, "
                 f"but {entry.path.name} is of {snapshot.facts['position']}: it was changed."
             )
-        self._set_aside(position.step)
+        self.set_aside(position.step)
         self._say(f"resuming from checkpoint {entry.path.name} in {self._run_directory.folder}")
         return FoundCheckpoint(str(entry.path), snapshot, is_ahead=False)
+
+    def held_here(self) -> dict[int, str]:
+        """Tell, as the first of a host with a directory of its own, what can be resumed there.
+
+        Returns:
+            By step, what tells the contents of each whole checkpoint apart.
+
+        Raises:
+            CheckpointError: another job uses the directory.
+            OSError: it cannot be read or written.
+        """
+        self._claim()
+        return {} if self._options.resume == "never" else self._run_directory.digests()
+
+    def set_aside(self, step: int) -> None:
+        """Set checkpoints of later steps than `step` aside; what follows is another past."""
+        for name in self._run_directory.set_aside(step):
+            self._say(f"checkpoint {name} is of another past and is set aside")
 
     def read(self, path: str) -> Snapshot:
         """Read a checkpoint that the leader has found.
@@ -194,7 +215,7 @@ class Checkpoints:
         self._is_kept_elsewhere = False
         self._kept_step, self._kept_at_s = step, time.monotonic()
         self._kept_by = self._team.membership.leader
-        if not self._team.is_leader:
+        if not (self._team.leads_host if self.is_on_each_host else self._team.is_leader):
             return
         kept = Kept.of(snapshots.places, slot, step, **self.facts)
         supervisor = self._team.supervisor
@@ -234,7 +255,3 @@ class Checkpoints:
         """Keep other jobs out of the directory as long as this one lasts."""
         if not self._team.supervisor.lock_directory(str(self.directory)):
             self._writer.locks.hold(self.directory)
-
-    def _set_aside(self, step: int) -> None:
-        for name in self._run_directory.set_aside(step):
-            self._say(f"checkpoint {name} is of another past and is set aside")

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
-from pathlib import Path
-
-from unisono.errors import CheckpointError
 from unisono.plan.hosts import parts_of_hosts, shards_for_hosts
 from unisono.train.run_options import RunOptions
 from unisono.workers.team import Team
@@ -54,34 +48,3 @@ def told_hosts(team: Team, num_shards: int) -> str:
     if better is None:
         return f"{told}: hosts with equally many workers would send less"
     return f"{told}: pass `shards={better}`, which changes the result as any other number does"
-
-
-def check_shared(team: Team, directory: Path) -> None:
-    """See that all hosts have the same run directory: one writes checkpoints, and all read them.
-
-    Collective: every rank calls it.
-
-    Raises:
-        CheckpointError: a host has another one; on every worker.
-    """
-    if len(team.hosts) == 1:
-        return
-
-    def leave_mark() -> bytes:
-        with contextlib.suppress(OSError):
-            fd, path = tempfile.mkstemp(prefix=".seen-by-all-hosts-", dir=directory)
-            os.close(fd)
-            return os.path.basename(path).encode()
-        return b"nothing could be written there"
-
-    mark = directory / team.hear_leader(leave_mark, "run directory").decode()
-    heard = team.gather(b"seen" if mark.exists() else b"", "run directory")
-    if team.is_leader:
-        mark.unlink(missing_ok=True)
-    apart = [rank for rank, seen in heard.items() if not seen]
-    if apart:
-        raise CheckpointError(
-            f"`directory` must be on a file system that all hosts share, but what rank 0 writes to "
-            f"{directory} is not there for ranks {apart}: pass a folder that is the same on every "
-            f"host."
-        )

@@ -109,7 +109,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             is_agreed = False
             if not boundary.act() or run.is_over(plan.totals):
                 # Who has joined there, in the place of a lost stage, comes behind that, too.
-                is_agreed = boundary.engine.is_staged
+                is_agreed = run.team.needs_all
                 continue
             if balance.is_needed:
                 balance.before_step()
@@ -119,7 +119,7 @@ def steps_of(run: RunContext, plan: LoopPlan, fetch: Fetch) -> Generator[Step, N
             step.check_finished()
             if not step.is_done:
                 boundary.undo()
-                is_agreed = boundary.engine.is_staged
+                is_agreed = run.team.needs_all
                 continue
             if balance.is_needed:
                 balance.after_step(step.num_samples)
@@ -239,5 +239,7 @@ def _begin(run: RunContext, boundary: Boundary) -> None:
         if run.checkpoints is not None:
             run.say(f"{trouble}; without it a run that is resumed has other learning rates.")
     if boundary.begin():
-        where = {"directory": None} if run.checkpoints is None else run.checkpoints.facts
+        # Of several hosts, no launcher can write a last checkpoint by itself.
+        is_kept = run.checkpoints is not None and len(run.team.hosts) == 1
+        where = run.checkpoints.facts if run.checkpoints and is_kept else {"directory": None}
         run.joint_calls.note_loop({**boundary.facts, **where})

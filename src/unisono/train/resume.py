@@ -9,7 +9,7 @@ from typing import Any
 from unisono.errors import CheckpointError
 from unisono.state.saved import Snapshot, bytes_at_most
 from unisono.train.checkpoints import Checkpoints, FoundCheckpoint
-from unisono.train.host_checks import check_shared
+from unisono.train.host_directories import settle_directory
 from unisono.train.identity import identity
 from unisono.train.loop_plan import LoopPlan
 from unisono.train.run_context import RunContext
@@ -36,6 +36,7 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
     if run.is_ahead and plan.totals.are_passed(kept.position):
         return
     kept.given.look()
+    settle_directory(run)
     found: FoundCheckpoint | None = None
 
     def speak() -> bytes:
@@ -50,7 +51,6 @@ def resume(run: RunContext, plan: LoopPlan) -> None:
     if "mistake" in answer:
         raise ValueError(answer["mistake"])
     checkpoints.go_to(answer["directory"])
-    check_shared(run.team, checkpoints.directory)
     checkpoints.begin(None)
     is_ahead: bool = answer.get("is_ahead", False)
     if "path" in answer:

@@ -83,14 +83,14 @@ class _Judgement:
         # Nobody knows in which phase a worker waited for a core.
         excess = [one.excess_s for one in compared] - median_of(self._calm_delays)
         at = int(excess.argmax())
-        one, rank, excess_s = compared[at], window.ranks[at], float(excess[at])
+        one, excess_s = compared[at], float(excess[at])
         if excess_s < self._least_s(float(one.expected.sum())):
             yield from self._slow_core([one.core for one in compared])
         elif one.is_sure:
             phases = tuple(COLUMNS[column] for p in one.longest for column in self._phases[p])
             than = "is usual for its shards" if self._are_uneven else "the others"
             sentence = (
-                f"worker {rank} is slow in {_told_phases(phases)}: {milliseconds(one.own_s)} a "
+                f"{self._who(at)} is slow in {_told_phases(phases)}: {milliseconds(one.own_s)} a "
                 f"step, {milliseconds(excess_s)} more than {than}"
             )
             cause, remedy = SlowdownCause.WORKER, _remedy(phases[0], window)
@@ -98,18 +98,22 @@ class _Judgement:
 
     def _slow_core(self, factors: list[float]) -> Iterator[Slowdown]:
         at = int(np.argmax(factors))
-        work_s, rank = float(median_of(self._work[:, at])), self._window.ranks[at]
+        work_s = float(median_of(self._work[:, at]))
         excess_s = work_s * (1 - 1 / factors[at])
         is_last = (self._work.argmax(axis=1) == at).mean() >= NEARLY_ALL
         if not is_last or excess_s < self._least_s(work_s - excess_s):
             return
         where = "core" if self._window.is_on_host else "core or device"
         sentence = (
-            f"everything takes worker {rank} {factors[at]:.2f} times as long as the others, "
+            f"everything takes {self._who(at)} {factors[at]:.2f} times as long as the others, "
             f"{milliseconds(excess_s)} more a step: it has a slower {where}"
         )
         remedy = f"look at what else runs on its {where}; virtual cores may share a real one"
         yield self._finding(SlowdownCause.CORE, excess_s, sentence, remedy, at=at)
+
+    def _who(self, at: int) -> str:
+        hosts = self._window.hosts
+        return f"worker {self._window.ranks[at]}" + (f" (host {hosts[at]})" if hosts else "")
 
     def _uneven(self) -> Iterator[Slowdown]:
         window, weights = self._window, self._weights

@@ -154,12 +154,12 @@ class SpeedWatch:
         return self._clock() - self._begun_s
 
     def _look_at_machine(self) -> None:
-        pids = [self._team.pid(rank) for rank in self._team.membership.ranks]
+        pids = [self._team.pid(rank) for rank in self._team.neighbours]
         self._machine = self._load.look([pid for pid in pids if pid is not None])
 
     def _window(self) -> StepWindow:
         run, exchange = self._run, self._engine.exchange
-        ranks = self._team.membership.ranks
+        ranks, hosts = self._team.membership.ranks, self._team.hosts
         parts_of = exchange.division.parts_of
         speeds = run.kept.last.get(SPEEDS)
         return StepWindow(
@@ -173,4 +173,5 @@ class SpeedWatch:
             threads_per_worker() > 1,
             run.device.is_host,
             int(self._plan.loader_workers),
+            tuple(at for at, host in enumerate(hosts) for _ in host) if len(hosts) > 1 else (),
         )

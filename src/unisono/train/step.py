@@ -15,7 +15,6 @@ from unisono.errors import NonFiniteLossError
 from unisono.exchange.carried_states import CarriedStates
 from unisono.notices import listed
 from unisono.plan.samples import SamplePlan
-from unisono.stages.pipe import ReplicaBrokenError
 from unisono.state.position import Position
 from unisono.step.non_finite import NonFiniteCause
 from unisono.step.phase_timers import Phase
@@ -23,6 +22,7 @@ from unisono.train.boundary import Boundary
 from unisono.train.failures import note_place, samples_in_words
 from unisono.train.several_models import members_named
 from unisono.train.whole_batch import Embed, Features, WholeBatch, WholeBatchLoss, gathered
+from unisono.workers.team import StepBrokenError
 
 _MIXED = "all tensors to be on the same device"  # as torch says it
 
@@ -402,14 +402,14 @@ class Step:
         if error is not None or not self._have_all_arrived:
             self._engine.end_passes()
         self.model = self._engine.model
-        if isinstance(error, (ReplicaBrokenError, StepUndoneError)):
-            if isinstance(error, ReplicaBrokenError):
+        if isinstance(error, (StepBrokenError, StepUndoneError)):
+            if isinstance(error, StepBrokenError):
                 self._abandon()
             return True
         try:
             if not self._turn:
                 self._finish(error)
-        except ReplicaBrokenError:
+        except StepBrokenError:
             self._abandon()
         if error is None and self.is_done:
             if self._turn:

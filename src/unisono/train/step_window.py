@@ -42,6 +42,8 @@ class StepWindow:
     # whether passes run on the CPU; elsewhere they end when the host waits for them
     is_on_host: bool = True
     loader_workers: int = 0  # loader processes a worker
+    # which host each is on, in the order of `ranks`, where there are several; else empty
+    hosts: tuple[int, ...] = ()
 
     @property
     def weights(self) -> Seconds:

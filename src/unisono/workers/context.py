@@ -12,7 +12,7 @@ from unisono.workers.launcher_link import LauncherLink, has_launcher
 from unisono.workers.launcher_messages import ComputesOn
 from unisono.workers.single_process import SingleProcess
 from unisono.workers.supervisor import Supervisor
-from unisono.world import WORKERS_PER_GPU_VARIABLE, World, num_stages, world
+from unisono.world import HOSTS_VARIABLE, WORKERS_PER_GPU_VARIABLE, World, num_stages, world
 
 if TYPE_CHECKING:
     from unisono.workers.joint_calls import JointCalls
@@ -37,7 +37,7 @@ class Context:
     def launcher(self) -> LauncherLink | None:
         """Our launcher, if it started this very process."""
         if self._link is None and has_launcher():
-            self._link = LauncherLink()
+            self._link = _link()
         return self._link
 
     def tell_device(self, name: str, model: str) -> None:
@@ -125,10 +125,19 @@ class Context:
             supervisor = link or ExternallyLaunched.meet(self.rendezvous(), here)
             if link is not None:
                 link.control.take_seat(here.rank)
+                link.connect()
             faults = Faults.from_environment(os.environ, here.rank, supervisor.incarnation)
             stages = num_stages(os.environ, here.world_size)
             self._joined[here] = JointCalls(Team(supervisor, faults, stages))
         return self._joined[here]
+
+
+def _link() -> LauncherLink:
+    if HOSTS_VARIABLE not in os.environ:
+        return LauncherLink()
+    from unisono.workers.host_member import HostMember
+
+    return HostMember()
 
 
 def context() -> Context:

@@ -111,6 +111,7 @@ class ControlBlock:
         starts = [
             _HEAD_BYTES + rank * _LINE_BYTES + RankLine.times.offset for rank in range(world_size)
         ]
+        self._mail_at = _HEAD_BYTES + world_size * _LINE_BYTES
         self._times_at = [(start, start + _TOLD.size) for start in starts]
 
     @classmethod
@@ -272,7 +273,7 @@ class ControlBlock:
             self.fd = -1
 
     def _mailbox(self, rank: int) -> int:
-        return _HEAD_BYTES + self.world_size * _LINE_BYTES + rank * MAILBOX_BYTES
+        return self._mail_at + rank * MAILBOX_BYTES
 
 
 def control_block_bytes(world_size: int) -> int:

@@ -144,15 +144,17 @@ def _check_hosts(ranks_of_host: tuple[tuple[int, ...], ...], here: World) -> str
 def _seated(rendezvous: Rendezvous, links: HostLinks | None) -> ControlBlock:
     """Share the control block that a host's first rank makes. Collective: every rank calls it."""
     places = rendezvous.places
-    num_bytes, first = control_block_bytes(places.world_size), places.local_ranks[0]
+    num_bytes, first = control_block_bytes(places.local_size), places.local_ranks[0]
     fd = create_memory(MEMORY_NAME, num_bytes) if places.rank == first else -1
     its_pid, its_fd = rendezvous.gather("unisono.Trainer", [os.getpid(), fd])[first]
     if places.rank != first:
         fd = _open(its_pid, its_fd, MEMORY_NAME, num_bytes)
+    control: ControlBlock
     if links is None:
         control = ControlBlock(fd, places.world_size)
     else:
-        control = HostsControlBlock(fd, places, links)
+        control = among_hosts = HostsControlBlock(fd, places)
+        among_hosts.connect(links)
     control.take_seat(places.rank)
     # Once everybody has mapped it nobody needs to find it any more.
     rendezvous.gather("unisono.Trainer", None)

@@ -8,6 +8,7 @@ older view overwrites a newer one.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 from unisono.workers.control_block import ControlBlock, RankLine
 from unisono.workers.host_links import HostLinks
@@ -23,22 +24,36 @@ class HostsControlBlock(ControlBlock):
     """A control block of which other hosts see this worker's line. Final.
 
     Args:
-        fd: the memory that the workers of this host share; see :class:`ControlBlock`.
+        fd: the memory that the workers of this host share, made for so many; see
+            :class:`ControlBlock`.
         places: who is where.
-        links: to the workers of other hosts.
+        are_replaced: whether a worker that dies is made up for.
     """
 
-    def __init__(self, fd: int, places: RankPlaces, links: HostLinks) -> None:
-        super().__init__(fd, places.world_size)
-        self._rank, self._links = places.rank, links
+    def __init__(self, fd: int, places: RankPlaces, *, are_replaced: bool = False) -> None:
+        here = places.local_ranks
+        super().__init__(fd, len(here))
+        self.world_size = places.world_size
+        self._rank, self._links = places.rank, HostLinks({})
         self._mail, self._put = b"", [b"", b""]
         self._came: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
+        self._dead = Departure.LOST if are_replaced else Departure.DIED
         # Mapped for this process alone.
         self._far = ControlBlock(-1, places.world_size)
-        here = places.local_ranks
         self._far_ranks = frozenset(range(places.world_size)) - frozenset(here)
-        for rank in self._far_ranks:
-            self.lines[rank] = self._far.lines[rank]
+        self._at = {rank: at for at, rank in enumerate(here)}
+        own, self.lines = self.lines, list(self._far.lines)
+        self.lines[here[0] : here[-1] + 1] = own
+
+    def connect(self, links: HostLinks, arrivals: int = 0) -> None:
+        """Hear from workers of other hosts; before, all have come to so many meetings."""
+        self._links.close()
+        self._links = links
+        self._mail, self._put = b"", [b"", b""]
+        for came in self._came:
+            came.clear()
+        for rank in (*self._far_ranks, self._rank):
+            self.come_back(rank, arrivals)
 
     def meeting_point(
         self, rank: int, waiter: Waiter, notice_after_s: float | None = None
@@ -58,7 +73,7 @@ class HostsControlBlock(ControlBlock):
             if isinstance(said, bytes):
                 self._take(rank, said)
             elif self.departure(rank) == Departure.PRESENT:
-                self.leave(rank, said)
+                self.leave(rank, self._dead if said == Departure.DIED else said)
 
     def is_far(self, rank: int) -> bool:
         """Tell whether a worker is on another host."""
@@ -68,16 +83,22 @@ class HostsControlBlock(ControlBlock):
         """See :class:`ControlBlock`."""
         if rank in self._far_ranks:
             return self._far.times(rank, step)
-        return super().times(rank, step)
+        return super().times(self._at[rank], step)
+
+    def set_times(self, rank: int, step: int, times: Sequence[float]) -> None:
+        """See :class:`ControlBlock`."""
+        super().set_times(self._at[rank], step, times)
 
     def post(self, rank: int, message: bytes) -> None:
         """See :class:`ControlBlock`."""
-        super().post(rank, message)
+        super().post(self._at[rank], message)
         self._mail = message
 
     def posted(self, rank: int) -> bytes:
         """See :class:`ControlBlock`."""
-        return self._far.posted(rank) if rank in self._far_ranks else super().posted(rank)
+        if rank in self._far_ranks:
+            return self._far.posted(rank)
+        return super().posted(self._at[rank])
 
     def put_beside(self, which: int, data: bytes) -> None:
         """See :class:`ControlBlock`."""

@@ -51,7 +51,7 @@ def has_launcher() -> bool:
 
 
 class LauncherLink(Supervisor):
-    """The end of a worker that our launcher has started. Final; a process has one.
+    """The end of a worker that our launcher has started; a process has one.
 
     It takes over the descriptors that the environment names.
     """
@@ -62,7 +62,7 @@ class LauncherLink(Supervisor):
         self.world = world()
         control_fd = int(os.environ[CONTROL_VARIABLE])
         os.set_inheritable(control_fd, False)
-        self.control = ControlBlock(control_fd, self.world.world_size)
+        self.control = self._map(control_fd)
         self.store_fd = int(os.environ[STORE_VARIABLE])
         os.set_inheritable(self.store_fd, False)
         self.incarnation = int(os.environ.get(INCARNATION_VARIABLE, "0"))
@@ -71,6 +71,12 @@ class LauncherLink(Supervisor):
         self._lock = threading.RLock()
         self._key_of_fd: dict[int, int] = {}
         self._unused: deque[int] = deque()
+
+    def _map(self, fd: int) -> ControlBlock:
+        return ControlBlock(fd, self.world.world_size)
+
+    def connect(self) -> None:
+        """Reach the workers of other hosts: there are none."""
 
     def tell(self, message: messages.Told) -> None:
         """Send a message that needs no answer."""

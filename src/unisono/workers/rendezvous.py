@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.errors import PeerLostError
 from unisono.timeouts import RENDEZVOUS
+from unisono.workers.attempts import Attempts
 from unisono.workers.gathering import Gathering
 from unisono.workers.job_store import (
     announced_store,
@@ -203,24 +204,36 @@ def meet(here: World, environ: Mapping[str, str], timeout_s: float) -> Rendezvou
     job = job_name(environ, here, session=os.getsid(0))
     where = f"{_WHERE} of their job (started by {here.started_by}, {job.told})"
     with _store(job, here, environ, where, timeout_s) as (store, advice, is_held):
-        # Counted in the store: it may outlive this process, and another program may then use it.
-        # For each attempt anew: in one that failed, ranks need not have come equally often. But
-        # torchrun's agents count attempts each for itself, not alike on several hosts.
-        counts_alike = not has_agent(environ) or here.local_world_size == here.world_size
-        attempt = f"unisono/{num_restarts(environ) if counts_alike else 0}"
-        number = store.add(f"{attempt}/arrivals of {here.rank}", 1)
-        own = prefixed(f"{attempt}/{number}", store)
-        processes = _Processes(here.rank, where)
+        # It may outlive this process, and another program may then use it. In an attempt that
+        # failed, ranks need not have come equally often.
+        processes, look = _Processes(here.rank, where), _look_on
+        if has_agent(environ) and here.local_world_size != here.world_size:
+            attempts = Attempts(prefixed("unisono", store), here.rank, here.world_size)
+            number, look = attempts.join(where, timeout_s, advice), attempts.answer
+            own = prefixed(f"unisono/attempt {number}", store)
+        else:
+            attempt = f"unisono/{num_restarts(environ)}"
+            number = store.add(f"{attempt}/arrivals of {here.rank}", 1)
+            own = prefixed(f"{attempt}/{number}", store)
+
+        def look_around(heard: Mapping[int, Any], missing: Sequence[int], waited_s: float) -> None:
+            look()
+            processes.look(heard, missing, waited_s)
+
         gathering = Gathering(
             *(own, here.rank, here.world_size),
             where=where,
             timeout_s=timeout_s,
-            look=processes.look,
+            look=look_around,
             advice=advice,
             is_held=is_held,
         )
         processes.hear(enumerate(gathering.gather("process", processes.mine)))
     return Rendezvous(own, processes.places, processes.has_ended, is_held=is_held)
+
+
+def _look_on() -> None:
+    """Where attempts are counted alike, nobody has to answer."""
 
 
 def of_launcher(link: LauncherLink) -> Rendezvous:

@@ -37,6 +37,11 @@ class Supervisor(Protocol):
         explains_waits: whether somebody else says so when a wait takes long.
         ranks_of_host: the ranks of each of several hosts; empty: all are on this one.
         address: where other hosts reach this one, if there are any.
+        can_go_back: whether all may go back to a snapshot just now, where that is how a lost
+            worker is made up for.
+        newest_snapshot: tells the number of the newest that is known to be whole; None: there are
+            none.
+        agreed_snapshot: the number of that to which all go back.
     """
 
     world: World
@@ -47,6 +52,9 @@ class Supervisor(Protocol):
     explains_waits: bool = False
     ranks_of_host: tuple[tuple[int, ...], ...] = ()
     address: str = ""
+    can_go_back: bool = False
+    newest_snapshot: Callable[[], int] | None = None
+    agreed_snapshot: int = 0
 
     def memory(self, key: int, num_bytes: int, gather: Gather) -> Memory:
         """Share memory with every worker that asks with the same `key`; zero at first.

@@ -28,6 +28,13 @@ _SAME_PROGRAM = "give every worker the same program and the same data"
 _LAST, _MORE = b"\0", b"\1"
 
 
+class StepBrokenError(BaseException):
+    """A worker was lost, so that the step under way cannot be finished: the run goes back.
+
+    No :class:`Exception`: it passes through the program's functions, to the step.
+    """
+
+
 class Team:
     """The workers of a job, on one host or several. Final; see :class:`.context.Context`.
 
@@ -80,7 +87,7 @@ class Team:
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """The members on each host."""
-        # Where there are several, nobody is left behind or replaced.
+        # Where there are several, nobody is left behind.
         return self.supervisor.ranks_of_host or (self.membership.ranks,)
 
     @property
@@ -117,6 +124,11 @@ class Team:
         return tuple(range(first, first + self.num_stages))
 
     @property
+    def needs_all(self) -> bool:
+        """Whether a step that has lost a worker is begun again, once all are there."""
+        return self.num_stages > 1 or len(self.hosts) > 1
+
+    @property
     def can_compute(self) -> bool:
         """Whether no stage is missing: nobody else can compute the shards of one."""
         return self.num_stages == 1 or self.size == self.world.world_size
@@ -129,6 +141,9 @@ class Team:
 
         Returns:
             Whether all came; False if somebody was lost, and :attr:`membership` is another one now.
+
+        Raises:
+            StepBrokenError: somebody was lost and is replaced, where workers are on several hosts.
         """
         self.come(purpose)
         return self.wait()
@@ -146,6 +161,8 @@ class Team:
         while not self._barrier.wait():
             all_came = False
             self._stop(between_steps=False)
+            if len(self.hosts) > 1:
+                raise StepBrokenError
         return all_came
 
     def pause(self) -> None:

@@ -1,6 +1,7 @@
 """Train a small model on every worker; say what it has come to, and how long steps have taken."""
 
 import argparse
+import os
 import time
 
 import torch
@@ -18,10 +19,15 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=8)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--slow", type=int, help="a rank whose forward passes take longer")
     parser.add_argument("--directory")
     parser.add_argument("--exchange", default="auto")
     parser.add_argument("--optimizer", choices=("adamw", "normed"), default="adamw")
+    parser.add_argument("--fails-once", help="a file: rank 3 ends before all else, and makes it")
     given = parser.parse_args()
+    if given.fails_once and os.environ["RANK"] == "3" and not os.path.exists(given.fails_once):
+        open(given.fails_once, "w").close()
+        raise SystemExit(1)
     torch.manual_seed(0)
     model = Cnn() if given.model == "cnn" else Gpt(given.width)
     optimizer = {"adamw": torch.optim.AdamW, "normed": Normed}[given.optimizer](
@@ -41,6 +47,7 @@ def main() -> None:
     for step in run.steps(model.data(seed=0), batch_size=32, steps=given.steps):
         with step:
             for inputs, targets in step.shards:
+                time.sleep(0.02 * (run.world.rank == given.slow))
                 step.backward(nn.functional.cross_entropy(model(inputs), targets))
         time.sleep(given.pause)
         print(f"rank {run.world.rank} step {run.position.step}", flush=True)
