@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from unisono.ddp.distributed_sampler import DistributedSampler
     from unisono.ddp.init import init
     from unisono.ddp.module import DistributedDataParallel
+    from unisono.exchange.slow_link import Bf16Gradients
     from unisono.stages.split import split
     from unisono.state.load import load_model
     from unisono.train.run import Run
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 _register_backend()
 
 _LOADED_ON_FIRST_USE = {
+    "Bf16Gradients": "unisono.exchange.slow_link",
     "DataParallel": "unisono.data_parallel.data_parallel",
     "DistributedDataParallel": "unisono.ddp.module",
     "DistributedSampler": "unisono.ddp.distributed_sampler",
@@ -63,6 +65,7 @@ _LOADED_ON_FIRST_USE = {
 }
 
 __all__ = [
+    "Bf16Gradients",
     "CallbackError",
     "CheckpointError",
     "CorruptionError",

@@ -25,10 +25,14 @@ from unisono.errors import UnisonoError
 from unisono.exchange.bucket_layout import lay_out_lane
 from unisono.exchange.bucket_pipeline import BucketPipeline
 from unisono.exchange.communicator import BrokenError, Communicator
+from unisono.exchange.compressed_sums import CompressedSum, SumPlan, compressed_sum
 from unisono.exchange.connecting import stand_by
 from unisono.exchange.gloo_communicator import GlooCommunicator
 from unisono.exchange.host_parts import HostParts
+from unisono.exchange.lane_transfers import LaneTransfers
+from unisono.exchange.link_state import LinkState
 from unisono.exchange.shared import SharedExchange
+from unisono.plan.groups import groups_on
 from unisono.plan.slices import cut
 from unisono.plan.summation import Node, parts_of
 
@@ -64,8 +68,13 @@ class HostsExchange(SharedExchange):
 
     def add_up(self, purpose: str) -> tuple[bool, ...]:
         """See :class:`Exchange`."""
-        self._host_parts.add_up()
         communicator = self._communicator
+        if self._link is not None:
+            present = self._sum.add()
+            if communicator is not None and self._team.leads_host:
+                self._send_buffers(communicator)
+            return present
+        self._host_parts.add_up()
         if communicator is not None and self._pipeline is not None:
             self._pipeline.begin()
             self._pipeline.finish(communicator)
@@ -80,6 +89,16 @@ class HostsExchange(SharedExchange):
         for piece, total in zip(self.pieces, self.totals, strict=True):
             everywhere.piece(piece.index, piece.start, piece.stop).copy_(total)
         return super().all_sums(purpose)
+
+    def collect(self) -> None:
+        """See :class:`Exchange`."""
+        if not isinstance(self._sum, CompressedSum):
+            return
+        if self._communicator is not None:
+            for host in range(len(self._team.hosts)):
+                for tensor in self._sum.kept_by(host):
+                    self._send_from(host, tensor.view(torch.uint8), self._communicator)
+        self._team.meet("state of a slow link")
 
     def hand_round(self) -> None:
         """See :class:`Exchange`; one worker of each host has the state."""
@@ -130,6 +149,9 @@ class HostsExchange(SharedExchange):
         team, division, arena = self._team, self.division, self.memory.arena
         lane, numels = self._lane, [parameter.numel() for parameter in self.parameters]
         self.pieces = [] if lane is None else cut(numels, self._num_lanes)[lane]
+        if self._link is not None:
+            self._plan_compressed(self._link)
+            return
         held = [self._parts_on(ranks) for ranks in team.hosts]
         self._host_parts = HostParts(arena, held, team.host, division.parts, self.pieces)
         self.totals = []
@@ -142,6 +164,16 @@ class HostsExchange(SharedExchange):
                 self._pipeline.totals[piece.index][piece.start : piece.stop]
                 for piece in self.pieces
             ]
+
+    def _plan_compressed(self, link: LinkState) -> None:
+        """Be ready to add up groups, of which each host has some."""
+        team, division, connected = self._team, self.division, self._communicator
+        lane = None if connected is None else LaneTransfers(connected, self._check)
+        held = groups_on(division.groups, len(team.hosts))
+        arena = self.memory.arena
+        plan = SumPlan(arena, link, division.parts, self.pieces, held, team.host, lane)
+        self._sum = compressed_sum(plan)
+        self.totals = self._sum.totals
 
     def _parts_on(self, ranks: Sequence[int]) -> list[Node]:
         """List the maximal sub-trees inside of a host's shards, which are neighbours."""

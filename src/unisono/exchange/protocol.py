@@ -27,11 +27,14 @@ from torch.optim import Optimizer
 from unisono.device import Device, host
 from unisono.errors import CheckpointError
 from unisono.exchange.buffers import Buffers
+from unisono.exchange.compressed_sums import CompressedSum
 from unisono.exchange.division import Division
 from unisono.exchange.homes import Homes, StateKeys
+from unisono.exchange.link_state import LinkState
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Gradients, Parts
 from unisono.exchange.run_memory import RunMemory, plan_of
+from unisono.plan.groups import groups_of
 from unisono.plan.slices import Piece
 from unisono.plan.summation import Node
 from unisono.state.contents import named_parameters, updated_parameters
@@ -39,6 +42,9 @@ from unisono.state.optimizer_state import apply_state, check_told, group_options
 from unisono.state.saved import apply_groups
 from unisono.workers.launcher_messages import Live
 from unisono.workers.team import Team
+
+# Of what a slow link keeps: beside the memory of loops, and of what is beside those.
+_LINK_KEY = 3 << 30
 
 
 class Exchange(ABC):
@@ -53,6 +59,7 @@ class Exchange(ABC):
         new_key: names the memory, where a new one is needed.
         previous: the memory of an earlier loop of the same run.
         live: how this worker joins a loop that the others are in; None: it begins with them.
+        link: what is kept where a slow link is between groups of shards; None: none is.
 
     Attributes:
         device: where this worker computes.
@@ -83,7 +90,7 @@ class Exchange(ABC):
     pieces: Sequence[Piece]
     totals: Sequence[torch.Tensor]
     whole: list[torch.Tensor]
-    _sum: OrderedSum
+    _sum: OrderedSum | CompressedSum
 
     def __init__(
         self,
@@ -96,7 +103,9 @@ class Exchange(ABC):
         new_key: int,
         previous: RunMemory | None = None,
         live: Live | None = None,
+        link: LinkState | None = None,
     ) -> None:
+        self._link = link
         self._model, self._optimizer, self._team = model, optimizer, team
         self.device = device or host()
         self.copies = self.device.copies()
@@ -118,9 +127,15 @@ class Exchange(ABC):
         )
         self.buffers.bind(self.memory.arena)
         self._parts = Parts(self.memory.arena)
+        groups: Sequence[Node] = ()
+        if link is not None:
+            arena = self.memory.arena
+            key, is_joining = arena.key + _LINK_KEY, loop is not None
+            link.bind(team, key, arena.plan.parameters, is_joining=is_joining)
+            groups = groups_of(shards, link.num_groups)
         self._bind(keys, None if loop is None else live)
         self.trust_leader()
-        self.division = Division(team, shards, [p.numel() for p in self.parameters])
+        self.division = Division(team, shards, [p.numel() for p in self.parameters], groups)
         self._plan_sum()
 
     @property
@@ -232,6 +247,10 @@ class Exchange(ABC):
         """
         return self._team.meet(purpose)
 
+    def collect(self) -> None:
+        """Bring what other hosts alone have to this one, for a snapshot. Collective."""
+        return  # here there is none
+
     def save(
         self, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, alone: bool = False
     ) -> int:
@@ -327,6 +346,8 @@ class Exchange(ABC):
         for parameter in self._all:
             parameter.grad = None
         self.buffers.unbind()
+        if self._link is not None:
+            self._link.unbind()
 
     def _describe(
         self, slot: int, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from unisono.exchange.compressed_sums import SumPlan, compressed_sum
 from unisono.exchange.homes import Homes, StateKeys, plan_state
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.protocol import Exchange
@@ -86,7 +87,14 @@ class SharedExchange(Exchange):
 
     def _plan_sum(self) -> None:
         division = self.division
-        self._sum = OrderedSum(self._parts, division.parts, division.num_shards, division.pieces)
+        if self._link is not None:
+            held, pieces = [division.groups], division.pieces
+            plan = SumPlan(self.memory.arena, self._link, division.parts, pieces, held, 0, None)
+            self._sum = compressed_sum(plan)
+        else:
+            self._sum = OrderedSum(
+                self._parts, division.parts, division.num_shards, division.pieces
+            )
         self.pieces, self.totals = self._sum.pieces, self._sum.totals
 
     def _begin(self) -> None:

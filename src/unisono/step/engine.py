@@ -445,6 +445,7 @@ class StepEngine:
             The slot; None if meanwhile the leader was lost with what it alone had.
         """
         while not self.exchange.is_lost:
+            self.exchange.collect()
             facts, tensors = describe() if self._team.leads_host else ({}, {})
             slot = self.exchange.save(facts, tensors)
             self._team.faults.meet("snapshot", step)

@@ -191,6 +191,7 @@ def _engine(run: RunContext, plan: LoopPlan, live: Live | None, timers: PhaseTim
         new_key=run.joint_calls.new_key(),
         previous=run.memory,
         live=live,
+        link=run.link,
     )
     run.memory = exchange.memory
     options: dict[str, Any] = {

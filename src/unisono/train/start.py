@@ -120,7 +120,7 @@ def _tell_inexact(run: RunContext) -> None:
 
 def _tell_hosts(run: RunContext, plan: LoopPlan) -> None:
     """Say once that another number of shards would send less between hosts."""
-    line = told_hosts(run.team, plan.samples.shards)
+    line = "" if run.link is not None else told_hosts(run.team, plan.samples.shards)
     if line and not run.has_told_hosts:
         run.has_told_hosts = True
         if run.team.position == 0:

@@ -22,6 +22,7 @@ from unisono.data.data_reading import Reading
 from unisono.data.epoch_order import Sampler
 from unisono.device import AUTO
 from unisono.exchange.carried_states import CarriedStates
+from unisono.exchange.slow_link import SlowLink
 from unisono.stages.stage_worker import BY_MEMORY, Balance
 from unisono.state.digest import digest_of_weights
 from unisono.state.weights import check_weights, save_weights
@@ -140,6 +141,8 @@ class Trainer:
             comes back detached. It is kept with the run. Samples must come in an order in which
             each row of a batch continues that row of the batch before, see
             ``unisono.data.continuing_rows``.
+        slow_link: how less is sent between hosts: ``unisono.Bf16Gradients()``. It changes the
+            result, which is the same for any number of workers. None: all is exact.
         callbacks: see `unisono.callbacks`. Progress is always shown, and with `directory` there
             is always an event file.
 
@@ -186,6 +189,7 @@ class Trainer:
         closure: bool | None = None,
         embed: Loss | None = None,
         carry: bool = False,
+        slow_link: SlowLink | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
         check_loss(loss, carry=carry is True)

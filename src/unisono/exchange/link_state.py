@@ -1,0 +1,90 @@
+"""What a slow link keeps from step to step, such as what rounding has taken from gradients.
+
+For each label a tensor like each parameter, in memory that the workers of a host share: each writes
+its pieces. Snapshots have all of them, as this is an object with a state in ``run.state``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from unisono.exchange.arena import Region, Slot, size_of
+from unisono.exchange.slow_link import SlowLink
+from unisono.plan.slices import Piece
+from unisono.workers.team import Team
+
+
+class LinkState:
+    """What is kept for one run. Final.
+
+    Args:
+        link: how less is sent, with its number of groups.
+    """
+
+    def __init__(self, link: SlowLink) -> None:
+        self.link = link
+        self._kept: dict[str, dict[str, torch.Tensor]] = {}
+        self._regions: dict[str, Region] = {}
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups of shards there are."""
+        assert self.link.groups is not None
+        return self.link.groups
+
+    def bind(self, team: Team, key: int, slots: Sequence[Slot], *, is_joining: bool) -> None:
+        """Begin a loop; the others have to be met before anybody changes anything. Collective.
+
+        Args:
+            team: the workers.
+            key: names the memory.
+            slots: of the parameters.
+            is_joining: whether the others use the memory already.
+        """
+        labels, size = self.link.labels(len(slots)), size_of(slots)
+        memory = team.memory(key, max(1, len(labels) * size))
+        self._regions = {label: Region(memory, at * size, slots) for at, label in enumerate(labels)}
+        if not is_joining:
+            self._put(self._kept)
+
+    def unbind(self) -> None:
+        """Have all values here, at a loop's end; not collective."""
+        if self._regions:
+            self._kept = {
+                label: {name: value.clone() for name, value in values.items()}
+                for label, values in self.state_dict().items()
+            }
+            self._regions = {}
+
+    def pieces(self, label: str, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """View pieces of what is kept under a label, as vectors."""
+        region = self._regions[label]
+        return [region.piece(piece.index, piece.start, piece.stop) for piece in pieces]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give all values, by label and parameter; to be called between two steps."""
+        if not self._regions:
+            return self._kept
+        return {
+            label: {
+                slot.name: value for slot, value in zip(region.slots, region.tensors(), strict=True)
+            }
+            for label, region in self._regions.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over all values; what another link has kept is dropped."""
+        self._kept = {label: dict(values) for label, values in state.items()}
+        self._put(self._kept)
+
+    def _put(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Set what is bound; every worker of a host writes the same."""
+        for label, region in self._regions.items():
+            values = state.get(label, {})
+            for slot, there in zip(region.slots, region.tensors(), strict=True):
+                value = values.get(slot.name)
+                if value is not None and value.shape == there.shape:
+                    there.copy_(value)
