@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from unisono.ddp.distributed_sampler import DistributedSampler
     from unisono.ddp.init import init
     from unisono.ddp.module import DistributedDataParallel
-    from unisono.exchange.slow_link import Bf16Gradients
+    from unisono.exchange.slow_link import Bf16Gradients, DiLoCo
     from unisono.stages.split import split
     from unisono.state.load import load_model
     from unisono.train.run import Run
@@ -53,6 +53,7 @@ _register_backend()
 _LOADED_ON_FIRST_USE = {
     "Bf16Gradients": "unisono.exchange.slow_link",
     "DataParallel": "unisono.data_parallel.data_parallel",
+    "DiLoCo": "unisono.exchange.slow_link",
     "DistributedDataParallel": "unisono.ddp.module",
     "DistributedSampler": "unisono.ddp.distributed_sampler",
     "Run": "unisono.train.run",
@@ -71,6 +72,7 @@ __all__ = [
     "CorruptionError",
     "DataFormatError",
     "DataParallel",
+    "DiLoCo",
     "DistributedDataParallel",
     "DistributedSampler",
     "DownloadError",

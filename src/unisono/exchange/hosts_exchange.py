@@ -25,7 +25,7 @@ from unisono.errors import UnisonoError
 from unisono.exchange.bucket_layout import lay_out_lane
 from unisono.exchange.bucket_pipeline import BucketPipeline
 from unisono.exchange.communicator import BrokenError, Communicator
-from unisono.exchange.compressed_sums import CompressedSum, SumPlan, compressed_sum
+from unisono.exchange.compressed_sums import CompressedSum
 from unisono.exchange.connecting import stand_by
 from unisono.exchange.gloo_communicator import GlooCommunicator
 from unisono.exchange.host_parts import HostParts
@@ -97,7 +97,8 @@ class HostsExchange(SharedExchange):
         if self._communicator is not None:
             for host in range(len(self._team.hosts)):
                 for tensor in self._sum.kept_by(host):
-                    self._send_from(host, tensor.view(torch.uint8), self._communicator)
+                    here = tensor.view(torch.uint8)
+                    self._send_chunks_from(host, here, self._communicator)
         self._team.meet("state of a slow link")
 
     def hand_round(self) -> None:
@@ -139,10 +140,8 @@ class HostsExchange(SharedExchange):
                 self._check(str(error))
         if self._communicator is not None and lane == 0:
             for start, stop in self.memory.arena.state_spans(0):
-                for at in range(start, stop, _CHUNK_BYTES):
-                    num_bytes = min(_CHUNK_BYTES, stop - at)
-                    here = self.memory.arena.memory.flat(at, num_bytes, torch.uint8)
-                    self._send_from(0, here, self._communicator)
+                here = self.memory.arena.memory.flat(start, stop - start, torch.uint8)
+                self._send_chunks_from(0, here, self._communicator)
         team.meet("sharing parameters")
 
     def _plan_sum(self) -> None:
@@ -167,12 +166,10 @@ class HostsExchange(SharedExchange):
 
     def _plan_compressed(self, link: LinkState) -> None:
         """Be ready to add up groups, of which each host has some."""
-        team, division, connected = self._team, self.division, self._communicator
+        connected = self._communicator
         lane = None if connected is None else LaneTransfers(connected, self._check)
-        held = groups_on(division.groups, len(team.hosts))
-        arena = self.memory.arena
-        plan = SumPlan(arena, link, division.parts, self.pieces, held, team.host, lane)
-        self._sum = compressed_sum(plan)
+        held = groups_on(self.division.groups, len(self._team.hosts))
+        self._sum = self._group_sum(link, self.pieces, held, lane)
         self.totals = self._sum.totals
 
     def _parts_on(self, ranks: Sequence[int]) -> list[Node]:
@@ -206,6 +203,11 @@ class HostsExchange(SharedExchange):
         if self.buffers.slots and self._kept_on is not None:
             kept = self.memory.arena.buffers[1 - self.buffers.now].everything()
             self._send_from(self._kept_on, kept, communicator)
+
+    def _send_chunks_from(self, host: int, here: torch.Tensor, communicator: Communicator) -> None:
+        """Copy many bytes likewise."""
+        for at in range(0, here.numel(), _CHUNK_BYTES):
+            self._send_from(host, here[at : at + _CHUNK_BYTES], communicator)
 
     def _send_from(self, host: int, here: torch.Tensor, communicator: Communicator) -> None:
         """Copy bytes from one host to the same place on all others."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from unisono.exchange.arena import Region, Slot, size_of
+from unisono.exchange.arena import Plan, Region, size_of
 from unisono.exchange.slow_link import SlowLink
 from unisono.plan.slices import Piece
 from unisono.workers.team import Team
@@ -28,27 +28,50 @@ class LinkState:
         self.link = link
         self._kept: dict[str, dict[str, torch.Tensor]] = {}
         self._regions: dict[str, Region] = {}
+        self._are_new: set[str] = set()
 
     @property
     def num_groups(self) -> int:
         """How many groups of shards there are."""
-        assert self.link.groups is not None
-        return self.link.groups
+        return self.link.num_groups
 
-    def bind(self, team: Team, key: int, slots: Sequence[Slot], *, is_joining: bool) -> None:
+    def bind(self, team: Team, key: int, plan: Plan, *, is_joining: bool) -> None:
         """Begin a loop; the others have to be met before anybody changes anything. Collective.
 
         Args:
             team: the workers.
             key: names the memory.
-            slots: of the parameters.
+            plan: of the run's memory.
             is_joining: whether the others use the memory already.
         """
-        labels, size = self.link.labels(len(slots)), size_of(slots)
-        memory = team.memory(key, max(1, len(labels) * size))
-        self._regions = {label: Region(memory, at * size, slots) for at, label in enumerate(labels)}
-        if not is_joining:
+        rows, start = self.link.rows(plan.parameters, plan.states), 0
+        memory = self._memory = team.memory(key, max(1, self.num_bytes(plan)))
+        for label, slots in rows.items():
+            self._regions[label] = Region(memory, start, slots)
+            start += size_of(slots)
+        self._are_new = {label for label in rows if label not in self._kept}
+        if is_joining:
+            self._are_new.clear()
+        else:
             self._put(self._kept)
+
+    def num_bytes(self, plan: Plan) -> int:
+        """Count the bytes that it takes."""
+        return sum(map(size_of, self.link.rows(plan.parameters, plan.states).values()))
+
+    def begin(self, parameters: Region) -> None:
+        """Begin with the present parameters what begins as these, where nothing was kept."""
+        for label in self._are_new.intersection(self.link.begin_as_parameters):
+            self._regions[label].everything().copy_(parameters.everything())
+
+    def region(self, label: str) -> Region:
+        """Give what is kept under a label, as the parameters or the optimizer's state lie."""
+        return self._regions[label]
+
+    def bytes(self, label: str) -> memoryview:
+        """Give what is kept under a label as bytes."""
+        region = self._regions[label]
+        return self._memory.view(region.start, region.slots[0].numel)
 
     def unbind(self) -> None:
         """Have all values here, at a loop's end; not collective."""

@@ -31,6 +31,7 @@ from unisono.exchange.compressed_sums import CompressedSum
 from unisono.exchange.division import Division
 from unisono.exchange.homes import Homes, StateKeys
 from unisono.exchange.link_state import LinkState
+from unisono.exchange.local_steps import LocalSteps
 from unisono.exchange.ordered_sum import OrderedSum
 from unisono.exchange.parts import Gradients, Parts
 from unisono.exchange.run_memory import RunMemory, plan_of
@@ -79,6 +80,7 @@ class Exchange(ABC):
         has_replicas: whether each worker has parameters of its own, so that they can be compared.
         pieces: what this worker adds up: pieces of the parameters, or all of them whole.
         totals: the sums over `pieces`, as vectors.
+        local: the groups of shards that update parameters of their own; None: none do.
         whole: the sums of all parameters, as those lie; see :meth:`all_sums`.
     """
 
@@ -90,6 +92,7 @@ class Exchange(ABC):
     pieces: Sequence[Piece]
     totals: Sequence[torch.Tensor]
     whole: list[torch.Tensor]
+    local: LocalSteps | None = None
     _sum: OrderedSum | CompressedSum
 
     def __init__(
@@ -118,7 +121,7 @@ class Exchange(ABC):
         keys, states = self._plan_state(updated)
         loop = None if live is None else live.loop
         self.memory = RunMemory(
-            plan_of(updated, fixed, states, self.buffers.slots, shards),
+            plan_of(updated, fixed, states, self.buffers.slots, shards, link),
             keys,
             team,
             key=None if loop is None else loop["key"],
@@ -130,10 +133,11 @@ class Exchange(ABC):
         groups: Sequence[Node] = ()
         if link is not None:
             arena = self.memory.arena
-            key, is_joining = arena.key + _LINK_KEY, loop is not None
-            link.bind(team, key, arena.plan.parameters, is_joining=is_joining)
+            link.bind(team, arena.key + _LINK_KEY, arena.plan, is_joining=loop is not None)
             groups = groups_of(shards, link.num_groups)
         self._bind(keys, None if loop is None else live)
+        if link is not None:
+            link.begin(self.memory.arena.parameters)
         self.trust_leader()
         self.division = Division(team, shards, [p.numel() for p in self.parameters], groups)
         self._plan_sum()

@@ -8,10 +8,11 @@ from torch.optim import Optimizer
 
 from unisono.device import Device
 from unisono.exchange.choice import AUTO, SHARED
-from unisono.exchange.slow_link import SlowLink
+from unisono.exchange.slow_link import DiLoCo, SlowLink
 from unisono.plan.groups import assign_groups, groups_of
 from unisono.state.contents import updated_parameters
-from unisono.state.several_optimizers import members_of
+from unisono.state.optimizers import is_elementwise
+from unisono.state.several_optimizers import kind_of, members_of
 from unisono.train.run_options import RunOptions
 from unisono.workers.team import Team
 
@@ -74,6 +75,12 @@ def check_run(
         raise ValueError(
             "a run must have one optimizer where `slow_link` is given, but has several: leave "
             "`slow_link` out, or make one optimizer with several groups."
+        )
+    if isinstance(link, DiLoCo) and not is_elementwise(optimizer):
+        raise ValueError(
+            f"groups that take steps of their own must have an element-wise optimizer of torch's, "
+            f"without hooks, such as AdamW, but have {kind_of(optimizer)}: take one, or "
+            f"`slow_link=unisono.Bf16Gradients()`."
         )
     for name, parameter in updated_parameters(model, optimizer).items():
         if parameter.dtype != torch.float32:
