@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from unisono.ddp.distributed_sampler import DistributedSampler
     from unisono.ddp.init import init
     from unisono.ddp.module import DistributedDataParallel
-    from unisono.exchange.slow_link import Bf16Gradients, DiLoCo
+    from unisono.exchange.slow_link import Bf16Gradients, DiLoCo, PowerSGD
     from unisono.stages.split import split
     from unisono.state.load import load_model
     from unisono.train.run import Run
@@ -56,6 +56,7 @@ _LOADED_ON_FIRST_USE = {
     "DiLoCo": "unisono.exchange.slow_link",
     "DistributedDataParallel": "unisono.ddp.module",
     "DistributedSampler": "unisono.ddp.distributed_sampler",
+    "PowerSGD": "unisono.exchange.slow_link",
     "Run": "unisono.train.run",
     "Step": "unisono.train.step",
     "Trainer": "unisono.train.trainer",
@@ -82,6 +83,7 @@ __all__ = [
     "NondeterministicError",
     "OutOfMemoryError",
     "PeerLostError",
+    "PowerSGD",
     "RendezvousError",
     "Run",
     "Step",

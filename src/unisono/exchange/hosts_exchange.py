@@ -69,7 +69,7 @@ class HostsExchange(SharedExchange):
     def add_up(self, purpose: str) -> tuple[bool, ...]:
         """See :class:`Exchange`."""
         communicator = self._communicator
-        if self._link is not None:
+        if self.link is not None:
             present = self._sum.add()
             if communicator is not None and self._team.leads_host:
                 self._send_buffers(communicator)
@@ -147,9 +147,10 @@ class HostsExchange(SharedExchange):
     def _plan_sum(self) -> None:
         team, division, arena = self._team, self.division, self.memory.arena
         lane, numels = self._lane, [parameter.numel() for parameter in self.parameters]
-        self.pieces = [] if lane is None else cut(numels, self._num_lanes)[lane]
-        if self._link is not None:
-            self._plan_compressed(self._link)
+        how = cut if self.link is None else self.link.link.cut
+        self.pieces = [] if lane is None else how(numels, self._num_lanes)[lane]
+        if self.link is not None:
+            self._plan_compressed(self.link)
             return
         held = [self._parts_on(ranks) for ranks in team.hosts]
         self._host_parts = HostParts(arena, held, team.host, division.parts, self.pieces)

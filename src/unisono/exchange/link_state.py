@@ -22,6 +22,10 @@ class LinkState:
 
     Args:
         link: how less is sent, with its number of groups.
+
+    Attributes:
+        link: see above.
+        step: the one under way, counted over the whole run.
     """
 
     def __init__(self, link: SlowLink) -> None:
@@ -29,6 +33,7 @@ class LinkState:
         self._kept: dict[str, dict[str, torch.Tensor]] = {}
         self._regions: dict[str, Region] = {}
         self._are_new: set[str] = set()
+        self.step = 0
 
     @property
     def num_groups(self) -> int:

@@ -85,9 +85,9 @@ class LocalSteps(CompressedSum):
             self._looks_at = None
             self._look(self._outer_places)
 
-    def end_update(self, step: int) -> None:
+    def end_update(self) -> None:
         """Make the outer step, if it is due after a step. Collective among those of a lane."""
-        if (step + 1) % self._link.local_steps == 0:
+        if (self._plan.state.step + 1) % self._link.local_steps == 0:
             self._outer_step()
 
     def kept_by(self, host: int) -> list[torch.Tensor]:

@@ -80,6 +80,7 @@ class Exchange(ABC):
         has_replicas: whether each worker has parameters of its own, so that they can be compared.
         pieces: what this worker adds up: pieces of the parameters, or all of them whole.
         totals: the sums over `pieces`, as vectors.
+        link: see above.
         local: the groups of shards that update parameters of their own; None: none do.
         whole: the sums of all parameters, as those lie; see :meth:`all_sums`.
     """
@@ -108,7 +109,7 @@ class Exchange(ABC):
         live: Live | None = None,
         link: LinkState | None = None,
     ) -> None:
-        self._link = link
+        self.link = link
         self._model, self._optimizer, self._team = model, optimizer, team
         self.device = device or host()
         self.copies = self.device.copies()
@@ -350,8 +351,8 @@ class Exchange(ABC):
         for parameter in self._all:
             parameter.grad = None
         self.buffers.unbind()
-        if self._link is not None:
-            self._link.unbind()
+        if self.link is not None:
+            self.link.unbind()
 
     def _describe(
         self, slot: int, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]

@@ -96,8 +96,10 @@ class SharedExchange(Exchange):
 
     def _plan_sum(self) -> None:
         division = self.division
-        if self._link is not None:
-            self._sum = self._group_sum(self._link, division.pieces, [division.groups])
+        if self.link is not None:
+            numels = [parameter.numel() for parameter in self.parameters]
+            pieces = self.link.link.cut(numels, self._team.size)[self._team.position]
+            self._sum = self._group_sum(self.link, pieces, [division.groups])
         else:
             self._sum = OrderedSum(
                 self._parts, division.parts, division.num_shards, division.pieces

@@ -15,7 +15,8 @@ from typing import Any, Self
 
 import torch
 
-from unisono.exchange.arena import Slot
+from unisono.exchange.arena import Slot, lay_out
+from unisono.plan.slices import cut, cut_whole
 from unisono.whole import check_whole
 
 Slots = Sequence[Slot]
@@ -34,6 +35,9 @@ class SlowLink:
     """
 
     groups: int | None = None
+
+    cut = staticmethod(cut)
+    """Which pieces each worker adds up."""
 
     def __post_init__(self) -> None:
         if self.groups is not None:
@@ -140,11 +144,62 @@ class DiLoCo(SlowLink):
         return [parameters_of(number) for number in range(self.num_groups)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerSGD(SlowLink):
+    """Send two thin factors in the place of each matrix of gradients. Final.
+
+    As in PowerSGD (Vogels et al. 2019): an n × m matrix is sent as `rank` · (n + m) numbers, by one
+    step of power iteration that begins where the last one ended. What the factors leave out is kept
+    for each group and added in the next step. Tensors with more dimensions are matrices of as many
+    rows as their first; vectors, and matrices that would not get smaller, are sent as they are.
+
+    Args:
+        rank: r, of the factors.
+        start_step: until this step all is sent as it is; early gradients change most.
+        groups: how many groups of shards there are; None: one for each host. On fewer hosts than
+            groups a host computes several, with the same bits.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit.
+    """
+
+    rank: int = 4
+    start_step: int = 100
+
+    cut = staticmethod(cut_whole)
+
+    def __post_init__(self) -> None:
+        SlowLink.__post_init__(self)
+        check_whole("rank", self.rank, at_least=1)
+        check_whole("start_step", self.start_step, at_least=0)
+
+    def rows(self, parameters: Slots, states: Slots) -> dict[str, Slots]:
+        """See :class:`SlowLink`."""
+        labels = map(residual_of, range(self.num_groups))
+        factors = {}
+        for slot in parameters:
+            shape = matrix_of(slot, self.rank)
+            thin = (0, self.rank) if shape is None else (shape[1], self.rank)
+            factors[slot.name] = torch.empty(thin, dtype=slot.dtype, device="meta")
+        return {**dict.fromkeys(labels, parameters), FACTOR: lay_out(factors)}
+
+
+def matrix_of(slot: Slot, rank: int) -> tuple[int, int] | None:
+    """Say as which matrix a parameter is sent in factors, as it lies; None: as it is."""
+    if len(slot.shape) < 2 or not slot.numel:
+        return None
+    rows = slot.shape[max(range(len(slot.shape)), key=slot.stride.__getitem__)]
+    columns = slot.numel // rows
+    return (rows, columns) if rank * (rows + columns) < slot.numel else None
+
+
 KINDS: Mapping[str, str] = {
     "Bf16Gradients": "Bf16Gradients()",
+    "PowerSGD": "PowerSGD(rank=4)",
     "DiLoCo": "DiLoCo(local_steps=50)",
 }
 RESIDUAL_OF_ALL = "residual of the sum"
+FACTOR = "factors"
 OUTER_MOMENTUM = "outer momentum"
 
 

@@ -351,7 +351,7 @@ class StepEngine:
                 else:
                     member.update.apply(present)
             if self.exchange.local is not None:
-                self.exchange.local.end_update(self._step)
+                self.exchange.local.end_update()
         finally:
             forbid(before)
         return totals.means, self._settle(present)
@@ -379,6 +379,8 @@ class StepEngine:
         if exchange.is_lost:
             return totals, None
         self._team.faults.meet("sums", step)
+        if exchange.link is not None:
+            exchange.link.step = step
         present = exchange.add_up(f"sums {self._named}")
         if len(self.members) > 1:
             self._check_present(present)
