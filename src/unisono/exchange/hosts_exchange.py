@@ -53,6 +53,11 @@ class HostsExchange(SharedExchange):
         """See :class:`Exchange`; where one worker updates for all, one of each host does."""
         return self.have_all or self._team.leads_host
 
+    @property
+    def is_spread(self) -> bool:  # type: ignore[override]
+        """See :class:`Exchange`."""
+        return self.link is not None
+
     def gather(self, purpose: str) -> list[Node] | None:
         """See :class:`Exchange`; afterwards this host knows what all shards have to say."""
         team = self._team

@@ -16,6 +16,9 @@ from unisono.exchange.slow_link import SlowLink
 from unisono.plan.slices import Piece
 from unisono.workers.team import Team
 
+SLOW_LINK_KEY = "slow_link"
+"""Names it in ``run.state``."""
+
 
 class LinkState:
     """What is kept for one run. Final.
@@ -33,6 +36,7 @@ class LinkState:
         self._kept: dict[str, dict[str, torch.Tensor]] = {}
         self._regions: dict[str, Region] = {}
         self._are_new: set[str] = set()
+        self._end: torch.Tensor | None = None  # the parameters when a loop has ended
         self.step = 0
 
     @property
@@ -65,8 +69,14 @@ class LinkState:
         return sum(map(size_of, self.link.rows(plan.parameters, plan.states).values()))
 
     def begin(self, parameters: Region) -> None:
-        """Begin with the present parameters what begins as these, where nothing was kept."""
-        for label in self._are_new.intersection(self.link.begin_as_parameters):
+        """Begin with the present parameters what begins as these, where nothing was kept.
+
+        So does what was kept, if the program has changed the parameters between two loops.
+        """
+        labels = set(self.link.begin_as_parameters)
+        if self._end is None or torch.equal(self._end, parameters.everything()):
+            labels &= self._are_new
+        for label in labels:
             self._regions[label].everything().copy_(parameters.everything())
 
     def region(self, label: str) -> Region:
@@ -78,9 +88,10 @@ class LinkState:
         region = self._regions[label]
         return self._memory.view(region.start, region.slots[0].numel)
 
-    def unbind(self) -> None:
+    def unbind(self, parameters: Region) -> None:
         """Have all values here, at a loop's end; not collective."""
         if self._regions:
+            self._end = parameters.everything().clone()
             self._kept = {
                 label: {name: value.clone() for name, value in values.items()}
                 for label, values in self.state_dict().items()
@@ -106,6 +117,7 @@ class LinkState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over all values; what another link has kept is dropped."""
         self._kept = {label: dict(values) for label, values in state.items()}
+        self._end = None
         self._put(self._kept)
 
     def _put(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:

@@ -78,6 +78,7 @@ class Exchange(ABC):
             a model; None: all of them.
         takes_early: whether :meth:`publish_early` is of use now.
         has_replicas: whether each worker has parameters of its own, so that they can be compared.
+        is_spread: whether other hosts alone have some of the state, until it is collected.
         pieces: what this worker adds up: pieces of the parameters, or all of them whole.
         totals: the sums over `pieces`, as vectors.
         link: see above.
@@ -90,6 +91,7 @@ class Exchange(ABC):
     of_stage: Sequence[int] | None = None
     takes_early = False
     has_replicas = False
+    is_spread = False
     pieces: Sequence[Piece]
     totals: Sequence[torch.Tensor]
     whole: list[torch.Tensor]
@@ -352,7 +354,7 @@ class Exchange(ABC):
             parameter.grad = None
         self.buffers.unbind()
         if self.link is not None:
-            self.link.unbind()
+            self.link.unbind(self.memory.arena.parameters)
 
     def _describe(
         self, slot: int, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]

@@ -26,7 +26,7 @@ from unisono.data.fingerprint import Fingerprints
 from unisono.device import AUTO, drawn_without_seed
 from unisono.exchange.carried_states import CarriedStates
 from unisono.exchange.choice import name_of_exchange
-from unisono.exchange.link_state import LinkState
+from unisono.exchange.link_state import SLOW_LINK_KEY, LinkState
 from unisono.exchange.slow_link import SlowLink
 from unisono.plan.samples import SamplePlan
 from unisono.stages.stage_worker import BY_MEMORY, Balance
@@ -62,7 +62,6 @@ from unisono.workers.launcher_messages import Ready
 SCALER_KEY = "grad_scaler"
 EXTRA_STATE_KEY = "extra_state"
 CARRIED_KEY = "carried"
-SLOW_LINK_KEY = "slow_link"
 
 
 class Run:

@@ -13,6 +13,7 @@ from unisono.plan.groups import assign_groups, groups_of
 from unisono.state.contents import updated_parameters
 from unisono.state.optimizers import is_elementwise
 from unisono.state.several_optimizers import kind_of, members_of
+from unisono.train.run_context import RunContext
 from unisono.train.run_options import RunOptions
 from unisono.workers.team import Team
 
@@ -88,3 +89,13 @@ def check_run(
                 f"parameters must be float32 where `slow_link` is given, but `{name}` is "
                 f"{parameter.dtype}: leave `slow_link` out."
             )
+
+
+def tell_unfinished_round(run: RunContext) -> None:
+    """Say at a loop's end how many steps the model does not have yet."""
+    link, step = run.options.slow_link, run.kept.position.step
+    if isinstance(link, DiLoCo) and step % link.local_steps and run.team.position == 0:
+        run.say(
+            f"the last {step % link.local_steps} steps are not in the model yet, as groups agree "
+            f"on an outer step after every {link.local_steps}: let `steps` be a multiple of it"
+        )

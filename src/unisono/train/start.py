@@ -10,6 +10,7 @@ from unisono.data.fingerprint import REMEDY
 from unisono.data.length import length_of
 from unisono.device import notices
 from unisono.exchange.choice import check_devices
+from unisono.exchange.link_state import SLOW_LINK_KEY
 from unisono.state.contents import signature
 from unisono.state.modes import told_modes
 from unisono.train.host_checks import told_hosts
@@ -39,6 +40,8 @@ def start(run: RunContext, plan: LoopPlan) -> None:
         CheckpointError: the newest checkpoint belongs to another run.
     """
     resume(run, plan)
+    if run.link is None:
+        run.kept.state.pop(SLOW_LINK_KEY, None)  # of a checkpoint from before it was left out
     if run.goes_on:
         run.kept.last.pop("stopped_at", None)
     position = run.kept.position
