@@ -26,8 +26,8 @@ from tests.hosts.virtual_hosts import VirtualHosts, torchrun, why_not
 from bench.workloads import DATA
 
 PROGRAM = "bench/slow_link_program.py"
-LOCAL_STEPS = 20
-STEPS = {"mnist": 300, "gpt": 300}
+LOCAL_STEPS = 10
+STEPS = {"mnist": 200, "gpt": 200}
 COUNTED = (LOCAL_STEPS, 3 * LOCAL_STEPS)  # steps of two runs, whose bytes are compared
 _TIMEOUT_S = 600
 

@@ -10,6 +10,7 @@ from unisono.device import host
 from unisono.exchange.arena import lay_out
 from unisono.exchange.bucket_layout import lay_out_buckets
 from unisono.exchange.bucket_pipeline import BucketPipeline
+from unisono.exchange.bucket_sum import BucketSums
 from unisono.exchange.communicator import BrokenError, Communicator, Transfer
 from unisono.exchange.parts import OwnParts, Parts
 from unisono.plan.summation import Node, tree_sum
@@ -120,7 +121,9 @@ def run():
                 buckets = layout()
                 rows = list(map(memoryview, flags))
                 own = OwnParts(buckets.slots, rows, buckets.num_bytes, host())
-                pipeline = BucketPipeline(buckets, own, HELD, position, NUM_SHARDS, host())
+                all_sums = BucketSums(buckets, own, HELD, position, NUM_SHARDS, host())
+                pipeline = BucketPipeline(all_sums.buckets, buckets.bucket_of)
+                pipeline.sums = all_sums
                 results[position] = work(position, pipeline, Parts(own), Member(wires, position))
             except Exception as error:
                 results[position] = error
@@ -155,7 +158,7 @@ def sums(pipeline, member):
     assert not pipeline.failure
     return [
         whole.clone() if here else None
-        for whole, here in zip(pipeline.whole, pipeline.present, strict=True)
+        for whole, here in zip(pipeline.sums.whole, pipeline.sums.present, strict=True)
     ]
 
 

@@ -6,11 +6,14 @@ import time
 
 import pytest
 import torch
+from tests.exchange.fake_hosts import HostsJob
 from tests.workers.desk import MOMENTS, Death, Job
 from tests.workers.test_barrier import control_of  # noqa: F401
 from torch import nn
 
+from unisono.exchange import hosts_exchange
 from unisono.exchange.group_exchange import GroupExchange
+from unisono.exchange.hosts_exchange import HostsExchange
 from unisono.exchange.shared import SharedExchange
 from unisono.exchange.staged import StagedExchange
 from unisono.plan.summation import tree_sum
@@ -20,7 +23,8 @@ from unisono.step.clipping import Clipping
 from unisono.step.update import Member
 from unisono.workers import meeting_point
 
-EXCHANGES = [SharedExchange, StagedExchange, GroupExchange]
+REPLACING = [SharedExchange, StagedExchange, GroupExchange]
+EXCHANGES = [*REPLACING, HostsExchange]
 STEPS = 3  # in the first one no process group is connected yet
 
 
@@ -28,6 +32,7 @@ STEPS = 3  # in the first one no process group is connected yet
 def short_sleeps():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(meeting_point, "SLEEP_AT_MOST_S", 0.005)
+        patch.setattr(hosts_exchange, "_SLICE_BYTES", 1024)  # several buckets a lane
         yield
 
 
@@ -122,7 +127,7 @@ def snapshot(exchange, team, step, optimizer):
     named = dict(model_of(exchange).named_parameters())
     while True:
         tensors, numbers = {}, {}
-        if exchange.homes is None and team.is_leader:
+        if exchange.homes is None and team.leads_host:
             tensors, numbers = take_state(optimizer, named)
         facts = {"step": step, "numbers": numbers, "groups": group_options(optimizer)}
         slot = exchange.save(facts, tensors)
@@ -211,10 +216,14 @@ def train(team, cls, optimizer, num_shards):
     return seen, digest_of(model, updates)
 
 
+def job_of(cls, control, deaths=()):
+    return (HostsJob if cls is HostsExchange else Job)(control, deaths)
+
+
 @pytest.fixture
 def run(control_of):  # noqa: F811
     def run_with(world_size, cls, optimizer, num_shards, *deaths):
-        job = Job(control_of(world_size), deaths)
+        job = job_of(cls, control_of(world_size), deaths)
         return job.run(lambda team: train(team, cls, optimizer, num_shards))
 
     return run_with
@@ -242,8 +251,19 @@ def test_sums_and_updates_are_those_of_the_tree(run, cls, optimizer, world_size,
     check(results, optimizer, num_shards)
 
 
+@pytest.mark.parametrize("num_shards", [5, 8])
+@pytest.mark.parametrize(
+    "hosts", [((0, 1), (2, 3)), ((0,), (1,), (2, 3)), ((0, 1, 2), (3,))], ids=str
+)
+def test_hosts_have_as_many_lanes_as_the_smallest_has_workers(control_of, hosts, num_shards):  # noqa: F811
+    job = HostsJob(control_of(4), ranks_of_host=hosts)
+    results = job.run(lambda team: train(team, HostsExchange, adam, num_shards))
+    assert len(results) == 4
+    check(results, adam, num_shards)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", EXCHANGES)
+@pytest.mark.parametrize("cls", REPLACING)
 @pytest.mark.parametrize("moment", MOMENTS[1:3])
 @pytest.mark.parametrize(
     ("optimizer", "rank"),
@@ -283,34 +303,36 @@ def is_taken_away(exchange, part, gradients):
     gradients[4] = None
 
 
-@pytest.mark.parametrize("cls", [GroupExchange])
+@pytest.mark.parametrize("cls", [GroupExchange, HostsExchange])
 @pytest.mark.parametrize("only_rank", [None, 1])
 @pytest.mark.parametrize("how", [comes_twice, is_replaced, changes_in_place, is_taken_away])
 def test_what_comes_early_does_not_count_if_it_changes(control_of, cls, how, only_rank):  # noqa: F811
     def work(team):
         exchange = cls(*make(adam), shards=2, team=team, new_key=1)
-        found = []
+        found, took_early = [], []
         for _ in range(4):
             part = exchange.division.mine[0]
             gradients = gradients_of(part.lo, 1)  # all parameters have one
+            took_early.append(exchange.takes_early)
             if exchange.takes_early and only_rank in (None, team.world.rank):
                 how(exchange, part, gradients)
             exchange.publish(part, gradients)
             assert exchange.gather("gradients") is None
             present = exchange.add_up("sums")
+            assert exchange.all_sums("sums")
             found.append([t.clone() for t, here in zip(exchange.whole, present, strict=True)])
             assert exchange.share("update")
-        takes_early = exchange.takes_early
+        took_early.append(exchange.takes_early)
         exchange.unbind()
-        return found, takes_early
+        return found, took_early
 
-    results = Job(control_of(2)).run(work)
+    results = job_of(cls, control_of(2)).run(work)
     for rank, result in results.items():
         assert not isinstance(result, BaseException), (rank, result)
-        assert result[1], "the group was given up"
+        assert all(result[1][1:]), "the group was given up"
         for step, found in enumerate(result[0]):
             there = [gradients_of(shard, 1) for shard in range(2)]
-            if how is is_taken_away and step > 0:
+            if how is is_taken_away and result[1][step]:
                 for shard in range(2) if only_rank is None else [only_rank]:
                     there[shard][4] = None
             for here, right in zip(found, add(*there), strict=True):
@@ -321,7 +343,7 @@ def await_sent(exchange, team):
     """Wait until what was published early is with the others."""
     team.meet("published")
     pipeline = getattr(exchange, "_pipeline", None)
-    while pipeline is not None and not all(transfer.is_ready for transfer in pipeline._sent):
+    while pipeline is not None and not all(one.is_ready for one in pipeline.under_way):
         time.sleep(0.001)
 
 
@@ -351,7 +373,7 @@ def test_a_flipped_bit_changes_the_sums_of_all(control_of, cls, world_size):  # 
         return found
 
     right = sum_of(range(2), 1)
-    for rank, result in Job(control_of(world_size)).run(work).items():
+    for rank, result in job_of(cls, control_of(world_size)).run(work).items():
         assert not isinstance(result, BaseException), (rank, result)
         are_right = [all(map(same_bits, found, right)) for found in result]
         assert are_right == [True, False, True], rank
@@ -366,6 +388,6 @@ def test_sparse_gradients_are_refused(cls, control_of):  # noqa: F811
         gradients[0] = gradients[0].to_sparse()
         exchange.publish(exchange.division.mine[0], gradients)
 
-    error = Job(control_of(1)).run(work)[0]
+    error = job_of(cls, control_of(1)).run(work)[0]
     assert isinstance(error, TypeError)
     assert "gradients must be dense" in str(error)

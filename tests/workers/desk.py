@@ -151,6 +151,8 @@ class DeskSupervisor(Supervisor):
 class Job:
     """Runs ``work(team)`` in a thread a rank, kills them, and replaces them if it is to."""
 
+    supervisor: type[DeskSupervisor] = DeskSupervisor
+
     def __init__(
         self, control: ControlBlock, deaths: Iterable[Death] = (), *, replaces: bool = False
     ) -> None:
@@ -179,7 +181,7 @@ class Job:
         control = ControlBlock(os.dup(self._page.fd), self._page.world_size)
         self._pages.append(control)
         dies = _Mortal(control, deaths)
-        team = Team(DeskSupervisor(self.desk, rank, control, dies, int(is_replacement)))
+        team = Team(self.supervisor(self.desk, rank, control, dies, int(is_replacement)))
         team._barrier._point.arrive = partial(dies.arrive, team._barrier._point.arrive)  # type: ignore[method-assign]
         thread = threading.Thread(target=self._live, args=(rank, team))
         self._threads.append(thread)

@@ -3,8 +3,8 @@
 One memory per run. The slots of all shards are reserved, but only the slots of parts that somebody
 computes are ever written, and unwritten pages do not exist::
 
-    parameters │ fixed │ optimizer state │ whose │ buffers ×2 │ rows │ flags │ marks │ snapshots ×2
-    gradients 0 … S−1 │ sums
+    parameters │ fixed │ optimizer state │ whose │ buffers ×2 │ rows │ flags │ counts │ marks
+    snapshots ×2 │ gradients 0 … S−1 │ sums
 
 The first four, with the present copy of the buffers, are the whole state of a run: a snapshot is
 a copy of them (`unisono.checkpoint.places`). Every tensor starts at a multiple of 64 bytes, in its
@@ -22,7 +22,7 @@ import torch
 
 from unisono.checkpoint.places import MARKS_BYTES, Places
 from unisono.exchange.block import Bytes, Span
-from unisono.workers.memory import Memory, aligned
+from unisono.workers.memory import ALIGNMENT_BYTES, Memory, aligned
 
 ROW_BYTES = 4096
 _BUFFERS = ("buffers", "other buffers")  # regions
@@ -132,6 +132,7 @@ class Plan:
             "other buffers": buffers,
             "rows": self.shards * ROW_BYTES,
             "flags": self.shards * (len(self.parameters) + 1),
+            "counts": self.shards * ALIGNMENT_BYTES,
             "marks": MARKS_BYTES,
             "snapshot": snapshot,
             "other snapshot": snapshot,
@@ -160,6 +161,7 @@ class Arena:
         sums: of the parts, where workers tell each other.
         rows: per shard ``ROW_BYTES`` bytes for what it has to say about a step.
         flags: per shard a byte for all parameters of a part and one for each.
+        counts: for as many workers a cache line for what each has come to in a step.
     """
 
     def __init__(self, memory: Memory, plan: Plan, key: int) -> None:
@@ -179,6 +181,7 @@ class Arena:
         self.sums = Region(memory, starts["sums"], plan.parameters)
         self.rows = self._per_shard("rows", ROW_BYTES)
         self.flags = self._per_shard("flags", len(plan.parameters) + 1)
+        self.counts = self._per_shard("counts", ALIGNMENT_BYTES)
         self.places = Places(
             key=key,
             num_bytes=sum(sizes.values()),

@@ -53,8 +53,7 @@ class BucketLayout:
         buckets: from the last parameters to the first.
         slots: where each parameter lies in a part, by index.
         num_bytes: of a part, with the room behind each bucket.
-        bucket_of: the number of each parameter's bucket, by index; empty where buckets may end
-            within a parameter.
+        bucket_of: the number of each parameter's bucket, by index.
     """
 
     buckets: tuple[ParameterBucket, ...]
@@ -96,15 +95,17 @@ def lay_out_buckets(
     return BucketLayout(tuple(buckets), absolute, start, numbers)
 
 
-def lay_out_lane(slots: Sequence[Slot], pieces: Sequence[Piece], num_hosts: int) -> BucketLayout:
-    """Group neighbouring pieces into buckets of about equal size, where the slots lie already.
+def lay_out_lane(
+    slots: Sequence[Slot], pieces: Sequence[Piece], bucket_bytes: int
+) -> list[ParameterBucket]:
+    """Group neighbouring pieces into buckets where the slots lie already, the last ones first.
 
     A bucket may begin and end within a parameter; each begins at a whole cache line.
 
     Args:
         slots: where each parameter lies in a part.
         pieces: what the buckets hold together, one after the other.
-        num_hosts: how many hosts a bucket is cut for.
+        bucket_bytes: what each bucket has, but for one; whole cache lines.
     """
     spans = [
         (slots[p.index].offset + p.start * size, slots[p.index].offset + p.stop * size)
@@ -112,16 +113,14 @@ def lay_out_lane(slots: Sequence[Slot], pieces: Sequence[Piece], num_hosts: int)
         if p.start < p.stop and (size := slots[p.index].dtype.itemsize)
     ]
     start, stop = (spans[0][0], spans[-1][1]) if spans else (0, 0)
-    buckets, bucket_bytes = [], BUCKET_BYTES * num_hosts
+    buckets = []
     for at in range(start, stop, bucket_bytes):
         num_bytes = min(bucket_bytes, stop - at)
         held = [piece.index for piece in pieces_within(slots, at, at + num_bytes)]
-        indices = range(held[0], held[-1] + 1)
+        indices = range(held[0], held[-1] + 1) if held else range(0)
         own = tuple(replace(slots[index], offset=slots[index].offset - at) for index in indices)
         buckets.append(ParameterBucket(indices, at, num_bytes, own))
-    # The last slice may reach beyond; memory that nobody writes does not exist.
-    num_bytes = (slots[-1].end if slots else 0) + ALIGNMENT_BYTES * num_hosts
-    return BucketLayout(tuple(buckets), tuple(slots), num_bytes, ())
+    return buckets[::-1]
 
 
 def _size_of(slot: Slot) -> int:

@@ -1,12 +1,13 @@
 """Buckets on their way to everybody's sums, in a fixed order, beside a backward pass or behind it.
 
-::
+A bucket crosses in rounds: something is sent, and once all have sent it, what has come is computed
+with, and more is sent. Each bucket begins a round after the one before it. With two rounds::
 
     ready      bucket 0   bucket 1   bucket 2        as gradients are, in whatever order
                   │          │          │
-    sent          0 ──────── 1 ──────── 2            all_to_all, in this order on every worker
-    summed           0 ──────── 1 ──────── 2         in tree order, as soon as the slices are here
-    given to all        0 ──────── 1 ──────── 2      all_gather
+    sent          0 ──────── 1 ──────── 2            in this order on every worker
+    summed           0 ──────── 1 ──────── 2         as soon as the slices are here
+    given to all        0 ──────── 1 ──────── 2      likewise
 
 Whatever fails here breaks the exchange of this step and no more: `finish` tells, and the parts are
 still where they were.
@@ -16,202 +17,172 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Generic, Protocol, TypeVar
 
-import torch
+from unisono.exchange.communicator import BrokenError, Transfer
 
-from unisono.device import Device
-from unisono.exchange.arena import Region
-from unisono.exchange.block import Bytes, private_bytes
-from unisono.exchange.bucket_layout import BucketLayout
-from unisono.exchange.bucket_parts import ReceivedSlices, by_slices
-from unisono.exchange.communicator import BrokenError, Communicator, Transfer
-from unisono.exchange.ordered_sum import OrderedSum
-from unisono.exchange.parts import SentParts
-from unisono.plan.summation import Node
+Rounds = Generator[Transfer, None, Transfer | None]
+"""Transfers, each begun when the one before it is ready; returns one that nothing follows."""
 
 
-class BucketSum:
-    """The sum of one bucket, of which this worker adds up a slice. Final.
+class Carrier(Protocol):
+    """What transfers are waited for with; see :class:`~.communicator.Communicator`."""
 
-    Args:
-        layout: the buckets.
-        number: which one.
-        own: this worker's parts.
-        held: the parts of each worker, by position.
-        position: of this worker.
-        num_shards: S.
-        all_sums: where the sums of all parameters go, laid out as a part.
-        device: where this worker computes.
+    def wait(self, transfer: Transfer, patience_s: float = ..., /) -> bool:
+        """Wait until the bytes of a transfer are there."""
 
-    Attributes:
-        num_bytes: what it takes of the device's memory.
-    """
+    def aside(self) -> AbstractContextManager[Any]:
+        """Have what is done inside of the block run beside what the worker computes."""
 
-    def __init__(
-        self,
-        layout: BucketLayout,
-        number: int,
-        own: SentParts,
-        held: Sequence[Sequence[Node]],
-        position: int,
-        num_shards: int,
-        all_sums: Bytes,
-        device: Device,
-    ) -> None:
-        bucket = self._bucket = layout.buckets[number]
-        self._own, self._mine, self._size = own, held[position], len(held)
-        self._received = ReceivedSlices(bucket, held, position, own.flags, device)
-        self._sum = OrderedSum(
-            self._received,
-            [part for parts in held for part in parts],
-            num_shards,
-            bucket.pieces(position, self._size),
-        )
-        self.num_bytes = len(self._received.everything)
-        self._length = bucket.slice_bytes(self._size)
-        self._sums = all_sums.flat(bucket.start, self._length * self._size, torch.uint8)
 
-    def send(self, communicator: Communicator) -> Transfer:
-        """Send all workers their slices of this worker's parts."""
-        return communicator.all_to_all(
-            self._received.everything,
-            by_slices(self._own, self._bucket, self._mine, self._size),
-            from_each=self._received.num_bytes,
-            to_each=[self._length * len(self._mine)] * self._size,
-        )
+CarriedBy = TypeVar("CarriedBy", bound=Carrier)
+CarriedBy_contra = TypeVar("CarriedBy_contra", bound=Carrier, contravariant=True)
 
-    def add_up(self) -> tuple[bool, ...]:
-        """Add up the slices that have come, in tree order.
 
-        Returns:
-            For each parameter of the bucket, whether any shard had a gradient for it.
+class BucketCrossing(Protocol[CarriedBy_contra]):
+    """A bucket that crosses once in each exchange."""
+
+    def cross(self, carrier: CarriedBy_contra, /) -> Rounds:
+        """Begin the rounds, one after the other: as many for every bucket, on every worker.
+
+        Raises:
+            BrokenError: nothing can be sent any more.
         """
-        return self._sum.add()
-
-    def give(self, communicator: Communicator) -> Transfer:
-        """Give this worker's slice of the sums to all."""
-        return communicator.all_gather(self._sums, self._received.part_of_first_shard)
 
 
-class BucketPipeline:
+class BucketPipeline(Generic[CarriedBy]):
     """Brings all buckets of a step to everybody's sums. Final.
 
     Args:
-        layout: the buckets.
-        own: this worker's parts.
-        held: the parts of each worker, by position.
-        position: of this worker.
-        num_shards: S.
-        device: where this worker computes.
+        crossings: the buckets, in the order in which they travel.
+        bucket_of: the number of each parameter's bucket, by index; empty where nobody marks those.
 
     Attributes:
-        whole: the sums of all parameters, as those lie.
-        totals: the same as vectors.
-        num_bytes: what it takes of the device's memory, beside the parts.
         failure: why the exchange of this step has failed so far; empty: it has not.
         is_outdated: whether something has changed since it was sent.
     """
 
     def __init__(
-        self,
-        layout: BucketLayout,
-        own: SentParts,
-        held: Sequence[Sequence[Node]],
-        position: int,
-        num_shards: int,
-        device: Device,
+        self, crossings: Sequence[BucketCrossing[CarriedBy]], bucket_of: Sequence[int] = ()
     ) -> None:
-        memory = private_bytes(layout.num_bytes, device)
-        self._sums = [
-            BucketSum(layout, number, own, held, position, num_shards, memory, device)
-            for number in range(len(layout.buckets))
-        ]
-        self._layout = layout
-        self.num_bytes = layout.num_bytes + sum(bucket.num_bytes for bucket in self._sums)
-        region = Region(memory, 0, layout.slots)
-        self.whole = region.tensors()
-        self.totals = [region.piece(n, 0, slot.numel) for n, slot in enumerate(layout.slots)]
+        self._crossings, self._bucket_of = crossings, bucket_of
+        self._sizes = [bucket_of.count(number) for number in range(len(crossings))]
         self.begin()
 
     def begin(self) -> None:
         """Begin an exchange: nothing is under way."""
-        self._missing = [len(bucket.indices) for bucket in self._layout.buckets]
+        self._missing = self._sizes.copy()
         self._ready: set[int] = set()
-        self._sent: list[Transfer] = []
-        self._given: list[Transfer] = []
-        self._present: list[tuple[bool, ...]] = []
+        self._under_way: list[_UnderWay] = []
         self.failure = ""
         self.is_outdated = False
 
-    def mark_ready(self, index: int, communicator: Communicator) -> None:
+    @property
+    def under_way(self) -> list[Transfer | None]:
+        """The newest transfer of each bucket that has begun to cross."""
+        return [bucket.transfer for bucket in self._under_way]
+
+    def mark_ready(self, index: int, carrier: CarriedBy) -> None:
         """Take note that all parts have a parameter's gradient, maybe another than before."""
         if index in self._ready:
             self.mark_changed([index])
             return
         self._ready.add(index)
-        self._missing[self._layout.bucket_of[index]] -= 1
-        self._advance(communicator)
+        self._missing[self._bucket_of[index]] -= 1
+        turn = len(self._under_way)
+        while turn < len(self._missing) and not self._missing[turn]:
+            turn += 1
+        self.send(turn, carrier)
 
     def mark_changed(self, indices: Sequence[int]) -> None:
         """Take note that parameters have other gradients than before."""
-        num_sent = len(self._sent)
-        self.is_outdated |= any(self._layout.bucket_of[index] < num_sent for index in indices)
+        num_sent = len(self._under_way)
+        self.is_outdated |= any(self._bucket_of[index] < num_sent for index in indices)
 
-    def send_all(self, communicator: Communicator) -> None:
+    def send(self, num_ready: int, carrier: CarriedBy) -> None:
+        """Send the first buckets, so many; then do what else can be done at once."""
+        try:
+            while not self.failure and len(self._under_way) < num_ready:
+                crossing = self._crossings[len(self._under_way)]
+                self._under_way.append(_UnderWay(crossing.cross(carrier)))
+            self._advance(carrier)
+        except BrokenError as error:
+            self.failure = self.failure or str(error)
+
+    def send_all(self, carrier: CarriedBy) -> None:
         """Send what has not been sent yet: no more gradients will come."""
-        self._missing = [0] * len(self._sums)
-        self._advance(communicator)
+        self.send(len(self._crossings), carrier)
 
-    @property
-    def present(self) -> tuple[bool, ...]:
-        """For each parameter, whether any shard had a gradient for it; once all is finished."""
-        return tuple(there for bucket in reversed(self._present) for there in bucket)
-
-    def finish(self, communicator: Communicator, patience_s: float = math.inf) -> bool:
+    def finish(self, carrier: CarriedBy, patience_s: float = math.inf) -> bool:
         """Wait until all sums are here, or for so many seconds.
 
         Returns:
             Whether it is over, well or with a :attr:`failure`.
         """
-        self.send_all(communicator)
+        self.send_all(carrier)
         until_s = time.monotonic() + patience_s
-
-        def came(transfer: Transfer) -> bool:
-            return communicator.wait(transfer, max(0.0, until_s - time.monotonic()))
-
         try:
-            while not self.failure and len(self._given) < len(self._sums):
-                if not came(self._sent[len(self._given)]):
+            while not self.failure and (bucket := self._first_open()) is not None:
+                if not bucket.has_come(carrier, until_s):
                     return False
-                self._advance(communicator)
+                self._advance(carrier)
             if not self.failure:
-                if not all(map(came, self._given)):
+                if not all(bucket.has_come(carrier, until_s) for bucket in self._under_way):
                     return False
-                for transfer in self._given:
-                    transfer.join()
+                for bucket in self._under_way:
+                    bucket.join()
         except BrokenError as error:
             self.failure = str(error)
         return True
 
-    def _advance(self, communicator: Communicator) -> None:
-        """Do what can be done at once, each bucket in its turn."""
+    def _advance(self, carrier: CarriedBy) -> None:
+        """Begin the rounds that can begin at once, each bucket in its turn."""
+        before = math.inf
+        for bucket in self._under_way:
+            while bucket.num_begun < before and bucket.is_ready:
+                with carrier.aside():
+                    bucket.begin_next()
+            before = bucket.num_begun
+
+    def _first_open(self) -> _UnderWay | None:
+        return next((one for one in self._under_way if one.num_begun < math.inf), None)
+
+
+class _UnderWay:
+    """A bucket that has begun to cross. Final.
+
+    Attributes:
+        transfer: that of its newest round.
+        num_begun: how many rounds have begun; infinite: all of them.
+    """
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self.transfer: Transfer | None = next(rounds)
+        self.num_begun: float = 1
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether another round can begin."""
+        return self.num_begun < math.inf and (self.transfer is None or self.transfer.is_ready)
+
+    def begin_next(self) -> None:
+        self.join()
         try:
-            while not self.failure and self._can_send():
-                self._sent.append(self._sums[len(self._sent)].send(communicator))
-            while not self.failure and self._can_add_up():
-                turn = self._sums[len(self._given)]
-                with communicator.aside():
-                    self._sent[len(self._given)].join()
-                    self._present.append(turn.add_up())
-                    self._given.append(turn.give(communicator))
-        except BrokenError as error:
-            self.failure = str(error)
+            self.transfer = next(self._rounds)
+            self.num_begun += 1
+        except StopIteration as stop:
+            self.transfer, self.num_begun = stop.value, math.inf
 
-    def _can_send(self) -> bool:
-        turn = len(self._sent)
-        return turn < len(self._sums) and self._missing[turn] == 0
+    def has_come(self, carrier: Carrier, until_s: float) -> bool:
+        """Wait for the newest round's bytes until a time of ``time.monotonic``."""
+        if self.transfer is None:
+            return True
+        return carrier.wait(self.transfer, max(0.0, until_s - time.monotonic()))
 
-    def _can_add_up(self) -> bool:
-        turn = len(self._given)
-        return turn < len(self._sent) and self._sent[turn].is_ready
+    def join(self) -> None:
+        """See :class:`Transfer`."""
+        if self.transfer is not None:
+            self.transfer.join()

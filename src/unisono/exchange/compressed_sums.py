@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import torch
 
+from unisono.exchange.group_parts import GroupParts
 from unisono.exchange.group_sum import GroupSum, SumPlan
-from unisono.exchange.host_parts import HostParts
 from unisono.exchange.parts import presence
 from unisono.exchange.slow_link import RESIDUAL_OF_ALL, residual_of
 from unisono.plan.slices import Piece
@@ -39,7 +39,7 @@ class CompressedSum(ABC):
 
     def __init__(self, plan: SumPlan) -> None:
         self._plan, self.pieces = plan, plan.pieces
-        self._parts = HostParts(plan.arena, plan.held, plan.host, plan.parts, plan.pieces)
+        self._parts = GroupParts(plan.arena, plan.groups, plan.own, plan.parts, plan.pieces)
         self.totals = plan.sums(0, plan.pieces)
 
     def add(self) -> tuple[bool, ...]:
@@ -55,7 +55,7 @@ class CompressedSum(ABC):
 
     def flags(self, lo: int) -> bytes:
         """Read which parameters the group that begins with shard `lo` has gradients for."""
-        return bytes(self._parts.flags[lo])
+        return self._parts.flags[lo]
 
     def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """View pieces of the group's sum; with `flags`, what an ordered sum is made of."""

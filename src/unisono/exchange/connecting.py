@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
@@ -22,15 +22,9 @@ from unisono.workers.team import Team
 Group = TypeVar("Group")
 
 _LOOK_EVERY_S = 0.01
-_ADDRESSES = "addresses"
 
 
-def connect(
-    team: Team,
-    make: Callable[[Store], Group],
-    number: int = 1,
-    ranks: Sequence[int] | None = None,
-) -> list[Group]:
+def connect(team: Team, make: Callable[[Store], Group], number: int = 1) -> list[Group]:
     """Make process groups of the present members. Collective.
 
     All tell each other their addresses once, for all groups: afterwards one worker may fail where
@@ -40,8 +34,6 @@ def connect(
         team: the workers.
         make: makes a group with a store; runs in other threads.
         number: how many groups to make.
-        ranks: their members, this worker among them; None: all. Others make theirs at the same
-            time, or :func:`stand_by`.
 
     Raises:
         BrokenError: a member was lost meanwhile, or a group could not be made.
@@ -55,10 +47,9 @@ def connect(
     heard: dict[int, bytes] = {}
     try:
         told = json.dumps([making.store.told for making in makings]).encode()
-        heard = team.gather(told, _ADDRESSES)
+        heard = team.gather(told, "addresses")
     finally:
-        members = [rank for rank in heard if ranks is None or rank in ranks]
-        said = [json.loads(heard[rank]) for rank in members]
+        said = list(map(json.loads, heard.values()))
         for at, making in enumerate(makings):
             making.store.answer({k: v for told_by in said for k, v in told_by[at].items()})
     is_whole = team.membership == membership
@@ -72,11 +63,6 @@ def connect(
         error = next(making.error for making in makings if making.group is None)
         raise BrokenError(f"the workers could not be connected: {error}")
     return groups
-
-
-def stand_by(team: Team) -> None:
-    """Let others make groups that this worker does not belong to. Collective."""
-    team.gather(b"[]", _ADDRESSES)
 
 
 class _Making(threading.Thread, Generic[Group]):

@@ -1,4 +1,4 @@
-"""The communicator of CPUs: gloo, on the loopback interface or between hosts.
+"""The communicator of CPUs: gloo, on the loopback interface.
 
 Two groups, as calls of one group must begin in the same order everywhere: slices are given to all
 as soon as they are added up, whatever else has begun by then.
@@ -26,8 +26,6 @@ _LOOK_EVERY, _LOOK_EVERY_S = timedelta(milliseconds=50), 0.05
 _TIMEOUT = timedelta(seconds=30)
 # It takes some milliseconds. gloo takes five times as long to give up.
 _CONNECT_WITHIN = timedelta(milliseconds=500)
-# Of one bucket, over a link as slow as it may be. A lost host is seen elsewhere, and sooner.
-_CONNECT_HOSTS_WITHIN, _HOSTS_TIMEOUT = timedelta(seconds=6), timedelta(minutes=10)
 
 
 class GlooTransfer(Transfer):
@@ -52,37 +50,31 @@ class GlooTransfer(Transfer):
 
 
 class GlooCommunicator(Communicator):
-    """Moves bytes from memory to memory of the hosts. Final.
+    """Moves bytes from memory to memory of this host. Final.
 
     Args:
         team: the workers; the communicator connects the present members.
-        ranks: those that it connects, where these are not all; the others make another one at the
-            same time, or stand by.
 
     Raises:
         BrokenError: a member was lost meanwhile.
     """
 
-    def __init__(self, team: Team, ranks: Sequence[int] | None = None) -> None:
+    def __init__(self, team: Team) -> None:
         self._team, self.membership = team, team.membership
         self._groups: list[Any] = []
         self._under_way: list[GlooTransfer] = []
-        ranks = team.membership.ranks if ranks is None else ranks
-        is_far = not set(ranks) <= set(team.neighbours)
-        place = {"hostname": team.supervisor.address} if is_far else {"interface": "lo"}
-        device = ProcessGroupGloo.create_device(**place)
-        position, size = ranks.index(team.world.rank), len(ranks)
-        connect_within = _CONNECT_HOSTS_WITHIN if is_far else _CONNECT_WITHIN
+        device = ProcessGroupGloo.create_device(interface="lo")
+        position, size = team.position, team.size
 
         def make(store: Store) -> Any:
             options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._devices = [device]
-            options._timeout, options._threads = connect_within, 1
+            options._timeout, options._threads = _CONNECT_WITHIN, 1
             group: Any = ProcessGroupGloo(store, position, size, options)
-            group.set_timeout(_HOSTS_TIMEOUT if is_far else _TIMEOUT)
+            group.set_timeout(_TIMEOUT)
             return group
 
-        self._groups = connect(team, make, number=2, ranks=ranks)
+        self._groups = connect(team, make, number=2)
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, from_each: list[int], to_each: list[int]

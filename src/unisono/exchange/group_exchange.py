@@ -21,6 +21,7 @@ import torch
 from unisono.errors import UnisonoError
 from unisono.exchange.bucket_layout import lay_out_buckets
 from unisono.exchange.bucket_pipeline import BucketPipeline
+from unisono.exchange.bucket_sum import BucketSums
 from unisono.exchange.communicator import BrokenError, Communicator
 from unisono.exchange.early_part import EarlyPart
 from unisono.exchange.gloo_communicator import GlooCommunicator
@@ -42,7 +43,8 @@ class GroupExchange(ReplicaExchange):
     """An exchange of replicas. Final; arguments as of :class:`~.protocol.Exchange`."""
 
     _communicator: Communicator | None = None
-    _pipeline: BucketPipeline | None = None
+    _pipeline: BucketPipeline[Communicator] | None = None
+    _sums: BucketSums
     _present: tuple[bool, ...]
 
     @property
@@ -51,7 +53,7 @@ class GroupExchange(ReplicaExchange):
         if self.device.is_host:
             return 0
         parts = self._own.num_taken * self._layout.num_bytes
-        return parts + (0 if self._pipeline is None else self._pipeline.num_bytes)
+        return parts + (0 if self._pipeline is None else self._sums.num_bytes)
 
     @property
     def takes_early(self) -> bool:  # type: ignore[override]
@@ -91,7 +93,7 @@ class GroupExchange(ReplicaExchange):
             pipeline.finish(communicator, _PATIENCE_S)
         return self._settle(pipeline) if team.wait() else self._take_over()
 
-    def _settle(self, pipeline: BucketPipeline) -> list[Node] | None:
+    def _settle(self, pipeline: BucketPipeline[Communicator]) -> list[Node] | None:
         """See that everybody has all sums; returns as :meth:`gather`."""
         team, failures = self._team, {0: b""}
         membership = team.membership
@@ -147,12 +149,13 @@ class GroupExchange(ReplicaExchange):
             self.totals = [sums.piece(n, 0, p.numel()) for n, p in enumerate(self.parameters)]
             return
         held = [division.parts_of[rank] for rank in team.membership.ranks]
-        self._pipeline = BucketPipeline(
+        self._sums = BucketSums(
             self._layout, self._own, held, team.position, division.num_shards, self.device
         )
-        self.whole, self.totals = self._pipeline.whole, self._pipeline.totals
+        self._pipeline = BucketPipeline(self._sums.buckets, self._layout.bucket_of)
+        self.whole, self.totals = self._sums.whole, self._sums.totals
 
-    def _move(self, pipeline: BucketPipeline) -> str:
+    def _move(self, pipeline: BucketPipeline[Communicator]) -> str:
         """Bring all sums here, and this worker's to the others. Collective.
 
         Returns:
@@ -169,7 +172,7 @@ class GroupExchange(ReplicaExchange):
         if pipeline.failure:
             self._close()  # at once: others may wait for this worker
             return pipeline.failure
-        self._present = pipeline.present
+        self._present = self._sums.present
         return _CHANGED if pipeline.is_outdated else ""
 
     def _connect(self) -> Communicator:

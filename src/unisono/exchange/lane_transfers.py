@@ -1,73 +1,55 @@
-"""What a worker sends to those that add up the same pieces on other hosts."""
+"""Tensors to and from those that add up the same pieces on other hosts."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from unisono.exchange.communicator import BrokenError, Communicator, Transfer
+from unisono.device import bytes_of
+from unisono.exchange.host_lane import Views
+
+Swap = Callable[[Mapping[int, Views], Mapping[int, Views]], None]
+"""Sends bytes to other hosts, and waits until theirs are in memory; both by host."""
 
 
 class LaneTransfers:
-    """Tensors to and from the other hosts' workers of one lane. Final.
+    """What the workers of a lane send each other. Final.
 
     All methods are collective among these workers.
 
     Args:
-        communicator: connects them.
-        fail: raises the error that says who was lost, given what has failed.
+        swap: moves bytes, or raises the error that says who was lost.
+        host: of this worker.
     """
 
-    def __init__(self, communicator: Communicator, fail: Callable[[str], None]) -> None:
-        self._communicator, self._fail = communicator, fail
+    def __init__(self, swap: Swap, host: int) -> None:
+        self._swap, self._host = swap, host
 
     def all_to_all(
         self, sent: Sequence[torch.Tensor], lengths: Sequence[int]
-    ) -> Sequence[torch.Tensor]:
+    ) -> list[torch.Tensor]:
         """Send each host a vector, and get one of each; all of one dtype.
 
         Args:
-            sent: by host.
+            sent: by host; this one's is not looked at.
             lengths: of what comes, by host, in elements.
         """
-        received = sent[0].new_empty(sum(lengths))
-        size = received.itemsize
-        self._wait(
-            self._communicator.all_to_all(
-                received.view(torch.uint8),
-                torch.cat(list(sent)).view(torch.uint8),
-                from_each=[length * size for length in lengths],
-                to_each=[one.numel() * size for one in sent],
-            )
+        received = [sent[0].new_empty(length) for length in lengths]
+        others = [host for host in range(len(sent)) if host != self._host]
+        self._swap(
+            {host: [bytes_of(sent[host])] for host in others},
+            {host: [bytes_of(received[host])] for host in others},
         )
-        return _cut(received, lengths)
+        return received
 
-    def all_gather(self, own: torch.Tensor, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
+    def all_gather(self, own: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
         """Give every host a vector; get those of all.
 
         Args:
             own: this host's.
             lengths: of all, by host, in elements.
         """
-        longest = max(lengths)
-        padded = torch.zeros(longest, dtype=own.dtype)
-        padded[: own.numel()] = own
-        received = own.new_empty(longest * len(lengths))
-        self._wait(
-            self._communicator.all_gather(received.view(torch.uint8), padded.view(torch.uint8))
-        )
-        slots = _cut(received, [longest] * len(lengths))
-        return [one[:length] for one, length in zip(slots, lengths, strict=True)]
-
-    def _wait(self, transfer: Transfer) -> None:
-        try:
-            self._communicator.wait(transfer)
-        except BrokenError as error:
-            self._fail(str(error))
-
-
-def _cut(vector: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
-    ends = itertools.accumulate(lengths)
-    return [vector[end - length : end] for length, end in zip(lengths, ends, strict=True)]
+        received = self.all_to_all([own] * len(lengths), lengths)
+        received[self._host] = own
+        return received

@@ -134,19 +134,23 @@ def connect_hosts(rendezvous: Rendezvous, address: str) -> HostLinks:
     with socket.create_server((address, 0), backlog=len(others)) as listening:
         ports = rendezvous.gather("addresses of workers", list(listening.getsockname()[:2]))
         links = {
-            rank: _call(rank, ports[rank], rendezvous, deadline)
+            rank: call_rank(rank, ports[rank], places.rank, rendezvous.token, deadline)
             for rank in others
             if rank < places.rank
         }
         while missing := [rank for rank in others if rank not in links]:
-            links.update(_take_call(listening, missing, rendezvous, deadline))
+            links.update(take_call(listening, missing, places.rank, rendezvous.token, deadline))
     return HostLinks(links)
 
 
-def _call(
-    rank: int, place: tuple[str, int], rendezvous: Rendezvous, deadline: float
+def call_rank(
+    rank: int, place: tuple[str, int], me: int, token: str, deadline: float
 ) -> socket.socket:
-    me, token = rendezvous.places.rank, rendezvous.token
+    """Connect to a worker that listens, until a time of ``time.monotonic``; both show the token.
+
+    Raises:
+        RendezvousError: it is not reached there.
+    """
     link = None
     try:
         within_s = min(_CONNECTS_WITHIN_S, max(0.1, deadline - time.monotonic()))
@@ -170,11 +174,14 @@ def _call(
     return link
 
 
-def _take_call(
-    listening: socket.socket, missing: list[int], rendezvous: Rendezvous, deadline: float
+def take_call(
+    listening: socket.socket, missing: list[int], me: int, token: str, deadline: float
 ) -> dict[int, socket.socket]:
-    """Take one connection; who does not show the token is turned away."""
-    me, token = rendezvous.places.rank, rendezvous.token
+    """Take one connection, by its rank; who does not show the token is turned away.
+
+    Raises:
+        RendezvousError: nobody has connected until then.
+    """
     listening.settimeout(max(0.1, deadline - time.monotonic()))
     try:
         link, _ = listening.accept()

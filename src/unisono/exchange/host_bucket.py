@@ -1,0 +1,217 @@
+"""One bucket of a lane on its way between hosts. Whatever crosses a network begins and ends here.
+
+::
+
+    workers' parts ──► part of the host ─┐         ┌─► slice 0 of all, added ─┐      ┌─► sums
+                          (in tree order)│  swap   │       in tree order      │ swap │
+    the same on another host  ───────────┘         └─► slice 1 of all, added ─┘      └─► sums
+
+Parts of hosts are made in memory of their own, so workers' parts stay as they are: where one has
+changed meanwhile, all can cross again. Beside its slices, a host's part says which parameters it
+has gradients for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from unisono.exchange.arena import Arena, Region, size_of
+from unisono.exchange.bucket_layout import ParameterBucket
+from unisono.exchange.bucket_pipeline import Rounds
+from unisono.exchange.host_lane import HostLane
+from unisono.exchange.ordered_sum import OrderedSum
+from unisono.exchange.parts import pieces_within, presence
+from unisono.plan.rounds import as_whole, within
+from unisono.plan.slices import Piece
+from unisono.plan.summation import Node
+from unisono.workers.memory import ALIGNMENT_BYTES, Memory, aligned
+
+_ROUNDS = 2
+
+
+class LaneMemory:
+    """What this worker adds up of a lane: parts of this host, and the sums of all. Final.
+
+    Args:
+        arena: where the parts of this host's workers are.
+        held: the parts of each host.
+        host: which one this is.
+        parts: those of all workers.
+
+    Attributes:
+        totals: the sums of all, laid out as a part.
+    """
+
+    def __init__(
+        self, arena: Arena, held: Sequence[Sequence[Node]], host: int, parts: Sequence[Node]
+    ) -> None:
+        self.arena, self.held, self.host = arena, held, host
+        self.num_shards = arena.plan.shards
+        self.within = {part: within(part, parts) for part in held[host]}
+        # The last slice may reach beyond; memory that nobody writes does not exist.
+        num_bytes = size_of(arena.plan.parameters) + ALIGNMENT_BYTES * len(held)
+        self.totals = Memory.private(num_bytes)
+        self._sums = {
+            part: Memory.private(num_bytes) for part, inner in self.within.items() if len(inner) > 1
+        }
+
+    def of(self, part: Node) -> tuple[Memory, int]:
+        """Say where a part of this host is: in which memory, and its first byte."""
+        if part in self._sums:
+            return self._sums[part], 0
+        return self.arena.memory, self.arena.gradients[part.lo].start
+
+
+class HostBucket:
+    """One bucket, of which each host adds up a slice. Final.
+
+    Args:
+        bucket: which parameters.
+        number: which bucket of the lane.
+        memory: of the lane.
+    """
+
+    def __init__(self, bucket: ParameterBucket, number: int, memory: LaneMemory) -> None:
+        self._bucket, self._number, self._memory = bucket, number, memory
+        self._hosts = [host for host in range(len(memory.held)) if host != memory.host]
+        self._turn = 0
+        end, length = aligned(bucket.num_bytes), bucket.slice_bytes(len(memory.held))
+        starts = range(0, length * len(memory.held), length)
+        self._bounds = [(min(start, end), min(start + length, end)) for start in starts]
+        self._flags = {
+            part.lo: bytearray(1 + len(bucket.indices)) for parts in memory.held for part in parts
+        }
+        self._received = self._room()
+        self._host_sums = [
+            self._host_sum(part, inner, list(pieces_within(bucket.slots, 0, end)))
+            for part, inner in memory.within.items()
+            if len(inner) > 1
+        ]
+        mine = list(pieces_within(bucket.slots, *self._bounds[memory.host]))
+        totals = Region(memory.totals, bucket.start, bucket.slots)
+        self._sum = OrderedSum(
+            self,
+            [part for parts in memory.held for part in parts],
+            memory.num_shards,
+            mine,
+            [totals.piece(piece.index, piece.start, piece.stop) for piece in mine],
+        )
+
+    def expect(self, lane: HostLane, turn: int) -> None:
+        """Say where what comes in a turn is to go, before any of it can come.
+
+        Args:
+            lane: what it comes over.
+            turn: which exchange of all buckets it is, counted over the lane's life.
+        """
+        self._turn, (slices, sums) = turn, self._frames(turn)
+        lane.expect(slices, {host: self._of_host(host) for host in self._hosts})
+        lane.expect(sums, {host: [self._totals(host)] for host in self._hosts})
+
+    def cross(self, lane: HostLane) -> Rounds:
+        """See :class:`~.bucket_pipeline.BucketCrossing`: slices to each host, then sums to all."""
+        memory, (slices, sums) = self._memory, self._frames(self._turn)
+        self._make_parts()
+        yield lane.swap(slices, {host: self._for_host(host) for host in self._hosts})
+        self._sum.add()
+        return lane.swap(sums, {host: [self._totals(memory.host)] for host in self._hosts})
+
+    def flags(self, lo: int) -> bytes:
+        """See :class:`~.parts.PublishedParts`; parameters are counted from the bucket's first."""
+        return bytes(self._flags[lo])
+
+    def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """See :class:`~.parts.PublishedParts`: this host's slice of a part."""
+        region = self._region(lo)
+        return [region.piece(piece.index, piece.start, piece.stop) for piece in pieces]
+
+    def _frames(self, turn: int) -> tuple[int, int]:
+        first = (turn << 32) + _ROUNDS * self._number
+        return first, first + 1
+
+    def _room(self) -> dict[int, Memory]:
+        """Take memory for this host's slice of each part of other hosts."""
+        start, stop = self._bounds[self._memory.host]
+        return {
+            part.lo: Memory.private(stop - start)
+            for host in self._hosts
+            for part in self._memory.held[host]
+        }
+
+    def _region(self, lo: int) -> Region:
+        if lo in self._received:
+            start, _ = self._bounds[self._memory.host]
+            return Region(self._received[lo], -start, self._bucket.slots)
+        part = next(part for part in self._memory.within if part.lo == lo)
+        memory, first = self._memory.of(part)
+        return Region(memory, first + self._bucket.start, self._bucket.slots)
+
+    def _host_sum(self, part: Node, inner: Sequence[Node], pieces: Sequence[Piece]) -> OrderedSum:
+        region = self._region(part.lo)
+        return OrderedSum(
+            _WorkersParts(self._memory.arena, self._bucket, part.lo),
+            as_whole(part, inner),
+            part.hi - part.lo,
+            pieces,
+            [region.piece(piece.index, piece.start, piece.stop) for piece in pieces],
+        )
+
+    def _make_parts(self) -> None:
+        """Add up this host's parts, and say which parameters they have gradients for."""
+        for own in self._host_sums:
+            own.add()
+        for part, inner in self._memory.within.items():
+            workers = _WorkersParts(self._memory.arena, self._bucket, part.lo)
+            rows = [presence(workers.flags(one.lo - part.lo)) for one in inner]
+            self._flags[part.lo][1:] = bytes(any(column) for column in zip(*rows, strict=True))
+
+    def _of_host(self, host: int) -> list[memoryview]:
+        """View what another host sends of its parts."""
+        parts = self._memory.held[host]
+        slices = [
+            self._received[part.lo].view(0, self._length(self._memory.host)) for part in parts
+        ]
+        return slices + [memoryview(self._flags[part.lo])[1:] for part in parts]
+
+    def _for_host(self, host: int) -> list[memoryview]:
+        """View what is sent to another host of this one's parts."""
+        start, _ = self._bounds[host]
+        slices, flags = [], []
+        for part in self._memory.within:
+            memory, first = self._memory.of(part)
+            slices.append(memory.view(first + self._bucket.start + start, self._length(host)))
+            flags.append(memoryview(self._flags[part.lo])[1:])
+        return slices + flags
+
+    def _totals(self, host: int) -> memoryview:
+        """View the sums that one host makes."""
+        start, _ = self._bounds[host]
+        return self._memory.totals.view(self._bucket.start + start, self._length(host))
+
+    def _length(self, host: int) -> int:
+        start, stop = self._bounds[host]
+        return stop - start
+
+
+class _WorkersParts:
+    """One bucket of parts that workers of this host have published. Final.
+
+    Args:
+        arena: where they are.
+        bucket: which parameters; they are counted from its first.
+        first: the shard that counts as number 0.
+    """
+
+    def __init__(self, arena: Arena, bucket: ParameterBucket, first: int) -> None:
+        self._arena, self._bucket, self._first = arena, bucket, first
+
+    def flags(self, lo: int) -> bytes:
+        row, here = self._arena.flags[lo + self._first], self._bucket.indices
+        return bytes(row[:1]) + bytes(row[1 + here.start : 1 + here.stop])
+
+    def views(self, lo: int, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        start = self._arena.gradients[lo + self._first].start + self._bucket.start
+        region = Region(self._arena.memory, start, self._bucket.slots)
+        return [region.piece(piece.index, piece.start, piece.stop) for piece in pieces]

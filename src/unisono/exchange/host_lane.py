@@ -1,0 +1,283 @@
+"""What moves the bytes of a lane: one connection to the same lane's worker of each other host.
+
+Bytes travel in frames: a number (u64) that says what they are, how many there are (u64), and they
+themselves. Whoever receives has said before which numbers it expects, how many bytes and where they
+go, so they are copied once, out of the kernel. What nobody expects yet stays in the kernel; what
+has another length than was expected breaks the lane. Nothing is unpickled.
+
+The connections are made as those of the control block are (``workers/host_links.py``), with a
+secret that the workers have told each other over those. Nobody listens once they are made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import secrets
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from unisono.errors import RendezvousError
+from unisono.exchange.communicator import BrokenError, Transfer
+from unisono.workers.host_links import call_rank, take_call
+from unisono.workers.team import Team
+
+Views = Sequence[memoryview]
+
+_HEADER = struct.Struct("<QQ")
+_CONNECT_WITHIN_S = 20.0
+_LOOK_EVERY_S = 0.05
+_PIECES_AT_ONCE = 16
+_TCP_RTO_MAX_MS, _RTO_MS = 44, 1000  # not in Python; older kernels refuse it
+
+
+class HostLane:
+    """This worker's connections to those of its lane. Final; made by :func:`connect_lane`.
+
+    Args:
+        sockets: connected, by host; without this one.
+    """
+
+    def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
+        self._links = {host: _Link(host, link) for host, link in sockets.items()}
+        self._by_fd = {link.fileno: link for link in self._links.values()}
+        self._poll = select.poll()
+        for fd in self._by_fd:
+            self._poll.register(fd, 0)
+        self._is_left = False
+
+    def expect(self, number: int, into: Mapping[int, Views]) -> None:
+        """Say where the bytes of a frame are to go, before they can come.
+
+        Args:
+            number: of the frame, which no other has that is under way.
+            into: memory, by host.
+        """
+        for host, views in into.items():
+            self._links[host].expect(number, views)
+
+    def swap(self, number: int, sent: Mapping[int, Views]) -> Transfer:
+        """Begin to send a frame to each host; there is one from each, which is expected.
+
+        Args:
+            number: of the frame.
+            sent: its bytes, by host; they must not change before the transfer is ready.
+        """
+        for host, views in sent.items():
+            self._links[host].send(number, views)
+        return _Swap(number, list(self._links.values()))
+
+    def progress(self, at_most_s: float) -> None:
+        """Move bytes; wait at most so many seconds for any.
+
+        Raises:
+            BrokenError: another host has closed its connection, or has sent what nobody expects.
+        """
+        # Python waits for threads that wait here before it ends.
+        if self._is_left or not threading.main_thread().is_alive():
+            raise BrokenError("this worker has left")
+        for link in self._links.values():
+            self._poll.modify(link.fileno, link.wanted)
+        for fd, _ in self._poll.poll(at_most_s * 1000):
+            self._by_fd[fd].move()
+
+    def wait(self, transfer: Transfer, patience_s: float = math.inf) -> bool:
+        """Wait until the bytes are there and sent, or for so many seconds; tell whether they are.
+
+        Raises:
+            BrokenError: as of :meth:`progress`.
+        """
+        until_s = time.monotonic() + patience_s
+        while not transfer.is_ready:
+            left_s = until_s - time.monotonic()
+            if left_s < 0:
+                return False
+            self.progress(min(_LOOK_EVERY_S, left_s))
+        return True
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """Do as :class:`~.communicator.Communicator` says: here it all runs beside the passes."""
+        return nullcontext()
+
+    def leave(self) -> None:
+        """Have whatever waits here stop soon; another thread may call this."""
+        self._is_left = True
+
+    def close(self) -> None:
+        """End the connections; whoever waits for this worker is told. Not collective."""
+        self._is_left = True
+        for link in self._links.values():
+            link.close()
+
+
+class _Link:
+    """One connection: what is to be sent, and what is expected. Final."""
+
+    def __init__(self, host: int, connected: socket.socket) -> None:
+        self._host, self._socket, self.fileno = host, connected, connected.fileno()
+        self._outgoing: deque[tuple[int, memoryview]] = deque()
+        self._sending: dict[int, int] = {}  # frames → how many pieces of them are left
+        self._expected: dict[int, Views] = {}
+        self._head = bytearray(_HEADER.size)
+        self._number: int | None = None  # of the frame that comes
+        self._incoming = deque([memoryview(self._head)])
+
+    @property
+    def wanted(self) -> int:
+        """What to wait for, as select.poll has it."""
+        held_back = self._number is not None and not self._incoming
+        reads = select.POLLIN if self._expected and not held_back else 0
+        return reads | (select.POLLOUT if self._outgoing else 0)
+
+    def is_done_with(self, number: int) -> bool:
+        """Tell whether a frame has been sent, and the one of its number has come."""
+        return number not in self._sending and number not in self._expected
+
+    def expect(self, number: int, into: Views) -> None:
+        self._expected[number] = into
+        if self._number == number and not self._incoming:
+            self._begin()
+
+    def send(self, number: int, views: Views) -> None:
+        num_bytes = sum(view.nbytes for view in views)
+        head = memoryview(_HEADER.pack(number, num_bytes))
+        pieces = [view for view in (head, *views) if view.nbytes]
+        self._outgoing.extend((number, view) for view in pieces)
+        self._sending[number] = len(pieces)
+        self._send()
+
+    def move(self) -> None:
+        """Send and receive what can be at once."""
+        self._send()
+        try:
+            while self._incoming and self._expected:
+                view = self._incoming[0]
+                count = self._socket.recv_into(view)
+                if not count:
+                    raise BrokenError(f"host {self._host} has closed its connection")
+                if count < view.nbytes:
+                    self._incoming[0] = view[count:]
+                else:
+                    self._incoming.popleft()
+                if not self._incoming:
+                    self._end()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise BrokenError(f"host {self._host}: {error}") from error
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _send(self) -> None:
+        try:
+            while self._outgoing:
+                some = itertools.islice(self._outgoing, _PIECES_AT_ONCE)
+                self._have_sent(self._socket.sendmsg([view for _, view in some]))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise BrokenError(f"host {self._host}: {error}") from error
+
+    def _have_sent(self, count: int) -> None:
+        while count:
+            number, view = self._outgoing.popleft()
+            if count < view.nbytes:
+                self._outgoing.appendleft((number, view[count:]))
+                return
+            count -= view.nbytes
+            self._sending[number] -= 1
+            if not self._sending[number]:
+                del self._sending[number]
+
+    def _end(self) -> None:
+        """A frame, or the head of one, has come."""
+        if self._number is not None:
+            del self._expected[self._number]
+            self._number = None
+            self._incoming.append(memoryview(self._head))
+            return
+        self._number = _HEADER.unpack(self._head)[0]
+        if self._number in self._expected:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Take the bytes of the frame that has begun to come."""
+        number, num_bytes = _HEADER.unpack(self._head)
+        views = self._expected[number]
+        expected = sum(view.nbytes for view in views)
+        if num_bytes != expected:
+            raise BrokenError(
+                f"host {self._host} must send {expected} bytes as number {number}, not {num_bytes}"
+            )
+        self._incoming.extend(view for view in views if view.nbytes)
+        if not self._incoming:
+            self._end()
+
+
+class _Swap(Transfer):
+    """A frame to each host, and one from each. Final."""
+
+    def __init__(self, number: int, links: list[_Link]) -> None:
+        self._number, self._links = number, links
+
+    @property
+    def is_ready(self) -> bool:
+        """See :class:`Transfer`."""
+        self._links = [link for link in self._links if not link.is_done_with(self._number)]
+        return not self._links
+
+    def join(self) -> None:
+        """See :class:`Transfer`."""
+
+
+def connect_lane(team: Team, ranks: Sequence[int]) -> HostLane | None:
+    """Connect the workers of a lane. Collective: every worker of every host calls it.
+
+    Args:
+        team: the workers.
+        ranks: those of this worker's lane, by host; empty: it has none.
+
+    Returns:
+        None if this worker has no lane.
+
+    Raises:
+        BrokenError: another worker of the lane was not reached.
+    """
+    me, secret = team.world.rank, secrets.token_hex(16)
+    if not ranks:
+        team.gather(b"", "addresses")
+        return None
+    links: dict[int, socket.socket] = {}
+    with socket.create_server((team.supervisor.address, 0), backlog=len(ranks)) as listening:
+        told = json.dumps([*listening.getsockname()[:2], secret]).encode()
+        heard = team.gather(told, "addresses")
+        deadline = time.monotonic() + _CONNECT_WITHIN_S
+        try:
+            for rank in (rank for rank in ranks if rank < me):
+                address, port, its_secret = json.loads(heard[rank])
+                links[rank] = call_rank(rank, (address, port), me, its_secret, deadline)
+            while missing := [rank for rank in ranks if rank > me and rank not in links]:
+                links |= take_call(listening, missing, me, secret, deadline)
+        except BaseException as error:
+            for link in links.values():
+                link.close()
+            if isinstance(error, RendezvousError):
+                raise BrokenError(str(error)) from error
+            raise
+    for link in links.values():
+        link.setblocking(False)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Nothing here takes a host for lost: whoever is slow does not read for a while.
+        with contextlib.suppress(OSError):
+            link.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _RTO_MS)
+    return HostLane({ranks.index(rank): link for rank, link in links.items()})
