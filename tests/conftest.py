@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from hypothesis import settings
+from tests import huge_pages
 from tests.accelerator.fixture import accelerator, build, pytest_pyfunc_call  # noqa: F401
 
 from unisono.launch import forkserver
@@ -26,6 +27,7 @@ settings.load_profile("unisono")
 _BEFORE, _FROM, _MAIN = forkserver._START.partition("from unisono.launch.server")
 forkserver._START = f"{_BEFORE}import hypothesis, pytest; {_FROM}{_MAIN}"
 
+MANY = 500  # tests whose forks together cost more than the second that large pages take
 SETTLE_S = 20.0  # a worker's exit is told before the kernel has buried it
 # pytest's own, and torch's empty folder names
 HARMLESS_VARIABLES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
@@ -96,6 +98,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # two, with other processes about, take thirty times as long
+    if len(session.items) > MANY and not session.config.option.collectonly:
+        huge_pages.collapse()
 
 
 def _check_names(session: pytest.Session) -> None:

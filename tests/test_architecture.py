@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,16 @@ def used_twice(names):
     for name, path in names:
         places.setdefault(name, []).append(str(path.relative_to(PACKAGE)))
     return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_the_files_that_the_page_names_exist():
+    page = DRAWING.read_text()
+    named = {*re.findall(r"`([\w/]+\.py)`", page), *re.findall(r"([\w/]+\.py) +→", page)}
+    root = PACKAGE.parents[1]
+    paths = [*FILES, *(root / "tests").rglob("test_*.py")]
+    files = [f"/{path.relative_to(root)}" for path in paths]
+    assert named
+    assert [name for name in sorted(named) if not any(f.endswith(f"/{name}") for f in files)] == []
 
 
 def test_no_name_of_a_module_is_used_in_two_packages():

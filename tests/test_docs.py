@@ -7,11 +7,15 @@ import functools
 import inspect
 import pickle
 import re
+import shlex
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import click
 import pytest
+from tests.shown_blocks import AROUND, PAGES_THAT_RUN, program_of
 from tests.warm import processes
 
 import unisono
@@ -24,6 +28,7 @@ README = REPOSITORY / "README.md"
 DOCS = REPOSITORY / "docs"
 EXAMPLES = REPOSITORY / "examples"
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+MOVES = sorted((DOCS / "from").glob("*.md"), key=lambda page: page.stem)
 needs_two_cores = pytest.mark.skipif(num_devices() < 2, reason="two workers need two cores")
 
 
@@ -90,6 +95,24 @@ def test_every_command_that_is_shown_exists() -> None:
     assert set(main.commands) <= {name for name, _ in shown}
 
 
+def test_every_option_that_is_shown_exists() -> None:
+    shown = "\n".join(block for page in PAGES for block in blocks(page, "console"))
+    commands = re.findall(r"^\$ (?:\w+=\S+ )*unisono ([a-z]+)(.*)$", shown, re.M)
+    assert len(commands) > 40
+    for name, rest in commands:
+        words = shlex.split(rest.removesuffix("\\"), comments=True)
+        script = [word.endswith(".py") for word in words]  # what follows it is the script's
+        ours = words[: script.index(True)] if any(script) else words
+        main.commands[name].make_parser(click.Context(main.commands[name])).parse_args(ours)
+
+
+def test_blocks_of_bash_are_bash() -> None:
+    shown = [block for page in PAGES for block in blocks(page, "bash")]
+    assert shown
+    for block in shown:
+        subprocess.run(["bash", "-nc", block], check=True, timeout=10)
+
+
 def sentences_of_the_package() -> list[str]:
     """Return every string of the source, with … where something is put in."""
     found = []
@@ -132,6 +155,9 @@ def test_an_error_names_its_page() -> None:
         again = pickle.loads(pickle.dumps(error)) if not taken else error
         assert again.__notes__ == [f"Causes and remedies: docs/errors.md#{name.lower()}"]
         assert str(again) == "it failed"
+        # What has no section of its own stands in that of its base class.
+        derived = type("Derived", (kind,), {})("", **{field: fields[field] for field in taken})
+        assert derived.__notes__ == again.__notes__
 
 
 def test_every_block_of_python_compiles_and_seeds_the_weights() -> None:
@@ -146,63 +172,22 @@ def test_every_block_of_python_compiles_and_seeds_the_weights() -> None:
             assert model is None or "torch.manual_seed(" in block[: model.start()], path
 
 
-# What blocks take for granted: names of a program around them, small enough to train in no time.
-AROUND = """
-import sys, torch, torch.nn.functional as F, unisono
-from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR
-from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics.classification import MulticlassF1Score
-from sklearn.metrics import accuracy_score
-from unisono.callbacks import EMA, EarlyStopping
-sys.path.insert(0, {examples!r})
-from closures import SAM as _SAM
-SAM = lambda parameters: _SAM(parameters, rho=0.05, lr=0.1)
-roc_auc_score = lambda targets, outputs: accuracy_score(targets, outputs.argmax(1))
-class Net(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 10))
-class GPT(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = nn.Linear(20, 16), nn.Linear(16, 10)
-        self.blocks = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
-    def forward(self, x):
-        x = self.embed(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-criterion = nn.CrossEntropyLoss()
-loss = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])
-train_set = test_set = TensorDataset(torch.randn(96, 20), torch.arange(96) % 10)
-loader = DataLoader(train_set, batch_size=32)
-inputs = torch.randn(4, 20)
-"""
-# Those of programs.md run in examples/by_feature.
-PAGES_THAT_RUN = ["index", "training", "checkpoints", "loops", "callbacks", "audits", "gpus"]
-PAGES_THAT_RUN += ["several-devices"]
-# GPUs are the CPU here, which layers cannot be divided over by name.
-HERE = {"cuda:0": "cpu", "cuda:1": "cpu", '"cuda"': '"cpu"', "[0, 1]": '["cpu"] * 2'}
+def test_every_block_of_python_is_run_by_a_test() -> None:
+    """The README's first by its own test, whole programs side by side by theirs."""
+    pages = {page.stem for page in PAGES if blocks(page)}
+    others = {"README", "notebooks", *(page.stem for page in MOVES)}
+    assert pages == {*PAGES_THAT_RUN, *others}
+    counts = {page.stem: len(blocks(page)) for page in (README, *MOVES)}
+    assert counts == {"README": 1} | {page.stem: 2 for page in MOVES}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_blocks_run_in_a_program_that_has_what_they_name(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    program = [AROUND.format(examples=str(EXAMPLES / "by_feature"))]
+    program = [AROUND]
     for page in PAGES_THAT_RUN:
-        for number, block in enumerate(blocks(DOCS / f"{page}.md")):
-            if '{"cuda:0": [' in block:
-                continue
-            # One line fetches files from the network.
-            code = "\n".join(line for line in block.splitlines() if "mnist(" not in line)
-            code = code.replace('"runs/m', f'"runs/{page}{number}')
-            for gpu, here in HERE.items():
-                code = code.replace(gpu, here)
-            fresh = "torch.manual_seed(0)\nmodel = Net()\nschedule = average = EMA(0.9)\n"
-            fresh += "optimizer = torch.optim.Adam(model.parameters())\n"
-            fresh += "trainer = unisono.Trainer(model, optimizer, loss)\n"
-            program.append(f"exec({fresh + code!r}, dict(globals()))")
+        program += program_of(page, blocks(DOCS / f"{page}.md"))
     (tmp_path / "blocks.py").write_text("\n".join(program))
     run("blocks.py", folder=tmp_path)
 
@@ -236,9 +221,6 @@ def without_numbers(text: str) -> list[str]:
 def test_the_output_in_the_readme_has_one_digest() -> None:
     first, *others = re.findall(r"digest ([0-9a-f]{16})", README.read_text())
     assert others == [first]
-
-
-MOVES = sorted((DOCS / "from").glob("*.md"), key=lambda page: page.stem)
 
 
 @needs_two_cores

@@ -26,12 +26,7 @@ from unisono.notices import say
 
 
 class Arrivals:
-    """The batches that come to one accelerator. Final.
-
-    Args:
-        device: torch's.
-        module: torch's, for its type.
-    """
+    """The batches that come to one accelerator. Final."""
 
     def __init__(self, device: torch.device, module: Any) -> None:
         self._device, self._module = device, module

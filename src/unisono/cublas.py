@@ -18,8 +18,5 @@ def fix_workspaces(environ: MutableMapping[str, str]) -> None:
     """Have cuBLAS use workspaces of a fixed size, unless the user has said something else.
 
     Call it before CUDA is used: after the first matrix product on a GPU it has no effect.
-
-    Args:
-        environ: the variables of a process.
     """
     environ.setdefault(WORKSPACE_VARIABLE, FIXED_WORKSPACES)

@@ -34,7 +34,8 @@ class UnisonoError(Exception):
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
         # Tracebacks show notes below the message; `str(error)` stays the message.
-        self.add_note(f"Causes and remedies: docs/errors.md#{type(self).__name__.lower()}")
+        described = next(each for each in type(self).__mro__ if each.__module__ == __name__)
+        self.add_note(f"Causes and remedies: docs/errors.md#{described.__name__.lower()}")
 
 
 class WorkerError(UnisonoError):

@@ -78,23 +78,15 @@ _FIELDS = dict.fromkeys(DEEDS, ("rank", "step", "at")) | {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        kind: what happens.
-        rank: to whom; None for the launcher.
-        step: when, counted from 0; None: at any step.
-        at: where in the step; empty for kinds that have no place.
-        checkpoint: the number of the checkpoint that is being written, the first is 1.
-        of: what a bit is of; empty: of gradients.
-    """
-
-    kind: str
-    rank: int | None = None
-    step: int | None = None
-    at: str = ""
+    kind: str  # what happens
+    rank: int | None = None  # to whom; None for the launcher
+    step: int | None = None  # when, counted from 0; None: at any step
+    at: str = ""  # where in the step; empty for kinds that have no place
+    # the number of the checkpoint that is being written, the first is 1
     checkpoint: int | None = None
-    of: str = ""
+    of: str = ""  # what a bit is of; empty: of gradients
 
 
 def read_faults(text: str) -> tuple[Fault, ...]:

@@ -28,43 +28,26 @@ _NANOSECONDS_S, _MICROSECONDS_S = 1e-9, 1e-6
 
 @dataclass(frozen=True, slots=True)
 class LoadLook:
-    """What one look has shown, in seconds since some beginning.
+    """What one look has shown, in seconds since some beginning."""
 
-    Attributes:
-        at_s: when.
-        busy_s, stolen_s: of all cores together; None where nobody knows.
-        workers_s: processor time of the workers.
-        throttled_s: how long the container's limit has stopped it.
-        runnable: how many threads want to run just now.
-    """
-
-    at_s: float
-    busy_s: float | None
-    stolen_s: float | None
-    workers_s: float
-    throttled_s: float | None
-    runnable: int | None
+    at_s: float  # when
+    busy_s: float | None  # of all cores together; None where nobody knows
+    stolen_s: float | None  # likewise
+    workers_s: float  # processor time of the workers
+    throttled_s: float | None  # how long the container's limit has stopped it
+    runnable: int | None  # how many threads want to run just now
 
 
 @dataclass(frozen=True, slots=True)
 class MachineLoad:
-    """How busy the machine was between two looks.
+    """How busy the machine was between two looks."""
 
-    Attributes:
-        cores: that the workers may use.
-        busy: how many cores all programs used together; None where nobody knows.
-        workers: how many the workers used.
-        stolen: the part of the cores' time that a hypervisor took.
-        throttled: the part of the time in which a container's limit stopped it.
-        runnable: how many threads wanted to run; None where nobody knows.
-    """
-
-    cores: int
-    busy: float | None
-    workers: float
-    stolen: float = 0.0
-    throttled: float = 0.0
-    runnable: float | None = None
+    cores: int  # that the workers may use
+    busy: float | None  # how many cores all programs used together; None where nobody knows
+    workers: float  # how many the workers used
+    stolen: float = 0.0  # the part of the cores' time that a hypervisor took
+    throttled: float = 0.0  # the part of the time in which a container's limit stopped it
+    runnable: float | None = None  # how many threads wanted to run; None where nobody knows
 
     @property
     def is_crowded(self) -> bool:
@@ -132,11 +115,7 @@ class LoadWatch:
         self._before: LoadLook | None = None
 
     def look(self, pids: Iterable[int]) -> MachineLoad | None:
-        """Say how busy the machine was since the look before; None at the first.
-
-        Args:
-            pids: of the workers.
-        """
+        """Say how busy the machine was since the look before; None at the first."""
         before, self._before = self._before, self._look(pids)
         cores = len(os.sched_getaffinity(0))
         return None if before is None else load_between(before, self._before, cores)
@@ -189,11 +168,7 @@ def _throttling_file(root: Path) -> Path | None:
 
 
 def _control_groups(text: str) -> list[str]:
-    """List where this process's limit may be, the likeliest first: v2, then v1, then a container's.
-
-    Args:
-        text: of /proc/self/cgroup.
-    """
+    """List where this process's limit may be, likeliest first: v2, then v1, then a container's."""
     lines = [line.split(":", 2) for line in text.splitlines() if line.count(":") > 1]
     found = {names: path.lstrip("/") for _, names, path in lines}
     named = [found[""]] if "" in found else []

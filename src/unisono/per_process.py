@@ -16,12 +16,7 @@ _kept: dict[tuple[Hashable, ...], Any] = {}
 
 
 def per_process(make: Callable[..., T], *arguments: Hashable) -> T:
-    """Give this process's one `make(*arguments)`, made when it is first asked for.
-
-    Args:
-        make: most often a class.
-        arguments: of those there is one each.
-    """
+    """Give this process's one `make(*arguments)`, made when it is first asked for."""
     key = os.getpid(), make, *arguments
     if key not in _kept:
         _kept[key] = make(*arguments)

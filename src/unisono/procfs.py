@@ -10,19 +10,12 @@ _MAX_BYTES = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """What is used of it.
+    """What is used of it."""
 
-    Attributes:
-        letter: the state, such as ``R`` for running.
-        cpu: the processor time, in ticks.
-        started: when the process began, in ticks since the boot.
-        parent: the process that started it.
-    """
-
-    letter: str
-    cpu: int
-    started: int
-    parent: int = 0
+    letter: str  # the state, such as `R` for running
+    cpu: int  # the processor time, in ticks
+    started: int  # when the process began, in ticks since the boot
+    parent: int = 0  # the process that started it
 
     @property
     def is_stopped(self) -> bool:

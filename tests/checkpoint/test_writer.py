@@ -42,6 +42,8 @@ def kept(slot, step, directory):
 def test_the_newest_whole_snapshot_is_found(memory, tmp_path):
     loop = {**PLACES.as_json(), "directory": str(tmp_path), "keep": 2}
     assert newest_kept(memory, loop) is None
+    snapshot(memory, 0, 0, mark=1)
+    assert newest_kept(memory, loop) is None, "nothing is done yet"
     snapshot(memory, 0, 5, mark=1)
     assert newest_kept(memory, loop).step == 5
     snapshot(memory, 1, 9, mark=2)

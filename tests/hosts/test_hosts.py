@@ -139,7 +139,7 @@ def test_unisono_run_starts_one_host_of_several(make_hosts: MakeHosts) -> None:
     assert digests(outputs) == trained(hosts, [1, 1], "gpt")
 
 
-def srun(hosts: Sequence[Host], workers: Sequence[int], program: str) -> list[Output]:
+def srun(hosts: Sequence[Host], workers: Sequence[int], *program: str) -> list[Output]:
     """Start a program with the variables that tasks of Slurm have."""
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(sum(workers))}
     step |= {"SLURM_STEP_TASKS_PER_NODE": ",".join(map(str, workers))}
@@ -150,22 +150,23 @@ def srun(hosts: Sequence[Host], workers: Sequence[int], program: str) -> list[Ou
         for task in range(count):
             place = {"SLURM_PROCID": str(len(outputs)), "SLURM_LOCALID": str(task)}
             environ = {**step, **place, "SLURM_NODEID": str(host.number)}
-            outputs.append(Output(host.start(sys.executable, program, environ=environ)))
+            outputs.append(Output(host.start(sys.executable, *program, environ=environ)))
     return outputs
 
 
-def test_a_trainer_runs_under_slurm_and_evaluates_the_same(make_hosts: MakeHosts) -> None:
+def test_a_trainer_under_slurm_evaluates_and_predicts_the_same(
+    make_hosts: MakeHosts, tmp_path: Path
+) -> None:
     hosts = make_hosts(2)
     said = []
     for workers in ([3], [2, 1]):
-        outputs = srun(hosts[: len(workers)], workers, FIT)
-        said.append(
-            {re.search("digest .* of .*", output.has_ended_well())[0] for output in outputs}
-        )
-        for output in outputs:
-            assert ("refused: `predict` must be" in output.text) == (len(workers) > 1)
+        outputs = srun(hosts[: len(workers)], workers, FIT, str(tmp_path / "rows.safetensors"))
+        found = [re.findall("digest .* of .*|rows .*", out.has_ended_well()) for out in outputs]
+        assert found == [found[0]] * 3
+        said.append(found[0])
     assert said[0] == said[1]
-    assert len(said[0]) == 1
+    assert len(said[0]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.safetensors"]
 
 
 def test_torch_ddp_runs_on_these_hosts(make_hosts: MakeHosts) -> None:

@@ -193,7 +193,8 @@ def test_a_sweep_in_one_directory_is_told_that_the_run_is_finished(tmp_path, cap
     assert train(tmp_path, 3, lr=0.2) == first
     out = capsys.readouterr().out
     assert "lr: 0.2 given, 0.1 kept" in out
-    assert out.count("the run is already finished: nothing to do, as it has come to step 3") == 1
+    assert out.count("the run is already finished: nothing to do, as step 3 is all of") == 1
+    assert 'to train anew, pass `resume="never"`' in out
 
 
 def test_a_second_fit_with_the_same_total_says_that_nothing_is_to_do(capsys):
@@ -202,8 +203,9 @@ def test_a_second_fit_with_the_same_total_says_that_nothing_is_to_do(capsys):
     assert "already finished" not in capsys.readouterr().out
     trainer.fit(data(), batch_size=10, epochs=2)
     out = capsys.readouterr().out
-    assert out.count("the run is already finished: nothing to do, as it has come to step 8") == 1
-    assert "which is all of `epochs=2`; totals count from the beginning" in out
+    assert out.count("already finished: nothing to do, as step 8 is all of `epochs=2`") == 1
+    assert f"digest {trainer.digest()[:16]}; to train on, pass a higher total" in out
+    assert "anew" not in out
     trainer.fit(data(), batch_size=10, epochs=1)
     assert "the run has come to step 8, past `epochs=1`" in capsys.readouterr().out
 

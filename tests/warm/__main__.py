@@ -23,6 +23,8 @@ import types
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from tests import huge_pages
+
 from unisono.launch import forkserver
 from unisono.launch.server import load
 
@@ -43,6 +45,7 @@ def main(fd: int) -> None:
     for name in OF_THE_COMMAND:
         importlib.import_module(name)
     load()
+    huge_pages.collapse()
     while True:
         message, fds, _, _ = socket.recv_fds(channel, 1 << 20, 3)
         if not message:

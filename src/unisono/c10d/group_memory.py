@@ -47,15 +47,10 @@ _HEAPS_AT_MOST_BYTES = 1 << 40  # processes have 2⁴⁷ bytes of addresses, pro
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The positions of everything, from three numbers that all ranks agree on.
+    """The positions of everything, from three numbers that all ranks agree on."""
 
-    Attributes:
-        world_size: the number of ranks in the group.
-        heap_bytes: how much each rank can have in its heap; a multiple of the page size.
-    """
-
-    world_size: int
-    heap_bytes: int
+    world_size: int  # the number of ranks in the group
+    heap_bytes: int  # how much each rank can have in its heap; a multiple of the page size
 
     @classmethod
     def for_this_machine(cls, world_size: int) -> Layout:

@@ -38,9 +38,6 @@ class DirectoryLocks:
 
     A directory that is removed or moved takes its lock with it, so another job could hold what is
     made under its name.
-
-    Args:
-        say: where words for the user go.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:

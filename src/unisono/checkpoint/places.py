@@ -23,23 +23,14 @@ MARKS_BYTES = _MARKS.size
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Positions in bytes.
+    """Positions in bytes."""
 
-    Attributes:
-        key: the memory.
-        num_bytes: its size.
-        marks_at: where the marks are.
-        slots_at: where the two slots begin.
-        slot_bytes: the size of each.
-        blob_at: where in a slot the blob begins.
-    """
-
-    key: int
-    num_bytes: int
-    marks_at: int
-    slots_at: tuple[int, int]
-    slot_bytes: int
-    blob_at: int
+    key: int  # the memory
+    num_bytes: int  # its size
+    marks_at: int  # where the marks are
+    slots_at: tuple[int, int]  # where the two slots begin
+    slot_bytes: int  # the size of each
+    blob_at: int  # where in a slot the blob begins
 
     def as_json(self) -> dict[str, Any]:
         """Write it as plain JSON."""

@@ -26,19 +26,12 @@ _NAME = re.compile(r"step-(\d{12})")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry:
-    """One checkpoint, as found.
+    """One checkpoint, as found."""
 
-    Attributes:
-        path: its folder.
-        step: steps done, from the folder's name.
-        num_bytes: of its files; 0 where it is not whole.
-        trouble: why it cannot be used; empty where it is whole.
-    """
-
-    path: Path
-    step: int
-    num_bytes: int
-    trouble: str
+    path: Path  # its folder
+    step: int  # steps done, from the folder's name
+    num_bytes: int  # of its files; 0 where it is not whole
+    trouble: str  # why it cannot be used; empty where it is whole
 
 
 class RunDirectory:

@@ -70,7 +70,11 @@ class Kept:
 
 
 def newest_kept(memory: mmap.mmap, loop: Mapping[str, Any]) -> Kept | None:
-    """Find the newest whole snapshot of a loop, by what was told when it began."""
+    """Find the newest whole snapshot of a loop, by what was told when it began.
+
+    Before the first step there is nothing to keep: a program that fails there is changed most
+    often, and a checkpoint would hold it to the model that it had.
+    """
     places = Places.from_json(dict(loop))
     slot = places.newest(lambda offset, count: memory[offset : offset + count])
     if slot is None:
@@ -78,7 +82,8 @@ def newest_kept(memory: mmap.mmap, loop: Mapping[str, Any]) -> Kept | None:
     start = places.slots_at[slot]
     with memoryview(memory) as whole, whole[start : start + places.slot_bytes] as view:
         facts = read_facts(view, places.blob_at)
-    return Kept.of(places, slot, facts["position"]["step"], loop["directory"], loop["keep"])
+    step = facts["position"]["step"]
+    return Kept.of(places, slot, step, loop["directory"], loop["keep"]) if step else None
 
 
 class CheckpointWriter:

@@ -49,7 +49,8 @@ class Collator:
         except Exception as error:
             raise LoadingError(
                 f"samples must fit into one batch, but to collate samples {listed(numbers)} "
-                f"raised {said(error)}: give all samples one form, or pass a `collate_fn`.",
+                f"raised {said(error)}: give all samples one form, or pass `collate_fn=`, or a "
+                f"DataLoader that has one.",
                 indices=tuple(numbers),
             ) from error
 

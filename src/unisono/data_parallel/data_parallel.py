@@ -23,9 +23,9 @@ Tensors = Sequence[torch.Tensor]
 
 
 class DataParallel(_TorchDataParallel):  # type: ignore[misc]
-    """Compute each batch on several devices of this process, one chunk of it after the other.
+    """Computes each batch in chunks, on several devices of this process.
 
-    Takes the place of ``torch.nn.DataParallel`` in a plain loop, and is a subclass::
+    Replaces ``torch.nn.DataParallel`` in a plain loop, and is a subclass of it::
 
         model = unisono.DataParallel(Net().to("cuda:0"), device_ids=[0, 1], shards=4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -38,51 +38,51 @@ class DataParallel(_TorchDataParallel):  # type: ignore[misc]
     A batch is cut along `dim` into at most `shards` contiguous chunks, as ``torch.chunk`` cuts: of
     ⌈batch / shards⌉ samples each, and the last one of what is left. Each device computes a
     contiguous range of chunks. Outputs are concatenated in the chunks' order on `output_device`.
-    What is different from torch's class:
+    Differences from torch's class:
 
-    * **The number of devices changes no bit** of outputs, gradients and buffers, if `shards` is the
-      same and the devices are of one model. The chunks' gradients are summed along one binary tree
-      (:mod:`unisono.plan.summation`). A forward pass draws one number from torch's generator of
-      the CPU, and each chunk's random numbers follow from that number and the chunk, so dropout
-      is the same, too. With ``shards=1`` the result is the module's own.
-    * **Replicas stay on their devices**: what has not changed since the last forward pass does not
-      travel again. Large tensors that seem unchanged are compared where they lie, since torch
-      does not count all changes.
-    * **No threads of Python's**: chunks are launched one after the other. Autograd has a thread for
-      each device in the backward pass.
-    * Parameters without a gradient in any chunk keep None. Replicas list their ``parameters()``.
-    * CPUs can take part: ``device_ids=["cpu", "cpu"]``.
+    * **Results do not depend on the number of devices**: outputs, gradients and buffers have the
+      same bits if `shards` is the same and the devices are of one model. The chunks' gradients
+      are summed along one binary tree (:mod:`unisono.plan.summation`). A forward pass draws one
+      number from torch's CPU generator, from which the random numbers of all chunks follow, so
+      dropout is the same, too. With ``shards=1`` the result is the module's own.
+    * **Replicas stay on their devices**: only parameters that have changed since the last forward
+      pass are copied again. Large ones are compared by a hash, since torch's version counter
+      misses some changes.
+    * **No Python threads**: chunks are launched one after the other. In the backward pass, autograd
+      uses one thread for each device.
+    * Parameters without a gradient in any chunk keep None. ``parameters()`` works in replicas.
+    * CPUs may be used: ``device_ids=["cpu", "cpu"]``.
 
     As in torch's class:
 
-    * Tensors in tuples, named tuples, lists and dicts are cut; anything else is given to every
+    * Tensors in tuples, named tuples, lists and dicts are cut; other values are passed to every
       chunk. A module without inputs is called once.
-    * A module's own attributes that it changes in its forward pass are lost. Buffers are kept as
+    * Attributes that a module sets in its forward pass are lost. Buffers are kept as
       the first chunk left them, for example BatchNorm's averages. Each chunk starts from
       the module's buffers.
     * Hooks are called for each chunk. Scalars are gathered into a vector, with a warning.
     * With one chunk by `shards`, the module is called with its inputs brought to the device.
 
-    Activation checkpointing must be ``use_reentrant=False``: the other kind adds gradients in the
-    order in which devices finish. So does autograd if the module is called three times or more
-    before a backward pass and the loss is on another device than the first: call ``backward``
-    within ``torch.autograd.set_multithreading_enabled(False)`` then.
+    Activation checkpointing needs ``use_reentrant=False``, as the other kind adds gradients in the
+    order in which devices finish. So does autograd if the module is called three or more times
+    before a backward pass and the loss is on another device than the first; in this case call
+    ``backward`` within ``torch.autograd.set_multithreading_enabled(False)``.
 
-    Run on CPUs and on simulated devices; **never run on GPUs**.
+    Tested on CPUs and on simulated devices; **not run on GPUs yet**.
 
     Args:
-        module: on the first device when it is called.
-        device_ids: numbers of accelerators, or torch's names of devices of one type; the same one
-            may be there several times. None: all accelerators; where there is none, the module is
-            called on the CPU, with `shards` in chunks.
-        output_device: where outputs go; by default the first device. -1 is the CPU.
-        dim: the dimension in which tensors have their samples.
-        shards: the most chunks of a batch; by default the number of devices.
+        module: the module; it must be on the first device when it is called.
+        device_ids: numbers of accelerators, or torch devices of one type; one device may be listed
+            several times. None: all accelerators; if there is none, the module is called on the
+            CPU, in chunks if `shards` is given.
+        output_device: the device of the outputs; by default the first one. -1 is the CPU.
+        dim: the dimension of tensors along which samples are stacked.
+        shards: the maximum number of chunks of a batch; by default the number of devices.
 
     Attributes:
         module: the module.
         device_ids: numbers of accelerators, or devices of the CPU.
-        shards: the most chunks of a batch.
+        shards: the maximum number of chunks of a batch.
 
     Raises:
         TypeError: `device_ids` or `output_device` names no device, or `module` is none; later, an

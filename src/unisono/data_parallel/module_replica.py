@@ -34,9 +34,6 @@ class Original:
     def check(self, device: torch.device) -> None:
         """Refuse what cannot be replicated.
 
-        Args:
-            device: where it must be.
-
         Raises:
             ValueError: a part of it is compiled, or a script.
             RuntimeError: something is on another device, or has no shape yet.

@@ -30,10 +30,6 @@ class Comparison:
     def differing(self, ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[bool]:
         """Compare pairs of tensors of equal shapes and dtypes. The host waits for both devices.
 
-        Args:
-            ones: on one device.
-            others: on another.
-
         Returns:
             For each pair whether it differs.
         """

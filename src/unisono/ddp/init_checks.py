@@ -16,19 +16,12 @@ from unisono.world import SOMEBODY, World
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one rank has chosen.
+    """What one rank has chosen."""
 
-    Attributes:
-        backend: as torch takes it.
-        seed: what it was given; None where rank 0 is to draw one.
-        drawn: what counts if this is rank 0 and no seed was given.
-        gpu: its GPU's own name, the same in every process; empty on the CPU.
-    """
-
-    backend: str
-    seed: int | None
-    drawn: int
-    gpu: str = ""
+    backend: str  # as torch takes it
+    seed: int | None  # what it was given; None where rank 0 is to draw one
+    drawn: int  # what counts if this is rank 0 and no seed was given
+    gpu: str = ""  # its GPU's own name, the same in every process; empty on the CPU
 
     @classmethod
     def made(cls, backend: str, seed: int | None, gpu: str) -> Choice:

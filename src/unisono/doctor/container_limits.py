@@ -20,22 +20,15 @@ _Read = Callable[[Path], tuple[float | None, float | None]]  # a limit, and what
 
 @dataclass(frozen=True, slots=True)
 class ContainerLimits:
-    """What processes of a control group may use; None: no limit, or none that can be seen.
+    """What processes of a control group may use; None: no limit, or none that can be seen."""
 
-    Attributes:
-        memory_bytes, memory_used_bytes: the limit, and what is used of it.
-        num_cores: how many cores' time they may take, as ``docker run --cpus`` says.
-        num_throttled: how often they were stopped as they had taken it.
-        num_processes, num_processes_now: the limit of processes and threads, and how many there
-            are.
-    """
-
-    memory_bytes: int | None = None
-    memory_used_bytes: int | None = None
+    memory_bytes: int | None = None  # the limit
+    memory_used_bytes: int | None = None  # how much of it is used
+    # how many cores' time they may take, as `docker run --cpus` says
     num_cores: float | None = None
-    num_throttled: int = 0
-    num_processes: int | None = None
-    num_processes_now: int | None = None
+    num_throttled: int = 0  # how often they were stopped as they had taken it
+    num_processes: int | None = None  # the limit of processes and threads
+    num_processes_now: int | None = None  # how many there are
 
 
 def container_limits(root: Path = Path("/")) -> ContainerLimits:

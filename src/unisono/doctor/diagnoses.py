@@ -12,33 +12,22 @@ FINE, WARNING, WRONG, UNREAD = "ok", "warning", "wrong", "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The answer to one question about a machine.
+    """The answer to one question about a machine."""
 
-    Attributes:
-        check: its name, such as ``memory``.
-        verdict: ``"ok"``, ``"warning"`` (works, but not as it could), ``"wrong"``, or
-            ``"unknown"`` where it could not be read.
-        said: what was seen, in a sentence.
-        remedy: what to do; empty if nothing is.
-        facts: the numbers, as plain JSON.
-    """
-
-    check: str
+    check: str  # its name, such as `memory`
+    # `"ok"`, `"warning"` (works, but not as it could), `"wrong"`, or `"unknown"` where it
+    # could not be read
     verdict: str
-    said: str
-    remedy: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    said: str  # what was seen, in a sentence
+    remedy: str = ""  # what to do; empty if nothing is
+    facts: Mapping[str, Any] = field(default_factory=dict)  # the numbers, as plain JSON
 
 
 Probe = Callable[[], Iterable[Diagnosis]]
 
 
 def observe(probes: Mapping[str, Probe]) -> Iterator[Diagnosis]:
-    """Make all checks, one after the other; one that fails says so.
-
-    Args:
-        probes: by name.
-    """
+    """Make all checks, one after the other; one that fails says so."""
     for check, probe in probes.items():
         try:
             seen = list(probe())

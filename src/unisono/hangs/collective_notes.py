@@ -28,12 +28,7 @@ _PEER = {"send": "to", "recv": "from"}
 
 
 def note_collectives(control: ControlBlock, rank: int) -> None:
-    """Have each collective of this process noted from now on.
-
-    Args:
-        control: where.
-        rank: which one this process is.
-    """
+    """Have each collective of this process noted from now on."""
     from torch.distributed import ProcessGroup, get_process_group_ranks
 
     pid = os.getpid()
@@ -74,12 +69,7 @@ def _noting(
 
 
 def in_words(name: str, args: Sequence[Any]) -> str:
-    """Describe a call: ``all_reduce of float32 [3, 4]``.
-
-    Args:
-        name: the method of a process group.
-        args: what it is called with.
-    """
+    """Describe a call: ``all_reduce of float32 [3, 4]``."""
     public = public_name(name)
     tensors = list(_tensors(args[0])) if args else []
     text = public

@@ -35,19 +35,13 @@ _SAME_CALLS = (
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """What is known of a wait.
+    """What is known of a wait."""
 
-    Attributes:
-        waited_s: for how long, in seconds; None where nobody has watched.
-        usual_s: the median time of a step, in seconds; None where it is not known.
-        folder: paths below it are written from there.
-        missing: ranks that have ended.
-    """
-
-    waited_s: float | None = None
+    waited_s: float | None = None  # for how long, in seconds; None where nobody has watched
+    # the median time of a step, in seconds; None where it is not known
     usual_s: float | None = None
-    folder: str = ""
-    missing: tuple[int, ...] = ()
+    folder: str = ""  # paths below it are written from there
+    missing: tuple[int, ...] = ()  # ranks that have ended
 
 
 def explain(looks: Sequence[RankLook], hang: Hang) -> str:

@@ -58,17 +58,11 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class KernelView:
-    """What one look at a process has shown.
+    """What one look at a process has shown."""
 
-    Attributes:
-        letter: its state, such as ``S``; empty if it is gone.
-        tracer_pid: the process that debugs it, or 0.
-        wait: what it waits for, in words, as far as that is known.
-    """
-
-    letter: str = ""
-    tracer_pid: int = 0
-    wait: str = ""
+    letter: str = ""  # its state, such as `S`; empty if it is gone
+    tracer_pid: int = 0  # the process that debugs it, or 0
+    wait: str = ""  # what it waits for, in words, as far as that is known
 
     @property
     def is_stopped(self) -> bool:

@@ -58,12 +58,7 @@ class Looked:
 
 
 def look_at_ranks(pids: Mapping[int, int], notes: Mapping[int, RankNotes]) -> list[RankLook]:
-    """Look at each rank.
-
-    Args:
-        pids: their processes.
-        notes: what is known of them otherwise.
-    """
+    """Look at each rank."""
     below = {rank: children(pid)[:_CHILDREN_AT_MOST] for rank, pid in pids.items()}
     looked = _look_at_processes({*pids.values(), *(c for some in below.values() for c in some)})
     looks = []
@@ -95,12 +90,7 @@ def _look_at_processes(pids: Collection[int]) -> Looked:
 
 
 def notes_of(control: ControlBlock, ranks: Collection[int]) -> dict[int, RankNotes]:
-    """Read what ranks have left on their control block.
-
-    Args:
-        control: the control block.
-        ranks: those that compute together.
-    """
+    """Read what ranks have left on their control block."""
     present = [rank for rank in ranks if control.departure(rank) is Departure.PRESENT]
     arrivals = {rank: control.lines[rank].arrivals for rank in present}
     counts = set(arrivals.values())

@@ -39,12 +39,9 @@ class Usual:
 
 @dataclass(slots=True)
 class Pauses:
-    """When a word is due of a wait that lasts.
+    """When a word is due of a wait that lasts."""
 
-    Attributes:
-        said_at_s: how long the wait had lasted when the last word was said; 0 before the first.
-    """
-
+    # how long the wait had lasted when the last word was said; 0 before the first
     said_at_s: float = 0.0
 
     def is_due(self, waited_s: float, long_s: float) -> bool:

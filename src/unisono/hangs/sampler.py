@@ -28,15 +28,10 @@ _NOT_THERE = "py-spy is not installed: `pip install py-spy`"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A look at one process.
+    """A look at one process."""
 
-    Attributes:
-        stack: of its first thread, the innermost frame first.
-        trouble: why there is none; else empty.
-    """
-
-    stack: Stack = ()
-    trouble: str = ""
+    stack: Stack = ()  # of its first thread, the innermost frame first
+    trouble: str = ""  # why there is none; else empty
 
 
 def sample(pids: Collection[int], timeout_s: float = TIMEOUT_S) -> dict[int, Sample]:

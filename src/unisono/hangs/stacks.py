@@ -42,18 +42,12 @@ class Owner(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One call that has not returned.
+    """One call that has not returned."""
 
-    Attributes:
-        function: its name, with that of its class where that is known.
-        file: the path of its source, as Python knows it.
-        line: the line that it is at.
-        arguments: those of its arguments that the sampler could write out, by name and in order.
-    """
-
-    function: str
-    file: str
-    line: int
+    function: str  # its name, with that of its class where that is known
+    file: str  # the path of its source, as Python knows it
+    line: int  # the line that it is at
+    # those of its arguments that the sampler could write out, by name and in order
     arguments: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -30,17 +30,12 @@ _ENVIRONMENT_AT_MOST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class FoundJob:
-    """The processes of a job.
+    """The processes of a job."""
 
-    Attributes:
-        pids: by rank.
-        notes: what ranks have left on their control block, if there is one.
-        ended: ranks that have no process any more.
-    """
-
-    pids: dict[int, int]
+    pids: dict[int, int]  # by rank
+    # what ranks have left on their control block, if there is one
     notes: dict[int, RankNotes] = field(default_factory=dict)
-    ended: tuple[int, ...] = ()
+    ended: tuple[int, ...] = ()  # ranks that have no process any more
 
 
 def where(pid: int, folder: str = "") -> str:

@@ -53,23 +53,14 @@ class Waits(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessLook:
-    """What one look at a process has shown.
+    """What one look at a process has shown."""
 
-    Attributes:
-        pid: the process.
-        command: its program's name.
-        sample: its Python stack.
-        kernel: what the kernel says.
-        computes: it uses a processor.
-        source: the text of the line that its innermost frame is at, where it could be read.
-    """
-
-    pid: int
-    command: str = "python"
-    sample: Sample = field(default_factory=Sample)
-    kernel: KernelView = field(default_factory=KernelView)
-    computes: bool = False
-    source: str = ""
+    pid: int  # the process
+    command: str = "python"  # its program's name
+    sample: Sample = field(default_factory=Sample)  # its Python stack
+    kernel: KernelView = field(default_factory=KernelView)  # what the kernel says
+    computes: bool = False  # it uses a processor
+    source: str = ""  # the text of the line that its innermost frame is at, where it could be read
 
     @property
     def stack(self) -> Stack:
@@ -79,48 +70,28 @@ class ProcessLook:
 
 @dataclass(frozen=True, slots=True)
 class RankLook:
-    """What one look at a rank has shown.
+    """What one look at a rank has shown."""
 
-    Attributes:
-        rank: which one.
-        process: its process.
-        children: what that has started.
-        step: the step of a run that it is in; None where there is no run.
-        meeting: what for it waits at a meeting of Unisono's workers; empty if it does not.
-        is_behind: others wait at a meeting to which it has not come.
-        shown_wait: what it has shown the launcher that it waits in; empty if nothing.
-        call: the newest collective of torch.distributed that it has called, in words.
-        num_calls: how many it has called.
-    """
-
-    rank: int
-    process: ProcessLook
-    children: tuple[ProcessLook, ...] = ()
-    step: int | None = None
-    meeting: str = ""
-    is_behind: bool = False
-    shown_wait: str = ""
-    call: str = ""
-    num_calls: int = 0
+    rank: int  # which one
+    process: ProcessLook  # its process
+    children: tuple[ProcessLook, ...] = ()  # what that has started
+    step: int | None = None  # the step of a run that it is in; None where there is no run
+    meeting: str = ""  # what for it waits at a meeting of Unisono's workers; empty if it does not
+    is_behind: bool = False  # others wait at a meeting to which it has not come
+    shown_wait: str = ""  # what it has shown the launcher that it waits in; empty if nothing
+    call: str = ""  # the newest collective of torch.distributed that it has called, in words
+    num_calls: int = 0  # how many it has called
 
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Where a rank is.
+    """Where a rank is."""
 
-    Attributes:
-        rank: which one.
-        waits: for what.
-        name: of the collective or the meeting that it waits in.
-        call: the collective with shape and dtype, as far as they are known.
-        site: the user's line that it is at.
-    """
-
-    rank: int
-    waits: Waits
-    name: str = ""
-    call: str = ""
-    site: Frame | None = None
+    rank: int  # which one
+    waits: Waits  # for what
+    name: str = ""  # of the collective or the meeting that it waits in
+    call: str = ""  # the collective with shape and dtype, as far as they are known
+    site: Frame | None = None  # the user's line that it is at
 
     @property
     def peers(self) -> frozenset[int]:

@@ -51,24 +51,24 @@ def launch(
     """Call ``fn(*args)`` on every worker and return the results in rank order.
 
     A worker computes what ``fn(*args)`` would compute here: it starts from the caller's random
-    generator states, working folder, environment variables and ``sys.path``, and from torch's
+    generator states, working directory, environment variables and ``sys.path``, and from torch's
     modes: default dtype, recording of gradients, deterministic algorithms, precision of float32
     products, switches of cuDNN and oneDNN. Default devices and numbers of threads are each
     worker's own. What it prints appears where the caller's own prints do, such as in a notebook's
     cell.
 
     Args:
-        fn: what every worker calls. It, `args` and its result must be picklable by cloudpickle.
-        workers: how many workers; by default one for each GPU that they see, and without a GPU
-            one for each core, at most 8.
-        threads: how many threads each computes with; ``UNISONO_THREADS`` by default, else 1.
+        fn: the function that every worker calls. cloudpickle must be able to pickle it, `args` and
+            its result.
+        workers: number of workers; by default one for each visible GPU, or without GPUs one for
+            each core, at most 8.
+        threads: threads of each worker; ``UNISONO_THREADS`` by default, else 1.
         restarts: how many workers may be lost within a minute while `fn` trains with Unisono: the
             others continue, and a replacement calls `fn` again and joins them.
-        replace: whether lost workers are replaced; otherwise the others continue without them, and
+        replace: whether lost workers are replaced. Otherwise the others continue without them, and
             their results are None.
-        stall_timeout_s: after how many seconds a worker that does not move while others wait for
-            it is killed, and replaced like any other that is lost; ``UNISONO_STALL_TIMEOUT`` by
-            default, else 60.
+        stall_timeout_s: after how many seconds without progress a worker that others wait for is
+            killed and replaced; ``UNISONO_STALL_TIMEOUT`` by default, else 60.
         gpus: the GPUs that workers see, such as ``"0,3"``, ``"all"``, or ``"none"`` for workers on
             the CPU; worker 0 takes the first, and so on, and a function that chooses its GPU itself
             calls ``torch.cuda.set_device(LOCAL_RANK)``. By default as ``CUDA_VISIBLE_DEVICES``

@@ -99,13 +99,7 @@ def _signal_name(exit_code: int) -> str | None:
 def write_failure(
     directories: Iterable[Path], facts: Mapping[str, Any], say: Callable[[str], None]
 ) -> None:
-    """Write a failure into run directories; what cannot be written is said.
-
-    Args:
-        directories: the job's.
-        facts: what :func:`failure_facts` returned.
-        say: where words for the user go.
-    """
+    """Write a failure into run directories; what cannot be written is said."""
     text = f"{facts['message']}\n"
     for directory in directories:
         try:

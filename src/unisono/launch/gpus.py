@@ -21,21 +21,14 @@ _NAME = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
 
 @dataclass(frozen=True, slots=True)
 class OptionNames:
-    """What the user calls the options that say how many workers there are, and on which GPUs.
-
-    Attributes:
-        workers, gpus, workers_per_gpu: the options.
-        on_cpu: how to ask for workers that see no GPU.
-        sharing: how to ask for several workers on each GPU, with a place for the number.
-        stages: the option that says how many workers compute one replica of the model.
-    """
+    """What the user calls the options that say how many workers there are, and on which GPUs."""
 
     workers: str
     gpus: str
     workers_per_gpu: str
-    on_cpu: str
-    sharing: str
-    stages: str
+    on_cpu: str  # how to ask for workers that see no GPU
+    sharing: str  # how to ask for several workers on each GPU, with a place for the number
+    stages: str  # the option that says how many workers compute one replica of the model
 
 
 IN_SHELL = OptionNames(

@@ -31,17 +31,11 @@ _ANSWER_WITHIN_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Who is there.
+    """Who is there."""
 
-    Attributes:
-        pids: of the workers that have not come to their end, by rank.
-        members: the ranks that compute together.
-        ended: ranks whose process has ended, and that nobody replaces.
-    """
-
-    pids: Mapping[int, int]
-    members: Collection[int]
-    ended: tuple[int, ...] = ()
+    pids: Mapping[int, int]  # of the workers that have not come to their end, by rank
+    members: Collection[int]  # the ranks that compute together
+    ended: tuple[int, ...] = ()  # ranks whose process has ended, and that nobody replaces
 
 
 @dataclass(slots=True)

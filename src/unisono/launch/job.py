@@ -38,49 +38,30 @@ def working_folder() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What the user asks for; the same for every worker.
+    """What the user asks for; the same for every worker."""
 
-    Attributes:
-        kind: ``SCRIPT``, ``MODULE`` or ``FUNCTION``.
-        target: the script's path, the module's name, or the function's name for messages.
-        argv: what follows the script or module on the command line.
-        payload: the pickled call; empty for scripts and modules.
-        environ: the launcher's environment variables.
-        folder: the working directory.
-        sys_path: where the caller of a function imports from; empty for scripts and modules.
-        num_workers: how many workers there are.
-        num_gpus: how many GPUs they see, as far as they are told.
-        on_cpu: what to tell the user if workers that see GPUs compute on the CPU; or empty.
-        threads: how many threads each of them computes with.
-        restarts: how many workers may be lost within a minute.
-        replaces: whether a lost worker is replaced; otherwise the others continue without it.
-        stall_timeout_s: how long a worker that others wait for may stand still, in seconds.
-        backend: what runs the program's gloo process groups: gloo or unisono.
-        stages: how many workers compute one replica of the model together.
-        seed: where random generators start that no caller brings; the same on every worker.
-        started_unix_s: when the user asked for it, in seconds since 1970.
-        master_port: the port of MASTER_PORT, at which nothing listens.
-    """
-
-    kind: str
-    target: str
-    argv: tuple[str, ...] = ()
-    payload: bytes = b""
-    environ: dict[str, str]
-    folder: str = field(default_factory=working_folder)
+    kind: str  # `SCRIPT`, `MODULE` or `FUNCTION`
+    target: str  # the script's path, the module's name, or the function's name for messages
+    argv: tuple[str, ...] = ()  # what follows the script or module on the command line
+    payload: bytes = b""  # the pickled call; empty for scripts and modules
+    environ: dict[str, str]  # the launcher's environment variables
+    folder: str = field(default_factory=working_folder)  # the working directory
+    # where the caller of a function imports from; empty for scripts and modules
     sys_path: tuple[str, ...] = ()
-    num_workers: int
-    num_gpus: int = 0
-    on_cpu: str = ""
-    threads: int
-    restarts: int
-    replaces: bool
-    stall_timeout_s: float
-    backend: str
-    stages: int = 1
+    num_workers: int  # how many workers there are
+    num_gpus: int = 0  # how many GPUs they see, as far as they are told
+    on_cpu: str = ""  # what to tell the user if workers that see GPUs compute on the CPU; or empty
+    threads: int  # how many threads each of them computes with
+    restarts: int  # how many workers may be lost within a minute
+    replaces: bool  # whether a lost worker is replaced; otherwise the others continue without it
+    stall_timeout_s: float  # how long a worker that others wait for may stand still, in seconds
+    backend: str  # what runs the program's gloo process groups: gloo or unisono
+    stages: int = 1  # how many workers compute one replica of the model together
+    # where random generators start that no caller brings; the same on every worker
     seed: int = field(default_factory=fresh_seed)
+    # when the user asked for it, in seconds since 1970
     started_unix_s: float = field(default_factory=time.time)
-    master_port: int = 29500
+    master_port: int = 29500  # the port of MASTER_PORT, at which nothing listens
 
     @property
     def recovers(self) -> bool:

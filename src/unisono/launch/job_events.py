@@ -29,19 +29,12 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A worker was killed.
+    """A worker was killed."""
 
-    Attributes:
-        rank: which.
-        now: the time of a monotonic clock, in seconds.
-        had_begun: whether its program had begun; one that had not can always be run.
-        how: in words, such as "worker 1 was killed by SIGKILL".
-    """
-
-    rank: int
-    now: float
-    had_begun: bool = True
-    how: str = ""
+    rank: int  # which
+    now: float  # the time of a monotonic clock, in seconds
+    had_begun: bool = True  # whether its program had begun; one that had not can always be run
+    how: str = ""  # in words, such as "worker 1 was killed by SIGKILL"
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,10 +75,6 @@ class OutputStream:
     """A stream of the caller's. Final.
 
     Nothing that it raises ends a job: what workers print meanwhile is lost, which is reported once.
-
-    Args:
-        name: the caller's name for it.
-        stream: gets what workers print.
     """
 
     def __init__(self, name: str, stream: TextIO) -> None:

@@ -34,17 +34,11 @@ from unisono.world import WORKERS_PER_GPU_VARIABLE, indivisible, num_devices, wo
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a machine has for workers.
+    """What a machine has for workers."""
 
-    Attributes:
-        num_cores: those that workers and shards default to.
-        gpus: the unique names of those that NVIDIA's driver knows.
-        torch_for_cpus: the version of a torch that cannot use them; empty if it can.
-    """
-
-    num_cores: int
-    gpus: tuple[str, ...] = ()
-    torch_for_cpus: str = ""
+    num_cores: int  # those that workers and shards default to
+    gpus: tuple[str, ...] = ()  # the unique names of those that NVIDIA's driver knows
+    torch_for_cpus: str = ""  # the version of a torch that cannot use them; empty if it can
 
     @classmethod
     def here(cls) -> Machine:
@@ -65,19 +59,14 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How many workers there are, and what their environment says of GPUs.
+    """How many workers there are, and what their environment says of GPUs."""
 
-    Attributes:
-        num_workers: how many.
-        gpus: the GPUs that they see, by name, as far as they are told; empty: they compute on the
-            CPU.
-        variables: what the environment of every worker has beside the launcher's own.
-        on_cpu: what to tell the user if workers that were given GPUs compute on the CPU; or empty.
-    """
-
-    num_workers: int
+    num_workers: int  # how many
+    # the GPUs that they see, by name, as far as they are told; empty: they compute on the CPU
     gpus: tuple[str, ...] = ()
+    # what the environment of every worker has beside the launcher's own
     variables: Mapping[str, str] = field(default_factory=dict)
+    # what to tell the user if workers that were given GPUs compute on the CPU; or empty
     on_cpu: str = ""
 
 
@@ -88,12 +77,6 @@ def place_workers(
 
     By default there is one worker for each GPU that the environment shows, and without one, one
     for each core, at most 8.
-
-    Args:
-        names: what the user calls the options.
-        asked: what they are.
-        environ: the launcher's variables.
-        machine: what it has.
 
     Raises:
         ValueError: they do not fit together, or the machine; the message says what to do.

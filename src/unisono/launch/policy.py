@@ -40,21 +40,13 @@ SECONDS_IN_STAGE = {Stage.GRACE: 0.3, Stage.TERMINATE: 0.4, Stage.KILL: 0.4}
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """Why a worker did not finish.
+    """Why a worker did not finish."""
 
-    Attributes:
-        rank: the worker; None if the fork server or the store was lost.
-        exit_code: its exit status; negative for a signal.
-        said: what the worker said of it.
-        note: why the others could not continue without it.
-        how: how it ended, if more is known than the status.
-    """
-
-    rank: int | None
-    exit_code: int
-    said: ProgramFailed = _NOTHING
-    note: str = ""
-    how: str = ""
+    rank: int | None  # the worker; None if the fork server or the store was lost
+    exit_code: int  # its exit status; negative for a signal
+    said: ProgramFailed = _NOTHING  # what the worker said of it
+    note: str = ""  # why the others could not continue without it
+    how: str = ""  # how it ended, if more is known than the status
 
     @property
     def waited_for(self) -> int | None:
@@ -88,28 +80,18 @@ Action = Leave | SendSignal | KillServer
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """What is known of a job.
+    """What is known of a job."""
 
-    Attributes:
-        alive: workers whose process may still run.
-        done: workers whose program ended well.
-        quiet: workers that left with status 0 in the middle of their program, which is a failure
-            only if another worker waits for them.
-        failures: in the order in which they became known.
-        needs_result: a worker that leaves without saying "done" has failed.
-        stage: how far the end has come.
-        due_s: when the stage ends, in the time of `now`.
-        interrupted_by: the signal that asked the job to end.
-    """
-
-    alive: frozenset[int]
-    done: frozenset[int] = frozenset()
+    alive: frozenset[int]  # workers whose process may still run
+    done: frozenset[int] = frozenset()  # workers whose program ended well
+    # workers that left with status 0 in the middle of their program, which is a failure only if
+    # another worker waits for them
     quiet: frozenset[int] = frozenset()
-    failures: tuple[WorkerFailure, ...] = ()
-    needs_result: bool = False
-    stage: Stage = Stage.RUNNING
-    due_s: float = math.inf
-    interrupted_by: int | None = None
+    failures: tuple[WorkerFailure, ...] = ()  # in the order in which they became known
+    needs_result: bool = False  # a worker that leaves without saying "done" has failed
+    stage: Stage = Stage.RUNNING  # how far the end has come
+    due_s: float = math.inf  # when the stage ends, in the time of `now`
+    interrupted_by: int | None = None  # the signal that asked the job to end
 
     @property
     def over(self) -> bool:

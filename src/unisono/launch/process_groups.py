@@ -47,19 +47,12 @@ Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """What a program has asked torch for.
+    """What a program has asked torch for."""
 
-    Attributes:
-        place: where ranks meet, in words; whoever names another one waits for others.
-        rank: which rank of the group this worker is to be.
-        world_size: how many there are to be.
-        timeout_s: how long to wait, in seconds.
-    """
-
-    place: str
-    rank: int
-    world_size: int
-    timeout_s: float
+    place: str  # where ranks meet, in words; whoever names another one waits for others
+    rank: int  # which rank of the group this worker is to be
+    world_size: int  # how many there are to be
+    timeout_s: float  # how long to wait, in seconds
 
 
 def group_request(

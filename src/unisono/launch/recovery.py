@@ -69,45 +69,29 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryState:
-    """What is known about who computes.
+    """What is known about who computes."""
 
-    Attributes:
-        membership: who computes together; None: nobody.
-        generation: of the newest membership.
-        restarts: how many workers may be lost within a minute.
-        replaces: whether a lost worker is replaced; else the others go on without it.
-        world_size: how many workers there are to be.
-        needs_all: whether the others cannot go on without one, as each has a stage of the model.
-        is_ready: whether a lost worker can be made up for at all.
-        trouble: why it cannot any more.
-        has_lost: somebody of the membership was lost, and the others have not gone on since.
-        how_lost: how, in words, each of them.
-        stopped: who of the membership stands still, and where.
-        asking: the replacements that have caught up and wait, with what they asked.
-        history: what came of everything done together so far.
-        loop: the loop under way.
-        losses: when workers were lost lately.
-        is_wished: the membership has been asked to stop between two steps.
-        is_ending: the job ends after the step under way.
-    """
-
-    membership: Membership | None
-    generation: int = 0
-    restarts: int = RESTARTS
-    replaces: bool = True
-    world_size: int = 0
+    membership: Membership | None  # who computes together; None: nobody
+    generation: int = 0  # of the newest membership
+    restarts: int = RESTARTS  # how many workers may be lost within a minute
+    replaces: bool = True  # whether a lost worker is replaced; else the others go on without it
+    world_size: int = 0  # how many workers there are to be
+    # whether the others cannot go on without one, as each has a stage of the model
     needs_all: bool = False
-    is_ready: bool = False
-    trouble: str = ""
+    is_ready: bool = False  # whether a lost worker can be made up for at all
+    trouble: str = ""  # why it cannot any more
+    # somebody of the membership was lost, and the others have not gone on since
     has_lost: bool = False
-    how_lost: tuple[str, ...] = ()
+    how_lost: tuple[str, ...] = ()  # how, in words, each of them
+    # who of the membership stands still, and where
     stopped: Mapping[int, Stopped] = field(default_factory=dict)
+    # the replacements that have caught up and wait, with what they asked
     asking: Mapping[int, CatchUp] = field(default_factory=dict)
-    history: tuple[Outcome, ...] = ()
-    loop: LoopBegan | None = None
-    losses: tuple[float, ...] = ()
-    is_wished: bool = False
-    is_ending: bool = False
+    history: tuple[Outcome, ...] = ()  # what came of everything done together so far
+    loop: LoopBegan | None = None  # the loop under way
+    losses: tuple[float, ...] = ()  # when workers were lost lately
+    is_wished: bool = False  # the membership has been asked to stop between two steps
+    is_ending: bool = False  # the job ends after the step under way
 
     @property
     def can_stop_between_steps(self) -> bool:

@@ -28,23 +28,14 @@ _OPTION = "`--stall-timeout` or `stall_timeout_s` says after how many seconds."
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one look at a worker has shown.
+    """What one look at a worker has shown."""
 
-    Attributes:
-        beat: what changes as long as it moves.
-        is_stopped: a signal has stopped it.
-        is_awaited: other members wait at a meeting to which it has not come.
-        place: where it waits for others, as far as that can be seen.
-        is_at_meeting: it waits at a meeting itself.
-        quiet_s: for how long it has held others up without moving, in seconds.
-    """
-
-    beat: tuple[int, ...]
-    is_stopped: bool = False
-    is_awaited: bool = False
-    place: str = ""
-    is_at_meeting: bool = False
-    quiet_s: float = 0.0
+    beat: tuple[int, ...]  # what changes as long as it moves
+    is_stopped: bool = False  # a signal has stopped it
+    is_awaited: bool = False  # other members wait at a meeting to which it has not come
+    place: str = ""  # where it waits for others, as far as that can be seen
+    is_at_meeting: bool = False  # it waits at a meeting itself
+    quiet_s: float = 0.0  # for how long it has held others up without moving, in seconds
 
 
 Observations = Mapping[int, Observation]
@@ -95,14 +86,7 @@ def worker_to_kill(workers: Observations) -> int:
 
 
 def stall_message(rank: int, pid: int, step: int, worker: Observation) -> str:
-    """Say which worker has stalled, and how.
-
-    Args:
-        rank: the worker.
-        pid: its process.
-        step: the step that it is in.
-        worker: the last look at it.
-    """
+    """Say which worker has stalled, and how."""
     how = (
         "a signal has stopped it (SIGSTOP, or a debugger)"
         if worker.is_stopped

@@ -45,17 +45,11 @@ _IN_A_GROUP = "they use a process group of torch.distributed, which no replaceme
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """How a job ended.
+    """How a job ended."""
 
-    Attributes:
-        state: failures and interrupts, as the policy saw them.
-        results: the pickled result of each worker that finished, by rank.
-        server_is_usable: the fork server can start another job.
-    """
-
-    state: policy.JobState
-    results: dict[int, bytes]
-    server_is_usable: bool
+    state: policy.JobState  # failures and interrupts, as the policy saw them
+    results: dict[int, bytes]  # the pickled result of each worker that finished, by rank
+    server_is_usable: bool  # the fork server can start another job
 
 
 def supervise(server: ForkServer, job: Job, signals: Signals | None = None) -> JobResult:

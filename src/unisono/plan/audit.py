@@ -38,17 +38,12 @@ which are; or everybody who computed the same twice has found something else the
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What follows from several opinions.
+    """What follows from several opinions."""
 
-    Attributes:
-        ruling: in one word.
-        wrong: the workers that were wrong at least once; empty where that is not known.
-        names: what the opinions differ in, in their order.
-    """
-
-    ruling: Ruling
+    ruling: Ruling  # in one word
+    # the workers that were wrong at least once; empty where that is not known
     wrong: tuple[int, ...] = ()
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # what the opinions differ in, in their order
 
 
 def judge(opinions: Sequence[Opinion]) -> Judgement:

@@ -66,10 +66,6 @@ def write_comparison(
 ) -> Path:
     """Write a page that draws several runs together.
 
-    Args:
-        directories: the runs' folders.
-        output: the page.
-
     Returns:
         Where it is.
 

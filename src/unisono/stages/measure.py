@@ -55,11 +55,7 @@ class UnitCosts:
         self.order = self._find_order()
 
     def times_ns(self, clock: Callable[[], int] = time.perf_counter_ns) -> list[int]:
-        """Measure how long all calls of each unit take, in nanoseconds.
-
-        Args:
-            clock: gives nanoseconds.
-        """
+        """Measure how long all calls of each unit take, in nanoseconds."""
         times = [0] * len(self._units)
         with _left_as_it_is(self._model):
             for at, args, kwargs in self._calls:

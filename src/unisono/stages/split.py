@@ -30,46 +30,44 @@ def split(
     *,
     example: Any = None,
 ) -> nn.Module:
-    """Put consecutive parts of a model on several devices of this process, in place.
+    """Place consecutive parts of a model on several devices of this process, in place.
 
-    For models that do not fit on one device. Parameters stay the objects that they are; names,
-    state dicts and digests stay, so checkpoints of a run with a split model may be loaded without,
-    and the other way round. Activations go from device to device where they are needed, and
-    dropout draws what it draws on one device: results have the same bits. There is no overlap: one
-    device computes at a time.
+    For models that do not fit on one device. Parameters remain the same objects, and names, state
+    dicts and digests do not change, so a checkpoint of a split model loads into an unsplit one and
+    the other way round. Activations are copied between devices as needed, and dropout draws the
+    same numbers as on one device: results have the same bits. Only one device computes at a time.
 
-    The model takes its inputs on the first device and gives its outputs where the last operation
-    was. Pass it to :class:`unisono.Trainer` or :class:`unisono.Run` without `device`. In a loop of
-    your own, bring the targets there (``targets.to(outputs.device)``), and call ``backward`` within
-    ``torch.autograd.set_multithreading_enabled(False)``: with a thread for each device, autograd
-    adds up gradients in the order in which they come.
+    The model expects its inputs on the first device and returns its outputs on the device of the
+    last operation. Pass it to :class:`unisono.Trainer` or :class:`unisono.Run` without `device`. In
+    a plain loop, move the targets to the outputs (``targets.to(outputs.device)``), and call
+    ``backward`` within ``torch.autograd.set_multithreading_enabled(False)``, as autograd otherwise
+    uses one thread for each device and adds gradients in the order of their arrival.
 
     Args:
-        model: the whole model, before or after its optimizer is made. Layers that only move data
-            or have no parameters are computed where their inputs are. A parameter that several
-            layers have is with the first of them, and is copied where another one needs it.
-        devices: torch's names, in order, such as ``["cuda:0", "cuda:1"]``; of one type. Without
-            numbers (``["cuda"] * 2``) each worker has two of its own. One device puts a model
-            together again.
-        balance: ``"memory"``: the fullest device has as little as possible, counted in bytes of
-            parameters, gradients and two more copies for an optimizer such as Adam, and of
-            activations if there is an `example`. ``"time"``: the slowest device computes as short
-            as possible, counted in the times of the layers' forward and backward passes over the
-            `example`, measured where the model is: to measure on its devices, split it by memory
-            first. Or a dict: by device (or its number in `devices`) names of layers, or of what
-            several are within, in any order; a longer name counts before a shorter one.
-        example: what the model is called with, where it is now: a tuple of arguments, a dict of
-            named ones, or the only one. Layers are then taken in the order in which they compute
-            it, else in that in which they are registered. It changes nothing of the model.
+        model: the whole model, before or after its optimizer is created. Layers without parameters
+            run on the device of their inputs. A parameter that several layers share is stored with
+            the first of them and copied to the others.
+        devices: torch devices of one type, in order, such as ``["cuda:0", "cuda:1"]``. Without
+            numbers (``["cuda"] * 2``) each worker uses two of its own. One device undoes the split.
+        balance: ``"memory"`` minimizes the memory of the fullest device: parameters, gradients and
+            two more copies for an optimizer such as Adam, in bytes, and activations if there is an
+            `example`. ``"time"`` minimizes the time of the slowest device: forward and backward
+            passes of the layers over the `example`, measured on the model's present devices; to
+            measure on GPUs, split by memory first. Or a dict from devices (or their indices in
+            `devices`) to names of layers or of modules that contain them, in any order; the longest
+            matching name counts.
+        example: the model's inputs, on its present device: a tuple of arguments, a dict of keyword
+            arguments, or the only argument. It gives the order in which layers compute, instead of
+            that in which they are registered. It does not change the model.
 
     Returns:
         The model.
 
     Raises:
-        TypeError: an argument is of the wrong kind.
-        ValueError: a device is not there, the model has fewer parts than there are devices, a layer
-            is named on no device, layers on several devices have one buffer, or the model is
-            compiled, TorchScript, wrapped or without shapes.
+        TypeError: an argument has the wrong type.
+        ValueError: a device does not exist, the model has fewer parts than there are devices, a
+            layer is not assigned to a device, layers on several devices share a buffer, or the
+            model is compiled, TorchScript, wrapped or has uninitialized parameters.
     """
     there = places_of(devices, world())
     check_can_be_cut(model)

@@ -46,11 +46,6 @@ _Tensor = torch.Tensor
 class StageMode(TorchFunctionMode):
     """Computes one stage of a model. Final; entered once for many shards.
 
-    Args:
-        journey: of the shards.
-        stage: this worker's.
-        device: where this stage computes.
-
     Attributes:
         journey: see above.
         is_active: whether a shard's forward pass is under way.

@@ -28,20 +28,14 @@ _OF_TORCH = "torch."
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of a model that is on one device.
+    """A part of a model that is on one device."""
 
-    Attributes:
-        name: of the module, or of the parameter or buffer.
-        module: the module; None for a parameter or buffer.
-        parameters, buffers: by their full names, those that no unit before it has.
-        is_alone: whether it uses no others, as far as is known: it is one of torch's own modules,
-            and all it holds is its own.
-    """
-
-    name: str
-    module: nn.Module | None
-    parameters: dict[str, nn.Parameter]
-    buffers: dict[str, torch.Tensor]
+    name: str  # of the module, or of the parameter or buffer
+    module: nn.Module | None  # the module; None for a parameter or buffer
+    parameters: dict[str, nn.Parameter]  # by their full names, those that no unit before it has
+    buffers: dict[str, torch.Tensor]  # likewise
+    # whether it uses no others, as far as is known: it is one of torch's own modules, and all it
+    # holds is its own
     is_alone: bool
 
     @property

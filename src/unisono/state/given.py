@@ -38,20 +38,13 @@ _OF_SCHEDULES = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One option that a program gives otherwise than when its run began.
+    """One option that a program gives otherwise than when its run began."""
 
-    Attributes:
-        kind: ``"group"``, ``"schedule"`` or ``"parameter"``.
-        where: the group's position, the schedule's key in ``run.state``, the parameter's name.
-        option: its name.
-        old, new: its values then and now, as plain JSON.
-    """
-
-    kind: str
-    where: Any
-    option: str
-    old: Any
-    new: Any
+    kind: str  # `"group"`, `"schedule"` or `"parameter"`
+    where: Any  # the group's position, the schedule's key in `run.state`, the parameter's name
+    option: str  # its name
+    old: Any  # its value then, as plain JSON
+    new: Any  # its value now, as plain JSON
 
 
 class Given:

@@ -7,17 +7,11 @@ from dataclasses import asdict, dataclass
 
 @dataclass(slots=True)
 class Position:
-    """How far a run has come.
+    """How far a run has come."""
 
-    Attributes:
-        step: steps done, over the whole run.
-        epoch: epochs done.
-        batch: global batches done in the epoch under way.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
+    step: int = 0  # steps done, over the whole run
+    epoch: int = 0  # epochs done
+    batch: int = 0  # global batches done in the epoch under way
 
     def move_to(self, step: int, epoch: int, batch: int) -> None:
         """Go to another place."""

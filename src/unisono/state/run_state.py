@@ -38,23 +38,16 @@ _TRAINING, _REQUIRES_GRAD = operator.attrgetter("training"), operator.attrgetter
 
 @dataclass(slots=True)
 class RunState:
-    """What a run has come to. Final.
+    """What a run has come to. Final."""
 
-    Attributes:
-        model, optimizer: whose values they are.
-        position: how far the run has come.
-        state: what the program wants kept.
-        last: what the last step said, and what else the trainer notes; plain JSON.
-        given: what the program gave when the run first began.
-    """
-
-    model: nn.Module
-    optimizer: Optimizer
+    model: nn.Module  # whose values they are
+    optimizer: Optimizer  # likewise
     resume_options: InitVar[str] = "checkpoint"
-    position: Position = field(default_factory=Position)
-    state: dict[str, Any] = field(default_factory=dict)
+    position: Position = field(default_factory=Position)  # how far the run has come
+    state: dict[str, Any] = field(default_factory=dict)  # what the program wants kept
+    # what the last step said, and what else the trainer notes; plain JSON
     last: dict[str, Any] = field(default_factory=dict)
-    given: Given = field(init=False)
+    given: Given = field(init=False)  # what the program gave when the run first began
     _flags: tuple[Any, ...] = ()
     _named: dict[str, Any] = field(default_factory=dict)  # what `_flags` mean
     _before: dict[str, Any] = field(default_factory=dict)  # of the snapshot before

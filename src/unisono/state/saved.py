@@ -44,19 +44,14 @@ _BESIDES = 1 << 30  # names, and small models
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A checkpoint's contents in memory.
+    """A checkpoint's contents in memory."""
 
-    Attributes:
-        tensors: parameters and buffers by name.
-        others: the optimizer's tensors, by ``KEY/PARAMETER``, and those of ``run.state``.
-        facts: the rest: position, identity, hyperparameters, numbers of the optimizer's state,
-            the plain values of ``run.state``, what the last step said, strides of those tensors
-            above that do not lie row by row, which parameters were fixed and which layers
-            evaluated.
-    """
-
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, torch.Tensor]  # parameters and buffers by name
+    # the optimizer's tensors, by `KEY/PARAMETER`, and those of `run.state`
     others: dict[str, torch.Tensor]
+    # the rest: position, identity, hyperparameters, numbers of the optimizer's state, the plain
+    # values of `run.state`, what the last step said, strides of those tensors above that do not
+    # lie row by row, which parameters were fixed and which layers evaluated
     facts: dict[str, Any]
 
     @classmethod

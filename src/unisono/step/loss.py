@@ -33,16 +33,11 @@ Scalar = float | OnDevice
 
 @dataclass(frozen=True, slots=True)
 class ShardLoss:
-    """One shard's loss.
+    """One shard's loss."""
 
-    Attributes:
-        tensor: what to differentiate: the mean, or the sum of a pair.
-        is_sum: whether it is the sum of a pair.
-        scalars: by name (``"loss"`` first) the sum over the shard and its weight.
-    """
-
-    tensor: torch.Tensor
-    is_sum: bool
+    tensor: torch.Tensor  # what to differentiate: the mean, or the sum of a pair
+    is_sum: bool  # whether it is the sum of a pair
+    # by name (`"loss"` first) the sum over the shard and its weight
     scalars: dict[str, tuple[Scalar, Scalar]]
 
     @property

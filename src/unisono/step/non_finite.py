@@ -80,10 +80,6 @@ class NonFiniteCause(NamedTuple):
 class NonFiniteSearch:
     """Looks for what is not finite in the steps of one loop. Final.
 
-    Args:
-        model: which computes.
-        optimizer: updates its parameters.
-
     Attributes:
         computing: the model that computes a shard once more: that one, or its copy on another
             device.

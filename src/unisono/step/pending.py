@@ -19,9 +19,6 @@ from unisono.step.loss import ShardLoss
 class PendingLosses:
     """The losses of a step that have numbers on an accelerator. Final.
 
-    Args:
-        copies: of the device.
-
     Attributes:
         losses: by shard.
     """

@@ -36,17 +36,11 @@ class Form(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepTotals:
-    """The records of all shards of a step, added up.
+    """The records of all shards of a step, added up."""
 
-    Attributes:
-        form: the form of the loss, the same for every shard that is not empty.
-        means: by name, the mean over all samples (or the true weight) of the step.
-        weight: the global weight of the loss.
-    """
-
-    form: Form
-    means: dict[str, float]
-    weight: float
+    form: Form  # the form of the loss, the same for every shard that is not empty
+    means: dict[str, float]  # by name, the mean over all samples (or the true weight) of the step
+    weight: float  # the global weight of the loss
 
 
 class Record(NamedTuple):

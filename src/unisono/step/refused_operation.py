@@ -59,9 +59,6 @@ class RefusedOperations:
     def begin_again(self, error: BaseException) -> bool:
         """Note the forward pass that comes next, if a backward pass was refused the first time.
 
-        Args:
-            error: what the backward pass has raised.
-
         Returns:
             Whether the shard is to be computed once more.
         """
@@ -106,11 +103,7 @@ class RefusedOperations:
 
 @contextmanager
 def refusals_explained(model: nn.Module, is_needed: bool) -> Iterator[None]:
-    """Raise :class:`NondeterministicError` for what torch refuses in forward passes within a block.
-
-    Args:
-        model, is_needed: as of :class:`RefusedOperations`.
-    """
+    """Raise :class:`NondeterministicError` for what torch refuses in forward passes in a block."""
     try:
         yield
     except RuntimeError as error:

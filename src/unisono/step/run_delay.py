@@ -17,11 +17,7 @@ _NANOSECONDS_S = 1e-9
 
 
 class RunDelay:
-    """Reads how long the thread that made this has waited for a core. Final; to be closed.
-
-    Args:
-        path: the kernel's file.
-    """
+    """Reads how long the thread that made this has waited for a core. Final; to be closed."""
 
     def __init__(self, path: str = _PATH) -> None:
         self._fd = -1

@@ -33,23 +33,16 @@ from unisono.step.phase_timers import Phase
 
 @dataclass(slots=True)
 class _Landed:
-    """A shard whose backward pass is still to come.
+    """A shard whose backward pass is still to come."""
 
-    Attributes:
-        shard: which one.
-        flight: its values from and to other stages; None: it has no samples.
-        roots, gradients: what is to be differentiated beside those: the loss, on the last stage.
-        is_bad: whether the loss is not finite.
-        buffers: as its forward pass has left them, if others may follow.
-        published: which buffers this stage publishes, by position; for the first shard alone.
-    """
-
-    shard: int
-    flight: Flight | None
+    shard: int  # which one
+    flight: Flight | None  # its values from and to other stages; None: it has no samples
+    # what is to be differentiated beside those: the loss, on the last stage
     roots: list[torch.Tensor] = field(default_factory=list)
-    gradients: list[torch.Tensor] = field(default_factory=list)
-    is_bad: bool = False
-    buffers: torch.Tensor | None = None
+    gradients: list[torch.Tensor] = field(default_factory=list)  # likewise
+    is_bad: bool = False  # whether the loss is not finite
+    buffers: torch.Tensor | None = None  # as its forward pass has left them, if others may follow
+    # which buffers this stage publishes, by position; for the first shard alone
     published: frozenset[int] = frozenset()
 
 

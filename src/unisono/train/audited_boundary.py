@@ -41,12 +41,6 @@ _POLL_S = 0.01
 class AuditedBoundary(Boundary):
     """A :class:`Boundary` that snapshots audited steps alone. Final.
 
-    Args:
-        run: whose loop it is.
-        engine: computes its steps.
-        plan: what the loop goes over.
-        interrupts: see :class:`Boundary`.
-
     Attributes:
         run: whose loop it is.
         is_audited: whether the audit of the step under way has found nothing, or, between steps,
@@ -175,10 +169,6 @@ class AuditedBoundary(Boundary):
     def settle_common(self, step: int, names: Sequence[str]) -> None:
         """Have the run go back, as what all use has changed while nobody updated it. Collective.
 
-        Args:
-            step: in which.
-            names: what.
-
         Raises:
             CorruptionError: it cannot go back, or it has in vain.
         """
@@ -217,11 +207,6 @@ class AuditedBoundary(Boundary):
 
     def settle(self, audit: Audit, judgement: Judgement, ranks: Sequence[int]) -> None:
         """Have wrong workers replaced. Collective; then the run has to go back.
-
-        Args:
-            audit: what was found.
-            judgement: who is wrong.
-            ranks: who has computed it.
 
         Raises:
             CorruptionError: nobody can be replaced, or it is not known who is wrong.

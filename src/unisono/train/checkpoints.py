@@ -34,17 +34,11 @@ from unisono.workers.team import Team
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint:
-    """The checkpoint that a run goes on from.
+    """The checkpoint that a run goes on from."""
 
-    Attributes:
-        path: its folder.
-        snapshot: what it says.
-        is_ahead: whether it was made in a later loop than the one that is about to begin.
-    """
-
-    path: str
-    snapshot: Snapshot
-    is_ahead: bool
+    path: str  # its folder
+    snapshot: Snapshot  # what it says
+    is_ahead: bool  # whether it was made in a later loop than the one that is about to begin
 
 
 class Checkpoints:

@@ -19,12 +19,7 @@ from unisono.train.predictions import Output, Rows
 
 
 class LateRows:
-    """Writes the rows of one pass once the next one has been issued. Final.
-
-    Args:
-        rows: where to.
-        device: where they come from.
-    """
+    """Writes the rows of one pass once the next one has been issued. Final."""
 
     def __init__(self, rows: Rows, device: Device) -> None:
         self._rows, self._device, self._copies = rows, device, device.copies()

@@ -27,15 +27,10 @@ Reduction = Callable[[Any], Any] | str | None
 
 @dataclass(slots=True)
 class MetricState:
-    """One state of one shard.
+    """One state of one shard."""
 
-    Attributes:
-        tensors: the entries of a list, or a tensor alone.
-        ends: how many entries a list had after each update; None: it is a tensor.
-    """
-
-    tensors: list[torch.Tensor]
-    ends: list[int] | None
+    tensors: list[torch.Tensor]  # the entries of a list, or a tensor alone
+    ends: list[int] | None  # how many entries a list had after each update; None: it is a tensor
 
     def added_by(self, update: int) -> list[torch.Tensor]:
         """Give the entries that an update has added to a list."""

@@ -32,17 +32,11 @@ _NAMED = 0.25  # of the longest excess, a phase has at least if it is named
 
 @dataclass(frozen=True, slots=True)
 class PhaseExcess:
-    """What one worker takes beside the others.
+    """What one worker takes beside the others."""
 
-    Attributes:
-        core: the factor by which its core is slower than the others'; 1: as fast.
-        expected: seconds that its share takes on its core, of shape (phases,).
-        by_step: seconds that it takes longer than that, of shape (steps, phases).
-    """
-
-    core: float
-    expected: Seconds
-    by_step: Seconds
+    core: float  # the factor by which its core is slower than the others'; 1: as fast
+    expected: Seconds  # seconds that its share takes on its core, of shape (phases,)
+    by_step: Seconds  # seconds that it takes longer than that, of shape (steps, phases)
 
     @property
     def longest(self) -> list[int]:

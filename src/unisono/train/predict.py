@@ -2,7 +2,8 @@
 
 The leader computes one batch to see what a row is, and makes the file (see ``rowsfile``); then
 every worker writes the rows of its shards, each once (see ``predictions``). If the leader is lost
-before the others have opened the file, the next leader makes it anew.
+before the others have opened the file, the next leader makes it anew. On several hosts each host
+has a leader and a file (see ``host_rows``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from unisono.errors import MismatchError
 from unisono.plainfile import open_plain
 from unisono.step.refused_operation import refusals_explained
 from unisono.train.failures import failure, raised
+from unisono.train.host_rows import share_rows
 from unisono.train.late_rows import LateRows
 from unisono.train.ledger import Ledger
 from unisono.train.predictions import Rows, form_of, header_of, put_together, taken_apart
@@ -108,24 +110,18 @@ class Predictor:
     def _predict(self, stack: ExitStack) -> tuple[Said, int]:
         """Compute every row. Collective.
 
-        Args:
-            stack: closes the file's descriptor.
-
         Returns:
             What is to be known of the file of rows, and its descriptor.
         """
         sweep, path = self._sweep, self._path
-        if len(self._team.hosts) > 1:
-            raise ValueError(
-                "`predict` must be called with all workers on one host, but they are on several: "
-                "save the model, and predict with it on one of them."
-            )
         sweep.agree("predict", **{"whether there is a `path`": path is not None})
         partial = None if path is None else Path(self._tell(lambda: self._begin(path))["partial"])
         try:
             with sweep.under_way() as parts_of:
                 said, fd = self._agree_on_file(partial, parts_of, stack)
-                self._write(Rows(fd, said["names"], is_private=False), parts_of)
+                rows = Rows(fd, said["names"], is_private=False)
+                host_of = self._write(rows, parts_of)
+            share_rows(rows, self._team, host_of, sweep.plan.order(0))
         except BaseException:
             if partial is not None:
                 remove(partial)
@@ -135,9 +131,10 @@ class Predictor:
             said |= self._tell(lambda: self._finish(fd, finishing, path))
         return said, fd
 
-    def _write(self, rows: Rows, parts_of: PartsOf) -> None:
+    def _write(self, rows: Rows, parts_of: PartsOf) -> dict[int, int]:
+        """Write the rows of this worker's shards; gives the host of each shard. Collective."""
         plan = self._sweep.plan
-        order = plan.order(0)
+        order, host = plan.order(0), b"%d" % self._team.host
 
         def write(shards: Sequence[int]) -> dict[int, bytes]:
             late = LateRows(rows, self._sweep.device)
@@ -146,9 +143,10 @@ class Predictor:
                 indices = plan.shard_indices(order, part.batch, part.shard)
                 late.write(indices, taken_apart(output, part.num_samples))
             late.finish()
-            return dict.fromkeys(shards, b"")
+            return dict.fromkeys(shards, host)
 
-        self._sweep.by_all_workers(write, "rows of predict")
+        told = self._sweep.by_all_workers(write, "rows of predict")
+        return {shard: int(host) for shard, host in told.items()}
 
     def _agree_on_file(
         self, partial: Path | None, parts_of: PartsOf, stack: ExitStack
@@ -182,8 +180,9 @@ class Predictor:
 
         made: list[int] = []
         while True:
-            said = self._tell(make)
-            maker, pid, made_fd = said.pop("place")
+            told = self._tell_all(make)
+            makers, said = tuple(each["place"][0] for each in told), told[self._team.host]
+            _, pid, made_fd = said.pop("place")
             fd, trouble = -1, ""
             try:
                 fd = os.dup(made[-1]) if made else open_file(partial, pid, made_fd)
@@ -196,7 +195,7 @@ class Predictor:
             if not troubles:
                 return said, fd
             # Not the trouble that comes of a leader that was lost with what it had made.
-            if maker == self._team.membership.leader:
+            if makers == self._team.host_leaders:
                 raise OSError(_cannot_open(troubles, partial))
 
     def _begin(self, path: Path) -> Said:
@@ -215,11 +214,15 @@ class Predictor:
         return {"file": identity_of(fd)}
 
     def _tell(self, act: Callable[[], Said]) -> Said:
-        """Have the leader do something with the file, and tell everybody the result. Collective.
+        """Have the leader of this host do something with its file; gives the result. Collective."""
+        return self._tell_all(act)[self._team.host]
+
+    def _tell_all(self, act: Callable[[], Said]) -> list[Said]:
+        """Have one worker of each host do something with its file; gives all results. Collective.
 
         Raises:
             OSError: it could not be written.
-            Exception: what else the leader has raised.
+            Exception: what else a leader has raised.
         """
         caught: Exception | None = None
 
@@ -236,11 +239,11 @@ class Predictor:
                 caught = error
                 return b"\n" + failure(error, self._team.world.rank)
 
-        heard = self._team.hear_leader(speak, "file of predict")
-        if heard.startswith(b"\n"):
-            raise raised(heard[1:]) if caught is None else caught
-        said: Said = json.loads(heard)
-        return said
+        heard = self._team.hear_host_leaders(speak, "file of predict")
+        for answer in heard:
+            if answer.startswith(b"\n"):
+                raise raised(answer[1:]) if caught is None else caught
+        return [json.loads(answer) for answer in heard]
 
 
 def _take(said: Said, fd: int) -> Any:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from unisono.checkpoint.safetensors_stream import CODES
-from unisono.device import on_host
+from unisono.device import in_rows, on_host
 from unisono.workers.memory import Memory
 
 _LENGTH = struct.Struct("<Q")
@@ -104,12 +104,7 @@ def _check_rows(name: str, tensor: Any, num_samples: int) -> None:
 
 
 def header_of(output: Output, num_samples: int) -> tuple[bytes, int]:
-    """Write what comes before the rows of all samples, and count the bytes of the whole file.
-
-    Args:
-        output: of some samples.
-        num_samples: of the dataset.
-    """
+    """Write what comes before the rows of all samples, and count the bytes of the whole file."""
     entries, end = {}, 0
     # Wide elements first, so all are aligned.
     for name, tensor in sorted(output.items(), key=lambda item: -item[1].itemsize):
@@ -162,6 +157,35 @@ class Rows:
         self.check(output)
         for name, tensor in output.items():
             self.tensors[name][indices] = on_host(tensor)
+
+    @property
+    def row_bytes(self) -> int:
+        """What one row takes in all tensors."""
+        return sum(
+            math.prod(tensor.shape[1:]) * tensor.itemsize for tensor in self.tensors.values()
+        )
+
+    def read(self, indices: torch.Tensor) -> bytes:
+        """Give the bytes of some samples' rows, tensor by tensor."""
+        rows = (in_rows(tensor[indices]) for tensor in self.tensors.values())
+        return b"".join(rows)
+
+    def take(self, indices: torch.Tensor, data: bytes) -> None:
+        """Put bytes of :meth:`read` in the place of some samples.
+
+        Raises:
+            OSError: they are of other rows.
+        """
+        if len(data) != len(indices) * self.row_bytes:
+            raise OSError(f"{len(indices)} rows of {self.row_bytes} bytes have {len(data)} bytes")
+        start = 0
+        for tensor in self.tensors.values():
+            rows = tensor[indices]
+            stop = start + rows.numel() * rows.itemsize
+            if stop > start:
+                part = torch.frombuffer(bytearray(data[start:stop]), dtype=tensor.dtype)
+                tensor[indices] = part.view_as(rows)
+            start = stop
 
     def check(self, output: Output) -> None:
         """Refuse an output that does not fit.

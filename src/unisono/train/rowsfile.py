@@ -86,11 +86,6 @@ def open_file(partial: Path | None, pid: int, fd: int) -> int:
 def finish_file(fd: int, partial: Path, path: Path) -> None:
     """Give the file its name, once every row is on the disk; nothing if that has been done.
 
-    Args:
-        fd: of the file with the rows.
-        partial: its name until now.
-        path: its name from now on.
-
     Raises:
         OSError: the rows cannot be written, and are gone; or the file cannot be renamed, and they
             lie under its old name.

@@ -65,106 +65,53 @@ CARRIED_KEY = "carried"
 
 
 class Run:
-    """A training run: the same result on any number of workers. Final.
+    """A training run with a loop of your own: the same result on any number of workers. Final.
 
-    Making one is cheap and touches neither model nor optimizer, but for moving them to the device.
-    While :meth:`steps` is under way
-    the parameters lie in memory shared by all workers; before and after, each worker's model is
-    its own. When it begins, everybody takes the values of the leader, which is rank 0 unless that
-    was lost.
+    During :meth:`steps`, the default exchange on CPUs keeps parameters in memory that all workers
+    share. Before and after, each worker has its own model. When the loop begins, all workers take
+    the leader's values; the leader is rank 0 unless it was lost.
 
-    A worker that is killed costs nothing: the others compute its shards. If it is killed in the
-    midst of an update, the run goes back to its latest snapshot, so that some steps come again; the
-    block of the one under way then ends with ``step.is_done`` False.
+    If a worker is killed, the others compute its shards. If it is killed during an update, the run
+    returns to its newest snapshot and repeats some steps; the block of the current step then ends
+    with ``step.is_done`` False.
 
-    Under another launcher (``torchrun``, Slurm's ``srun``, Open MPI's ``mpirun``; one host) the
-    bits are the same, but nobody makes up for a worker that is lost: the others raise
-    :class:`unisono.PeerLostError`, and the run goes on from its `directory` when it is started
-    again. There every rank has to make its first run, which waits for all of them.
+    Under another launcher (``torchrun``, Slurm's ``srun``, Open MPI's ``mpirun``) the bits are the
+    same, but lost workers are not replaced: the others raise :class:`unisono.PeerLostError`, and
+    the run resumes from its `directory` when it is started again. The first run that a program
+    makes there waits for all ranks.
 
     Args:
-        model: on the CPU, or on the device where it is to be computed; or several, by name. Then
-            ``run.model["generator"]`` is one of them.
-        optimizer: over the model's parameters; or several, by name, each over parameters of its
-            own. ``with step:`` computes one loss and steps all of them;
+        model: the model, on any device; or several, by name, which are then
+            ``run.model["generator"]`` and so on.
+        optimizer: over the model's parameters; or several, by name, each over its own parameters.
+            ``with step:`` computes one loss and steps all of them;
             ``with step.update("generator"):`` within it is for one.
-        shards: S, the fixed number of parts of every global batch; at least the number of
-            workers. None: the number of cores, at most 8, or the number of workers if larger.
-        seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴. Weights
-            are drawn before: call ``torch.manual_seed`` before the model is made.
-        directory: where checkpoints are kept; None: nowhere. Where workers name different ones, as
-            with a time in the name, all take rank 0's at the first loop.
-        checkpoint_every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``;
-            with a directory there is always one when a loop ends.
-        keep: how many checkpoints stay.
-        resume: ``"auto"``: the first loop goes on from the newest checkpoint that is whole;
-            ``"never"``: it begins anew.
-        resume_options: where the program gives other options of the optimizer or of a schedule than
-            when the run began, or has other parameters fixed (it is told which): ``"checkpoint"``:
-            those that the run began with stay; ``"program"``: the new ones are taken, and a
-            schedule has the rates of one that was given them at the start.
-        clip_norm: what the norm of the mean gradients is scaled down to where it is larger, with
-            the bits of torch's ``clip_grad_norm_`` over what the optimizer updates, in the model's
-            order; ``math.inf`` only has it found, for ``step.gradient_norm`` and the event file.
-            Several optimizers are clipped each on its own, by one value or by those of a dict with
-            their names; so it is with `clip_value` and `grad_scaler`.
-        clip_value: what the magnitude of each element of the mean gradients is clamped to.
-        grad_scaler: for passes in float16: `Step.backward` scales the loss, gradients are unscaled
-            before they are clipped, and a step in which they are not finite is skipped, on all
-            workers alike, with torch's bits. Its state is the run's, as ``run.state`` is.
-        device: where each worker computes: ``"auto"``: one GPU for each, or the CPU where there is
-            none; or torch's name, such as ``"cpu"`` or ``"cuda"`` (``"cuda:1"``: for all workers
-            the same one). The model is moved there, here and now; batches come there. A model that
-            :func:`unisono.split` has put on several devices is computed there: leave this out.
-        devices: several for each worker, instead of one `device`, which compute the worker's shards
-            at the same time, each with a copy of the model; results do not depend on it. Either all
-            have numbers (``["cuda:0", "cuda:1"]``: the same for all workers), or none (``["cuda"] *
-            2``: each worker has two of its own); ``["cpu"] * 2`` computes one after the other. The
-            first one has the model. In the loop's body compute with ``step.model``.
-        exchange: how gradients become one sum; results do not depend on it. ``"auto"``: the first
-            of these on CPUs, the second elsewhere, or what the variable UNISONO_EXCHANGE names.
-            ``"shared"``: workers on CPUs look at one copy of the parameters. ``"staged"``: each
-            has a replica, and gradients travel through the host's memory. ``"nccl"``, ``"gloo"``:
-            they travel through a process group, on GPUs or on CPUs; never run on GPUs.
-        exact: whether results have the same bits in every run on an accelerator: torch chooses
-            deterministic kernels while this computes, its switches are put back after, and an
-            operation that has none raises :class:`unisono.NondeterministicError`. False: torch's
-            switches stay as the program has them. On the CPU it changes nothing.
-        balance: with ``--stages``, which layers are on which stage: ``"memory"``: the largest stage
-            is as small as it can be; or by the number of each stage the names of its layers, such
-            as ``{0: ["embed", "blocks.0"], 1: ["blocks.1", "head"]}``. It changes no bit.
-        shards_in_flight: with ``--stages``, how many shards may be under way at once; None: as many
-            as there are stages. It changes no bit.
-        audit_every: every so many steps, each worker computes the shards of another again, and
-            replicas are compared, so that bits which memory or a processor got wrong are found: the
-            worker is named and replaced, and the run goes back to where all was right. None: never.
-            A line says once with which interval this takes at most 1 % of the time.
-        on_gradients: called once a step with (step, mean gradients by name), before they are
-            clipped: changes them in place, or returns others by name. It is called on every worker
-            with the same bits, and must do the same on each; generators are seeded for it.
-        closure: whether the optimizer's ``step`` is called with a closure, which computes all
-            shards again with the parameters as they are then, with the same random numbers. None:
-            if it cannot be called without one, as LBFGS'.
-        carry: whether each shard hands something on from batch to batch, such as the hidden state
-            of a recurrent network: ``step.carried``. It is kept with the run, and begins anew with
-            each epoch. Samples must come in an order in which each row of a batch continues that
-            row of the batch before, see ``unisono.data.continuing_rows``.
-        slow_link: how less is sent between hosts: ``unisono.Bf16Gradients()``. It changes the
-            result, which is the same for any number of workers. None: all is exact.
+        shards, seed, directory, checkpoint_every, keep, resume, resume_options, clip_norm,
+            clip_value, device, devices, exchange, exact, balance, shards_in_flight, audit_every,
+            on_gradients, closure, slow_link: see :class:`unisono.Trainer`. Several optimizers are clipped
+            separately, by one value or by a dict of values by name. With `devices`, compute with
+            ``step.model``.
+        grad_scaler: for float16: `Step.backward` scales the loss, gradients are unscaled before
+            they are clipped, and a step whose gradients are not finite is skipped on all workers,
+            with torch's bits. Its state is saved with the run. Several optimizers may have one
+            each, in a dict by name.
+        carry: whether each shard passes a state to the next batch, such as the hidden state of a
+            recurrent network, in ``step.carried``. It is saved with the run and starts anew in each
+            epoch. Row i of a batch must continue row i of the batch before, see
+            ``unisono.data.continuing_rows``.
 
     Attributes:
-        shards: S.
-        device: where this worker computes; of several devices the first.
-        has_joined: whether this worker has joined the newest loop under way, in the place of one
-            that was lost.
-        is_ahead: whether the run goes on from a checkpoint of a later loop than the newest one,
-            which has had nothing to do.
-        fixed: what else fixes the run's bits, by name, as plain JSON: it is compared between
+        shards: S, the number of parts of every global batch.
+        device: where this worker computes; the first one if there are several.
+        has_joined: whether this worker joined the newest loop as a replacement.
+        is_ahead: True if the checkpoint that the run resumes from is past this loop, which is then
+            a no-op.
+        fixed: what else determines the run's bits, by name, as plain JSON. It is compared between
             workers and with checkpoints. A program may add to it before the first loop.
 
     Raises:
-        TypeError: an argument is of the wrong kind.
-        ValueError: an argument does not fit; the message says what to do.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is not valid; the message says what to do.
     """
 
     def __init__(
@@ -293,33 +240,32 @@ class Run:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the program saves with the run: plain JSON, tensors, or objects with states.
+        """What your program saves with the run: plain JSON, tensors, or objects with a state.
 
-        Objects have ``state_dict`` and ``load_state_dict``, as a schedule of learning rates has.
-        Put them in before the first loop; all is as it was in checkpoints, in replacements of lost
-        workers, and in steps that come again. What modules give in torch's `get_extra_state` is
-        there already.
+        Objects must have ``state_dict`` and ``load_state_dict``, as learning rate schedules do. Add
+        them before the first loop. The state is restored from checkpoints, in replacements of lost
+        workers, and in repeated steps. The modules' `get_extra_state` is saved without your doing.
         """
         return self._context.kept.state
 
     @property
     def last(self) -> dict[str, Any]:
-        """What the last step said (``"means"``), and what else the trainer notes; plain JSON."""
+        """The results of the last step (``"means"``), and notes of the trainer; plain JSON."""
         return self._context.kept.last
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """What else fixes the run's bits, by name, as plain JSON."""
+        """What else determines the run's bits, by name, as plain JSON."""
         return self._context.fixed
 
     @property
     def fingerprints(self) -> Fingerprints:
-        """Those of the data sets that the workers have compared."""
+        """Of the data sets that the workers have compared."""
         return self._context.fingerprints
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether torch chooses deterministic kernels while this computes; on the CPU they are."""
+        """Whether torch uses deterministic kernels during the run; always True on the CPU."""
         return self._context.is_deterministic
 
     @property
@@ -350,25 +296,8 @@ class Run:
         Collective: every rank calls it and uses every step, in the same order.
 
         Args:
-            dataset: map-style, or an IterableDataset, which every worker reads whole from its
-                start, if it has no method ``shard(index, num_shards)`` that gives one shard's part;
-                the same on every worker. Without a length it has one epoch, and `steps` says when
-                the run ends. Or a DataLoader of torch, from which
-                its dataset, order and `collate_fn`, its batch size (as that of a global batch) and
-                its number of processes are taken.
-            batch_size: samples of one global batch, all workers together; None: the loader's.
-            epochs: how many epochs the run has in total.
-            steps: how many steps the run has in total; with `epochs`, whichever comes first.
-            shuffle: whether each epoch has an order of its own; None: it has, if no sampler is
-                given.
-            sampler: says the order: takes (epoch, seed) to indices, in each epoch equally many,
-                some maybe several times; the same on every worker. Or one of torch's samplers.
-            loader_workers: processes of each worker that read ahead while steps are computed;
-                0: the worker reads for itself. Bits do not depend on it.
-            collate_fn: makes a batch of a list of samples; None: torch's ``default_collate``.
-            pin_memory: with ``device="cpu"``, give batches out in pinned memory where there is a
-                GPU, for programs that copy them there. On an accelerator batches come to the
-                device by way of pinned memory in any case.
+            dataset, batch_size, epochs, steps, shuffle, sampler, loader_workers, collate_fn,
+                pin_memory: see :meth:`unisono.Trainer.fit`.
 
         Raises:
             TypeError: the dataset has no samples or no length, or a number is not whole.
@@ -416,21 +345,21 @@ class Run:
         return steps_of(self._context, plan, plan.fetch())
 
     def stop(self) -> None:
-        """End the loop under way after the step under way, as if that were its last.
+        """End the current loop after the current step, as if that were its last.
 
-        Collective: every rank calls it, at the same step. The run has ended then: `steps` gives
+        Collective: every rank calls it, in the same step. The run has ended then: `steps` yields
         nothing more, also after a restart from its checkpoint, until :meth:`go_on` is called.
         """
         self.last["stopped_at"] = self.position.step
         self._context.goes_on = False
 
     def go_on(self) -> None:
-        """Undo `stop`, now or from before the program was started again. Collective."""
+        """Undo `stop`, also one from before the program was started again. Collective."""
         self.last.pop("stopped_at", None)
         self._context.goes_on = True
 
     def digest(self) -> str:
-        """Hash parameters, buffers and optimizer state; equal digests mean equal runs.
+        """Hash parameters, buffers and optimizer state; equal digests mean equal bits.
 
         Collective: every rank calls it and gets rank 0's.
 
@@ -464,11 +393,11 @@ class Run:
         return self._context.carried
 
     def explained(self, error: Exception, phase: str, batch_size: int) -> Exception:
-        """Explain what a pass over batches of this size has raised, if memory is full."""
+        """Explain an exception of a pass over batches of this size, if memory is full."""
         return explained(error, self._context, phase, batch_size=batch_size)
 
     def say(self, line: str) -> None:
-        """Show the user one line, where whoever follows the run shows them."""
+        """Show the user one line, in the terminal or the notebook."""
         self._context.say(line)
 
 

@@ -75,10 +75,6 @@ def check_together(optimizer: Optimizer, options: RunOptions, num_stages: int) -
 def check_one_loss(model: Any, optimizer: Any, *, is_scaled: bool) -> None:
     """Refuse what one loss for all cannot train.
 
-    Args:
-        model, optimizer: as a program gives them.
-        is_scaled: whether the loss is scaled.
-
     Raises:
         TypeError: there are several models.
         ValueError: the loss is scaled for several optimizers.

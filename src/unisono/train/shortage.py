@@ -20,42 +20,27 @@ _OTHERS_FROM = 0.02  # of a device: what other processes take is worth telling
 
 @dataclass(frozen=True)
 class Shortage:
-    """A device without enough memory, as one worker met it. Sizes are in bytes.
+    """A device without enough memory, as one worker met it. Sizes are in bytes."""
 
-    Attributes:
-        device: what torch calls it.
-        rank: the worker.
-        phase: what it was in.
-        step, shard: where; None outside of training, or of a pass.
-        needed: what takes memory on the device, by what it is for.
-        peak: the most that tensors of this process have taken; None where it is not counted.
-        total, free: of the device; None where nobody knows.
-        reserved: what this process keeps of it.
-        shards, batch_size: of the run; None where it has none yet.
-        precision: of the passes; None in custom training loops.
-        workers_per_device: that share it.
-        is_host: whether it is the memory of the host.
-        num_devices: of this type on this machine.
-        is_split: whether the model is split over several of them.
-    """
-
-    device: str
-    rank: int
-    phase: str
-    step: int | None = None
-    shard: int | None = None
+    device: str  # what torch calls it
+    rank: int  # the worker
+    phase: str  # what it was in
+    step: int | None = None  # where; None outside of training, or of a pass
+    shard: int | None = None  # likewise
+    # what takes memory on the device, by what it is for
     needed: Mapping[str, int] = field(default_factory=dict)
+    # the most that tensors of this process have taken; None where it is not counted
     peak: int | None = None
-    total: int | None = None
-    free: int | None = None
-    reserved: int = 0
-    shards: int | None = None
-    batch_size: int | None = None
-    precision: str | None = None
-    workers_per_device: int = 1
-    is_host: bool = False
-    num_devices: int = 1
-    is_split: bool = False
+    total: int | None = None  # of the device; None where nobody knows
+    free: int | None = None  # likewise
+    reserved: int = 0  # what this process keeps of it
+    shards: int | None = None  # of the run; None where it has none yet
+    batch_size: int | None = None  # likewise
+    precision: str | None = None  # of the passes; None in custom training loops
+    workers_per_device: int = 1  # that share it
+    is_host: bool = False  # whether it is the memory of the host
+    num_devices: int = 1  # of this type on this machine
+    is_split: bool = False  # whether the model is split over several of them
 
     @property
     def activations(self) -> int | None:

@@ -34,29 +34,17 @@ TOLD = (
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """One thing that costs time.
+    """One thing that costs time."""
 
-    Attributes:
-        cause: what.
-        excess_s: by how much longer something takes, in seconds.
-        lost_s: by how much longer a step is for that; less where another worker is slow, too.
-        of_step: that as a part of a step's time.
-        cost: that as a part of the run's time, as far as it has come.
-        sentence: says it, but not what it costs of the run.
-        remedy: what to do; empty where there is nothing.
-        rank: of the worker that it is about; None: no single one.
-        phases: in which of :data:`COLUMNS` that worker is slow, the slowest first.
-    """
-
-    cause: SlowdownCause
-    excess_s: float
-    lost_s: float
-    of_step: float
-    cost: float
-    sentence: str
-    remedy: str
-    rank: int | None = None
-    phases: tuple[str, ...] = ()
+    cause: SlowdownCause  # what
+    excess_s: float  # by how much longer something takes, in seconds
+    lost_s: float  # by how much longer a step is for that; less where another worker is slow, too
+    of_step: float  # that as a part of a step's time
+    cost: float  # that as a part of the run's time, as far as it has come
+    sentence: str  # says it, but not what it costs of the run
+    remedy: str  # what to do; empty where there is nothing
+    rank: int | None = None  # of the worker that it is about; None: no single one
+    phases: tuple[str, ...] = ()  # in which of `COLUMNS` that worker is slow, the slowest first
 
     @property
     def key(self) -> tuple[SlowdownCause, int | None]:

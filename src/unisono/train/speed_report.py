@@ -10,17 +10,12 @@ from unisono.train.slowdown import COSTS, TOLD, Slowdown
 
 @dataclass(frozen=True, slots=True)
 class SpeedReport:
-    """What watching has found so far.
+    """What watching has found so far."""
 
-    Attributes:
-        findings: what costs time now, the costliest first; at the end: what did in the whole loop.
-        facts: the rest, as plain JSON, for the event file.
-        is_final: whether the loop is over.
-    """
-
+    # what costs time now, the costliest first; at the end: what did in the whole loop
     findings: tuple[Slowdown, ...]
-    facts: dict[str, Any]
-    is_final: bool = False
+    facts: dict[str, Any]  # the rest, as plain JSON, for the event file
+    is_final: bool = False  # whether the loop is over
 
     @property
     def in_words(self) -> str:

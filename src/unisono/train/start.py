@@ -12,6 +12,7 @@ from unisono.device import notices
 from unisono.exchange.choice import check_devices
 from unisono.exchange.link_state import SLOW_LINK_KEY
 from unisono.state.contents import signature
+from unisono.state.digest import digest_of
 from unisono.state.modes import told_modes
 from unisono.train.host_checks import told_hosts
 from unisono.train.loop_plan import LoopPlan
@@ -83,14 +84,15 @@ def tell_over(run: RunContext, totals: Totals) -> None:
         for name, total in (("epochs", totals.epochs), ("steps", totals.steps))
         if total is not None
     )
-    more = "totals count from the beginning of a run, so pass a higher total to train longer"
+    more = "pass a higher total, as totals count from the beginning of a run"
     if totals.are_passed(position):
-        run.say(f"the run has come to step {position.step}, past {asked}: {more}")
-    else:
-        run.say(
-            f"the run is already finished: nothing to do, as it has come to step "
-            f"{position.step}, which is all of {asked}; {more}"
-        )
+        run.say(f"the run has come to step {position.step}, past {asked}: to train on, {more}")
+        return
+    anew = "" if run.checkpoints is None else '; to train anew, pass `resume="never"`'
+    run.say(
+        f"the run is already finished: nothing to do, as step {position.step} is all of {asked}, "
+        f"digest {digest_of(run.kept.model, run.kept.optimizer)[:16]}; to train on, {more}{anew}"
+    )
 
 
 def _tell_unseeded(run: RunContext) -> None:

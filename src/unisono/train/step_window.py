@@ -25,32 +25,23 @@ _PAUSE, _PAUSE_S = 10.0, 1e-3  # times the usual, and beyond that: no step begin
 
 @dataclass(frozen=True, slots=True)
 class StepWindow:
-    """Some steps that the same workers computed with the same shards.
+    """Some steps that the same workers computed with the same shards."""
 
-    Attributes:
-        ranks: the workers.
-        times: in seconds, of shape (steps, ranks, columns): see :data:`COLUMNS`. `delayed` is how
-            long a worker waited for a free core until the sum; NaN where nobody knows.
-        shards: how many each has, in the order of `ranks`.
-        batch_size: samples of a step, all workers together.
-        speeds: of their devices in the same order, where these are of several kinds; else empty.
-        updater: the rank that alone updates; None: all do.
-        machine: its load meanwhile; None where nobody knows.
-        has_threads: whether workers compute with several threads, whose delays nobody sees.
-        is_on_host: whether passes run on the CPU; elsewhere they end when the host waits for them.
-        loader_workers: loader processes a worker.
-    """
-
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # the workers
+    # in seconds, of shape (steps, ranks, columns): see `COLUMNS`. `delayed` is how long a worker
+    # waited for a free core until the sum; NaN where nobody knows.
     times: Seconds
-    shards: tuple[int, ...]
-    batch_size: int
+    shards: tuple[int, ...]  # how many each has, in the order of `ranks`
+    batch_size: int  # samples of a step, all workers together
+    # of their devices in the same order, where these are of several kinds; else empty
     speeds: tuple[float, ...] = ()
-    updater: int | None = None
-    machine: MachineLoad | None = None
+    updater: int | None = None  # the rank that alone updates; None: all do
+    machine: MachineLoad | None = None  # its load meanwhile; None where nobody knows
+    # whether workers compute with several threads, whose delays nobody sees
     has_threads: bool = False
+    # whether passes run on the CPU; elsewhere they end when the host waits for them
     is_on_host: bool = True
-    loader_workers: int = 0
+    loader_workers: int = 0  # loader processes a worker
 
     @property
     def weights(self) -> Seconds:

@@ -54,34 +54,22 @@ def _as_it_is(error: Exception) -> Exception:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One pass of all workers. Final.
+    """One pass of all workers. Final."""
 
-    Attributes:
-        model: in whatever mode; it computes in ``eval()`` mode.
-        dataset: as for training.
-        plan: of the dataset, without shuffling.
-        team: the workers.
-        device: where this worker computes.
-        fingerprints: the run's.
-        loader_workers, collate_fn, pin_memory: as for training.
-        facts: what must not differ between the workers, by name.
-        explain: takes what a pass has raised to what is to be raised in its place.
-        is_deterministic: whether torch is to choose deterministic kernels.
-        carried: what shards hand from batch to batch, for each function that does so.
-    """
-
-    model: nn.Module
-    dataset: Any
-    plan: SamplePlan
-    team: Team
-    device: Device
-    fingerprints: Fingerprints
-    loader_workers: int
-    collate_fn: Collate | None
-    pin_memory: bool
-    facts: Mapping[str, object]
+    model: nn.Module  # in whatever mode; it computes in `eval()` mode
+    dataset: Any  # as for training
+    plan: SamplePlan  # of the dataset, without shuffling
+    team: Team  # the workers
+    device: Device  # where this worker computes
+    fingerprints: Fingerprints  # the run's
+    loader_workers: int  # as for training
+    collate_fn: Collate | None  # likewise
+    pin_memory: bool  # likewise
+    facts: Mapping[str, object]  # what must not differ between the workers, by name
+    # takes what a pass has raised to what is to be raised in its place
     explain: Callable[[Exception], Exception] = _as_it_is
-    is_deterministic: bool = False
+    is_deterministic: bool = False  # whether torch is to choose deterministic kernels
+    # what shards hand from batch to batch, for each function that does so
     carried: Sequence[CarriedStates] = ()
 
     def agree(self, purpose: str, **more: object) -> None:

@@ -18,10 +18,6 @@ class Tally:
 
     A replacement that joins the others late counts what it sees; what the call did is told by how
     far the run has come, and the time by the leader. The clock starts at once.
-
-    Args:
-        begun_at: where the call begins.
-        plan: which samples are computed where.
     """
 
     def __init__(self, begun_at: Position, plan: SamplePlan) -> None:

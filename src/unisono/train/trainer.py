@@ -51,108 +51,110 @@ from unisono.whole import check_whole
 
 
 class Trainer:
-    """Trains a model to the same bits on any number of workers. Final.
+    """Trains a model, with the same result on any number of workers. Final.
 
     Args:
         model: the plain model, on any device.
-        optimizer: over the model's parameters; or several, by name, which all step after each
-            batch, each over parameters of its own. For several models, or updates that alternate
-            as a GAN's do, use :class:`unisono.Run` and ``step.update``.
-        loss: a function of (model, batch of one shard). It returns the mean loss,
+        optimizer: over the model's parameters; or several, by name, each over its own parameters,
+            which all step after each batch. For several models, or updates that alternate as a
+            GAN's do, use :class:`unisono.Run` and ``step.update``.
+        loss: a function of (model, batch of one shard). It returns the mean loss, or
             ``(sum, weight)``, or a dict with ``"loss"`` and further scalars, which are averaged in
-            the same way. A sum is differentiated, then the gradients are divided by the weight of
-            the whole batch.
+            the same way. For ``(sum, weight)`` the sum is differentiated, and the gradients are
+            divided by the weight of the global batch.
         shards: S, the fixed number of parts of every global batch; at least the number of
             workers. None: the number of cores, at most 8, or the number of workers if larger.
-        seed: of the order of samples and of all random numbers in training; ≥ 0, < 2⁶⁴. Weights
-            are drawn before: call ``torch.manual_seed`` before the model is made.
+        seed: for the order of samples and all random numbers in training; ≥ 0, < 2⁶⁴. Initial
+            weights are drawn before: call ``torch.manual_seed`` before you make the model.
         directory: where checkpoints and the event file are written; None: nowhere. If workers
-            pass different ones, for example with a time in the name, all take rank 0's at the
-            first `fit`.
-        checkpoint_every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``;
-            with a directory there is always one when `fit` ends.
-        keep: how many checkpoints stay.
+            pass different ones, for example with a time in the name, rank 0's is used.
+        checkpoint_every: the interval, such as ``500`` (steps), ``"1 epoch"`` or ``"10min"``.
+            With a directory, a checkpoint is always written when `fit` ends.
+        keep: number of checkpoints to keep.
         resume: ``"auto"``: the first `fit` resumes from the newest checkpoint that is whole;
             ``"never"``: it starts from the beginning.
         resume_options: what a resumed run does if the program now passes other options of the
-            optimizer or of a schedule, or has frozen other parameters; each is reported.
-            ``"checkpoint"``: it keeps those that the run began with; ``"program"``: it takes the
-            new ones, and a schedule continues as if it had them from the start.
-        clip_norm: the largest norm of the mean gradients; larger ones are scaled down, with the
-            bits of torch's ``clip_grad_norm_`` over what the optimizer updates, in the model's
-            order. ``math.inf`` only computes it, for ``step.gradient_norm`` and the event file.
-        clip_value: the largest magnitude of each element of the mean gradients.
+            optimizer or of a schedule, or has frozen other parameters. Each change is reported.
+            ``"checkpoint"``: it keeps the options that it began with; ``"program"``: it takes the
+            new ones, and a schedule continues as if it had had them from the start.
+        clip_norm: the maximum norm of the mean gradients, with the bits of torch's
+            ``clip_grad_norm_`` over the optimizer's parameters in the model's order.
+            ``math.inf`` computes the norm without clipping, for ``step.gradient_norm`` and the
+            event file.
+        clip_value: the maximum magnitude of each element of the mean gradients.
         precision: ``"fp32"``: no autocast; ``"bf16"``, ``"fp16"``: autocast, and for ``"fp16"`` a
-            scaled loss. A step whose gradients overflow is then skipped on all workers; it counts,
-            and the schedule steps.
-        grad_scaler: how the loss is scaled in ``"fp16"``; None: ``torch.amp.GradScaler("cpu")``.
-        channels_last: whether the model (now) and tensors with four dimensions in batches are
-            converted to ``torch.channels_last``.
-        tf32: whether NVIDIA GPUs may round the factors of float32 products to TF32 while this
-            computes; torch's switches are put back after. None: as the program has it. On the CPU
-            it changes nothing; on an accelerator it belongs to the run's identity.
-        compile: whether the model is compiled now, as by ``model.compile()``: for each shape of a
+            scaled loss. A step whose gradients overflow is skipped on all workers; it counts as a
+            step, and the schedule steps.
+        grad_scaler: scales the loss with ``"fp16"``; None: ``torch.amp.GradScaler("cpu")``.
+        channels_last: whether to convert the model (now) and tensors with four dimensions in
+            batches to ``torch.channels_last``.
+        tf32: whether NVIDIA GPUs may use TF32 for float32 products in this trainer's computations.
+            None: as the program has set it. No effect on the CPU; on an accelerator it belongs to
+            the run's identity.
+        compile: whether to compile the model, as ``model.compile()`` does: for each shape of a
             shard, on each worker. It needs a C++ compiler, which belongs to the run's identity.
         schedule: one of ``torch.optim.lr_scheduler`` over `optimizer`; saved with the run.
         schedule_every: ``"epoch"`` or ``"step"``: when the schedule steps. ReduceLROnPlateau steps
             after each validation.
         schedule_monitor: the name of the validation mean that ReduceLROnPlateau watches.
-        device: where each worker computes: ``"auto"``: one GPU for each, or the CPU where there is
-            none; or torch's name, such as ``"cpu"`` or ``"cuda"`` (``"cuda:1"``: for all workers
-            the same one). The model is moved there, here and now; batches come there. A model that
-            :func:`unisono.split` has put on several devices is computed there: leave this out.
-        devices: several for each worker, instead of one `device`, which compute the worker's shards
-            at the same time, each with a copy of the model; results do not depend on it. Either all
-            have numbers (``["cuda:0", "cuda:1"]``: the same for all workers), or none (``["cuda"] *
-            2``: each worker has two of its own); ``["cpu"] * 2`` computes one after the other. The
-            first one has the model; validation and prediction use it alone. `loss` must compute
-            with the model that it is given.
-        exchange: how gradients become one sum; results do not depend on it. ``"auto"``: the first
-            of these on CPUs, the second elsewhere, or what the variable UNISONO_EXCHANGE names.
-            ``"shared"``: workers on CPUs look at one copy of the parameters. ``"staged"``: each
-            has a replica, and gradients travel through the host's memory. ``"nccl"``, ``"gloo"``:
-            they travel through a process group, on GPUs or on CPUs; never run on GPUs.
-        exact: whether results have the same bits in every run on an accelerator: torch chooses
-            deterministic kernels while this computes, its switches are put back after, and an
-            operation that has none raises :class:`unisono.NondeterministicError`. False: torch's
-            switches stay as the program has them. On the CPU it changes nothing.
-        balance: with ``--stages``, which layers are on which stage: ``"memory"``: the largest stage
-            is as small as it can be; or by the number of each stage the names of its layers, such
-            as ``{0: ["embed", "blocks.0"], 1: ["blocks.1", "head"]}``. It changes no bit.
-        shards_in_flight: with ``--stages``, how many shards may be under way at once; None: as many
-            as there are stages. It changes no bit.
-        audit_every: the number of steps from one audit to the next; None: no audits. In an audit,
-            each worker computes the shards of another again, and replicas are compared. A worker
-            with wrong bits is reported and replaced, and the run goes back to the last audit that
-            found nothing. A line says which interval costs at most 1 % of the time.
+        device: where each worker computes: ``"auto"``: one GPU for each, or the CPU if there is
+            none; or a torch device such as ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` (the same one for
+            all workers). The model is moved in place, now. Leave it out for a model that
+            :func:`unisono.split` has placed on several devices.
+        devices: several devices for each worker, instead of one `device`. They compute the worker's
+            shards at the same time, each with a copy of the model; results do not depend on it.
+            Either all have numbers (``["cuda:0", "cuda:1"]``: the same ones for all workers) or
+            none (``["cuda"] * 2``: two for each worker). ``["cpu"] * 2`` computes one shard after
+            the other. The first device has the model; validation and prediction use only it. `loss`
+            must compute with the model that is passed to it.
+        exchange: how gradients are summed; results do not depend on it. ``"shared"``: all workers
+            share one copy of the parameters; the default on CPUs. ``"staged"``: each worker has a
+            replica, and gradients are exchanged through the host's memory; the default elsewhere.
+            ``"gloo"``, ``"nccl"``: through a process group, on CPUs or GPUs; not run on GPUs yet.
+            ``"auto"``: the default, or the value of the variable UNISONO_EXCHANGE.
+        exact: whether results on an accelerator have the same bits in every run: torch then uses
+            deterministic kernels in this trainer's computations, and an operation that has none
+            raises :class:`unisono.NondeterministicError`. False: the program's settings apply. No
+            effect on the CPU.
+        balance: with ``--stages``, which layers are on which stage. ``"memory"`` minimizes the
+            largest stage; or a dict of layers by stage, such as
+            ``{0: ["embed", "blocks.0"], 1: ["blocks.1", "head"]}``. Results do not depend on it.
+        shards_in_flight: with ``--stages``, how many shards may be in progress at once; None: as
+            many as there are stages. Results do not depend on it.
+        audit_every: the number of steps between audits; None: no audits. In an audit, each worker
+            computes the shards of another again, and replicas are compared. A worker with wrong
+            bits is reported and replaced, and the run returns to the last audit that found nothing.
+            A line says which interval costs at most 1 % of the time.
         on_gradients: a function of (step, mean gradients by name), called once a step before
             clipping. It changes gradients in place, or returns others by name. It is called on
             every worker with the same bits and must do the same on each; generators are seeded.
-        closure: whether the optimizer's ``step`` is called with a closure, which computes all
+        closure: whether to call the optimizer's ``step`` with a closure, which computes all
             shards again with the current parameters and the same random numbers. None: if the
             optimizer requires one, as LBFGS does.
-        embed: for a loss over the whole global batch, such as a contrastive one: takes (model,
-            batch) of one shard to features, a tensor with one row for each sample or several in a
-            tuple or dict. `loss` then takes (model, features of the global batch), in its order.
-            Each shard is embedded twice, so memory holds one shard's graph at a time.
-        carry: whether each shard hands something on from batch to batch, such as the hidden state
-            of a recurrent network. `loss` then takes (model, batch, state) to (loss, state), and
-            `forward` to (outputs, state); state is None at the start of an epoch or evaluation, and
-            comes back detached. It is kept with the run. Samples must come in an order in which
-            each row of a batch continues that row of the batch before, see
-            ``unisono.data.continuing_rows``.
-        slow_link: how less is sent between hosts: ``unisono.Bf16Gradients()``. It changes the
-            result, which is the same for any number of workers. None: all is exact.
+        embed: for a loss over the whole global batch, such as a contrastive one: a function of
+            (model, batch of one shard) that returns features, a tensor with one row for each
+            sample, or several in a tuple or dict. `loss` is then a function of (model, features of
+            the global batch), in the batch's order. Each shard is embedded twice, so only one
+            shard's graph is in memory at a time.
+        carry: whether each shard passes a state to the next batch, such as the hidden state of a
+            recurrent network. `loss` then takes (model, batch, state) and returns (loss, state),
+            and `forward` returns (outputs, state). The state is None at the start of an epoch or
+            evaluation, is passed on detached, and is saved with the run. Row i of a batch must
+            continue row i of the batch before, see ``unisono.data.continuing_rows``.
+        slow_link: how to send less between hosts: ``unisono.Bf16Gradients()``, ``PowerSGD()`` or
+            ``DiLoCo(local_steps=50)``. It changes the result, which then is the same for any number
+            of workers. None: all is exact.
         callbacks: see `unisono.callbacks`. Progress is always shown, and with `directory` there
             is always an event file.
 
     Attributes:
         callbacks: a list; may be changed between calls of `fit`.
-        run: the run: its position, and what the program wants kept with it (``run.state``).
+        run: the :class:`unisono.Run`: its position, and ``run.state``, which your program saves
+            with it.
 
     Raises:
-        TypeError: an argument is of the wrong kind.
-        ValueError: an argument does not fit; the message says what to do.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is not valid; the message says what to do.
     """
 
     def __init__(
@@ -253,11 +255,11 @@ class Trainer:
         collate_fn: Collate | None = None,
         pin_memory: bool = False,
     ) -> Summary:
-        """Train until the run has done `epochs` or `steps`; if it has, do nothing.
+        """Train until the run has done `epochs` or `steps` in total; if it has, do nothing.
 
         Collective: every rank calls it, in the same order. The whole model is put into training
-        mode, also layers that the program has put into ``eval()``; `Run.steps` does not do that.
-        In a run that resumes from a checkpoint, layers have the modes that they had there.
+        mode, including layers in ``eval()``; `Run.steps` does not do that. In a run that resumes
+        from a checkpoint, layers have the modes that they had there.
 
         A program may call it several times, with higher totals, other data or more parameters each
         time. When the program is started again, the call in which the newest checkpoint was written
@@ -265,12 +267,11 @@ class Trainer:
         each phase a trainer and a directory of its own.
 
         Args:
-            dataset: map-style, or an IterableDataset, which every worker reads whole from its
-                start, if it has no method ``shard(index, num_shards)`` that gives one shard's part;
-                the same on every worker. Without a length it has one epoch, and `steps` says when
-                the run ends. Or a DataLoader of torch, from which
-                its dataset, order and `collate_fn`, its batch size (as that of a global batch) and
-                its number of processes are taken.
+            dataset: the same on every worker. A map-style dataset; or an IterableDataset, which
+                every worker reads from its beginning, unless it has a method ``shard(index,
+                num_shards)`` that returns one shard's part; or a DataLoader, whose dataset, order,
+                `collate_fn`, batch size (as that of the global batch) and number of processes are
+                used. A dataset without a length has one epoch and needs `steps`.
             batch_size: samples of one global batch, all workers together; None: the loader's.
             epochs: how many epochs the run has in total.
             steps: how many steps the run has in total; with `epochs`, whichever comes first.
@@ -365,28 +366,29 @@ class Trainer:
         Args:
             dataset: as for :meth:`fit`; the same on every worker.
             batch_size: samples of one global batch, all workers together; None: the loader's.
-            metrics: by name, what to compute as well. A function, such as ``lambda outputs,
-                targets: roc_auc_score(targets, outputs)``, is called once, on one worker, with the
-                rows of the whole dataset in its order, as tensors on the CPU; every worker holds
-                them. torchmetrics objects, or a ``MetricCollection``, are copied: each shard
-                updates copies of its own, whose states are merged. They take a second forward pass.
-            forward: for `metrics`: takes (model, batch) of one shard to what they are updated with,
-                a tuple or a dict by name; by default the model is called with the first part of a
-                pair (inputs, targets), and they get (outputs, targets); functions get rows.
+            metrics: further metrics by name. A function, such as ``lambda outputs, targets:
+                roc_auc_score(targets, outputs)``, is called once, on one worker, with outputs and
+                targets of the whole dataset in its order, as tensors on the CPU. torchmetrics
+                objects and a ``MetricCollection`` are copied for each shard, and the copies' states
+                are merged. Metrics need a second forward pass.
+            forward: for `metrics`: a function of (model, batch of one shard) that returns the
+                arguments of the metrics as a tuple, or as a dict by name. By default the model is
+                called with the first part of a pair (inputs, targets), and metrics get (outputs,
+                targets).
             loader_workers: see :meth:`fit`.
             collate_fn: see :meth:`fit`.
             pin_memory: see :meth:`fit`.
-            model: another model to evaluate (the one with averaged weights, say), the same on
-                every worker; None: the one that is trained.
+            model: another model to evaluate, for example with averaged weights; the same on
+                every worker. None: the one that is trained.
 
         Returns:
-            By name, the mean over all samples (or the true weight); the same on every worker,
-            with the same bits for every number of workers. Sums are exact and rounded once, as
-            ``math.fsum`` does. Besides, the result of each metric: a number, or lists of them.
+            By name, the mean over all samples (or the true weight) and the result of each metric,
+            a number or lists of them; the same bits on every worker and for every number of
+            workers. Sums are exact and rounded once, as ``math.fsum`` does.
 
         Raises:
-            TypeError: `metrics` are neither functions nor torchmetrics objects, `forward` gives no
-                rows for functions, or the loss returned something else.
+            TypeError: `metrics` are neither functions nor torchmetrics objects, `forward` returns
+                no rows for functions, or the loss has the wrong type.
             ValueError: a metric has the name of a mean, or the loss is not a scalar.
         """
         reading = Reading.of(
@@ -418,13 +420,13 @@ class Trainer:
         Args:
             dataset: as for :meth:`fit`; the same on every worker.
             batch_size: samples of one global batch, all workers together; None: the loader's.
-            forward: takes (model, batch) of one shard to a tensor, or a tuple or dict of tensors,
-                with one row for each sample; by default the model is called with the batch, or
-                with the first part of a tuple such as (inputs, targets).
-            path: a safetensors file to write, in a folder that is there, for what is too large for
-                memory: it is mapped, and rows are read when they are looked at. Until every row
-                is there its name ends in ``.partial``; that is left by a job that is killed as a
-                whole (its launcher, too), or by ``torchrun`` and its like.
+            forward: a function of (model, batch of one shard) that returns a tensor, or a tuple or
+                dict of tensors, with one row for each sample. By default the model is called with
+                the batch, or with the first part of a tuple such as (inputs, targets).
+            path: a safetensors file to write, in an existing folder, for results that are too large
+                for memory: the returned tensors are mapped from the file. Until it is complete its
+                name ends in ``.partial``; such a file is left behind if the whole job is killed,
+                launcher included, or under ``torchrun`` and other launchers.
             loader_workers: see :meth:`fit`.
             collate_fn: see :meth:`fit`.
             pin_memory: see :meth:`fit`.
@@ -432,20 +434,19 @@ class Trainer:
 
         Returns:
             What `forward` returns, with ``len(dataset)`` rows: the same bits on every worker and
-            for every number of workers, each worker's own to change.
+            for every number of workers. Each worker may change its own copy.
 
-        Outside of loops over steps, the replacement of a lost worker has to be given the rows, too.
-        Without `path` the launcher keeps them for that, 4 MiB at once and 64 MiB in a job at most;
-        with it they are in the file, if that is left alone. Once they can be had from nobody,
-        because they are more or because another prediction went to the same `path`, a line says
-        so: a worker that is lost from there on is not replaced, and the others go on without it.
+        Outside of loops over steps, replacements of lost workers need the rows, too. Without `path`
+        the launcher keeps them, up to 4 MiB for one prediction and 64 MiB for a job; with it they
+        are read from the file. If they are larger, or another prediction overwrites the same
+        `path`, a line says so; a worker that is lost after that is not replaced, and the others
+        continue without it.
 
         Raises:
-            TypeError, ValueError: `forward` returns something else than rows.
-            OSError: the file cannot be made (nothing has been computed, or one batch), or not
-                every worker can open it; or it cannot get its name in the end: then the message
-                says where the rows are.
-            MismatchError: this worker replaces a lost one, and cannot be given the rows.
+            TypeError, ValueError: `forward` does not return rows.
+            OSError: the file cannot be created, or not every worker can open it; or it cannot be
+                renamed in the end, in which case the message says where the rows are.
+            MismatchError: this worker is a replacement, and the rows are no longer available.
         """
         run = self.run
         reading = Reading.of(

@@ -20,9 +20,6 @@ _NAMES_AT_MOST = 8
 class UnusedParameters:
     """Watches the first steps of a run's first loop. Final.
 
-    Args:
-        run: which trains.
-
     Attributes:
         is_watching: whether there are steps to look at yet.
     """

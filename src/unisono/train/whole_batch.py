@@ -61,13 +61,7 @@ def read_features(told: bytes, device: Device) -> dict[int, list[torch.Tensor]]:
 
 
 class WholeBatch:
-    """The rows of one global batch, of which shards have some. Final.
-
-    Args:
-        plan: how the dataset is cut.
-        batch: which global batch.
-        shards: those that have samples.
-    """
+    """The rows of one global batch, of which shards have some. Final."""
 
     def __init__(self, plan: SamplePlan, batch: int, shards: Sequence[int]) -> None:
         start, stop = plan.bounds(batch)
@@ -90,10 +84,6 @@ class WholeBatch:
 
 class WholeBatchLoss:
     """Computes one step's loss and its gradients. Final; for one step.
-
-    Args:
-        whole: the rows of the step's batch.
-        embed, loss: see :meth:`Step.gather`.
 
     Attributes:
         is_differentiated: whether the loss is computed.
@@ -170,15 +160,7 @@ def gathered(
     own: Sequence[int],
     compute: Callable[[Sequence[int]], Features],
 ) -> dict[int, list[torch.Tensor]]:
-    """Have every shard's features computed by some worker, and heard by all. Collective.
-
-    Args:
-        missing: the shards that have samples.
-        team: the workers.
-        device: where the features are to be.
-        own: the shards that this worker computes.
-        compute: embeds the batches of some shards.
-    """
+    """Have every shard's features computed by some worker, and heard by all. Collective."""
     features: dict[int, list[torch.Tensor]] = {}
     mine = [shard for shard in missing if shard in own]
     while missing:

@@ -21,10 +21,6 @@ def with_means_of_evaluations(findings: Sequence[Finding], seen: TwoRuns) -> lis
     """Put a mean of means in an evaluation in the place of the verdict on training.
 
     Unless training was found equal, models may differ, and with them all evaluations.
-
-    Args:
-        findings: of all checks.
-        seen: both runs.
     """
     verdicts = {finding.check: finding.verdict for finding in findings}
     is_trained_alike = verdicts.get("parameters-differ") == OK and WRONG not in verdicts.values()

@@ -15,34 +15,25 @@ from unisono.verify.raw_trace import RawTrace
 
 @dataclass(slots=True)
 class ExactRun:
-    """What all workers of one run computed.
+    """What all workers of one run computed."""
 
-    Attributes:
-        world_size: how many there were.
-        samples: a digest of each shard's batch, by step and shard.
-        gradients: digests by step and shard, then by parameter.
-        parameters, buffers: digests after each step, by name; one entry for each worker.
-    """
-
-    world_size: int
+    world_size: int  # how many there were
+    # a digest of each shard's batch, by step and shard
     samples: dict[tuple[int, int], str] = field(default_factory=dict)
+    # digests by step and shard, then by parameter
     gradients: dict[tuple[int, int], Mapping[str, str]] = field(default_factory=dict)
+    # digests after each step, by name; one entry for each worker
     parameters: dict[int, list[Mapping[str, str]]] = field(default_factory=dict)
-    buffers: dict[int, list[Mapping[str, str]]] = field(default_factory=dict)
+    buffers: dict[int, list[Mapping[str, str]]] = field(default_factory=dict)  # likewise
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first one.
+    """The first one."""
 
-    Attributes:
-        check: whose finding it is.
-        evidence, remedy: in words.
-    """
-
-    check: str
-    evidence: str
-    remedy: str
+    check: str  # whose finding it is
+    evidence: str  # in words
+    remedy: str  # likewise
 
 
 def exact_run(traces: Sequence[RawTrace]) -> ExactRun:

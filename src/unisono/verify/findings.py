@@ -37,21 +37,13 @@ _ORDER = {WRONG: 0, UNKNOWN: 1, OK: 2}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The answer to one question.
+    """The answer to one question."""
 
-    Attributes:
-        check: one of :data:`CAUSES_FIRST`, or of those of a resumed run.
-        verdict: ``"ok"``, ``"wrong"`` or ``"unknown"``.
-        evidence: what was seen.
-        remedy: what to do; empty if nothing is.
-        follows: the check that is the cause; empty for a cause.
-    """
-
-    check: str
-    verdict: str
-    evidence: str
-    remedy: str = ""
-    follows: str = ""
+    check: str  # one of `CAUSES_FIRST`, or of those of a resumed run
+    verdict: str  # `"ok"`, `"wrong"` or `"unknown"`
+    evidence: str  # what was seen
+    remedy: str = ""  # what to do; empty if nothing is
+    follows: str = ""  # the check that is the cause; empty for a cause
 
 
 def ok(check: str, evidence: str) -> Finding:
@@ -70,12 +62,7 @@ def unknown(check: str, evidence: str, remedy: str = "") -> Finding:
 
 
 def in_order(findings: Iterable[Finding], checks: Sequence[str] = CAUSES_FIRST) -> list[Finding]:
-    """Put the cause first, what follows from it next, and mark that.
-
-    Args:
-        findings: of `checks`.
-        checks: causes before what follows from them.
-    """
+    """Put the cause first, what follows from it next, and mark that."""
     ordered = sorted(findings, key=lambda f: (_ORDER[f.verdict], checks.index(f.check)))
     cause = ordered[0].check if ordered and ordered[0].verdict == WRONG else ""
     return [

@@ -23,15 +23,7 @@ def print_table(
     *,
     is_exact: bool = False,
 ) -> None:
-    """Print the findings, cause first, and a sentence that sums them up.
-
-    Args:
-        console: prints.
-        program: its name.
-        world_sizes: on how many ranks it ran.
-        findings: in order.
-        is_exact: bits were compared.
-    """
+    """Print the findings, cause first, and a sentence that sums them up."""
     marks, arrow = (_MARKS, "→") if _can_show(console, "✓✗→") else (_PLAIN, "->")
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True)

@@ -17,23 +17,14 @@ _ENOUGH_COSINE, _ENOUGH_FACTOR = 0.95, 0.15
 
 @dataclass(frozen=True, slots=True)
 class JudgedStep:
-    """What one step shows; empty where nothing can be said.
+    """What one step shows; empty where nothing can be said."""
 
-    Attributes:
-        check: the mistake.
-        evidence: what was seen.
-        is_synced: all ranks have the same gradient.
-        is_equal: it is that of one rank.
-        averages_parameters: these are averaged instead.
-        why_unknown: why it could not be compared.
-    """
-
-    check: str = ""
-    evidence: str = ""
-    is_synced: bool = False
-    is_equal: bool = False
-    averages_parameters: bool = False
-    why_unknown: str = ""
+    check: str = ""  # the mistake
+    evidence: str = ""  # what was seen
+    is_synced: bool = False  # all ranks have the same gradient
+    is_equal: bool = False  # it is that of one rank
+    averages_parameters: bool = False  # these are averaged instead
+    why_unknown: str = ""  # why it could not be compared
 
 
 def tolerance_of(step: Sequence[OptimizerStep], names: Sequence[str]) -> float:

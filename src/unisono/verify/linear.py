@@ -17,17 +17,11 @@ _AT_MOST = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """``x ≈ factor · y``.
+    """``x ≈ factor · y``."""
 
-    Attributes:
-        factor: the best one.
-        rest: what it leaves, in lengths of `x`.
-        cosine: of the angle between both.
-    """
-
-    factor: float
-    rest: float
-    cosine: float
+    factor: float  # the best one
+    rest: float  # what it leaves, in lengths of `x`
+    cosine: float  # of the angle between both
 
 
 def tolerance(dtype: str, size: int, step: int) -> float:

@@ -11,23 +11,15 @@ Vector = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """One parameter's gradient in one step.
+    """One parameter's gradient in one step."""
 
-    Attributes:
-        final: what the optimizer got.
-        digest: of its bytes.
-        passes: what each backward pass gave on this rank.
-        clipped: what was given to the first call that clips; None: there was none.
-        clipped_digest: of its bytes.
-        size: how many elements.
-    """
-
-    final: Vector
-    digest: str
-    passes: tuple[Vector, ...] = ()
+    final: Vector  # what the optimizer got
+    digest: str  # of its bytes
+    passes: tuple[Vector, ...] = ()  # what each backward pass gave on this rank
+    # what was given to the first call that clips; None: there was none
     clipped: Vector | None = None
-    clipped_digest: str = ""
-    size: int = 1
+    clipped_digest: str = ""  # of its bytes
+    size: int = 1  # how many elements
 
     @property
     def averaged(self) -> Vector:
@@ -37,66 +29,42 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class Micro:
-    """One forward and backward pass.
+    """One forward and backward pass."""
 
-    Attributes:
-        samples: which, in order.
-        rows: digests of what the model was given of each.
-        num_counted: over how many targets the loss is a mean; None: not known.
-    """
-
-    samples: tuple[str, ...] = ()
-    rows: tuple[str, ...] = ()
-    num_counted: int | None = None
+    samples: tuple[str, ...] = ()  # which, in order
+    rows: tuple[str, ...] = ()  # digests of what the model was given of each
+    num_counted: int | None = None  # over how many targets the loss is a mean; None: not known
 
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """Digests of a model when the first forward pass of a step begins, by name.
-
-    Attributes:
-        rng: torch's generator.
-        has_batch_norm: it takes statistics over this rank's samples.
-        dtype: in which is computed.
-    """
+    """Digests of a model when the first forward pass of a step begins, by name."""
 
     parameters: Mapping[str, str] = field(default_factory=dict)
     buffers: Mapping[str, str] = field(default_factory=dict)
-    rng: str = ""
-    has_batch_norm: bool = False
-    dtype: str = "float32"
+    rng: str = ""  # torch's generator
+    has_batch_norm: bool = False  # it takes statistics over this rank's samples
+    dtype: str = "float32"  # in which is computed
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerStep:
-    """One step of one optimizer.
+    """One step of one optimizer."""
 
-    Attributes:
-        number: counted from 0 for each optimizer.
-        optimizer: which, in the order of their first steps.
-        kind: its class.
-        lr: of each group.
-        ticks: how often a schedule stepped since the step before.
-        gradients: by parameter; empty in late steps.
-        parameters: sketch and digest of each after the step.
-        micros: the passes since the step before.
-        state: of the model; None: no forward pass of a whole model was seen.
-        draws: whether a forward pass drew random numbers.
-        no_sync: whether torch DDP was told not to average some of the passes.
-        num_collectives: how often the program itself put results of ranks together since then.
-    """
-
-    number: int = 0
-    optimizer: int = 0
-    kind: str = "SGD"
-    lr: tuple[float, ...] = ()
-    ticks: int = 0
+    number: int = 0  # counted from 0 for each optimizer
+    optimizer: int = 0  # which, in the order of their first steps
+    kind: str = "SGD"  # its class
+    lr: tuple[float, ...] = ()  # of each group
+    ticks: int = 0  # how often a schedule stepped since the step before
+    # by parameter; empty in late steps
     gradients: Mapping[str, Gradient] = field(default_factory=dict)
+    # sketch and digest of each after the step
     parameters: Mapping[str, tuple[Vector, str]] = field(default_factory=dict)
-    micros: tuple[Micro, ...] = ()
-    state: ModelState | None = None
-    draws: bool = False
-    no_sync: bool = False
+    micros: tuple[Micro, ...] = ()  # the passes since the step before
+    state: ModelState | None = None  # of the model; None: no forward pass of a whole model was seen
+    draws: bool = False  # whether a forward pass drew random numbers
+    no_sync: bool = False  # whether torch DDP was told not to average some of the passes
+    # how often the program itself put results of ranks together since then
     num_collectives: int = 0
 
     @property
@@ -112,108 +80,70 @@ class OptimizerStep:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration over one DataLoader.
+    """One iteration over one DataLoader."""
 
-    Attributes:
-        loader: which, in the order they were made.
-        epoch: how many iterations came before.
-        role: ``"train"``, ``"eval"`` or empty, where nothing was computed.
-        plan: the samples of the whole epoch in order; None: not known.
-        order: a digest of its indices.
-        is_sorted: its indices ascend.
-        is_sliced: forward passes got only a part of each batch.
-        drop_last, replaces, has_set_epoch, sampler: of the loader.
-    """
-
-    loader: int = 0
-    epoch: int = 0
-    role: str = "train"
-    plan: tuple[str, ...] | None = None
-    order: str = ""
-    is_sorted: bool = False
-    is_sliced: bool = False
-    drop_last: bool = False
-    replaces: bool = False
-    has_set_epoch: bool = False
-    sampler: str = "RandomSampler"
+    loader: int = 0  # which, in the order they were made
+    epoch: int = 0  # how many iterations came before
+    role: str = "train"  # `"train"`, `"eval"` or empty, where nothing was computed
+    plan: tuple[str, ...] | None = None  # the samples of the whole epoch in order; None: not known
+    order: str = ""  # a digest of its indices
+    is_sorted: bool = False  # its indices ascend
+    is_sliced: bool = False  # forward passes got only a part of each batch
+    drop_last: bool = False  # of the loader
+    replaces: bool = False  # likewise
+    has_set_epoch: bool = False  # likewise
+    sampler: str = "RandomSampler"  # likewise
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A call that puts together what ranks have.
+    """A call that puts together what ranks have."""
 
-    Attributes:
-        name: torch's.
-        values: after it, if they are few.
-        given: before it, if they are few.
-    """
-
-    name: str
-    values: tuple[float, ...] = ()
-    given: tuple[float, ...] = ()
+    name: str  # torch's
+    values: tuple[float, ...] = ()  # after it, if they are few
+    given: tuple[float, ...] = ()  # before it, if they are few
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPass:
-    """Forward passes without gradients, up to the next training.
+    """Forward passes without gradients, up to the next training."""
 
-    Attributes:
-        samples: of whole epochs, where a loader gave them.
-        seen: those that were computed; epochs are cut.
-        rows: digests of what the model was given of each.
-        collectives: since it began.
-        is_finished: something came after it, or the program ended well.
-    """
-
-    samples: tuple[str, ...] = ()
-    seen: tuple[str, ...] = ()
-    rows: tuple[str, ...] = ()
-    collectives: tuple[Collective, ...] = ()
-    is_finished: bool = True
+    samples: tuple[str, ...] = ()  # of whole epochs, where a loader gave them
+    seen: tuple[str, ...] = ()  # those that were computed; epochs are cut
+    rows: tuple[str, ...] = ()  # digests of what the model was given of each
+    collectives: tuple[Collective, ...] = ()  # since it began
+    is_finished: bool = True  # something came after it, or the program ended well
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetRead:
-    """A batch that a dataset was asked for.
+    """A batch that a dataset was asked for."""
 
-    Attributes:
-        place: dataset, number of the loader process or -1, and count there.
-        samples: which.
-        drawn: the states of the generators that the dataset drew from, before it did.
-    """
-
-    place: tuple[int, int, int]
-    samples: tuple[str, ...]
+    place: tuple[int, int, int]  # dataset, number of the loader process or -1, and count there
+    samples: tuple[str, ...]  # which
+    # the states of the generators that the dataset drew from, before it did
     drawn: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class RankTrace:
-    """All that is known of one rank.
-
-    Attributes:
-        how: how its program ended: ``"ended"``, ``"stopped"`` by the verifier, or why it did not.
-    """
+    """All that is known of one rank."""
 
     rank: int = 0
     steps: tuple[OptimizerStep, ...] = ()
     iterations: tuple[Iteration, ...] = ()
     evaluations: tuple[EvaluationPass, ...] = ()
     fetches: tuple[DatasetRead, ...] = ()
+    # how its program ended: `"ended"`, `"stopped"` by the verifier, or why it did not
     how: str = "ended"
 
 
 @dataclass(frozen=True, slots=True)
 class TwoRuns:
-    """Two runs of one program.
+    """Two runs of one program."""
 
-    Attributes:
-        ranks: of the run on several.
-        one: of the run on one rank; None: it did not get far enough.
-    """
-
-    ranks: tuple[RankTrace, ...]
-    one: RankTrace | None = None
+    ranks: tuple[RankTrace, ...]  # of the run on several
+    one: RankTrace | None = None  # of the run on one rank; None: it did not get far enough
 
     @property
     def world_size(self) -> int:

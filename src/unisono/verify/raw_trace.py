@@ -12,28 +12,19 @@ from unisono.verify.recorder import events_path
 
 @dataclass(slots=True)
 class RawTrace:
-    """One rank's events. Indices in it are those of the datasets behind all ``Subset``.
-
-    Attributes:
-        events: in order.
-        loaders: by number.
-        epochs: plans by loader and iteration.
-        contents: hashes of samples by dataset and index.
-        lengths: of datasets.
-        fetches: of loader processes.
-        how: how the program ended; empty if it was killed.
-        is_exact: it trains with Unisono.
-    """
+    """One rank's events. Indices in it are those of the datasets behind all ``Subset``."""
 
     rank: int
-    events: list[dict[str, Any]] = field(default_factory=list)
-    loaders: dict[int, dict[str, Any]] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)  # in order
+    loaders: dict[int, dict[str, Any]] = field(default_factory=dict)  # by number
+    # plans by loader and iteration
     epochs: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    # hashes of samples by dataset and index
     contents: dict[int, dict[int, str]] = field(default_factory=dict)
-    lengths: dict[int, int] = field(default_factory=dict)
-    fetches: list[dict[str, Any]] = field(default_factory=list)
-    how: str = ""
-    is_exact: bool = False
+    lengths: dict[int, int] = field(default_factory=dict)  # of datasets
+    fetches: list[dict[str, Any]] = field(default_factory=list)  # of loader processes
+    how: str = ""  # how the program ended; empty if it was killed
+    is_exact: bool = False  # it trains with Unisono
 
 
 def read_trace(folder: Path, rank: int) -> RawTrace:

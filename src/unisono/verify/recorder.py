@@ -27,27 +27,17 @@ BatchPlace = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the launcher wants recorded; the same for every rank.
+    """What the launcher wants recorded; the same for every rank."""
 
-    Attributes:
-        folder: where the files go.
-        steps: after how many steps of an optimizer the program is stopped.
-        batches: to how many batches an iteration of a loader is cut.
-        full_steps: of how many steps gradients are kept.
-        feed: file with what the ranks of another run have read; empty: each reads its own.
-        replays: record the bits of every step, and leave the program's random numbers alone.
-        damages: change a gradient of the first step, to see that it is found.
-        timing_s: for how many seconds steps are timed, where a forecast is made of them.
-    """
-
-    folder: str
-    steps: int
-    batches: int
-    full_steps: int
-    feed: str = ""
+    folder: str  # where the files go
+    steps: int  # after how many steps of an optimizer the program is stopped
+    batches: int  # to how many batches an iteration of a loader is cut
+    full_steps: int  # of how many steps gradients are kept
+    feed: str = ""  # file with what the ranks of another run have read; empty: each reads its own
+    # record the bits of every step, and leave the program's random numbers alone
     replays: bool = False
-    damages: bool = False
-    timing_s: float = 0.0
+    damages: bool = False  # change a gradient of the first step, to see that it is found
+    timing_s: float = 0.0  # for how many seconds steps are timed, where a forecast is made of them
 
     @classmethod
     def read(cls, path: str) -> Options:
@@ -66,26 +56,17 @@ def _done_path(folder: str, rank: int) -> Path:
 
 @dataclass
 class Recorder:
-    """The state that all hooks of a process share. Final.
+    """The state that all hooks of a process share. Final."""
 
-    Attributes:
-        options: what is wanted.
-        rank, world_size: who this is.
-        given: the newest batches: loader, iteration and batch, and what they consist of.
-        is_between: the newest iteration of a loader has ended.
-        num_steps: of all optimizers.
-        is_exact: the program trains with Unisono; the hooks for other programs are off.
-        has_damaged: a gradient was changed on purpose.
-    """
-
-    options: Options
-    rank: int
+    options: Options  # what is wanted
+    rank: int  # who this is
     world_size: int
+    # the newest batches: loader, iteration and batch, and what they consist of
     given: list[tuple[BatchPlace, Any]] = field(default_factory=list)
-    is_between: bool = True
-    num_steps: int = 0
-    is_exact: bool = False
-    has_damaged: bool = False
+    is_between: bool = True  # the newest iteration of a loader has ended
+    num_steps: int = 0  # of all optimizers
+    is_exact: bool = False  # the program trains with Unisono; the hooks for other programs are off
+    has_damaged: bool = False  # a gradient was changed on purpose
     pid: int = field(default_factory=os.getpid)
     at_end: list[Any] = field(default_factory=list)
     _lines: list[str] = field(default_factory=list)

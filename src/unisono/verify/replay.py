@@ -34,15 +34,7 @@ def verify_resume(
     environ: Mapping[str, str],
     say: Callable[[str], None],
 ) -> Verdict:
-    """Compare resumed runs with an undisturbed one, bit for bit.
-
-    Args:
-        program: what to run; it must save checkpoints and resume by itself.
-        world_size: on how many ranks, all of the runs.
-        limits: how much of it to run.
-        environ: the variables it gets.
-        say: shows a line about what is under way.
-    """
+    """Compare runs of a program that resumes by itself with an undisturbed one, bit for bit."""
     limits = replace(limits, batches=_ALL_BATCHES, full_steps=0, replays=True)
     with trials_of(program, limits, environ) as trials:
         return _Replay(trials, world_size, limits, say).verdict()

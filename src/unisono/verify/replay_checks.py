@@ -27,38 +27,24 @@ WORKS = "resume-check-works"
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of one rank, as digests.
+    """One step of one rank, as digests."""
 
-    Attributes:
-        number: of the step, where the program says it; None: it does not.
-        before: the parameters when it began; None: not known.
-        samples: what the model was given.
-        parameters, optimizer, generators: after the step, by name.
-    """
-
-    number: int | None = None
-    before: Digests | None = None
-    samples: tuple[str, ...] = ()
-    parameters: Digests = field(default_factory=dict)
-    optimizer: Digests = field(default_factory=dict)
-    generators: Digests = field(default_factory=dict)
+    number: int | None = None  # of the step, where the program says it; None: it does not
+    before: Digests | None = None  # the parameters when it began; None: not known
+    samples: tuple[str, ...] = ()  # what the model was given
+    parameters: Digests = field(default_factory=dict)  # after the step, by name
+    optimizer: Digests = field(default_factory=dict)  # likewise
+    generators: Digests = field(default_factory=dict)  # likewise
 
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """A run that was stopped and started again.
+    """A run that was stopped and started again."""
 
-    Attributes:
-        stopped_after: how many steps.
-        first: which step of the undisturbed run it began with; None: none that is known.
-        differences: what differs first of each kind, in words; empty: nothing.
-        num_compared: how many steps.
-    """
-
-    stopped_after: int
-    first: int | None
-    differences: Mapping[str, str]
-    num_compared: int
+    stopped_after: int  # how many steps
+    first: int | None  # which step of the undisturbed run it began with; None: none that is known
+    differences: Mapping[str, str]  # what differs first of each kind, in words; empty: nothing
+    num_compared: int  # how many steps
 
 
 def step_records(trace: RawTrace) -> list[StepRecord]:

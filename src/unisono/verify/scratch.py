@@ -21,12 +21,7 @@ _LINKED = frozenset({".git", ".hg", ".venv", "venv", "env", "node_modules", "__p
 
 
 def copy_folder(source: Path, target: Path) -> None:
-    """Copy a folder: small files whole, everything else as links.
-
-    Args:
-        source: the working folder.
-        target: a folder to be made.
-    """
+    """Copy a folder: small files whole, everything else as links."""
     target.mkdir()
     num_left = ENTRIES_AT_MOST
     folders = [(source, target)]

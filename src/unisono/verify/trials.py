@@ -28,76 +28,44 @@ _ALARM_AGAIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is run.
+    """What is run."""
 
-    Attributes:
-        kind: ``"script"`` or ``"module"``.
-        target: the script's path or the module's name.
-        args: what follows it on the command line.
-        folder: the working folder.
-    """
-
-    kind: str
-    target: str
-    args: tuple[str, ...]
-    folder: Path
+    kind: str  # `"script"` or `"module"`
+    target: str  # the script's path or the module's name
+    args: tuple[str, ...]  # what follows it on the command line
+    folder: Path  # the working folder
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of a program is run.
+    """How much of a program is run."""
 
-    Attributes:
-        steps: after how many steps of an optimizer it is stopped.
-        batches: to how many batches an iteration of a loader is cut.
-        full_steps: of how many steps gradients are kept.
-        timeout_s: after how long a run is ended.
-        stall_timeout_s: how long ranks may wait for each other without anybody moving.
-        replays, damages, timing_s: see :class:`unisono.verify.recorder.Options`.
-        module: what runs in each process, and runs the program there.
-        threads: how many each rank computes with.
-        restarts: how many ranks may be lost and are replaced.
-    """
-
-    steps: int = 24
-    batches: int = 8
-    full_steps: int = 12
-    timeout_s: float = 300.0
-    stall_timeout_s: float = 20.0
-    replays: bool = False
-    damages: bool = False
-    timing_s: float = 0.0
-    module: str = _OBSERVED
-    threads: int = 1
-    restarts: int = 0
+    steps: int = 24  # after how many steps of an optimizer it is stopped
+    batches: int = 8  # to how many batches an iteration of a loader is cut
+    full_steps: int = 12  # of how many steps gradients are kept
+    timeout_s: float = 300.0  # after how long a run is ended
+    stall_timeout_s: float = 20.0  # how long ranks may wait for each other without anybody moving
+    replays: bool = False  # see `unisono.verify.recorder.Options`
+    damages: bool = False  # likewise
+    timing_s: float = 0.0  # likewise
+    module: str = _OBSERVED  # what runs in each process, and runs the program there
+    threads: int = 1  # how many each rank computes with
+    restarts: int = 0  # how many ranks may be lost and are replaced
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How one run ended.
+    """How one run ended."""
 
-    Attributes:
-        folder: with its traces.
-        world_size: on how many ranks.
-        failure: why it did not end well; empty if it did.
-        interrupted_by: the signal that the user ended it with.
-    """
-
-    folder: Path
-    world_size: int
-    failure: str = ""
-    interrupted_by: int | None = None
+    folder: Path  # with its traces
+    world_size: int  # on how many ranks
+    failure: str = ""  # why it did not end well; empty if it did
+    interrupted_by: int | None = None  # the signal that the user ended it with
 
 
 @contextmanager
 def trials_of(program: Program, limits: Limits, environ: Mapping[str, str]) -> Iterator[Trials]:
-    """Have a program run in folders that are deleted in the end.
-
-    Args:
-        program: what to run.
-        limits: how much of it.
-        environ: the variables it gets.
-    """
+    """Have a program run in folders that are deleted in the end."""
     with (
         tempfile.TemporaryDirectory(prefix="unisono-") as folder,
         Trials(program, limits, Path(folder), environ) as trials,
@@ -107,12 +75,6 @@ def trials_of(program: Program, limits: Limits, environ: Mapping[str, str]) -> I
 
 class Trials:
     """Runs of one program, one after the other, from one fork server. Final; a context manager.
-
-    Args:
-        program: what to run.
-        limits: how much of it.
-        folder: where traces and copies of the working folder go.
-        environ: the variables of the command.
 
     Attributes:
         folder: as above.

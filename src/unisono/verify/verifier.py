@@ -26,21 +26,13 @@ _MORE_BATCHES = 8
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer.
+    """The answer."""
 
-    Attributes:
-        world_sizes: on how many ranks the program ran.
-        findings: cause first.
-        trouble: why a run did not end well; empty if all did.
-        interrupted_by: the signal that the user ended it with.
-        is_exact: bits were compared.
-    """
-
-    world_sizes: tuple[int, ...]
-    findings: tuple[Finding, ...]
-    trouble: str = ""
-    interrupted_by: int | None = None
-    is_exact: bool = False
+    world_sizes: tuple[int, ...]  # on how many ranks the program ran
+    findings: tuple[Finding, ...]  # cause first
+    trouble: str = ""  # why a run did not end well; empty if all did
+    interrupted_by: int | None = None  # the signal that the user ended it with
+    is_exact: bool = False  # bits were compared
 
 
 def verify(
@@ -50,14 +42,9 @@ def verify(
     environ: Mapping[str, str],
     say: Callable[[str], None],
 ) -> Verdict:
-    """Run a program on `world_size` ranks and on one, and compare.
+    """Run a program on `world_size` ≥ 2 ranks and on one, and compare.
 
-    Args:
-        program: what to run.
-        world_size: at least 2; a program that trains with Unisono runs on every number up to it.
-        limits: how much of it to run.
-        environ: the variables it gets.
-        say: shows a line about what is under way.
+    One that trains with Unisono runs on every number up to it.
     """
     with trials_of(program, limits, environ) as trials:
         return _Verification(trials, world_size, limits, say).verdict()

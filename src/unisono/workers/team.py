@@ -94,9 +94,16 @@ class Team:
         return self.hosts[self.host]
 
     @property
+    def host_leaders(self) -> tuple[int, ...]:
+        """The worker of each host that speaks for those on it; on a single host the leader."""
+        if len(self.hosts) == 1:
+            return (self.membership.leader,)
+        return tuple(ranks[0] for ranks in self.hosts)
+
+    @property
     def leads_host(self) -> bool:
         """Whether this worker speaks for those on its host, in the memory that they share."""
-        return self.world.rank == self.neighbours[0] if len(self.hosts) > 1 else self.is_leader
+        return self.world.rank in self.host_leaders
 
     @property
     def stage(self) -> int:
@@ -279,11 +286,14 @@ class Team:
 
         If the leader is lost before it has spoken, the next one does.
         """
-        while True:
-            leader = self.membership.leader
-            heard = self.gather(speak() if self.is_leader else b"", purpose)
-            if leader in heard:
-                return heard[leader]
+        return self._hear(lambda: (self.membership.leader,), speak, purpose)[0]
+
+    def hear_host_leaders(self, speak: Callable[[], bytes], purpose: str) -> list[bytes]:
+        """Have one worker of each host call `speak`; hear what each says, by host. Collective.
+
+        If one is lost before it has spoken, the next ones do.
+        """
+        return self._hear(lambda: self.host_leaders, speak, purpose)
 
     def agree(
         self,
@@ -321,6 +331,15 @@ class Team:
                             f"{name} must be the same on every worker, but is {here[name]!r} on "
                             f"rank {first} and {there.get(name)!r} on rank {other}: {what_to_do}."
                         )
+
+    def _hear(
+        self, speakers: Callable[[], tuple[int, ...]], speak: Callable[[], bytes], purpose: str
+    ) -> list[bytes]:
+        while True:
+            ranks = speakers()
+            heard = self.gather(speak() if self.world.rank in ranks else b"", purpose)
+            if all(rank in heard for rank in ranks):
+                return [heard[rank] for rank in ranks]
 
     def _stop(self, *, between_steps: bool) -> None:
         self.join(self.supervisor.stopped(self._barrier.arrivals, between_steps=between_steps))

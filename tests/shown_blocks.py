@@ -1,0 +1,142 @@
+"""What the documentation's blocks of Python take for granted, so that a test can run them all.
+
+Blocks run in one process, each with names of its own: a small model, an optimizer, a data set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+PAGES_THAT_RUN = ["index", "training", "checkpoints", "loops", "callbacks", "audits", "gpus"]
+PAGES_THAT_RUN += ["several-devices", "data-parallel", "split", "programs", "events"]
+# GPUs are the CPU here, which layers cannot be divided over by name: that block is left out.
+HERE = {"cuda:0": "cpu", "cuda:1": "cpu", '"cuda"': '"cpu"', "[0, 1]": '["cpu"] * 2'}
+LEFT_OUT = '{"cuda:0": ['
+
+# Names of a program around them, small enough to train in no time.
+AROUND = f"""
+import os, sys, torch, torch.nn.functional as F, unisono
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.utils.data import DataLoader, Subset, TensorDataset
+from torchmetrics.classification import MulticlassF1Score
+from sklearn.metrics import accuracy_score
+from unisono.callbacks import EMA, EarlyStopping
+sys.path.insert(0, {str(EXAMPLES / "by_feature")!r})
+from closures import SAM as _SAM
+from hidden_state import Letters
+SAM = lambda parameters: _SAM(parameters, rho=0.05, lr=0.1)
+roc_auc_score = lambda targets, outputs: accuracy_score(targets, outputs.argmax(1))
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 10))
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(20, 16), nn.Linear(16, 10)
+        self.blocks = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+class Towers(nn.Module):  # of images and texts
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(20, 8), nn.Linear(6, 8)
+        self.scale = nn.Parameter(torch.ones(()))
+    def forward(self, images, texts):
+        return self.first(images), self.second(texts)
+class Pairs(torch.utils.data.Dataset):
+    def __len__(self):
+        return 16
+    def __getitem__(self, index):
+        return {{"image": torch.ones(20), "text": torch.ones(6), "label": index % 2}}
+criterion = nn.CrossEntropyLoss()
+loss = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])
+train_set = test_set = TensorDataset(torch.randn(96, 20), torch.arange(96) % 10)
+loader = DataLoader(train_set, batch_size=32)
+inputs = torch.randn(4, 20)
+"""
+FRESH = """
+torch.manual_seed(0)
+model = Net()
+schedule = average = EMA(0.9)
+optimizer = torch.optim.Adam(model.parameters())
+trainer = unisono.Trainer(model, optimizer, loss)
+"""
+_TOWERS = """
+model, images_and_texts = Towers(), TensorDataset(torch.randn(16, 20), torch.randn(16, 6))
+optimizer = torch.optim.Adam(model.parameters())
+"""
+# How a block is run that needs more than that, by page and number; `exec(BLOCK)` is the block.
+AS = {
+    ("programs", 0): _TOWERS + "exec(BLOCK); trainer.fit(images_and_texts, batch_size=8, epochs=1)",
+    ("programs", 1): _TOWERS
+    + """
+run = unisono.Run(model, optimizer, shards=2)
+embed = lambda model, batch: model(*batch)
+loss = lambda model, rows: F.mse_loss(model.scale * rows[0] @ rows[1].T, torch.eye(len(rows[0])))
+for step in run.steps(images_and_texts, batch_size=8, steps=1):
+    exec(BLOCK)
+""",
+    ("programs", 3): """
+generator, discriminator = nn.Linear(100, 8), nn.Linear(8, 1)
+optimizer_g = torch.optim.Adam(generator.parameters())
+optimizer_d = torch.optim.Adam(discriminator.parameters())
+schedule_g = CosineAnnealingLR(optimizer_g, 9)
+generator_loss = lambda fake: -fake.mean()
+discriminator_loss = lambda real, fake: fake.mean() - real.mean()
+dataset = TensorDataset(torch.randn(16, 8))
+exec(BLOCK)
+""",
+    ("programs", 4): "exec(BLOCK); trainer.fit(train_set, batch_size=32, epochs=1)",
+    ("programs", 5): """
+text = torch.arange(64 * 64 + 1) % 16
+model = Letters(16)
+optimizer = torch.optim.Adam(model.parameters())
+exec(BLOCK)
+""",
+    ("programs", 6): """
+model = Letters(16)
+run = unisono.Run(model, torch.optim.Adam(model.parameters()), shards=2, carry=True)
+def loss(model, batch, state):
+    logits, state = model(batch[0], state)
+    return logits.square().mean(), state
+letters = TensorDataset(torch.zeros(8, 4, dtype=torch.long))
+for step in run.steps(letters, batch_size=4, steps=1, shuffle=False):
+    with step:
+        exec(BLOCK)
+""",
+    ("programs", 8): """
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(26, 2)
+    def forward(self, image, text):
+        return self.layer(torch.cat([image, text], 1))
+model, data, auc = Both(), Pairs(), roc_auc_score
+loss = lambda model, batch: F.cross_entropy(model(batch["image"], batch["text"]), batch["label"])
+auc = lambda outputs, targets: roc_auc_score(targets, outputs)
+trainer = unisono.Trainer(model, torch.optim.Adam(model.parameters()), loss)
+exec(BLOCK)
+""",
+    # It reads what a block of another page has written.
+    ("events", 0): 'os.symlink("checkpoints0nist", "runs/events0nist"); exec(BLOCK); losses[0]',
+}
+
+
+def program_of(page: str, shown: list[str]) -> Iterator[str]:
+    """Give lines that run the blocks of a page, each with fresh names."""
+    for number, block in enumerate(shown):
+        if LEFT_OUT in block:
+            continue
+        # One line fetches files from the network.
+        code = "\n".join(line for line in block.splitlines() if "mnist(" not in line)
+        code = code.replace('"runs/m', f'"runs/{page}{number}')
+        for gpu, here in HERE.items():
+            code = code.replace(gpu, here)
+        around = FRESH + AS.get((page, number), "exec(BLOCK)")
+        yield f"exec({around!r}, dict(globals(), BLOCK={code!r}))"

@@ -1,0 +1,86 @@
+"""Rows of predictions go to the file of each host."""
+
+import os
+import threading
+
+import pytest
+import torch
+
+from unisono.train.host_rows import share_rows
+from unisono.train.predictions import Rows, header_of
+from unisono.train.rowsfile import make_file
+
+
+class FakeTeam:
+    """One of the workers on some hosts, as threads."""
+
+    def __init__(self, rank, hosts, barrier, posts):
+        self.hosts, self._rank, self._barrier, self._posts = hosts, rank, barrier, posts
+        self.host = next(at for at, ranks in enumerate(hosts) if rank in ranks)
+        self.leads_host = rank == hosts[self.host][0]
+        self._came, self._put = {}, b""
+
+    def put_beside(self, data):
+        self._put = data
+
+    def meet(self, purpose):
+        assert len(purpose) <= 24
+        self._posts[self._rank], self._put = self._put, b""
+        self._barrier.wait()
+        far = (rank for rank in self._posts if rank not in self.hosts[self.host])
+        self._came = {rank: self._posts[rank] for rank in far if self._posts[rank]}
+        self._barrier.wait()
+        return True
+
+    def beside(self):
+        return self._came
+
+
+def predicted(num_samples):
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "logits": torch.randn(num_samples, 3, generator=generator),
+        "half": torch.randn(num_samples, generator=generator).bfloat16(),
+        "label": torch.arange(num_samples) % 5 == 0,
+        "nothing": torch.zeros(num_samples, 0),
+    }
+
+
+def file_of(output):
+    fd = make_file(None, *header_of(output, len(output["logits"])))
+    rows = Rows(fd, list(output), is_private=False)
+    os.close(fd)
+    return rows
+
+
+@pytest.mark.parametrize("chunk", [1, 40, 1 << 20])
+@pytest.mark.parametrize("hosts", [[(0, 1), (2,)], [(0,), (1,), (2, 3)], [(0, 1)]], ids=str)
+@pytest.mark.parametrize("num_samples", [1, 2, 23])
+def test_each_host_gets_the_rows_of_all(hosts, num_samples, chunk):
+    whole, shards = predicted(num_samples), 5
+    host_of = {shard: shard % len(hosts) for shard in range(shards)}
+    files = [file_of(whole) for _ in hosts]
+    for shard, host in host_of.items():
+        own = torch.arange(num_samples)[shard::shards]
+        files[host].write(own, {name: tensor[own] for name, tensor in whole.items()})
+    ranks = [rank for ranks in hosts for rank in ranks]
+    barrier, posts = threading.Barrier(len(ranks), timeout=20), {}
+    teams = [FakeTeam(rank, hosts, barrier, posts) for rank in ranks]
+    order = torch.arange(num_samples)
+    threads = [
+        threading.Thread(target=share_rows, args=(files[team.host], team, host_of, order, chunk))
+        for team in teams
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rows in files:
+        for name, tensor in whole.items():
+            assert torch.equal(rows.tensors[name], tensor), name
+
+
+def test_rows_of_another_size_are_refused():
+    rows = file_of(predicted(4))
+    with pytest.raises(OSError, match="4 rows of 15 bytes have 59 bytes"):
+        rows.take(torch.arange(4), bytes(59))
