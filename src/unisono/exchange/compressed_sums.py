@@ -50,8 +50,17 @@ class CompressedSum(ABC):
             defined.
         """
         self._parts.add_up()
+        if (weight := self._plan.state.weight) is not None:
+            self._divide(weight)
         self._compress(self._parts.present)
         return self._parts.present
+
+    def _divide(self, weight: float) -> None:
+        for group in self._plan.own:
+            there, sums = presence(self.flags(group.lo)), self.views(group.lo, self.pieces)
+            own = [s for p, s in zip(self.pieces, sums, strict=True) if there[p.index]]
+            if own:
+                torch._foreach_div_(own, weight)
 
     def flags(self, lo: int) -> bytes:
         """Read which parameters the group that begins with shard `lo` has gradients for."""

@@ -28,7 +28,7 @@ class LinkState:
 
     Attributes:
         link: see above.
-        step: the one under way, counted over the whole run.
+        step, weight: see :meth:`begin_sum`.
     """
 
     def __init__(self, link: SlowLink) -> None:
@@ -38,6 +38,7 @@ class LinkState:
         self._are_new: set[str] = set()
         self._end: torch.Tensor | None = None  # the parameters when a loop has ended
         self.step = 0
+        self.weight: float | None = None
 
     @property
     def num_groups(self) -> int:
@@ -78,6 +79,15 @@ class LinkState:
             labels &= self._are_new
         for label in labels:
             self._regions[label].everything().copy_(parameters.everything())
+
+    def begin_sum(self, step: int, weight: float | None) -> None:
+        """Take note of the step whose sums are made.
+
+        Args:
+            step: counted over the whole run.
+            weight: what its sums are to be divided by before they are made smaller; None: nothing.
+        """
+        self.step, self.weight = step, weight
 
     def region(self, label: str) -> Region:
         """Give what is kept under a label, as the parameters or the optimizer's state lie."""

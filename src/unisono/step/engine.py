@@ -380,7 +380,8 @@ class StepEngine:
             return totals, None
         self._team.faults.meet("sums", step)
         if exchange.link is not None:
-            exchange.link.step = step
+            is_sum = totals.form == Form.SUM and exchange.local is None
+            exchange.link.begin_sum(step, totals.weight if is_sum else None)
         present = exchange.add_up(f"sums {self._named}")
         if len(self.members) > 1:
             self._check_present(present)
@@ -389,7 +390,7 @@ class StepEngine:
         if exchange.local is not None:
             local = LocalGradients(exchange, exchange.local)
             local.weigh(totals.form, self._records, records, self._sizes)
-        elif totals.form == Form.SUM:
+        elif totals.form == Form.SUM and exchange.link is None:
             self._divide_sums(present, totals.weight)
         if self._scaling is not None and not self._unscale(self._scaling, present, bad):
             return totals, None

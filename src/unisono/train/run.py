@@ -88,9 +88,9 @@ class Run:
             ``with step.update("generator"):`` within it is for one.
         shards, seed, directory, checkpoint_every, keep, resume, resume_options, clip_norm,
             clip_value, device, devices, exchange, exact, balance, shards_in_flight, audit_every,
-            on_gradients, closure, slow_link: see :class:`unisono.Trainer`. Several optimizers are clipped
-            separately, by one value or by a dict of values by name. With `devices`, compute with
-            ``step.model``.
+            on_gradients, closure, slow_link: see :class:`unisono.Trainer`. Several optimizers are
+            clipped separately, by one value or by a dict of values by name. With `devices`, compute
+            with ``step.model``.
         grad_scaler: for float16: `Step.backward` scales the loss, gradients are unscaled before
             they are clipped, and a step whose gradients are not finite is skipped on all workers,
             with torch's bits. Its state is saved with the run. Several optimizers may have one

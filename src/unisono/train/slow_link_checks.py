@@ -96,6 +96,7 @@ def tell_unfinished_round(run: RunContext) -> None:
     link, step = run.options.slow_link, run.kept.position.step
     if isinstance(link, DiLoCo) and step % link.local_steps and run.team.position == 0:
         run.say(
-            f"the last {step % link.local_steps} steps are not in the model yet, as groups agree "
-            f"on an outer step after every {link.local_steps}: let `steps` be a multiple of it"
+            f"steps from {step - step % link.local_steps} on are not in the model yet, as groups "
+            f"agree on an outer step after every {link.local_steps}: let `steps` be a multiple of "
+            f"it"
         )
