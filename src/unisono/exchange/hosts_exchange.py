@@ -49,7 +49,7 @@ from unisono.workers.launcher_messages import Live
 _ROWS, _FLAGS = 0, 1
 _ITEM = struct.Struct("<III")  # rows or flags, which shard's, how many bytes
 _BESIDE = struct.Struct("<??")  # whether buffers are kept here, whether gradients have changed
-_SLICE_BYTES = 1 << 20  # of a bucket, for each host
+_SLICE_BYTES = 1 << 19  # of a bucket, for each host
 _LOOK_EVERY_S = 0.05
 
 
