@@ -105,6 +105,7 @@ def test_callbacks_leave_the_same_on_two_workers(tmp_path: Path) -> None:
                 "hidden_state.py",
                 "metrics.py",
                 "several_inputs.py",
+                "slow_link.py",
                 "streams.py",
                 "tokens.py",
                 "why_slow.py",

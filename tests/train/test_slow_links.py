@@ -151,7 +151,7 @@ def double():
         (lambda: trainer("bf16", audit_every=2), ValueError, "`audit_every` must be left out"),
         (lambda: trainer("bf16", devices=["cpu"] * 2), ValueError, "`devices` must be left"),
         (lambda: trainer("bf16", precision="fp16"), ValueError, "`grad_scaler` must be left"),
-        (lambda: trainer("bf16", exchange="gloo"), ValueError, 'exchange="gloo"` must be left'),
+        (lambda: trainer("bf16", exchange="gloo"), ValueError, "but exchange is 'gloo'"),
         (
             lambda: trainer("bf16", on_gradients=lambda step, gradients: None),
             ValueError,

@@ -166,13 +166,13 @@ class Run:
         # Refuses what does not fit.
         replicas_for = options.replicas_for(optimizer)
         num_hosts = len(self.team.hosts)
-        name_of_exchange(
+        exchange = name_of_exchange(
             options.exchange, self.device, replicas_for=replicas_for, num_hosts=num_hosts
         )
         options.check_audits(self.device)
         link = link_among(self.team, options, self.shards)
         if link is not None:
-            check_run(link, options, model, optimizer, self.team, self.device)
+            check_run(link, options, model, optimizer, self.team, self.device, exchange)
         scaling: dict[str, LossScaling] = {}
         for name, member in members_of(optimizer).items():
             options.clipping_of(name).check_fits(member)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.device import Device
-from unisono.exchange.choice import AUTO, SHARED
+from unisono.exchange.choice import EXCHANGE_VARIABLE, HOSTS, SHARED
 from unisono.exchange.slow_link import DiLoCo, SlowLink
 from unisono.plan.groups import assign_groups, groups_of
 from unisono.state.contents import updated_parameters
@@ -46,6 +46,7 @@ def check_run(
     optimizer: Optimizer,
     team: Team,
     device: Device,
+    exchange: str,
 ) -> None:
     """Refuse what does not go with it.
 
@@ -59,7 +60,6 @@ def check_run(
         "grad_scaler": options.grad_scaler is not None,  # what overflows would stay in residuals
         "on_gradients": options.on_gradients is not None,
         "UNISONO_STAGES": team.num_stages > 1,
-        f'exchange="{options.exchange}"': options.exchange not in (AUTO, SHARED),
     }
     for name, is_given in refused.items():
         if is_given:
@@ -67,6 +67,11 @@ def check_run(
                 f"`{name}` must be left out where `slow_link` is given, but is there: leave one "
                 f"of them out."
             )
+    if device.is_host and exchange not in (SHARED, HOSTS):
+        raise ValueError(
+            f"workers of a host must share memory where `slow_link` is given, but exchange is "
+            f"{exchange!r}: leave out `exchange` and {EXCHANGE_VARIABLE}, or `slow_link`."
+        )
     if not device.is_host:
         raise ValueError(
             f"workers must compute on the CPU where `slow_link` is given, but this one computes "
